@@ -1,0 +1,82 @@
+# Every target does its own set-up in a virtual environment of this checkout. Needed: Python 3.11 or newer, with pip.
+#
+#   make train [ARGS="--preset ..."]    train the MoE Transformer on 8 simulated devices; resumes when interrupted
+#   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, tests and notebooks
+#   make test-newest                    the tests on a newer Python with the newest supported JAX, where there is one
+#   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu, large; needs no TPU)
+#   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
+#   make format / make lint / make clean
+
+VENV := .venv
+NEWEST := .venv-newest
+PY := $(VENV)/bin/python
+TEST_JOBS ?= 2
+
+PYENV := $(HOME)/.pyenv/versions
+PYTHONS := python3.11 python3.12 python3.13 python3 python $(PYENV)/3.11*/bin/python $(PYENV)/3.1[2-9]*/bin/python
+NEWER_PYTHONS := python3.12 python3.13 $(PYENV)/3.12*/bin/python $(PYENV)/3.13*/bin/python python3
+
+# $(call first-python,candidates,minor): the first candidate that runs (a shim may exist and not run) and is at least Python 3.minor.
+first-python = for p in $(1); do if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(2)))' >/dev/null 2>&1; then echo "$$p"; break; fi; done
+
+# $(call make-venv,python,folder): keeps an environment that works; without the ensurepip module, pip is installed by the pip of `python`.
+make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv "$(2)" \
+	|| { "$(1)" -m venv --clear --without-pip "$(2)" && "$(1)" -m pip --python "$(2)/bin/python" install pip; }
+
+TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
+
+.PHONY: train test test-newest test-on-newest test-tpu bench lint format clean
+
+train: $(VENV)/.installed
+	$(PY) -m sbp.moe.train $(ARGS)
+
+test: lint
+	$(PY) -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
+
+test-newest:
+	@python=$$($(call first-python,"$(NEWEST)/bin/python" $(NEWER_PYTHONS),12)); \
+	if [ -z "$$python" ]; then \
+		echo "test-newest: Python 3.12 or newer is absent here; the newest JAX was not tested"; \
+	else \
+		$(MAKE) --no-print-directory NEWEST_PYTHON="$$python" test-on-newest; \
+	fi
+
+test-on-newest: $(NEWEST)/.installed
+	@$(NEWEST)/bin/python -c 'import jax, sys; print("test-newest: Python", sys.version.split()[0], "with JAX", jax.__version__)'
+	$(NEWEST)/bin/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
+
+test-tpu: $(VENV)/.installed-tpu
+	$(TPU_AOT_ENV) $(PY) -m pytest tests/tpu -m tpu $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed-tpu
+	$(TPU_AOT_ENV) $(PY) -m benchmarks.gshard_bytes $(ARGS)
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.installed
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+clean:
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find sbp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml
+	@python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
+	if [ -z "$$python" ]; then echo "sbp needs Python 3.11 or newer: install it, or pass PYTHON=/path/to/python"; exit 1; fi; \
+	$(call make-venv,$$python,$(VENV))
+	$(PY) -m pip install --quiet --editable ".[moe,dev]"
+	@touch $@
+
+$(VENV)/.installed-tpu: $(VENV)/.installed
+	$(PY) -m pip install --quiet --editable ".[tpu]"
+	@touch $@
+
+$(NEWEST)/.installed: pyproject.toml
+	@$(call make-venv,$(NEWEST_PYTHON),$(NEWEST))
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[moe,dev]" jax
+	@touch $@

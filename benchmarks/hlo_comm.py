@@ -1,0 +1,197 @@
+"""Communication of a compiled XLA program, read from its optimised HLO text.
+
+The measure is what one device sends per execution under bandwidth-optimal (ring) algorithms on n devices: all-reduce 2(n-1)/n of the size,
+all-gather (n-1)/n of the output, reduce-scatter (n-1)/n of the input, all-to-all (n-1)/n of the size, permute the size. Bodies of loops
+count once per trip.
+
+    python -m benchmarks.hlo_comm program.hlo.txt 128
+"""
+
+import argparse
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_DTYPE_BYTES = {
+    **{"s4": 0.5, "u4": 0.5, "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1},
+    **{"s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4},
+    **{"s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16},
+}
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast")
+
+_SHAPE = re.compile(r"\b(" + "|".join(sorted(_DTYPE_BYTES, key=len, reverse=True)) + r")\[([0-9,]*)\]")
+_COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*\(")
+_INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.\-]+) = (.*)")
+_COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start)?\(([^)]*)")
+_OPCODE = re.compile(r"\)?\s([a-z][\w\-]*)\(")
+_WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_KNOWN_TRIPS = re.compile(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)')
+_LOOP_BOUND = re.compile(r"(?:ROOT )?%?[\w.\-]+ = s32\[\][^ ]* constant\((-?\d+)\)")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)=\{?%?([\w.\-]+(?:, ?%[\w.\-]+)*)"
+)
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_GROUPS_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
+_GROUPS_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_GROUPS_LIST = re.compile(r"replica_groups=\{\{([0-9, ]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective instruction of a program.
+
+    Arguments:
+        kind: XLA's opcode, e.g. `all-gather`.
+        group_size: devices that take part together.
+        executions: how often one call of the program runs it.
+        bytes_per_device: what one device sends in all executions.
+        shape: the result's shape, as HLO writes it.
+        op_name: JAX's name stack of the operation.
+    """
+
+    kind: str
+    group_size: int
+    executions: int
+    bytes_per_device: float
+    shape: str
+    op_name: str
+
+
+def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
+    """All collectives reached from the entry computation, in program order.
+
+    Arguments:
+        hlo_text: `jax.stages.Compiled.as_text()`.
+        num_devices: devices of the program, the group of a collective that names none.
+    """
+    computations, entry = _computations(hlo_text)
+    shapes = {name: _result_shape(rhs) for lines in computations.values() for name, rhs in _instructions(lines)}
+    found: list[Collective] = []
+
+    def walk(computation: str, executions: int) -> None:
+        for name, rhs in _instructions(computations.get(computation, [])):
+            if loop := _WHILE.search(rhs):
+                known = _KNOWN_TRIPS.search(rhs)
+                trips = int(known.group(1)) if known else _loop_bound(computations.get(loop.group(1), []))
+                walk(loop.group(2), executions * trips)
+            elif call := _COLLECTIVE.search(" " + rhs):
+                # TPU writes a reduce-scatter as a fusion around an all-reduce.
+                scattered = call.group(1) == "all-reduce" and computation.startswith("all-reduce-scatter")
+                kind = "reduce-scatter" if scattered else call.group(1)
+                result = (" " + rhs)[: call.start()].strip()
+                operands = [shapes.get(operand, "") for operand in _OPERAND.findall(call.group(3))]
+                size = sum(map(_bytes, operands)) or _bytes(result)
+                group_size = _group_size(rhs, num_devices)
+                op_name = _OP_NAME.search(rhs)
+                found.append(
+                    Collective(
+                        kind=kind,
+                        group_size=group_size,
+                        executions=executions,
+                        bytes_per_device=executions * _sent(kind, size, group_size),
+                        shape=result,
+                        op_name=op_name.group(1) if op_name else "",
+                    )
+                )
+            elif not (name.startswith("async-collective-done") or "calls=%async_collective_fusion" in rhs):
+                # Those two are, on TPU, a collective again that is counted where its asynchronous fusion starts.
+                for called in _CALLED.findall(rhs):
+                    for callee in called.split(","):
+                        walk(callee.strip().lstrip("%"), executions)
+
+    walk(entry, 1)
+    return tuple(found)
+
+
+def bytes_by_kind(found: Iterable[Collective]) -> dict[str, float]:
+    """Bytes that one device sends, per kind of collective, kinds in alphabetical order."""
+    totals: dict[str, float] = defaultdict(float)
+    for collective in found:
+        totals[collective.kind] += collective.bytes_per_device
+    return dict(sorted(totals.items()))
+
+
+def _computations(hlo_text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of every computation, and the name of the entry."""
+    computations: dict[str, list[str]] = {}
+    name = entry = ""
+    for line in hlo_text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header and line.rstrip().endswith("{") and not line.startswith("HloModule"):
+            name = header.group(2)
+            computations[name] = []
+            entry = name if header.group(1) else entry
+        elif name and line[:1].isspace() and line.strip():
+            computations[name].append(line.strip())
+    if not entry:
+        raise ValueError("the text holds no ENTRY computation: pass the text of a compiled program")
+    return computations, entry
+
+
+def _instructions(lines: list[str]) -> Iterable[tuple[str, str]]:
+    for line in lines:
+        if match := _INSTRUCTION.match(line):
+            yield match.group(1), match.group(2)
+
+
+def _result_shape(rhs: str) -> str:
+    opcode = _OPCODE.search(" " + rhs)
+    return rhs.split(f" {opcode.group(1)}(")[0] if opcode else rhs
+
+
+def _bytes(shapes: str) -> float:
+    return sum(math.prod(int(size) for size in dims.split(",") if size) * _DTYPE_BYTES[dtype] for dtype, dims in _SHAPE.findall(shapes))
+
+
+def _loop_bound(condition: list[str]) -> int:
+    """The trip count of a loop from zero in steps of one: the largest constant that its condition compares with."""
+    bounds = [int(match.group(1)) for line in condition if (match := _LOOP_BOUND.match(line))]
+    return max(bounds, default=1)
+
+
+def _group_size(line: str, num_devices: int) -> int:
+    if match := _GROUPS_IOTA.search(line):
+        return int(match.group(1).split(",")[-1])
+    if match := _GROUPS_MESH.search(line):
+        sizes = dict(axis.replace("'", "").replace(" ", "").split("=") for axis in match.group(1).split(","))
+        axes = [axis.replace("'", "").strip().split(":")[0] for axis in match.group(2).split(",")]
+        return math.prod(int(sizes.get(axis, 1)) for axis in axes)
+    if match := _GROUPS_LIST.search(line):
+        return len([device for device in match.group(1).split(",") if device.strip()])
+    return num_devices
+
+
+def _sent(kind: str, input_bytes: float, group_size: int) -> float:
+    """Bytes one device sends for one execution, from the size of its own operand."""
+    share = (group_size - 1) / group_size
+    match kind:
+        case "all-reduce":
+            return 2 * share * input_bytes
+        case "all-gather":
+            return (group_size - 1) * input_bytes
+        case "reduce-scatter" | "all-to-all" | "ragged-all-to-all":
+            return share * input_bytes
+        case _:
+            return input_bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("hlo", type=Path, help="text of an optimised HLO module")
+    parser.add_argument("num_devices", type=int)
+    parser.add_argument("--top", type=int, default=12, help="list this many of the largest collectives (default 12)")
+    args = parser.parse_args()
+    found = collectives(args.hlo.read_text(encoding="utf-8"), args.num_devices)
+    for kind, size in bytes_by_kind(found).items():
+        print(f"{kind:20s} {size / 2**20:12.2f} MiB per device")
+    print(f"{'total':20s} {sum(c.bytes_per_device for c in found) / 2**20:12.2f} MiB per device")
+    for c in sorted(found, key=lambda c: -c.bytes_per_device)[: args.top]:
+        print(f"{c.bytes_per_device / 2**20:10.2f} MiB  {c.kind} n={c.group_size} x{c.executions}  {c.shape[:60]}  {c.op_name[-90:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""sbp: a distributed type system for JAX. Annotate a few tensors; every other type is inferred, checked, priced and run."""
+
+from sbp.annotate import annotate as annotate
+from sbp.annotate import partial as partial
+from sbp.annotate import replicate as replicate
+from sbp.annotate import shard as shard
+from sbp.annotate import split as split
+from sbp.api import Jitted as Jitted
+from sbp.api import Plan as Plan
+from sbp.api import jit as jit
+from sbp.errors import Diagnostic as Diagnostic
+from sbp.errors import SbpError as SbpError
+from sbp.errors import SbpInternalError as SbpInternalError
+from sbp.errors import SbpTypeError as SbpTypeError
+from sbp.errors import SbpWarning as SbpWarning
+from sbp.mesh import HARDWARE as HARDWARE
+from sbp.mesh import Hardware as Hardware
+from sbp.mesh import make_mesh as make_mesh
+from sbp.report.report import Report as Report
+from sbp.run.partial import Partial as Partial
+from sbp.types import B as B
+from sbp.types import NdSbp as NdSbp
+from sbp.types import P as P
+from sbp.types import S as S
+from sbp.types import parse as parse
+
+__version__ = "0.1.0"

@@ -1,0 +1,160 @@
+"""The only file that touches JAX's internal and extension modules, and the only one with branches on its version."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+from jax.extend import source_info_util as _public_source_info
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+from jax.sharding import AbstractMesh
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+from jax._src.lax import lax as _lax_internal
+
+from sbp.errors import Span
+
+Primitive = jex_core.Primitive
+Literal = jex_core.Literal
+Var = jex_core.Var
+Jaxpr = jex_core.Jaxpr
+ClosedJaxpr = jex_core.ClosedJaxpr
+ShapedArray = jax.core.ShapedArray
+Tracer = jax.core.Tracer
+
+__all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Tracer", "Var", "ad", "batching", "mlir"]
+
+# Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe` is a user of sbp.
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+for _entry in ("_jax.py", "annotate.py", "api.py", "cli.py", "manual.py", "trace", "infer", "plan", "run", "signatures", "report"):
+    _source_info.register_exclusion(_HERE + _entry)
+
+
+def is_jaxpr(value: object) -> bool:
+    """Whether a parameter is a jaxpr, open or closed (one class since JAX 0.11)."""
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def open_jaxpr(value: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """The open jaxpr and its constants, for open and closed jaxprs of every supported version."""
+    return getattr(value, "jaxpr", value), tuple(getattr(value, "consts", ()))
+
+
+@contextlib.contextmanager
+def no_mesh() -> Iterator[None]:
+    """Hides the caller's mesh context, so that traced equations carry no mesh (pitfall 4.3.1 of the interpreters' list)."""
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        yield
+
+
+def make_jaxpr(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
+    """Traces `fn` on flat ShapeDtypeStructs; returns the closed jaxpr without dead code, and the output tree."""
+    with no_mesh():
+        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    return dead_code_free(closed), out_shape
+
+
+def dead_code_free(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Drops equations whose results nobody reads, inside scans and branches too; all inputs are kept."""
+    jaxpr, consts = open_jaxpr(closed)
+    pruned, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return ClosedJaxpr(pruned, consts)
+
+
+def effects_of(eqn: Any) -> tuple[Any, ...]:
+    """The effects of an equation."""
+    return tuple(eqn.effects)
+
+
+def frames_of(source_info: Any) -> tuple[Span, ...]:
+    """The user's frames of an equation, innermost first, with exact columns (1-based)."""
+    spans = []
+    for frame in _source_info.user_frames(source_info.traceback):
+        spans.append(
+            Span(
+                file=frame.file_name,
+                line=frame.start_line,
+                column=frame.start_column + 1,
+                end_line=frame.end_line,
+                end_column=frame.end_column + 1,
+                function=frame.function_name.rsplit("<locals>.", 1)[-1],
+            )
+        )
+    return tuple(spans)
+
+
+def name_stack_of(source_info: Any) -> str:
+    """The name stack of an equation, such as `transpose(jvp(mlp))`."""
+    return str(source_info.name_stack)
+
+
+def caller_span() -> Span | None:
+    """The user's line that is calling sbp now."""
+    frames = frames_of(_source_info.current())
+    return frames[0] if frames else None
+
+
+@contextlib.contextmanager
+def source_context(source_info: Any) -> Iterator[None]:
+    """Operations bound inside carry the user's traceback and name stack (profiles and HLO metadata point home)."""
+    if source_info is None:
+        yield
+        return
+    with _source_info.user_context(source_info.traceback, name_stack=source_info.name_stack):
+        yield
+
+
+def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Binds a first-order primitive; always returns a list."""
+    out = primitive.bind(*args, **params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates an open or closed jaxpr on arguments."""
+    opened, consts = open_jaxpr(jaxpr)
+    return _core.eval_jaxpr(opened, consts, *args)
+
+
+def empty_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> ShapedArray:
+    """A shaped aval without sharding."""
+    return ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+
+
+def abstract_token() -> Any:
+    """The token type, to recognise it."""
+    return _core.AbstractToken
+
+
+def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:
+    """The threefry-2x32 block cipher on counters (hi, lo) of equal shape."""
+    from jax.extend.random import threefry2x32_p  # the primitive behind jax.random's default implementation
+
+    return tuple(threefry2x32_p.bind(key_data_hi, key_data_lo, hi, lo))
+
+
+def optimization_barrier(args: Sequence[Any]) -> list[Any]:
+    """The barrier that keeps XLA from merging a rematerialised computation with the first one."""
+    return list(_lax_internal.optimization_barrier(tuple(args)))
+
+
+def is_extended(dtype: Any) -> bool:
+    """Whether a dtype is one of JAX's extended dtypes (new-style PRNG keys)."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element; keys count their words."""
+    if is_extended(dtype):
+        return 4 * max(1, int(getattr(getattr(dtype, "_impl", None), "key_shape", (2,))[0]))
+    return dtype.itemsize
+
+
+def user_summary(source_info: Any) -> str:
+    """JAX's own one-line summary, as a fallback where there is no user frame."""
+    return _public_source_info.summarize(source_info)

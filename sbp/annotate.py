@@ -1,0 +1,224 @@
+"""Annotations: what a user says of a tensor's type. One primitive, the identity everywhere but in sbp.jit.
+
+An annotation pins its *result*; the operand may have any type and is converted there. Its transpose is the plain identity,
+so the types of cotangents are inferred; `cotangent=` pins one.
+
+    >>> import jax.numpy as jnp
+    >>> split(jnp.zeros((4, 2)), 0, "data").shape
+    (4, 2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sbp import _jax
+from sbp.errors import SbpError
+from sbp.types import Atom, B, NdSbp, Split, Unreduced, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What an annotation pins: a type, whether axes it does not name are B, or a device assignment to be matched to the mesh."""
+
+    type: NdSbp
+    complete: bool = False
+    device_assignment: tuple[Any, ...] | None = None
+
+    def batched(self, dim: int) -> Pin:
+        """The same pin on a tensor with a new dim at `dim`."""
+        moved = {a: Split(t.dim + 1) if isinstance(t, Split) and t.dim >= dim else t for a, t in self.type.items()}
+        if self.device_assignment is not None:
+            raise SbpError("shard(device_assignment) under vmap has no meaning; use split or annotate there")
+        return Pin(NdSbp(moved, self.type.free), self.complete)
+
+
+annotate_p = _jax.Primitive("sbp_annotate")
+
+
+def _abstract(aval: Any, **_: Any) -> Any:
+    return aval
+
+
+def _jvp(primals: Any, tangents: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
+    (x,), (t,) = primals, tangents
+    y = annotate_p.bind(x, pin=pin, cotangent=None) if pin is not None else x
+    if type(t) is _jax.ad.Zero or cotangent is None:
+        return y, t
+    return y, annotate_p.bind(t, pin=None, cotangent=cotangent)
+
+
+def _transpose(ct: Any, x: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
+    if type(ct) is _jax.ad.Zero or cotangent is None:
+        return [ct]
+    return [annotate_p.bind(ct, pin=cotangent, cotangent=None)]
+
+
+def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
+    (x,), (d,) = args, dims
+    out = annotate_p.bind(x, pin=pin and pin.batched(d), cotangent=cotangent and cotangent.batched(d))
+    return out, d
+
+
+annotate_p.def_impl(lambda x, **_: x)
+annotate_p.def_abstract_eval(_abstract)
+_jax.mlir.register_lowering(annotate_p, lambda ctx, x, **_: [x])
+_jax.ad.primitive_jvps[annotate_p] = _jvp
+_jax.ad.primitive_transposes[annotate_p] = _transpose
+_jax.batching.primitive_batchers[annotate_p] = _batch
+
+
+def as_type(value: Any, ndim: int | None = None) -> NdSbp:
+    """Reads a type from an NdSbp, a type text, a PartitionSpec or a NamedSharding.
+
+    Raises:
+      SbpError: `dim-out-of-range` for a split of a dim that a tensor of `ndim` dims lacks, `type-syntax` for other values.
+    """
+    match value:
+        case NdSbp():
+            t = value
+        case str():
+            t = parse(value)
+        case NamedSharding():
+            t = from_spec(value.spec, tuple(value.mesh.axis_names))
+        case PartitionSpec():
+            t = from_spec(value, None)
+        case Split() | Unreduced():
+            raise SbpError(f"{value!r} alone names no mesh axis; write annotate(x, data={value!r}) or a type text", code="type-syntax")
+        case _ if value == B:
+            t = NdSbp()
+        case _:
+            raise SbpError(f"a type is an NdSbp, a type text, a PartitionSpec or a NamedSharding, got {value!r}", code="type-syntax")
+    if ndim is not None:
+        check_rank(t, ndim)
+    return t
+
+
+def check_rank(t: NdSbp, ndim: int) -> None:
+    """Raises `dim-out-of-range` when `t` splits a dim that a tensor of `ndim` dims lacks."""
+    for axis, atom in t.items():
+        if isinstance(atom, Split) and atom.dim >= ndim:
+            dims = f"dims 0..{ndim - 1}" if ndim else "no dims"
+            raise SbpError(f"{axis}:{atom!r} on a tensor with {dims}; split one of those", code="dim-out-of-range")
+
+
+def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
+    """A type from a PartitionSpec, its `unreduced` axes included.
+
+    Raises:
+      SbpError: `bad-placement` when one dim is split over axes against their mesh order.
+    """
+    atoms: dict[str, Atom] = {}
+    for dim, entry in enumerate(spec):
+        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+            continue
+        names = (entry,) if isinstance(entry, str) else tuple(entry)
+        if mesh_axes is not None and sorted(names, key=mesh_axes.index) != list(names):
+            raise SbpError(
+                f"dim {dim} is split over {names}, against the mesh order {mesh_axes}; build the mesh with these axes in that order",
+                code="bad-placement",
+            )
+        atoms.update({name: Split(dim) for name in names})
+    atoms.update({name: Unreduced("sum") for name in sorted(getattr(spec, "unreduced", ()) or ())})
+    if mesh_axes is not None:
+        atoms = {name: atoms[name] for name in mesh_axes if name in atoms}
+    return NdSbp(atoms)
+
+
+def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int) -> Pin | None:
+    if type is not None and atoms:
+        raise SbpError("annotate takes a type or atoms by axis, not both")
+    if type is not None:
+        return Pin(as_type(type, ndim), complete=True)
+    if not atoms:
+        return None
+    t = NdSbp(atoms)
+    check_rank(t, ndim)
+    return Pin(t)
+
+
+def annotate(x: Any, /, type: Any = None, *, cotangent: Any = None, **atoms: Atom) -> Any:
+    """Pins the type of `x` on the named mesh axes and leaves the others to inference.
+
+    Arguments:
+      x: an array.
+      type: a complete type (axes it does not name are B): an NdSbp, a type text, a PartitionSpec or NamedSharding.
+      cotangent: a complete type for the cotangent of `x`; None leaves it to inference.
+      **atoms: `S(dim)`, `B` or `P` by mesh axis name.
+
+    Returns:
+      `x`, unchanged in value and shape.
+
+    Raises:
+      SbpError: `dim-out-of-range`, `type-syntax`, `mixed-monoids`.
+
+    >>> annotate(jnp.zeros((8, 4)), data=Split(0), model=B).shape
+    (8, 4)
+    """
+    x = _array(x)
+    pin = _pin_of(type, atoms, x.ndim)
+    ct = None if cotangent is None else Pin(as_type(cotangent, x.ndim), complete=True)
+    if pin is None and ct is None:
+        raise SbpError("annotate needs a type, atoms by mesh axis, or a cotangent type")
+    return annotate_p.bind(x, pin=pin, cotangent=ct)
+
+
+def split(x: Any, dim: int, *mesh_axes: str) -> Any:
+    """Pins `x` as split along `dim` over the mesh axes (outer first); other axes are left to inference.
+
+    >>> split(jnp.zeros((8, 4)), 1, "model").shape
+    (8, 4)
+    """
+    if not mesh_axes:
+        raise SbpError('split needs a mesh axis: split(x, 0, "data")')
+    x = _array(x)
+    if not -x.ndim <= dim < x.ndim:
+        raise SbpError(f"split of dim {dim} on a tensor of shape {x.shape}; it has {x.ndim} dims", code="dim-out-of-range")
+    dim = dim % x.ndim
+    return annotate_p.bind(x, pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim)))), cotangent=None)
+
+
+def replicate(x: Any, *mesh_axes: str) -> Any:
+    """Pins `x` as B on the mesh axes; on all of them when none is named.
+
+    >>> replicate(jnp.zeros(3)).shape
+    (3,)
+    """
+    pin = Pin(NdSbp(dict.fromkeys(mesh_axes, B))) if mesh_axes else Pin(NdSbp(), complete=True)
+    return annotate_p.bind(_array(x), pin=pin, cotangent=None)
+
+
+def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
+    """Pins `x` as partial, that is unreduced, on the mesh axes under the monoid `op`.
+
+    >>> partial(jnp.zeros(3), "model").shape
+    (3,)
+    """
+    if not mesh_axes:
+        raise SbpError('partial needs a mesh axis: partial(x, "model")')
+    return annotate_p.bind(_array(x), pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))), cotangent=None)
+
+
+def shard(x: Any, device_assignment: Any) -> Any:
+    """Pins `x` by GShard's device assignment: an array of device ids of the rank of `x`, one per partition, in slice order.
+
+    It is accepted when it equals the placement of some ND-SBP type on the mesh of the enclosing `sbp.jit` (GShard, section 3.2).
+
+    >>> shard(jnp.zeros((3, 16, 64)), [[[0], [1]]]).shape
+    (3, 16, 64)
+    """
+    x = _array(x)
+    ids = np.asarray(device_assignment)
+    if ids.ndim != x.ndim:
+        raise SbpError(f"device_assignment has rank {ids.ndim}, the tensor {x.ndim}; they must agree", code="bad-placement")
+    nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))
+    return annotate_p.bind(x, pin=Pin(NdSbp(), complete=True, device_assignment=nested), cotangent=None)
+
+
+def _array(x: Any) -> Any:
+    return x if hasattr(x, "aval") or isinstance(x, _jax.Tracer) else jnp.asarray(x)

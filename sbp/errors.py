@@ -1,0 +1,160 @@
+"""Diagnostics and exceptions: what sbp says when something cannot be typed, planned or run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+
+CODES: dict[str, str] = {
+    "no-signature": "an operator has no signature for the types its operands are pinned to",
+    "annotation-conflict": "two annotations cannot both hold under the boxing policy",
+    "no-typing": "the program as a whole has no typing",
+    "memory-limit": "no typing fits the memory limit",
+    "solver-limit": "the checker reached its resource limit before it could decide",
+    "type-syntax": "a type text does not parse",
+    "unknown-axis": "an axis name that the mesh does not have",
+    "dim-out-of-range": "a split of a dim that the tensor does not have",
+    "mixed-monoids": "two different partial monoids in one type",
+    "mesh-devices": "a mesh larger than the devices that are present",
+    "abstract-mesh": "a plan for an abstract mesh cannot be run",
+    "not-partial": "an input pinned partial whose value is not an sbp.Partial",
+    "bad-argument": "an argument of an sbp function that does not fit",
+    "unknown-option": "an option or preset that does not exist",
+    "bad-placement": "a device assignment that is no SBP placement of the mesh",
+    "unsupported-effect": "an effect that cannot be kept in a distributed program",
+    "missing-rule": "a primitive without a signature; its operands are held B",
+    "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
+    "input-moved": "an input arrived on other devices or in another layout and was moved",
+    "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
+    "nested-jit": "an sbp.jit function called under another transformation runs as the plain function",
+    "bad-corpus": "a corpus file that cannot be read",
+    "bad-checkpoint": "a checkpoint that does not fit this configuration",
+    "manual-types": "a manual region whose claimed types do not hold",
+}
+"""Every diagnostic code with its one-line meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Span:
+    """A piece of the user's source: one expression, with 1-based line and column."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+    end_line: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A span with what is to be said of it; primary labels get carets, secondary ones dashes."""
+
+    span: Span
+    text: str
+    primary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """An edit that the checker has accepted, with the bytes each device sends per call after it."""
+
+    text: str
+    bytes_per_device: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRow:
+    """One row of the rule that a diagnostic quotes, with a remark on how near it comes."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostic:
+    """One finding: a code, a title, labels on the user's source, the rule, notes and tested helps."""
+
+    code: str
+    severity: Severity
+    title: str
+    labels: tuple[Label, ...] = ()
+    rule: str = ""
+    rows: tuple[RuleRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    helps: tuple[Help, ...] = ()
+    scope: str = ""
+
+    def __post_init__(self) -> None:
+        if self.code not in CODES:
+            raise SbpInternalError(f"diagnostic code {self.code!r} is not in CODES")
+
+    @property
+    def primary(self) -> Label | None:
+        """The primary label, or the first one, or None."""
+        return next((label for label in self.labels if label.primary), self.labels[0] if self.labels else None)
+
+    def text(self) -> str:
+        """The diagnostic in plain words, one fact per line, without source excerpts."""
+        where = f"\n  --> {self.primary.span}" if self.primary else ""
+        lines = [f"{self.severity}[{self.code}]: {self.title}{where}"]
+        lines += [f"  {label.span}: {label.text}" for label in self.labels if label.text]
+        lines += [f"  = note: {note}" for note in self.notes]
+        lines += [f"  = help: {h.text} ({h.bytes_per_device / 2**20:.1f} MiB per device)" for h in self.helps]
+        return "\n".join(lines)
+
+
+class SbpError(Exception):
+    """Base of every error that sbp raises for its users.
+
+    Arguments:
+      message: what is wrong and what to change.
+      code: one of `CODES`.
+    """
+
+    def __init__(self, message: str, *, code: str = "bad-argument") -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class SbpTypeError(SbpError):
+    """A program without a typing; `diagnostics` says why, in the user's own lines."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+        if not self.diagnostics:
+            raise SbpInternalError("SbpTypeError needs at least one diagnostic")
+        super().__init__(self.diagnostics[0].title, code=self.diagnostics[0].code)
+
+    def __str__(self) -> str:
+        return "\n\n".join(d.text() for d in self.diagnostics)
+
+
+class SbpInternalError(AssertionError):
+    """A broken invariant of sbp itself; please report it with the text."""
+
+
+class SbpWarning(UserWarning):
+    """A warning of sbp; its text starts with the code."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A clause naming the nearest of `known`, for error messages.
+
+    >>> nearest("modle", ["data", "model"])
+    '; did you mean "model"?'
+    """
+    options = sorted(known)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    return f"; known: {', '.join(options)}" if options else ""

@@ -1,0 +1,28 @@
+"""Graph -> Typing: the cheapest types on the hardware of the mesh, all mesh axes at once."""
+
+from __future__ import annotations
+
+from sbp.infer.problem import Demand, Problem
+from sbp.infer.rows import RowTable
+from sbp.infer.space import Policy, Spaces
+from sbp.infer.typing import Typing
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Graph
+
+
+def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "auto", byte_price: float = 0.0) -> Typing | None:
+    """The cheapest typing of a program.
+
+    Arguments:
+      graph: the program.
+      mesh: the mesh and its hardware.
+      demand: types asked of inputs and outputs.
+      boxing: which conversions may move data.
+      byte_price: seconds charged per byte that inputs and outputs hold on a device.
+
+    Returns:
+      The typing, or None when there is none under the policy.
+    """
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh), byte_price)
+    problem.build()
+    return problem.solve()

@@ -1,0 +1,44 @@
+"""What a local operation costs: floating-point work of contractions, memory traffic of the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sbp import _jax
+from sbp.infer.space import Codes, local_shape
+from sbp.infer.rows import NdRow
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Graph, Node
+
+_MOVES = frozenset("reshape broadcast_in_dim transpose squeeze expand_dims iota convert_element_type sbp_annotate optimization_barrier copy".split())
+"""Operations that XLA fuses into their consumers nearly always."""
+
+FUSED_FRACTION = 0.25
+"""Share of an elementwise operation's operands and results that reaches memory once XLA has fused it with its neighbours."""
+
+
+def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
+    """Floating-point operations of a dot_general on operands of these (local) shapes: 2 x batch x free x contracting."""
+    (lhs_contract, _), (lhs_batch, rhs_batch) = node.params["dimension_numbers"]
+    (_, rhs_contract), _ = node.params["dimension_numbers"]
+    free = math.prod(size for d, size in enumerate(rhs) if d not in rhs_contract and d not in rhs_batch)
+    del lhs_contract, lhs_batch
+    return 2.0 * math.prod(lhs) * free
+
+
+def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
+    """Seconds of a node's local operation under a row, redundant work of B operands included."""
+    hardware = mesh.hardware
+
+    def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
+        return local_shape(shape, codes, mesh.sizes)
+
+    ins = [local(graph.aval(o).shape, c) for o, c in zip(node.inputs, row.ins, strict=True)]
+    outs = [local(graph.avals[o].shape, c) for o, c in zip(node.outputs, row.outs, strict=True)]
+    traffic = sum(math.prod(s) * _jax.itemsize(graph.aval(o).dtype) for o, s in zip(node.inputs, ins, strict=True))
+    traffic += sum(math.prod(s) * _jax.itemsize(graph.avals[o].dtype) for o, s in zip(node.outputs, outs, strict=True))
+    if node.op == "dot_general":
+        return max(dot_flops(node, ins[0], ins[1]) / hardware.flops_per_second, traffic / hardware.hbm_bytes_per_second)
+    fraction = 0.05 if node.op in _MOVES else FUSED_FRACTION
+    return fraction * traffic / hardware.hbm_bytes_per_second

@@ -1,0 +1,78 @@
+"""Annotations against a mesh: unknown axes are refused, device assignments become types."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from sbp.annotate import Pin
+from sbp.errors import SbpError, nearest
+from sbp.infer.space import to_type
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Graph, Node
+from sbp.types import NdSbp
+
+
+def check_axes(t: NdSbp, mesh: MeshSpec, where: str) -> None:
+    """Raises `unknown-axis` when a type names an axis that the mesh lacks."""
+    for axis in (*t, *sorted(t.free)):
+        if axis not in mesh.names:
+            raise SbpError(f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}", code="unknown-axis")
+
+
+def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) -> Graph:
+    """The graph with every annotation checked against the mesh, device assignments turned into types.
+
+    Arguments:
+      graph: the traced program.
+      mesh: the mesh.
+      device_ids: ids of the mesh's devices in mesh shape; None for an abstract mesh (ids count from 0).
+    """
+    ids = np.arange(mesh.num_devices).reshape(mesh.sizes) if device_ids is None else device_ids
+
+    def visit(g: Graph) -> Graph:
+        return dataclasses.replace(g, nodes=tuple(node_of(g, n) for n in g.nodes))
+
+    def node_of(g: Graph, node: Node) -> Node:
+        if node.regions:
+            node = dataclasses.replace(node, regions=tuple(visit(r) for r in node.regions))
+        if node.op != "sbp_annotate" or node.params["pin"] is None:
+            return node
+        pin: Pin = node.params["pin"]
+        where = str(node.span) if node.span else "an annotation"
+        if pin.device_assignment is not None:
+            t = placement(g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where)
+            return dataclasses.replace(node, params=node.params | {"pin": Pin(t, complete=True)})
+        check_axes(pin.type, mesh, where)
+        return node
+
+    return visit(graph)
+
+
+def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.ndarray, where: str) -> NdSbp:
+    """The ND type whose placement on the mesh equals a GShard device assignment.
+
+    Raises:
+      SbpError: `bad-placement` when there is none.
+    """
+    counts, flat = assignment
+    wanted = np.array(flat).reshape(counts)
+    for codes in itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes)):
+        parts = [math.prod(n for c, n in zip(codes, mesh.sizes, strict=True) if c == d + 1) for d in range(len(shape))]
+        if tuple(parts) != tuple(counts) or 0 in codes and math.prod(counts) != mesh.num_devices:
+            continue
+        order: list[int] = []
+        for d in range(len(shape)):
+            order += [i for i, c in enumerate(codes) if c == d + 1]
+        placed = ids.transpose([*order, *(i for i, c in enumerate(codes) if c == 0)])
+        if placed.size == wanted.size and np.array_equal(placed.reshape(counts), wanted):
+            return to_type(codes, mesh)
+    raise SbpError(
+        f"{where}: no split of the mesh ({mesh}) places slices of {shape} in the device order given, partitions {tuple(counts)}; "
+        "build the mesh with its devices permuted to that order",
+        code="bad-placement",
+    )

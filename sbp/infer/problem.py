@@ -1,0 +1,412 @@
+"""The choice of types as costs: one variable per node (its row) and per shared value (its type), boxing costs between them.
+
+A value with one reader needs no variable of its own: the pair (maker, reader) carries the boxing. A value with several readers
+has a variable for the type it is brought into *once*; readers take it from there. Types of loop carries and of region inputs are
+variables too, so a carry is typed by the optimum over all iterations and loop-invariant boxing moves out of the loop by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sbp import _jax
+from sbp.annotate import Pin
+from sbp.errors import SbpInternalError
+from sbp.infer.cost import row_seconds
+from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials
+from sbp.infer.solver import CostGraph, solve
+from sbp.infer.space import Codes, Policy, Spaces, TypeSpace, from_type, is_even
+from sbp.infer.typing import Typing
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Constant, Graph, Node
+from sbp.types import MONOIDS
+
+WHILE_TRIPS = 8
+"""Trips assumed of a while loop, whose count nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is asked of the program's inputs and outputs, in codes; None on an axis leaves it to the chooser.
+
+    Arguments:
+      inputs: for each input, a code or None per mesh axis; None for a free input.
+      outputs: for each output the same.
+      tied: (output, input) positions that have the same type: a donated argument and what the step returns for it.
+    """
+
+    inputs: tuple[tuple[int | None, ...] | None, ...]
+    outputs: tuple[tuple[int | None, ...] | None, ...]
+    tied: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of a value: who makes or reads it. Codes has one type per state of the variable."""
+
+    variable: int
+    codes: tuple[Codes, ...]
+    weight: float = 1.0
+    unrestricted: bool = False
+
+
+@dataclass(slots=True)
+class Problem:
+    """The costs of a program's typings, ready for the solver.
+
+    Arguments:
+      graph: the program.
+      mesh: the mesh.
+      demand: types asked of inputs and outputs.
+      boxing: the policy.
+      byte_price: seconds charged per byte held by inputs and outputs, to meet a memory limit.
+    """
+
+    graph: Graph
+    mesh: MeshSpec
+    demand: Demand
+    boxing: Policy
+    spaces: Spaces
+    table: RowTable
+    byte_price: float = 0.0
+    costs: CostGraph = field(default_factory=CostGraph)
+    native: dict[int, frozenset[str]] = field(default_factory=dict)
+    makers: dict[int, _End] = field(default_factory=dict)
+    readers: dict[int, list[_End]] = field(default_factory=lambda: defaultdict(list))
+    node_rows: dict[int, tuple[int, tuple[NdRow, ...]]] = field(default_factory=dict)
+    barriers: dict[int, list[tuple[int, tuple[Codes, ...]]]] = field(default_factory=dict)
+    returned: dict[tuple[int, int], list[_End | None]] = field(default_factory=dict)
+    program_outputs: list[_End | None] = field(default_factory=list)
+    _row_costs: dict[Any, np.ndarray] = field(default_factory=dict)
+
+    def build(self) -> None:
+        """Fills `costs`."""
+        self.native = native_partials(self.graph, self.table, self._partial_inputs())
+        for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
+            types = self._boundary_types(self.graph.avals[value], wanted)
+            self.makers[value] = self._value_end(value, types, price=True)
+        self._visit(self.graph, 1.0)
+        self._bind_outputs()
+        self._connect()
+
+    # ---- ends ----------------------------------------------------------------------------------------------------------------
+
+    def _partial_inputs(self) -> dict[int, frozenset[str]]:
+        seeds: dict[int, frozenset[str]] = {}
+        for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
+            monoids = frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
+            if monoids:
+                seeds[value] = monoids
+        return seeds
+
+    def _space(self, aval: Any, monoids: frozenset[str], codes: Sequence[Codes] = ()) -> TypeSpace:
+        forced = set()
+        for t in codes:
+            for position, (c, n) in enumerate(zip(t, self.mesh.sizes, strict=True)):
+                if c > 0 and _small(aval.shape, t, self.mesh.sizes, c):
+                    forced.add((position, c - 1))
+        if any(c < 0 for t in codes for c in t):
+            monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
+        shape = () if _jax.is_extended(aval.dtype) else tuple(aval.shape)  # PRNG keys stay B
+        return self.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, frozenset(forced))
+
+    def _boundary_types(self, aval: Any, wanted: tuple[int | None, ...] | None) -> tuple[Codes, ...]:
+        """Types an input or output may have: even ones, partial only where asked for."""
+        wanted = wanted or (None,) * len(self.mesh.sizes)
+        pinned = tuple(0 if c is None else c for c in wanted)
+        space = self._space(aval, EMPTY, (pinned,))
+        return tuple(
+            t
+            for t in space.types
+            if is_even(aval.shape, t, self.mesh.sizes)
+            and all((have >= 0) if want is None else have == want for have, want in zip(t, wanted, strict=True))
+        )
+
+    def _value_end(self, value: int, types: tuple[Codes, ...], *, price: bool = False, weight: float = 1.0) -> _End:
+        costs = np.zeros(len(types))
+        if price and self.byte_price and types:
+            space = self._space(self.graph.avals[value], EMPTY, types)
+            costs += self.byte_price * np.array([space.local_bytes[space.index[t]] for t in types])
+        return _End(self.costs.variable(costs), types, weight)
+
+    def _free_end(self, value_aval: Any, monoids: frozenset[str]) -> tuple[int, tuple[Codes, ...]]:
+        space = self._space(value_aval, monoids)
+        return self.costs.variable(np.zeros(len(space.types))), tuple(space.types)
+
+    def _read(self, operand: Any, end: _End) -> None:
+        if not isinstance(operand, Constant):
+            self.readers[operand].append(end)
+
+    def _fixed(self, codes: Codes, weight: float = 1.0, *, unrestricted: bool = True) -> _End:
+        return _End(self.costs.variable(np.zeros(1)), (codes,), weight, unrestricted)
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------------------
+
+    def _visit(self, graph: Graph, weight: float) -> None:
+        for node in graph.nodes:
+            match node.op:
+                case "scan":
+                    self._scan(node, weight)
+                case "while":
+                    self._while(node, weight)
+                case "cond":
+                    self._cond(node, weight)
+                case "sbp_annotate":
+                    self._annotation(graph, node, weight)
+                case "optimization_barrier":
+                    self._barrier(graph, node, weight)
+                case _:
+                    self._node(graph, node, weight)
+
+    def _node(self, graph: Graph, node: Node, weight: float) -> None:
+        native = tuple(self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
+        ins = tuple(graph.aval(o) for o in node.inputs)
+        outs = tuple(graph.avals[o] for o in node.outputs)
+        rows = self.table.rows(node, ins, outs, native)
+        key = id(rows), node.op
+        if key not in self._row_costs:
+            self._row_costs[key] = np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
+        variable = self.costs.variable(weight * self._row_costs[key])
+        self.node_rows[node.id] = (variable, rows)
+        for i, operand in enumerate(node.inputs):
+            self._read(operand, _End(variable, tuple(r.ins[i] for r in rows), weight))
+        for i, value in enumerate(node.outputs):
+            self.makers[value] = _End(variable, tuple(r.outs[i] for r in rows), weight)
+
+    def _annotation(self, graph: Graph, node: Node, weight: float) -> None:
+        aval = graph.avals[node.outputs[0]]
+        pin: Pin | None = node.params["pin"]
+        native = self.native.get(node.outputs[0], EMPTY)
+        if pin is None:
+            types = tuple(self._space(aval, native).types)
+        else:
+            wanted = pinned_codes(pin, self.mesh)
+            filled = tuple(0 if c is None else c for c in wanted)
+            space = self._space(aval, native, (filled,))
+            types = tuple(t for t in space.types if all(w is None or w == c for w, c in zip(wanted, t, strict=True)))
+        rows = tuple(NdRow((t,), (t,)) for t in types)
+        variable = self.costs.variable(np.zeros(len(rows)))
+        self.node_rows[node.id] = (variable, rows)
+        self._read(node.inputs[0], _End(variable, types, weight, unrestricted=True))
+        self.makers[node.outputs[0]] = _End(variable, types, weight)
+
+    def _barrier(self, graph: Graph, node: Node, weight: float) -> None:
+        pairs = []
+        for operand, value in zip(node.inputs, node.outputs, strict=True):
+            variable, types = self._free_end(graph.avals[value], self.native.get(value, EMPTY))
+            self._read(operand, _End(variable, types, weight))
+            self.makers[value] = _End(variable, types, weight)
+            pairs.append((variable, types))
+        self.barriers[node.id] = pairs
+
+    # ---- regions -------------------------------------------------------------------------------------------------------------
+
+    def _scan(self, node: Node, weight: float) -> None:
+        (body,) = node.regions
+        consts, carry = node.params["num_consts"], node.params["num_carry"]
+        inner = weight * max(1, int(node.params["length"]))
+        for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
+            self.makers[value] = _End(variable, types, inner)
+            stacked = position >= consts + carry
+            outer = tuple(_stack(t) for t in types) if stacked else types
+            self._read(operand, _End(variable, outer, weight))
+            if consts <= position < consts + carry:
+                self.makers[node.outputs[position - consts]] = _End(variable, types, weight)
+        self._visit(body, inner)
+        ends: list[_End | None] = []
+        for position, operand in enumerate(body.outputs):
+            if position < carry:
+                entry = self.makers[body.inputs[consts + position]]
+                end = _End(entry.variable, entry.codes, inner)
+            else:
+                value = node.outputs[position]
+                native = self.native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
+                variable, types = self._free_end(body.aval(operand), native)
+                end = _End(variable, types, inner)
+                self.makers[value] = _End(variable, tuple(_stack(t) for t in types), weight)
+            self._read(operand, end)
+            ends.append(end)
+        self.returned[node.id, 0] = ends
+
+    def _while(self, node: Node, weight: float) -> None:
+        cond, body = node.regions
+        c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+        inner = weight * WHILE_TRIPS
+        for operand, value in zip(node.inputs[:c], cond.inputs[:c], strict=True):
+            variable, types = self._free_end(self.graph.avals[value], EMPTY)
+            self.makers[value] = _End(variable, types, inner)
+            self._read(operand, _End(variable, types, weight))
+        for operand, value in zip(node.inputs[c : c + b], body.inputs[:b], strict=True):
+            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
+            self.makers[value] = _End(variable, types, inner)
+            self._read(operand, _End(variable, types, weight))
+        carried = zip(node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True)
+        for operand, value, seen, result in carried:
+            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
+            self.makers[value] = _End(variable, types, inner)
+            self.makers[seen] = _End(variable, types, inner)
+            self.makers[result] = _End(variable, types, weight)
+            self._read(operand, _End(variable, types, weight))
+        self._visit(cond, inner)
+        self._visit(body, inner)
+        predicate = self._fixed((0,) * len(self.mesh.sizes), inner)
+        self._read(cond.outputs[0], predicate)
+        self.returned[node.id, 0] = [predicate]
+        ends: list[_End | None] = []
+        for position, operand in enumerate(body.outputs):
+            entry = self.makers[body.inputs[b + position]]
+            end = _End(entry.variable, entry.codes, inner)
+            self._read(operand, end)
+            ends.append(end)
+        self.returned[node.id, 1] = ends
+
+    def _cond(self, node: Node, weight: float) -> None:
+        index, *operands = node.inputs
+        self._read(index, self._fixed((0,) * len(self.mesh.sizes), weight))
+        inner = weight / len(node.regions)
+        for position, operand in enumerate(operands):
+            native = EMPTY.union(*(self.native.get(r.inputs[position], EMPTY) for r in node.regions))
+            variable, types = self._free_end(self.graph.avals[node.regions[0].inputs[position]], native)
+            for region in node.regions:
+                self.makers[region.inputs[position]] = _End(variable, types, inner)
+            self._read(operand, _End(variable, types, weight))
+        ends: list[_End | None] = []
+        for value in node.outputs:
+            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
+            self.makers[value] = _End(variable, types, weight)
+            ends.append(_End(variable, types, inner))
+        for number, region in enumerate(node.regions):
+            self._visit(region, inner)
+            for operand, end in zip(region.outputs, ends, strict=True):
+                if end is not None:
+                    self._read(operand, end)
+            self.returned[node.id, number] = ends
+
+    # ---- boundary and edges --------------------------------------------------------------------------------------------------
+
+    def _bind_outputs(self) -> None:
+        tied = dict(self.demand.tied)
+        for position, (operand, wanted) in enumerate(zip(self.graph.outputs, self.demand.outputs, strict=True)):
+            if position in tied and wanted is None:
+                entry = self.makers[self.graph.inputs[tied[position]]]
+                end = _End(entry.variable, entry.codes, 1.0, unrestricted=True)
+            else:
+                aval = self.graph.aval(operand)
+                types = self._boundary_types(aval, wanted)
+                costs = np.zeros(len(types))
+                if self.byte_price:
+                    space = self._space(aval, EMPTY, types)
+                    costs += self.byte_price * np.array([space.local_bytes[space.index[t]] for t in types])
+                end = _End(self.costs.variable(costs), types, 1.0, unrestricted=True)
+            self._read(operand, end)
+            self.program_outputs.append(end)
+
+    def _connect(self) -> None:
+        matrices: dict[Any, np.ndarray] = {}
+
+        def boxing(space: TypeSpace, source: tuple[Codes, ...], target: tuple[Codes, ...], free: bool) -> np.ndarray:
+            policy: Policy = "auto" if free else self.boxing
+            key = (id(space), source, target, policy)
+            if key not in matrices:
+                rows = np.array([space.index[t] for t in source])
+                columns = np.array([space.index[t] for t in target])
+                matrices[key] = space.seconds(policy)[np.ix_(rows, columns)]
+            return matrices[key]
+
+        for value, ends in self.readers.items():
+            maker = self.makers.get(value)
+            if maker is None:
+                raise SbpInternalError(f"value {value} is read but not made")
+            aval = self.graph.avals[value]
+            every = {t for e in (maker, *ends) for t in e.codes}
+            space = self._space(aval, self.native.get(value, EMPTY), sorted(every))
+            if len(ends) == 1:
+                (end,) = ends
+                cost = boxing(space, maker.codes, end.codes, end.unrestricted)
+                self.costs.add_pair(maker.variable, end.variable, min(maker.weight, end.weight) * cost)
+                continue
+            shared = tuple(t for t in space.types if t in every)
+            variable = self.costs.variable(np.zeros(len(shared)))
+            free = any(e.unrestricted for e in ends)
+            self.costs.add_pair(maker.variable, variable, maker.weight * boxing(space, maker.codes, shared, free))
+            for end in ends:
+                cost = boxing(space, shared, end.codes, end.unrestricted)
+                self.costs.add_pair(variable, end.variable, min(maker.weight, end.weight) * cost)
+
+    # ---- solution ------------------------------------------------------------------------------------------------------------
+
+    def solve(self) -> Typing | None:
+        """The cheapest typing, or None when there is none under the policy."""
+        if any(len(u) == 0 for u in self.costs.unary):
+            return None
+        solution = solve(self.costs)
+        if solution is None:
+            return None
+        states = solution.states
+        values = {v: e.codes[states[e.variable]] for v, e in self.makers.items()}
+        rows = {n: found[states[variable]] for n, (variable, found) in self.node_rows.items()}
+        for node_id, pairs in self.barriers.items():
+            types = tuple(types[states[variable]] for variable, types in pairs)
+            rows[node_id] = NdRow(types, types)
+        returned = {
+            key: tuple(e.codes[states[e.variable]] for e in ends if e is not None) for key, ends in self.returned.items()
+        }
+        for node in self.graph.walk():
+            if node.regions:
+                rows[node.id] = _region_row(node, values)
+        outputs = tuple(e.codes[states[e.variable]] for e in self.program_outputs if e is not None)
+        return Typing(
+            graph=self.graph,
+            mesh=self.mesh,
+            boxing=self.boxing,
+            values=values,
+            rows=rows,
+            region_outputs=returned,
+            outputs=outputs,
+            seconds=solution.cost,
+            optimal=solution.conditioned == 0,
+        )
+
+
+def _region_row(node: Node, values: dict[int, Codes]) -> NdRow:
+    outs = tuple(values[v] for v in node.outputs)
+    match node.op:
+        case "scan":
+            (body,) = node.regions
+            stacked = node.params["num_consts"] + node.params["num_carry"]
+            ins = tuple(values[v] if i < stacked else _stack(values[v]) for i, v in enumerate(body.inputs))
+        case "while":
+            cond, body = node.regions
+            ins = tuple(values[v] for v in (*cond.inputs[: node.params["cond_nconsts"]], *body.inputs))
+        case "cond":
+            zero = (0,) * len(outs[0]) if outs else (0,) * len(next(iter(values.values())))
+            ins = (zero, *(values[v] for v in node.regions[0].inputs))
+        case _:
+            raise SbpInternalError(f"no region row for {node.op}")
+    return NdRow(ins, outs)
+
+
+def _stack(t: Codes) -> Codes:
+    """The type of a stacked value (a scan's xs or ys) from that of one slice."""
+    return tuple(c + 1 if c > 0 else c for c in t)
+
+
+def _small(shape: Sequence[int], t: Codes, sizes: Sequence[int], code: int) -> bool:
+    parts = math.prod(n for c, n in zip(t, sizes, strict=True) if c == code)
+    return shape[code - 1] < parts
+
+
+def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
+    """What a pin asks on each mesh axis; None where it leaves the axis to inference."""
+    codes = from_type(pin.type, mesh)
+    return tuple(
+        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None
+        for axis, c in zip(mesh.names, codes, strict=True)
+    )

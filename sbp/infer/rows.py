@@ -1,0 +1,248 @@
+"""ND rows of a node: one row for each mesh axis, the inner ones found on shapes that the outer ones have localised."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbp import _jax
+from sbp.annotate import Pin
+from sbp.errors import SbpError, SbpInternalError, SbpWarning
+from sbp.infer.space import Code, Codes, encode
+from sbp.mesh import MeshSpec
+from sbp.signatures import Op, Row, all_b, rule_for
+from sbp.trace.graph import Graph, Node
+from sbp.types import MONOIDS
+
+EMPTY: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NdRow:
+    """One signature over all mesh axes, in codes: a type for each operand and each result."""
+
+    ins: tuple[Codes, ...]
+    outs: tuple[Codes, ...]
+    kernels: tuple[str, ...] = ()
+
+
+def _localised(aval: Any, code: Code, n: int) -> Any:
+    if code <= 0:
+        return aval
+    shape = list(aval.shape)
+    shape[code - 1] = -(-shape[code - 1] // n)
+    return _jax.empty_aval(shape, aval.dtype)
+
+
+class RowTable:
+    """Finds and caches the rows of nodes on one mesh.
+
+    Arguments:
+      mesh: the mesh.
+    """
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self._cache: dict[Any, tuple[NdRow, ...]] = {}
+        self._axis_cache: dict[Any, tuple[Row, ...]] = {}
+        self._warned: set[str] = set()
+        self._keep: list[Any] = []
+
+    def axis_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int) -> tuple[Row, ...]:
+        """The rows of a node on one mesh axis of size n, on given avals."""
+        key = (node.op, self._params_key(node), _aval_key(ins), _aval_key(outs), n)
+        if key not in self._axis_cache:
+            found = rule_for(node.op)
+            op = Op(node.op, node.params, tuple(ins), tuple(outs), n)
+            if found is None:
+                self._missing(node)
+                rows: Sequence[Row] = (all_b(op),)
+            else:
+                rows = found.rows(op)
+            self._axis_cache[key] = tuple(rows)
+        return self._axis_cache[key]
+
+    def _params_key(self, node: Node) -> Any:
+        items = []
+        for name in sorted(node.params):
+            value = node.params[name]
+            try:
+                hash(value)
+            except TypeError:
+                self._keep.append(value)
+                value = id(value)
+            items.append((name, value))
+        return tuple(items)
+
+    def _missing(self, node: Node) -> None:
+        if any("Ordered" in type(e).__name__ or "IO" in type(e).__name__ for e in getattr(node.primitive, "effects", ())):
+            raise SbpError(f"effectful primitive {node.op!r} has no signature", code="unsupported-effect")
+        if node.op not in self._warned:
+            self._warned.add(node.op)
+            where = f" at {node.span}" if node.span else ""
+            warnings.warn(
+                f"missing-rule: primitive {node.op!r}{where} has no signature; its operands and results are held B",
+                SbpWarning,
+                stacklevel=2,
+            )
+
+    def rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]) -> tuple[NdRow, ...]:
+        """All ND rows of a node.
+
+        Arguments:
+          node: the node.
+          ins: avals of its operands.
+          outs: avals of its results.
+          native: for each operand, the monoids it can be partial under without a conversion. A row that takes P from none of
+            them is left out: what is B becomes P at no cost only to be reduced again.
+        """
+        key = (node.op, self._params_key(node), _aval_key(ins), _aval_key(outs), tuple(native))
+        if key not in self._cache:
+            found: list[NdRow] = []
+            self._extend(node, tuple(ins), tuple(outs), tuple(native), (), (), (), found)
+            self._cache[key] = tuple(dict.fromkeys(found))
+        return self._cache[key]
+
+    def _extend(
+        self,
+        node: Node,
+        ins: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        native: tuple[frozenset[str], ...],
+        done_ins: tuple[tuple[Code, ...], ...],
+        done_outs: tuple[tuple[Code, ...], ...],
+        kernels: tuple[str, ...],
+        found: list[NdRow],
+    ) -> None:
+        if len(kernels) == len(self.mesh.sizes):
+            row = NdRow(
+                tuple(zip(*done_ins, strict=True)) if ins else (), tuple(zip(*done_outs, strict=True)) if outs else (), kernels
+            )
+            if not ins:
+                row = NdRow((), row.outs, kernels)
+            if all(len({c for c in t if c < 0}) <= 1 for t in (*row.ins, *row.outs)):
+                found.append(row)
+            return
+        n = self.mesh.sizes[len(kernels)]
+        rows = self.axis_rows(node, ins, outs, n)
+        for row in rows:
+            codes_in = tuple(encode(a) for a in row.ins)
+            codes_out = tuple(encode(a) for a in row.outs)
+            if n == 1 and any(c != 0 for c in (*codes_in, *codes_out)):
+                continue
+            if not _worth(codes_in, native) or not _large(ins, codes_in, n) or not _large(outs, codes_out, n):
+                continue
+            self._extend(
+                node,
+                tuple(_localised(a, c, n) for a, c in zip(ins, codes_in, strict=True)),
+                tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)),
+                native,
+                (*done_ins, codes_in),
+                (*done_outs, codes_out),
+                (*kernels, row.kernel),
+                found,
+            )
+
+
+def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
+    partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
+    return not partial or any(MONOIDS[-1 - c] in m for c, m in partial)
+
+
+def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
+    """Splits of dims smaller than the axis leave devices empty; they are only made where an annotation asks. PRNG keys stay B."""
+    return all(c == 0 or (not _jax.is_extended(a.dtype) and (c < 0 or a.shape[c - 1] >= n)) for a, c in zip(avals, codes, strict=True))
+
+
+def _aval_key(avals: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((a.shape, a.dtype) for a in avals)
+
+
+def native_partials(graph: Graph, table: RowTable, seeds: dict[int, frozenset[str]]) -> dict[int, frozenset[str]]:
+    """For each value, the monoids under which some row yields it partial, by fixpoint over loops.
+
+    Arguments:
+      graph: the program.
+      table: the rows.
+      seeds: values pinned partial.
+    """
+    native: dict[int, frozenset[str]] = dict(seeds)
+    sizes = sorted({n for n in table.mesh.sizes if n > 1})
+    if not sizes:
+        return native
+
+    def of(operand: Any) -> frozenset[str]:
+        return native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
+
+    def join(value: int, more: frozenset[str]) -> bool:
+        old = native.get(value, EMPTY)
+        native[value] = old | more
+        return native[value] != old
+
+    def link(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+        changed = False
+        for source, target in zip(sources, targets, strict=True):
+            if isinstance(target, int):
+                changed |= join(target, of(source))
+        return changed
+
+    def visit(g: Graph) -> None:
+        for node in g.nodes:
+            match node.op:
+                case "scan":
+                    (body,) = node.regions
+                    consts, carry = node.params["num_consts"], node.params["num_carry"]
+                    changed = True
+                    while changed:
+                        link(node.inputs, body.inputs)
+                        visit(body)
+                        changed = link(body.outputs[:carry], body.inputs[consts : consts + carry])
+                    link(body.outputs, node.outputs)
+                    link(node.inputs[consts : consts + carry], node.outputs[:carry])
+                case "while":
+                    cond, body = node.regions
+                    c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+                    changed = True
+                    while changed:
+                        link(node.inputs[c:], body.inputs)
+                        link((*node.inputs[:c], *body.inputs[b:]), cond.inputs)
+                        visit(cond)
+                        visit(body)
+                        changed = link(body.outputs, body.inputs[b:])
+                    link(body.inputs[b:], node.outputs)
+                case "cond":
+                    for branch in node.regions:
+                        link(node.inputs[1:], branch.inputs)
+                        visit(branch)
+                        link(branch.outputs, node.outputs)
+                case "sbp_annotate":
+                    pin: Pin | None = node.params["pin"]
+                    own = frozenset() if pin is None else frozenset(a.monoid for a in pin.type.values() if hasattr(a, "monoid"))
+                    join(node.outputs[0], of(node.inputs[0]) | own)
+                case "optimization_barrier":
+                    link(node.inputs, node.outputs)
+                case _:
+                    _native_of_node(g, node, table, sizes, of, join)
+
+    visit(graph)
+    return native
+
+
+def _native_of_node(g: Graph, node: Node, table: RowTable, sizes: Sequence[int], of: Any, join: Any) -> None:
+    ins = [g.aval(o) for o in node.inputs]
+    outs = [g.avals[o] for o in node.outputs]
+    given = tuple(of(o) for o in node.inputs)
+    for row in (row for n in sizes for row in table.axis_rows(node, ins, outs, n)):
+        if _worth(tuple(encode(a) for a in row.ins), given):
+            for value, atom in zip(node.outputs, row.outs, strict=True):
+                monoid = getattr(atom, "monoid", None)
+                if monoid is not None:
+                    join(value, frozenset({monoid}))
+
+
+def check_row_arity(node: Node, row: Row) -> None:
+    """A rule gives one atom for each operand and result."""
+    if len(row.ins) != len(node.inputs) or len(row.outs) != len(node.outputs):
+        raise SbpInternalError(f"row {row} does not fit {node.op}")

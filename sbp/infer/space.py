@@ -1,0 +1,267 @@
+"""The types a value may have on a mesh, and what it costs to get from one to another (boxing).
+
+Types are tuples of small integers, one per mesh axis (0 is B, 1 + d is S(d), negative is P), so that tables are arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sbp.errors import SbpInternalError
+from sbp.mesh import Hardware, MeshSpec
+from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
+
+Code = int
+Codes = tuple[int, ...]
+Policy = Literal["auto", "reduce", "explicit"]
+StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"]
+
+INFINITE = math.inf
+
+
+def encode(atom: Atom) -> Code:
+    """The code of an atom."""
+    match atom:
+        case Split(dim=dim):
+            return 1 + dim
+        case Unreduced(monoid=monoid):
+            return -1 - MONOIDS.index(monoid)
+        case _:
+            return 0
+
+
+def decode(code: Code) -> Atom:
+    """The atom of a code.
+
+    >>> [decode(c) for c in (0, 1, -1)]
+    [B, S(0), P(sum)]
+    """
+    if code == 0:
+        return B
+    return Split(code - 1) if code > 0 else Unreduced(MONOIDS[-1 - code])
+
+
+def to_type(codes: Codes, mesh: MeshSpec) -> NdSbp:
+    """The ND type of codes on a mesh."""
+    return NdSbp({axis: decode(c) for axis, c in zip(mesh.names, codes, strict=True)})
+
+
+def from_type(t: NdSbp, mesh: MeshSpec) -> Codes:
+    """The codes of an ND type; axes that it does not name are B."""
+    return tuple(encode(t.get(axis)) for axis in mesh.names)
+
+
+def local_shape(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The buffer of one device: each split rounds up, outer axes first (nested and uneven splits).
+
+    >>> local_shape((15, 4), (1, 1), (2, 4))
+    (2, 4)
+    """
+    local = list(shape)
+    for code, n in zip(codes, sizes, strict=True):
+        if code > 0:
+            local[code - 1] = -(-local[code - 1] // n)
+    return tuple(local)
+
+
+def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
+    """Whether every split divides: such a type is a JAX sharding."""
+    parts = [1] * len(shape)
+    for code, n in zip(codes, sizes, strict=True):
+        if code > 0:
+            parts[code - 1] *= n
+    return all(size % n == 0 for size, n in zip(shape, parts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One boxing step: the atoms of some mesh axes change at once.
+
+    Arguments:
+      kind: the collective, or the local operation.
+      mesh_axes: positions of the mesh axes it runs over.
+      source: codes before.
+      target: codes after.
+      bytes_sent: bytes one device sends (ring optimum, padding counted).
+      seconds: alpha-beta time.
+    """
+
+    kind: StepKind
+    mesh_axes: tuple[int, ...]
+    source: Codes
+    target: Codes
+    bytes_sent: float
+    seconds: float
+
+
+FREE: frozenset[str] = frozenset({"slice", "mask"})
+POLICY_KINDS: dict[Policy, frozenset[str]] = {
+    "auto": frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}),
+    "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
+    "explicit": FREE,
+}
+"""Which steps each boxing policy allows outside annotations and the boundary."""
+
+_CHANGES: dict[tuple[str, str], StepKind] = {
+    ("P", "B"): "all_reduce",
+    ("P", "S"): "reduce_scatter",
+    ("S", "B"): "all_gather",
+    ("S", "S"): "all_to_all",
+    ("B", "S"): "slice",
+    ("B", "P"): "mask",
+    ("S", "P"): "zero_pad",
+}
+
+
+def _kind(code: Code) -> str:
+    return "B" if code == 0 else "S" if code > 0 else "P"
+
+
+def step_seconds(kind: str, bytes_sent: float, local_bytes: float, hardware: Hardware) -> float:
+    """Alpha-beta time of one step; local steps cost one pass over the buffer at a fraction, so that none is taken idly."""
+    if kind in ("slice", "mask", "zero_pad"):
+        return 1e-9 + 0.01 * local_bytes / hardware.hbm_bytes_per_second
+    return hardware.latency_seconds + bytes_sent / hardware.link_bytes_per_second + 0.25 * local_bytes / hardware.hbm_bytes_per_second
+
+
+class TypeSpace:
+    """All types of one shape on a mesh with the step graph between them.
+
+    Arguments:
+      shape: the global shape.
+      itemsize: bytes of one element.
+      mesh: the mesh.
+      monoids: monoids that may occur.
+      forced: (mesh axis position, dim) splits that are wanted though the dim is smaller than the axis.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], itemsize: int, mesh: MeshSpec, monoids: frozenset[str], forced: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
+        self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
+        self.forced = forced
+        choices = []
+        for position, n in enumerate(self.sizes):
+            codes = [0, *(1 + d for d, size in enumerate(shape) if n > 1 and (size >= n or (position, d) in forced))]
+            codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)] if n > 1 else []
+            choices.append(codes)
+        self.types: list[Codes] = [t for t in itertools.product(*choices) if len({c for c in t if c < 0}) <= 1]
+        self.types = [t for t in self.types if self._large_enough(t)]
+        self.index: dict[Codes, int] = {t: i for i, t in enumerate(self.types)}
+        self.local_bytes = np.array([math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types], dtype=float)
+        self.partial = np.array([any(c < 0 for c in t) for t in self.types])
+        self.even = np.array([is_even(shape, t, self.sizes) for t in self.types])
+        self._seconds: dict[Policy, np.ndarray] = {}
+
+    def _large_enough(self, t: Codes) -> bool:
+        """Nested splits must leave each device of the inner axis something, unless the split is wanted."""
+        parts: dict[int, int] = {}
+        for position, (c, n) in enumerate(zip(t, self.sizes, strict=True)):
+            if c > 0 and (position, c - 1) not in self.forced:
+                parts[c] = parts.get(c, 1) * n
+        return all(self.shape[c - 1] >= n for c, n in parts.items())
+
+    def steps_from(self, source: Codes) -> list[Step]:
+        """The single steps out of a type. A split may be entered or left only when no inner axis splits the same dim."""
+        steps: list[Step] = []
+        here = float(self.local_bytes[self.index[source]])
+        reduced = tuple(i for i, c in enumerate(source) if c < 0)
+        for position, n in enumerate(self.sizes):
+            if n == 1:
+                continue
+            old = source[position]
+            inner = source[position + 1 :]
+            if old > 0 and old in inner:
+                continue
+            for new in {t[position] for t in self.types}:
+                if new == old or (new > 0 and new in inner):
+                    continue
+                kind = _CHANGES.get((_kind(old), _kind(new)))
+                target = (*source[:position], new, *inner)
+                if kind is None or target not in self.index:
+                    continue
+                steps.append(self._step(kind, (position,), source, target, n, here))
+        if len(reduced) > 1:
+            target = tuple(0 if c < 0 else c for c in source)
+            n = math.prod(self.sizes[i] for i in reduced)
+            steps.append(self._step("all_reduce", reduced, source, target, n, here))
+        return steps
+
+    def _step(self, kind: StepKind, axes: tuple[int, ...], source: Codes, target: Codes, n: int, here: float) -> Step:
+        there = float(self.local_bytes[self.index[target]])
+        share = (n - 1) / n
+        match kind:
+            case "all_reduce":
+                gathers = any(MONOIDS[-1 - source[a]] == "prod" for a in axes)
+                sent = (n - 1) * here if gathers else 2 * share * here
+            case "reduce_scatter":
+                sent = share * max(here, there * n)
+            case "all_gather":
+                sent = (n - 1) * here
+            case "all_to_all":
+                sent = share * max(here, there)
+            case _:
+                sent = 0.0
+        return Step(kind, axes, source, target, sent, step_seconds(kind, sent, max(here, there), self.mesh.hardware))
+
+    def seconds(self, policy: Policy) -> np.ndarray:
+        """Seconds of the cheapest way between every two types; infinite where the policy has none."""
+        if policy not in self._seconds:
+            count = len(self.types)
+            cost = np.full((count, count), INFINITE)
+            np.fill_diagonal(cost, 0.0)
+            for i, t in enumerate(self.types):
+                for step in self.steps_from(t):
+                    if step.kind in POLICY_KINDS[policy]:
+                        j = self.index[step.target]
+                        cost[i, j] = min(cost[i, j], step.seconds)
+            for k in range(count):
+                np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
+            self._seconds[policy] = cost
+        return self._seconds[policy]
+
+    def path(self, source: Codes, target: Codes) -> tuple[Step, ...]:
+        """The cheapest steps from one type to another (ties by order of discovery, which is fixed)."""
+        if source == target:
+            return ()
+        best: dict[Codes, float] = {source: 0.0}
+        queue: list[tuple[float, int, Codes, tuple[Step, ...]]] = [(0.0, 0, source, ())]
+        counter = itertools.count(1)
+        while queue:
+            cost, _, here, steps = heapq.heappop(queue)
+            if here == target:
+                return steps
+            if cost > best[here]:
+                continue
+            for step in self.steps_from(here):
+                total = cost + step.seconds
+                if total < best.get(step.target, INFINITE):
+                    best[step.target] = total
+                    heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
+        raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
+
+
+class Spaces:
+    """The type spaces of a program, one per shape and dtype."""
+
+    def __init__(self, mesh: MeshSpec, monoids: Iterable[str] = ("sum",)) -> None:
+        self.mesh = mesh
+        self.monoids = frozenset(monoids)
+        self._get = functools.cache(self._make)
+
+    def _make(self, shape: tuple[int, ...], itemsize: int, monoids: frozenset[str], forced: frozenset[tuple[int, int]]) -> TypeSpace:
+        return TypeSpace(shape, itemsize, self.mesh, monoids, forced)
+
+    def of(
+        self, shape: tuple[int, ...], itemsize: int, monoids: frozenset[str], forced: frozenset[tuple[int, int]] = frozenset()
+    ) -> TypeSpace:
+        """The space of one shape."""
+        return self._get(shape, itemsize, monoids, forced)

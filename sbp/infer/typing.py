@@ -1,0 +1,42 @@
+"""The Typing: the chosen type of every value and the chosen row of every node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sbp.infer.rows import NdRow
+from sbp.infer.space import Codes, Policy, to_type
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Graph
+from sbp.types import NdSbp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Typing:
+    """A program with types.
+
+    Arguments:
+      graph: the program.
+      mesh: the mesh.
+      boxing: the policy it was typed under.
+      values: the type each value is made in, in codes.
+      rows: for each node id, the types it takes its operands in and gives its results in (region nodes included).
+      region_outputs: for (node id, region), the types in which that body returns its results.
+      outputs: the types in which the program returns its results.
+      seconds: the modelled time of the program.
+      optimal: whether the solver proved that no typing is cheaper in the model.
+    """
+
+    graph: Graph
+    mesh: MeshSpec
+    boxing: Policy
+    values: dict[int, Codes] = field(repr=False)
+    rows: dict[int, NdRow] = field(repr=False)
+    region_outputs: dict[tuple[int, int], tuple[Codes, ...]] = field(repr=False)
+    outputs: tuple[Codes, ...]
+    seconds: float
+    optimal: bool
+
+    def type_of(self, value: int) -> NdSbp:
+        """The ND type of a value."""
+        return to_type(self.values[value], self.mesh)

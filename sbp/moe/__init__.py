@@ -1,0 +1,1 @@
+"""The GShard mixture-of-experts Transformer and its training program, a user of sbp's public names."""

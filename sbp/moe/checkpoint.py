@@ -1,0 +1,109 @@
+"""Checkpoints of a run: state, place in the data, and the configuration they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from sbp.errors import SbpError
+from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.corpus import Corpus
+from sbp.moe.step import TrainState
+
+_FREE = ("steps", "checkpoint_every", "heldout_per_language", "data")
+"""Options of a run that a resumed one may change: they alter neither the state nor what comes next."""
+
+
+def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
+
+    The digest also catches another version of the library that renders the embedded corpus. The mesh is absent on
+    purpose: results do not depend on it, and a run may resume on another one.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for pair in corpus.train:
+        digest.update(f"{pair.source}\t{pair.target}\t{pair.language}\n".encode())
+    options = {k: v for k, v in asdict(train).items() if k not in _FREE}
+    return {"model": asdict(model), "train": options, "corpus": {"digest": digest.hexdigest()}}
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """One line per option that differs, in the order of the sections."""
+    lines = []
+    for section in ("model", "train", "corpus"):
+        old, new = saved.get(section, {}), wanted[section]
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                lines.append(f"{section}.{name}: checkpoint {old.get(name)!r}, now {new.get(name)!r}")
+    return lines
+
+
+class Checkpoints:
+    """The checkpoints in one folder; the newest two are kept, each written whole or not at all."""
+
+    def __init__(self, workdir: Path, description: Mapping[str, Any]) -> None:
+        """Open the folder of a run, new or old.
+
+        Raises:
+          SbpError: `bad-checkpoint` when it holds the run of another configuration; nothing is written then.
+        """
+        sidecar = workdir / "config.json"
+        if sidecar.exists():
+            try:
+                saved = json.loads(sidecar.read_text("utf-8"))
+            except (OSError, ValueError):
+                raise SbpError(f"{sidecar} is not readable JSON; choose another --workdir", code="bad-checkpoint") from None
+            if lines := differences(saved, description):
+                raise SbpError(
+                    f"{workdir} holds a run of another configuration; choose another --workdir, or move this one away:\n  "
+                    + "\n  ".join(lines),
+                    code="bad-checkpoint",
+                )
+        workdir.mkdir(parents=True, exist_ok=True)
+        sidecar.write_text(json.dumps(description, indent=2, sort_keys=True) + "\n", "utf-8")
+        self._manager = ocp.CheckpointManager(
+            (workdir / "checkpoints").absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=False),
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint, None when there is none."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, iterator_state: Mapping[str, Any]) -> None:
+        """Write a checkpoint of `state` at its own step, unless it is there."""
+        step = int(state.step)
+        if step == self.latest:
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(dict(iterator_state))),
+        )
+
+    def restore(self, shapes: TrainState, shardings: Any) -> tuple[TrainState, dict[str, Any]]:
+        """Read the newest checkpoint, each leaf straight to its sharding.
+
+        Arguments:
+          shapes: the state as ShapeDtypeStructs.
+          shardings: a tree like it, for this run's mesh, whatever mesh wrote the checkpoint.
+
+        Returns:
+          The state and the state of the data iterator.
+        """
+        target = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings)
+        read = self._manager.restore(
+            self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore())
+        )
+        return read["state"], read["data"]
+
+    def close(self) -> None:
+        """Release what the manager holds."""
+        self._manager.close()

@@ -1,0 +1,262 @@
+"""Configurations of the GShard MoE Transformer and of its training runs, with presets by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sbp.errors import SbpError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of the encoder-decoder. Defaults are GShard's (paper section 4.1 and appendix A.2).
+
+    The number of groups is a hyper-parameter of the *model*: a group routes its own tokens with its own capacity, so
+    the loss depends on `groups` and never on the mesh.
+
+    Attributes:
+      model_dim: M, the width of the residual stream.
+      ffn_dim: H of the dense feed-forward layers.
+      expert_dim: H of each expert.
+      heads, head_dim: attention heads and their width.
+      experts: E, experts per MoE layer.
+      encoder_layers, decoder_layers: feed-forward layers on each side, even: every other one is an MoE layer.
+      source_vocab, target_vocab: rows of the two untied embedding tables.
+      source_length, target_length: tokens per sequence, padding included.
+      groups: G.
+      sequences_per_group: n; a group has S = n * length tokens.
+      capacity_factor_per_choice: slots of an expert in a group are floor(2 * S / E * this); 1.0 is the paper's 2S/E.
+        "Per choice" because other libraries count both choices in one factor.
+      eval_capacity_factor_per_choice: the same when not training.
+      counter: "lingvo", where only dispatched second choices take a slot, or "paper", the literal listing.
+      aux_scale: "lingvo" (E^2 times the paper's, 1.0 when balanced) or "paper".
+      aux_coefficient: k in L = nll + k * sum of the layers' auxiliary losses.
+      dropout: rate on embeddings, residual branches and attention weights.
+      label_smoothing: probability mass spread over the target vocabulary.
+      remat: recompute a layer pair in the backward pass.
+      dtype: of parameters and activations; the router is float32, or float64 when this is.
+    """
+
+    model_dim: int = 1024
+    ffn_dim: int = 8192
+    expert_dim: int = 8192
+    heads: int = 16
+    head_dim: int = 128
+    experts: int = 128
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    source_vocab: int = 64_000
+    target_vocab: int = 32_000
+    source_length: int = 128
+    target_length: int = 128
+    groups: int = 128
+    sequences_per_group: int = 16
+    capacity_factor_per_choice: float = 1.0
+    eval_capacity_factor_per_choice: float = 2.0
+    counter: str = "lingvo"
+    aux_scale: str = "lingvo"
+    aux_coefficient: float = 0.01
+    dropout: float = 0.1
+    label_smoothing: float = 0.1
+    remat: bool = True
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name in ("encoder_layers", "decoder_layers"):
+            if (count := getattr(self, name)) < 2 or count % 2:
+                faults.append(f"{name} is {count}; layers come in pairs (dense, MoE), so it must be even and positive")
+        if self.experts < 2:
+            faults.append(f"experts is {self.experts}; top-2 gating needs at least 2")
+        for name, known in (("counter", ("lingvo", "paper")), ("aux_scale", ("lingvo", "paper"))):
+            if getattr(self, name) not in known:
+                faults.append(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
+        if faults:
+            raise SbpError("; ".join(faults), code="unknown-option")
+
+    @property
+    def source_group_size(self) -> int:
+        """S of the encoder: tokens per group."""
+        return self.sequences_per_group * self.source_length
+
+    @property
+    def target_group_size(self) -> int:
+        """S of the decoder: tokens per group."""
+        return self.sequences_per_group * self.target_length
+
+    @property
+    def sequences(self) -> int:
+        """Sequence pairs per batch."""
+        return self.groups * self.sequences_per_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One training run.
+
+    Attributes:
+      steps: optimiser steps in all.
+      learning_rate: factor of the schedule `learning_rate / sqrt(max(step, warmup_steps))`.
+      warmup_steps: steps at the flat rate before the square-root decay; GShard's is 10 000.
+      ramp_steps: steps of a linear ramp from zero before that; GShard has none.
+      min_dim_to_factor: smallest dim for which Adafactor keeps factored statistics.
+      seed: of the parameters, the dropout, the routing and the order of the data.
+      languages: how many of the corpus' languages to use, largest first.
+      train_pairs: sentence pairs of the embedded corpus to generate.
+      heldout_per_language: evaluation pairs for each language.
+      power: exponent of the power law over languages; language i gets a share proportional to (i + 1) ** -power.
+      checkpoint_every: steps between checkpoints.
+      data: path of the user's own parallel text (source, target, language per line), "" for the embedded corpus.
+    """
+
+    steps: int = 1000
+    learning_rate: float = 1.0
+    warmup_steps: int = 10_000
+    ramp_steps: int = 0
+    min_dim_to_factor: int = 128
+    seed: int = 0
+    languages: int = 20
+    train_pairs: int = 60_000
+    heldout_per_language: int = 20
+    power: float = 0.5
+    checkpoint_every: int = 200
+    data: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A model, how to train it, and the mesh its name stands for (axis name and size, outer first)."""
+
+    model: ModelConfig
+    train: TrainConfig
+    mesh: tuple[tuple[str, int], ...]
+
+
+def _gshard(layers: int, experts: int) -> Preset:
+    # One group per expert, 2048 tokens each, in sequences of 128: the program of the paper's 128 to 2048 core runs.
+    model = ModelConfig(experts=experts, groups=experts, encoder_layers=layers // 2, decoder_layers=layers // 2)
+    train = TrainConfig(steps=250_000, languages=100, checkpoint_every=1000)
+    return Preset(model=model, train=train, mesh=(("expert", experts),))
+
+
+_TINY_MT = Preset(
+    model=ModelConfig(
+        model_dim=128,
+        ffn_dim=256,
+        expert_dim=256,
+        heads=4,
+        head_dim=32,
+        experts=8,
+        encoder_layers=2,
+        decoder_layers=2,
+        source_vocab=4000,
+        target_vocab=256,
+        source_length=24,
+        target_length=24,
+        groups=16,
+        sequences_per_group=8,
+        # A third of a group is real tokens, the rest padding: half the paper's slots leave a drop rate worth watching.
+        capacity_factor_per_choice=0.5,
+        eval_capacity_factor_per_choice=1.0,
+        dropout=0.0,
+    ),
+    train=TrainConfig(
+        steps=500,
+        learning_rate=0.6,
+        warmup_steps=200,
+        ramp_steps=40,
+        min_dim_to_factor=64,
+        languages=100,
+        train_pairs=120_000,
+        heldout_per_language=10,
+        checkpoint_every=100,
+    ),
+    mesh=(("data", 2), ("expert", 4)),
+)
+
+_TINY_TEST = Preset(
+    model=dataclasses.replace(
+        _TINY_MT.model,
+        model_dim=32,
+        ffn_dim=64,
+        expert_dim=64,
+        heads=2,
+        head_dim=16,
+        source_vocab=400,
+        target_vocab=300,
+        source_length=16,
+        target_length=16,
+        groups=8,
+        sequences_per_group=2,
+        dropout=0.1,
+    ),
+    train=TrainConfig(
+        steps=4,
+        learning_rate=0.6,
+        warmup_steps=200,
+        languages=3,
+        train_pairs=600,
+        heldout_per_language=4,
+        checkpoint_every=2,
+        min_dim_to_factor=16,
+    ),
+    mesh=(("data", 2), ("expert", 4)),
+)
+
+PRESETS: Mapping[str, Preset] = {
+    "tiny-mt": _TINY_MT,
+    "tiny-test": _TINY_TEST,
+    "gshard-12l-128e": _gshard(12, 128),
+    "gshard-12l-512e": _gshard(12, 512),
+    "gshard-12l-2048e": _gshard(12, 2048),
+    "gshard-36l-128e": _gshard(36, 128),
+    "gshard-36l-512e": _gshard(36, 512),
+    "gshard-36l-2048e": _gshard(36, 2048),
+}
+"""Every preset by name; the `gshard-` ones are the six MoE models of the paper's Table 1."""
+
+
+def preset(name: str) -> Preset:
+    """Look up a preset.
+
+    Arguments:
+      name: a key of `PRESETS`.
+
+    Raises:
+      SbpError: `unknown-option`, with the nearest name.
+    """
+    if name not in PRESETS:
+        hint = nearest(name, PRESETS)
+        raise SbpError(f"no preset {name!r}{hint}; there are {', '.join(sorted(PRESETS))}", code="unknown-option")
+    return PRESETS[name]
+
+
+_Config = TypeVar("_Config", ModelConfig, TrainConfig)
+
+
+def override(config: _Config, options: Mapping[str, str]) -> _Config:
+    """Return `config` with fields set from text, each parsed as the type of the field it replaces.
+
+    Arguments:
+      config: the configuration to start from.
+      options: field name to text.
+
+    Raises:
+      SbpError: `unknown-option` for a field that does not exist or a text that does not parse.
+    """
+    values: dict[str, object] = {}
+    for name, text in options.items():
+        if name not in (known := [f.name for f in dataclasses.fields(config)]):
+            raise SbpError(f"no option {name!r}{nearest(name, known)}", code="unknown-option")
+        old = getattr(config, name)
+        try:
+            if isinstance(old, bool):
+                values[name] = {"true": True, "false": False}[text.lower()]
+            else:
+                values[name] = type(old)(text)
+        except (ValueError, KeyError):
+            raise SbpError(f"option {name} needs a value like {old!r}, not {text!r}", code="unknown-option") from None
+    return dataclasses.replace(config, **values)

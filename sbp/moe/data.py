@@ -1,0 +1,96 @@
+"""Batches of token ids: deterministic, shuffled anew each epoch, with a state that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import grain
+import numpy as np
+
+from sbp.errors import SbpError
+from sbp.moe.config import ModelConfig
+from sbp.moe.corpus import Pair
+from sbp.moe.model import BOS, PAD, Batch
+from sbp.moe.tokenizer import Tokenizer, pad_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A corpus part as ids: source [N, T_source], target [N, T_target] ending in EOS, and which pairs they are."""
+
+    source: np.ndarray
+    target: np.ndarray
+    kept: tuple[int, ...]
+
+
+def encode_pairs(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig) -> Encoded:
+    """Token ids of `pairs`; pairs with a side longer than the model's length are left out.
+
+    Raises:
+      SbpError: `bad-corpus` when none fits.
+    """
+    sources = source.encode([pair.source for pair in pairs])
+    targets = target.encode([pair.target for pair in pairs])
+    kept = tuple(i for i in range(len(pairs)) if len(sources[i]) <= cfg.source_length and len(targets[i]) <= cfg.target_length)
+    if not kept:
+        raise SbpError(f"no sentence pair fits {cfg.source_length} source and {cfg.target_length} target tokens", code="bad-corpus")
+    return Encoded(
+        source=pad_rows([sources[i] for i in kept], cfg.source_length),
+        target=pad_rows([targets[i] for i in kept], cfg.target_length),
+        kept=kept,
+    )
+
+
+def make_batch(source: np.ndarray, target: np.ndarray, cfg: ModelConfig) -> Batch:
+    """A batch of G groups from G * n rows of ids; fewer rows are filled up with padding."""
+    missing = cfg.sequences - len(source)
+    source = np.pad(source, ((0, missing), (0, 0)), constant_values=PAD)
+    target = np.pad(target, ((0, missing), (0, 0)), constant_values=PAD)
+    first = np.where(np.arange(cfg.sequences) < cfg.sequences - missing, BOS, PAD).astype(np.int32)
+    target_in = np.concatenate([first[:, None], target[:, :-1]], axis=1)
+    # EOS is predicted, never read: what follows it is padding on both sides.
+    target_in = np.where(target == PAD, PAD, target_in)
+    lead = (cfg.groups, cfg.sequences_per_group)
+    return Batch(  # pyright: ignore[reportArgumentType]
+        source=source.reshape(*lead, -1),
+        target_in=target_in.reshape(*lead, -1),
+        target_out=target.reshape(*lead, -1),
+    )
+
+
+class _Batches:
+    """Random access to whole batches, so that a batch costs one fancy index and not one Python object per sentence.
+
+    Epoch e visits the pairs in an order of its own, drawn from (seed, e).
+    """
+
+    def __init__(self, encoded: Encoded, cfg: ModelConfig, seed: int) -> None:
+        self._encoded, self._cfg, self._seed = encoded, cfg, seed
+        self._per_epoch = max(1, len(encoded.source) // cfg.sequences)
+
+    def __len__(self) -> int:
+        return 2**31 - 1
+
+    def __getitem__(self, index: int) -> Batch:
+        epoch, place = divmod(int(index), self._per_epoch)
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._encoded.source))
+        rows = order[place * self._cfg.sequences : (place + 1) * self._cfg.sequences]
+        return make_batch(self._encoded.source[rows], self._encoded.target[rows], self._cfg)
+
+
+def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetIterator[Batch]:
+    """An endless iterator of numpy batches.
+
+    Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never stopped.
+    """
+    dataset = grain.MapDataset.source(_Batches(encoded, cfg, seed))  # pyright: ignore[reportArgumentType]
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(dataset.to_iter_dataset(options))
+
+
+def evaluation_batches(encoded: Encoded, cfg: ModelConfig) -> Iterator[tuple[slice, Batch]]:
+    """All pairs once, in order, with the rows each batch holds; the last is filled up with padding."""
+    for start in range(0, len(encoded.source), cfg.sequences):
+        rows = slice(start, min(start + cfg.sequences, len(encoded.source)))
+        yield rows, make_batch(encoded.source[rows], encoded.target[rows], cfg)

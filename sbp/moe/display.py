@@ -1,0 +1,120 @@
+"""What a training run shows: a progress bar with the model's health, and the evaluation as tables."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from sbp.moe.evaluate import Evaluation
+from sbp.moe.model import Metrics
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def load_bars(load: np.ndarray) -> str:
+    """One bar per expert; a full bar is twice the even share or more."""
+    share = load / max(load.sum(), 1.0) * len(load)
+    return "".join(_BARS[min(7, int(s * 4))] for s in share)
+
+
+def summarize(metrics: Metrics) -> dict[str, float]:
+    """Scalars of one step, from host arrays: loss, nll, aux, accuracy, drop rates and load imbalance.
+
+    `drop` is the fraction of wanted choices that found no slot; choices that random routing left out were not wanted.
+    `imbalance` is the busiest expert's load over the even share, worst layer.
+    """
+    sides = (metrics.encoder, metrics.decoder)
+    tokens = sum(float(np.sum(side.tokens)) for side in sides)
+    dropped = sum(float(np.sum(side.dropped_first) + np.sum(side.dropped_second)) for side in sides)
+    skipped = sum(float(np.sum(side.skipped_second)) for side in sides)
+    loads = np.concatenate([np.asarray(side.load) for side in sides])
+    return {
+        "loss": float(metrics.loss),
+        "nll": float(metrics.nll),
+        "aux": float(metrics.aux),
+        "accuracy": float(metrics.correct),
+        "drop": dropped / max(2.0 * tokens - skipped, 1.0),
+        "skipped": skipped / max(tokens, 1.0),
+        "imbalance": float(np.max(loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1.0))),
+        "tokens": float(sides[0].tokens[0] + sides[1].tokens[0]),
+    }
+
+
+class TrainingDisplay:
+    """A live progress bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, first: int, steps: int, line_every: int = 50) -> None:
+        self._console, self._steps, self._line_every = console, steps, line_every
+        self._progress = Progress(
+            TextColumn("step {task.completed:>5.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[health]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=steps, completed=first, health="")
+        self._first, self._start, self._tokens = first, time.monotonic(), 0.0
+
+    def __enter__(self) -> TrainingDisplay:
+        self._progress.start()
+        self._start = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def update(self, step: int, metrics: Metrics) -> dict[str, float]:
+        """Show the state after `step` steps.
+
+        Returns:
+          The scalars shown, with `tokens_per_second` (source and target, without padding) since the start.
+        """
+        values = summarize(metrics)
+        self._tokens += values["tokens"]
+        elapsed = max(time.monotonic() - self._start, 1e-9)
+        values["tokens_per_second"] = self._tokens / elapsed
+        load = load_bars(np.sum(np.concatenate([metrics.encoder.load, metrics.decoder.load]), axis=0))
+        health = (
+            f"loss {values['loss']:.3f}  aux {values['aux']:.2f}  load {load}  drop {values['drop']:.1%}"
+            f"  {values['tokens_per_second']:,.0f} tokens/s"
+        )
+        self._progress.update(self._task, completed=step, health=health)
+        if not self._console.is_terminal and (step % self._line_every == 0 or step == self._steps):
+            eta = elapsed / max(step - self._first, 1) * (self._steps - step)
+            self._console.print(f"step {step:>5}/{self._steps}  {health}  ETA {eta:.0f} s", highlight=False, soft_wrap=True)
+        return values
+
+
+def show_evaluation(console: Console, result: Evaluation) -> None:
+    """Print BLEU by language group and sample translations."""
+    table = Table(title="held-out BLEU", title_justify="left")
+    for name, justify in (("languages", "left"), ("sentences", "right"), ("BLEU", "right"), ("copying", "right"), ("", "left")):
+        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
+    for score in (*result.groups, result.overall):
+        codes = " ".join(score.languages[:6]) + (" .." if len(score.languages) > 6 else "")
+        table.add_row(
+            score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", "" if score is result.overall else codes
+        )
+    console.print(table)
+    samples = Table(title="sample translations", title_justify="left")
+    for name in ("", "source", "reference", "translation"):
+        samples.add_column(name)
+    for pair, text in result.samples:
+        # Text, not str: brackets in a sentence are no markup.
+        right = Text(text, style="green" if text == pair.target else "red")
+        samples.add_row(pair.language, Text(pair.source), Text(pair.target), right)
+    console.print(samples)
+    good = sum(score.reaches_target for score in result.languages)
+    console.print(
+        f"BLEU {result.overall.bleu:.1f}, copying the source {result.overall.copy_bleu:.1f}; {good} of {len(result.languages)} "
+        f"languages reach 20 and three times copying\n{result.signature}"
+        + (f"; {result.left_out} held-out pairs are longer than the model's sequences" if result.left_out else ""),
+        highlight=False,
+    )

@@ -1,0 +1,299 @@
+"""The GShard encoder-decoder Transformer: parameters, forward pass and loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sbp.moe.config import ModelConfig
+from sbp.moe.gating import GatingMetrics
+from sbp.moe.layers import attention, dropout, feed_forward, moe_feed_forward, rms_norm, subkey
+from sbp.moe.layout import PLAIN, Layout
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+"""Token ids that mean the same in every vocabulary."""
+
+Tree = Any
+
+
+class Batch(NamedTuple):
+    """One batch of token ids, int32, 0 where padded.
+
+    Attributes:
+      source: [G, n, T_source].
+      target_in: [G, n, T_target], the target shifted right behind BOS.
+      target_out: [G, n, T_target], what `target_in` should predict, EOS last.
+    """
+
+    source: jax.Array
+    target_in: jax.Array
+    target_out: jax.Array
+
+
+class Metrics(NamedTuple):
+    """What a forward pass reports; `loss` leaves the auxiliary loss out, as the paper reports it.
+
+    Attributes:
+      loss: label-smoothed cross-entropy per target token, nats.
+      nll: plain cross-entropy per target token, nats.
+      aux: auxiliary loss, mean over MoE layers.
+      correct: fraction of target tokens predicted right.
+      encoder, decoder: counts, stacked over that side's MoE layers [L] or [L, E].
+    """
+
+    loss: jax.Array
+    nll: jax.Array
+    aux: jax.Array
+    correct: jax.Array
+    encoder: GatingMetrics
+    decoder: GatingMetrics
+
+
+def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
+    """Draw the parameters.
+
+    Returns:
+      A dict: `source_embedding` [Vs, M], `target_embedding` [Vt, M], `logits` [M, Vt], `encoder` and `decoder` (layer
+      pairs, each leaf stacked on a leading dim), `encoder_norm` and `decoder_norm` [M]. Scales follow lingvo: tables 1,
+      query (M * D)^-0.5, key and value M^-0.5, output (A * D)^-0.5, feed-forward, gate and experts uniform of variance
+      1 / fan_in.
+    """
+    keys = iter(jax.random.split(key, 64))
+    dtype = jnp.dtype(cfg.dtype)
+    m, a, d, e = cfg.model_dim, cfg.heads, cfg.head_dim, cfg.experts
+
+    def normal(stddev: float, *shape: int) -> jax.Array:
+        return stddev * jax.random.normal(next(keys), shape, dtype)
+
+    def uniform(fan_in: int, *shape: int) -> jax.Array:
+        limit = math.sqrt(3.0 / fan_in)
+        return jax.random.uniform(next(keys), shape, dtype, -limit, limit)
+
+    def attention_params(pairs: int) -> Tree:
+        return {
+            "norm": jnp.ones((pairs, m), dtype),
+            "query": normal((m * d) ** -0.5, pairs, m, a, d),
+            "key": normal(m**-0.5, pairs, m, a, d),
+            "value": normal(m**-0.5, pairs, m, a, d),
+            "output": normal((a * d) ** -0.5, pairs, a, d, m),
+        }
+
+    def stack(pairs: int, *, cross: bool) -> Tree:
+        tree = {
+            "attention1": attention_params(pairs),
+            "dense": {
+                "norm": jnp.ones((pairs, m), dtype),
+                "w_in": uniform(m, pairs, m, cfg.ffn_dim),
+                "w_out": uniform(cfg.ffn_dim, pairs, cfg.ffn_dim, m),
+            },
+            "attention2": attention_params(pairs),
+            "moe": {
+                "norm": jnp.ones((pairs, m), dtype),
+                "gate": uniform(m, pairs, m, e),
+                "expert_in": uniform(m, pairs, e, m, cfg.expert_dim),
+                "expert_out": uniform(cfg.expert_dim, pairs, e, cfg.expert_dim, m),
+            },
+        }
+        if cross:
+            tree["cross1"], tree["cross2"] = attention_params(pairs), attention_params(pairs)
+        return tree
+
+    return {
+        "source_embedding": normal(1.0, cfg.source_vocab, m),
+        "target_embedding": normal(1.0, cfg.target_vocab, m),
+        "encoder": stack(cfg.encoder_layers // 2, cross=False),
+        "encoder_norm": jnp.ones((m,), dtype),
+        "decoder": stack(cfg.decoder_layers // 2, cross=True),
+        "decoder_norm": jnp.ones((m,), dtype),
+        "logits": normal(1.0, m, cfg.target_vocab),
+    }
+
+
+def stacked_dims(params: Tree) -> Tree:
+    """For each leaf, how many leading dims stack independent weights: the layers, and for expert weights the experts."""
+
+    def count(path: tuple[Any, ...], _: Any) -> int:
+        names = [getattr(entry, "key", "") for entry in path]
+        if names[0] not in ("encoder", "decoder"):
+            return 0
+        return 2 if names[-1] in ("expert_in", "expert_out") else 1
+
+    return jax.tree_util.tree_map_with_path(count, params)
+
+
+def positions(length: int, width: int) -> np.ndarray:
+    """Sinusoidal position signal [T, M] (sines, then cosines; wavelengths 2 pi to 10 000 * 2 pi), float64."""
+    rates = 10_000.0 ** -(np.arange(width // 2) / max(width // 2 - 1, 1))
+    angles = np.arange(length)[:, None] * rates[None, :]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+
+
+def embed(table: jax.Array, tokens: jax.Array, cfg: ModelConfig, key: jax.Array | None, layout: Layout) -> jax.Array:
+    """Rows of the table plus positions: tokens [G, n, T] to [G, S, M]."""
+    groups, sequences, length = tokens.shape
+    x = jnp.take(table, tokens, axis=0)
+    x = x + jnp.asarray(positions(length, cfg.model_dim), x.dtype)
+    x = layout.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
+    return dropout(x, cfg.dropout, key)
+
+
+def _stack(
+    params: Tree,
+    x: jax.Array,
+    tokens: jax.Array,
+    cfg: ModelConfig,
+    *,
+    memory: jax.Array | None = None,
+    memory_tokens: jax.Array | None = None,
+    key: jax.Array | None,
+    layout: Layout,
+) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+    """Layer pairs (attention, dense feed-forward; attention, MoE) under one scan; a decoder when `memory` is given.
+
+    Arguments:
+      params: layer pairs, leaves stacked on dim 0.
+      x: [G, S, M].
+      tokens: [G, n, T] ids of x, for the padding masks.
+      memory, memory_tokens: the encoder's output [G, S', M] and its tokens [G, n, T'].
+
+    Returns:
+      x [G, S, M]; auxiliary losses [L]; counts stacked on dim 0.
+    """
+    groups, sequences, length = tokens.shape
+    real = tokens != PAD
+    allowed = real[:, :, None, :]
+    cross_allowed = None
+    if memory_tokens is not None:
+        steps = jnp.arange(length)
+        allowed = allowed & (steps[:, None] >= steps[None, :])
+        cross_allowed = (memory_tokens != PAD)[:, :, None, :]
+
+    def residual(x: jax.Array, branch: jax.Array, place: jax.Array | None) -> jax.Array:
+        return x + dropout(branch, cfg.dropout, place)
+
+    def attend(x: jax.Array, p: Tree, name: str, place: jax.Array | None) -> jax.Array:
+        normed = rms_norm(x, p[f"attention{name}"]["norm"])
+        branch = attention(
+            p[f"attention{name}"],
+            normed,
+            normed,
+            allowed,
+            sequences=sequences,
+            rate=cfg.dropout,
+            key=subkey(place, 0),
+        )
+        x = residual(x, branch, subkey(place, 1))
+        if memory is None:
+            return x
+        branch = attention(
+            p[f"cross{name}"],
+            rms_norm(x, p[f"cross{name}"]["norm"]),
+            memory,
+            cross_allowed,
+            sequences=sequences,
+            rate=cfg.dropout,
+            key=subkey(place, 2),
+        )
+        return residual(x, branch, subkey(place, 3))
+
+    def pair(x: jax.Array, layer: tuple[Tree, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, GatingMetrics]]:
+        p, index = layer
+        place = subkey(key, index)
+        x = attend(x, p, "1", subkey(place, 0))
+        x = residual(x, feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"])), subkey(place, 1))
+        x = attend(x, p, "2", subkey(place, 2))
+        rnd = None if place is None else jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
+        y, aux, metrics = moe_feed_forward(
+            p["moe"],
+            rms_norm(x, p["moe"]["norm"]),
+            real.reshape(groups, sequences * length),
+            cfg,
+            rnd=rnd,
+            layout=layout,
+        )
+        x = layout.split_groups(residual(x, y, subkey(place, 4)))
+        return x, (aux, metrics)
+
+    body = jax.checkpoint(pair) if cfg.remat and key is not None else pair
+    layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
+    x, (aux, metrics) = jax.lax.scan(body, x, (params, layers))
+    return x, aux, metrics
+
+
+def encode(
+    params: Tree, source: jax.Array, cfg: ModelConfig, *, key: jax.Array | None = None, layout: Layout = PLAIN
+) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+    """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given means training."""
+    x = embed(params["source_embedding"], source, cfg, subkey(key, 0), layout)
+    x, aux, metrics = _stack(params["encoder"], x, source, cfg, key=subkey(key, 1), layout=layout)
+    return rms_norm(x, params["encoder_norm"]), aux, metrics
+
+
+def decode(
+    params: Tree,
+    memory: jax.Array,
+    source: jax.Array,
+    target_in: jax.Array,
+    cfg: ModelConfig,
+    *,
+    key: jax.Array | None = None,
+    layout: Layout = PLAIN,
+) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses [L] and counts."""
+    x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), layout)
+    x, aux, metrics = _stack(
+        params["decoder"],
+        x,
+        target_in,
+        cfg,
+        memory=memory,
+        memory_tokens=source,
+        key=subkey(key, 3),
+        layout=layout,
+    )
+    x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
+    return (x @ params["logits"]) * cfg.model_dim**-0.5, aux, metrics
+
+
+def loss_fn(
+    params: Tree, batch: Batch, cfg: ModelConfig, *, key: jax.Array | None = None, layout: Layout = PLAIN
+) -> tuple[jax.Array, Metrics]:
+    """The training loss: label-smoothed cross-entropy plus the weighted auxiliary losses.
+
+    Arguments:
+      params: from `init_params`.
+      batch: token ids.
+      cfg: the model.
+      key: randomness of dropout and routing; None evaluates.
+      layout: the mesh axes of groups and experts.
+
+    Returns:
+      The total loss, a scalar, and `Metrics`.
+    """
+    memory, encoder_aux, encoder = encode(params, batch.source, cfg, key=key, layout=layout)
+    logits, decoder_aux, decoder = decode(params, memory, batch.source, batch.target_in, cfg, key=key, layout=layout)
+    labels = batch.target_out.reshape(logits.shape[:2])
+    real = (labels != PAD).astype(logits.dtype)
+    tokens = jnp.maximum(jnp.sum(real), 1.0)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    gold = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    nll = log_z - gold
+    # Smoothing mixes in the uniform distribution over the whole vocabulary.
+    smoothed = nll + cfg.label_smoothing * (gold - jnp.mean(logits, axis=-1))
+    loss = jnp.sum(smoothed * real) / tokens
+    aux = jnp.concatenate([encoder_aux, decoder_aux])
+    total = loss + cfg.aux_coefficient * jnp.sum(aux).astype(loss.dtype)
+    hits = (jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype) * real
+    metrics = Metrics(
+        loss=loss,
+        nll=jnp.sum(nll * real) / tokens,
+        aux=jnp.mean(aux),
+        correct=jnp.sum(hits) / tokens,
+        encoder=encoder,
+        decoder=decoder,
+    )
+    return total, metrics

@@ -1,0 +1,105 @@
+"""Adafactor with GShard's schedule, blind to the dims that stack layers and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Tree = Any
+
+
+def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000, ramp_steps: int = 0) -> Callable[[Any], Any]:
+    """The schedule learning_rate / sqrt(max(step, warmup_steps)): flat, then square-root decay (GShard appendix A.2).
+
+    Arguments:
+      learning_rate: 1.0 in the paper.
+      warmup_steps: 10 000 in the paper, so 0.01 until then.
+      ramp_steps: a linear ramp from zero over the first steps, which short runs with a high rate need; 0 for none.
+
+    Returns:
+      A function from the step (from 0) to the rate.
+    """
+
+    def schedule(step: Any) -> Any:
+        step = jnp.asarray(step, jnp.float32)
+        rate = learning_rate * jax.lax.rsqrt(jnp.maximum(step, float(warmup_steps)))
+        return rate * jnp.minimum(1.0, (step + 1.0) / ramp_steps) if ramp_steps else rate
+
+    return schedule
+
+
+class AdafactorState(NamedTuple):
+    """Steps taken, and per leaf the second moments: factored rows and columns, or the whole.
+
+    Each has the leaf's stacked dims in front; what a leaf does not use is a (1,) placeholder behind them.
+    """
+
+    count: jax.Array
+    v_row: Tree
+    v_col: Tree
+    v: Tree
+
+
+def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_factor: int = 128) -> optax.GradientTransformation:
+    """optax's Adafactor applied to each layer's and each expert's own weight.
+
+    Plain Adafactor factors the two largest dims of a leaf and clips by the RMS of the whole leaf. For stacked experts
+    [E, M, H] with E > M these are E and H: the statistics of one expert then depend on all others, and on a mesh that
+    splits E every step reduces over it. Here the leading `stacked_dims` are mapped over, so all statistics are local
+    to one matrix and the update is elementwise in E. Settings are GShard's (appendix A.2): beta1 0, decay
+    1 - t^-0.8, update clipped to RMS 1, rate multiplied by max(RMS(w), 1e-3).
+
+    Arguments:
+      stacked_dims: a tree like the parameters, of ints.
+      schedule: step to learning rate.
+      min_dim_to_factor: smallest dim for which statistics are factored.
+    """
+    moments = optax.scale_by_factored_rms(min_dim_size_to_factor=min_dim_to_factor)
+    clip = optax.clip_by_block_rms(1.0)
+    by_param_rms = optax.scale_by_param_block_rms(1e-3)
+    axes = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)  # pyright: ignore[reportArgumentType]
+
+    def init(params: Tree) -> AdafactorState:
+        def one(depth: int, w: jax.Array) -> optax.FactoredState:
+            fn = moments.init
+            for _ in range(depth):
+                fn = jax.vmap(fn, out_axes=axes)
+            return fn(w)
+
+        states = jax.tree.map(one, stacked_dims, params)
+        return _join(jnp.zeros((), jnp.int32), states)
+
+    def update(grads: Tree, state: AdafactorState, params: Tree = None) -> tuple[Tree, AdafactorState]:
+        rate = schedule(state.count)
+
+        def one(depth: int, g: jax.Array, row: jax.Array, col: jax.Array, v: jax.Array, w: jax.Array) -> Any:
+            def single(g: jax.Array, s: optax.FactoredState, w: jax.Array) -> tuple[jax.Array, optax.FactoredState]:
+                u, s = moments.update(g, s, w)  # pyright: ignore[reportAssignmentType]
+                u, _ = clip.update(u, clip.init(w))
+                u = jax.tree.map(lambda u: u * -rate.astype(u.dtype), u)
+                u, _ = by_param_rms.update(u, by_param_rms.init(w), w)
+                return u, s
+
+            fn = single
+            for _ in range(depth):
+                fn = jax.vmap(fn, in_axes=(0, axes, 0), out_axes=(0, axes))
+            return fn(g, optax.FactoredState(count=state.count, v_row=row, v_col=col, v=v), w)
+
+        both = jax.tree.map(one, stacked_dims, grads, state.v_row, state.v_col, state.v, params)
+        updates, states = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, optax.FactoredState(0, 0, 0, 0))), both)
+        return updates, AdafactorState(state.count + 1, states.v_row, states.v_col, states.v)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _join(count: jax.Array, states: Tree) -> AdafactorState:
+    """One state from a tree of optax states, whose counts all equal `count`."""
+
+    def pick(name: str) -> Tree:
+        return jax.tree.map(lambda s: getattr(s, name), states, is_leaf=lambda s: isinstance(s, optax.FactoredState))
+
+    return AdafactorState(count, pick("v_row"), pick("v_col"), pick("v"))

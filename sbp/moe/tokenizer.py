@@ -1,0 +1,85 @@
+"""SentencePiece vocabularies, trained on the corpus at hand."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece as spm
+
+from sbp.errors import SbpError
+from sbp.moe.model import BOS, EOS, PAD, UNK
+
+
+class Tokenizer:
+    """One vocabulary: text to rows of ids and back."""
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._pieces = spm.SentencePieceProcessor(model_proto=model)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """Train a unigram vocabulary of at most `vocab_size` pieces; the same texts give the same model.
+
+        Digits are pieces of their own, so that any number can be spelled; bytes stand in for unseen characters.
+        """
+        out = io.BytesIO()
+        try:
+            spm.SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=out,
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                model_type="unigram",
+                character_coverage=1.0,
+                split_digits=True,
+                normalization_rule_name="nmt_nfkc",
+                pad_id=PAD,
+                bos_id=BOS,
+                eos_id=EOS,
+                unk_id=UNK,
+                num_threads=1,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise SbpError(
+                f"no vocabulary of {vocab_size} pieces can be trained on this text ({error}); give more text or another vocabulary size",
+                code="bad-corpus",
+            ) from None
+        return cls(out.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a model that `save` wrote."""
+        return cls(path.read_bytes())
+
+    def save(self, path: Path) -> None:
+        """Write the SentencePiece model."""
+        path.write_bytes(self.model)
+
+    def __len__(self) -> int:
+        return self._pieces.vocab_size()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, EOS last."""
+        return [[*ids, EOS] for ids in self._pieces.encode(list(texts))]
+
+    def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """Text of each row of ids, up to its first EOS."""
+        cut = []
+        for row in rows:
+            ids = [int(i) for i in row]
+            ids = ids[: ids.index(EOS)] if EOS in ids else ids
+            cut.append([i for i in ids if i not in (PAD, BOS) and i < len(self)])
+        return self._pieces.decode(cut)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    """Rows of ids as int32 [N, length], padded with PAD; every row must fit."""
+    out = np.full((len(rows), length), PAD, np.int32)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out

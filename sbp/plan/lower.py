@@ -1,0 +1,118 @@
+"""Typing -> instructions: operands are boxed to the types their rows take, as late as a reader allows and once per type."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+from sbp import _jax
+from sbp.infer.problem import WHILE_TRIPS
+from sbp.infer.rows import EMPTY
+from sbp.infer.space import Codes, Spaces, TypeSpace
+from sbp.infer.typing import Typing
+from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
+from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.types import MONOIDS
+
+
+def lower(typing: Typing) -> Block:
+    """Writes a typing out as instructions.
+
+    The order is the program's. A value that several readers want in several types is brought there along the cheapest tree: what
+    is gathered for one reader is sliced for the next.
+    """
+    spaces = Spaces(typing.mesh)
+    return _Lowering(typing, spaces).block(typing.graph, typing.outputs)
+
+
+class _Lowering:
+    def __init__(self, typing: Typing, spaces: Spaces) -> None:
+        self.typing = typing
+        self.spaces = spaces
+        self.zero: Codes = (0,) * len(typing.mesh.sizes)
+
+    def space(self, aval: Any, types: list[Codes]) -> TypeSpace:
+        """A space that holds the given types."""
+        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
+        shape = () if _jax.is_extended(aval.dtype) else tuple(aval.shape)
+        forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
+        return self.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, forced)
+
+    def needs(self, node: Node) -> tuple[Codes, ...]:
+        return self.typing.rows[node.id].ins
+
+    def block(self, graph: Graph, returned: tuple[Codes, ...]) -> Block:
+        typing = self.typing
+        made: dict[int, Node | None] = dict.fromkeys(graph.inputs)
+        for node in graph.nodes:
+            made.update(dict.fromkeys(node.outputs, node))
+        wanted: dict[int, dict[Codes, Node | None]] = defaultdict(dict)
+        for node in graph.nodes:
+            for operand, codes in zip(node.inputs, self.needs(node), strict=True):
+                if isinstance(operand, int):
+                    wanted[operand].setdefault(codes, node)
+        for operand, codes in zip(graph.outputs, returned, strict=True):
+            if isinstance(operand, int):
+                wanted[operand].setdefault(codes, None)
+        parents = {v: self.tree(v, list(types)) for v, types in wanted.items() if set(types) != {typing.values[v]}}
+        held: dict[int, set[Codes]] = {v: {typing.values[v]} for v in made}
+        instructions: list[Instruction] = []
+
+        def fetch(operand: Operand, codes: Codes, reader: Node | None) -> Source:
+            if isinstance(operand, Constant):
+                return ConstantRegister(operand, codes)
+            if codes not in held[operand]:
+                parent = parents[operand][codes]
+                source = fetch(operand, parent, reader)
+                assert isinstance(source, Register)
+                space = self.space(typing.graph.avals[operand], [parent, codes])
+                target = Register(operand, codes)
+                steps = space.path(parent, codes)
+                instructions.append(Box(source=source, target=target, steps=steps, reader=reader, maker=made[operand]))
+                held[operand].add(codes)
+            return Register(operand, codes)
+
+        for node in graph.nodes:
+            row = typing.rows[node.id]
+            ins = tuple(fetch(o, c, node) for o, c in zip(node.inputs, row.ins, strict=True))
+            outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
+            if node.regions:
+                blocks = tuple(self.block(r, typing.region_outputs[node.id, i]) for i, r in enumerate(node.regions))
+                instructions.append(Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node)))
+            else:
+                instructions.append(Apply(node=node, row=row, ins=ins, outs=outs))
+        outputs = tuple(fetch(o, c, None) for o, c in zip(graph.outputs, returned, strict=True))
+        inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
+        return Block(inputs=inputs, instructions=tuple(instructions), outputs=outputs)
+
+    def tree(self, value: int, types: list[Codes]) -> dict[Codes, Codes]:
+        """For each wanted type, the type it is made from: the cheapest order of acquiring them, each from what is there by then."""
+        made = self.typing.values[value]
+        space = self.space(self.typing.graph.avals[value], [made, *types])
+        seconds = space.seconds("auto")
+        targets = sorted(t for t in types if t != made)
+        orders = itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)]
+        best: tuple[float, dict[Codes, Codes]] | None = None
+        for order in orders:
+            there, cost, parents = [made], 0.0, {}
+            for t in order:
+                price, parent = min((float(seconds[space.index[s], space.index[t]]), i) for i, s in enumerate(there))
+                cost += price
+                parents[t] = there[parent]
+                there.append(t)
+            if best is None or cost < best[0] - 1e-18:
+                best = cost, parents
+        assert best is not None
+        return best[1]
+
+
+def trips_of(node: Node) -> int:
+    """How often a region's body runs."""
+    match node.op:
+        case "scan":
+            return int(node.params["length"])
+        case "while":
+            return WHILE_TRIPS
+        case _:
+            return 1

@@ -1,0 +1,85 @@
+"""The plan's equation, checked after lowering and after every pass: each instruction reads what is there in the type its row takes."""
+
+from __future__ import annotations
+
+from sbp.errors import SbpInternalError
+from sbp.infer.space import Codes
+from sbp.mesh import MeshSpec
+from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
+from sbp.trace.graph import Node
+
+
+def verify(block: Block, mesh: MeshSpec) -> None:
+    """Checks that registers are written once and before they are read, that boxes and rows fit, and region types agree.
+
+    Raises:
+      SbpInternalError: naming the instruction that breaks the plan.
+    """
+    _verify_block(block, mesh)
+
+
+def _fail(what: str, node: Node | None) -> SbpInternalError:
+    where = f" ({node.op}, node {node.id})" if node is not None else ""
+    return SbpInternalError(f"plan does not verify{where}: {what}")
+
+
+def _verify_block(block: Block, mesh: MeshSpec) -> None:
+    held: set[Register] = set(block.inputs)
+
+    def read(source: Source, node: Node | None) -> Codes:
+        if isinstance(source, Register) and source not in held:
+            raise _fail(f"register {source} is read before it is written", node)
+        return source.codes
+
+    def write(register: Register, node: Node | None) -> None:
+        if register in held:
+            raise _fail(f"register {register} is written twice", node)
+        held.add(register)
+
+    for instruction in block.instructions:
+        match instruction:
+            case Apply(node=node, row=row, ins=ins, outs=outs):
+                if tuple(read(s, node) for s in ins) != row.ins or tuple(r.codes for r in outs) != row.outs:
+                    raise _fail(f"row {row} does not fit its registers", node)
+            case Box(source=source, target=target, steps=steps, reader=reader):
+                here = read(source, reader)
+                for step in steps:
+                    if step.source != here:
+                        raise _fail(f"step {step} starts from {here}", reader)
+                    here = step.target
+                if here != target.codes or source.value != target.value:
+                    raise _fail(f"box ends in {here}, not in {target}", reader)
+                write(target, reader)
+                continue
+            case Loop(node=node, ins=ins, outs=outs, blocks=blocks):
+                types = tuple(read(s, node) for s in ins)
+                _verify_region(node, types, tuple(r.codes for r in outs), blocks)
+                for inner in blocks:
+                    _verify_block(inner, mesh)
+        for register in instruction.outs:
+            write(register, None)
+    for source in block.outputs:
+        read(source, None)
+
+
+def _verify_region(node: Node, ins: tuple[Codes, ...], outs: tuple[Codes, ...], blocks: tuple[Block, ...]) -> None:
+    entries = [tuple(r.codes for r in b.inputs) for b in blocks]
+    exits = [tuple(s.codes for s in b.outputs) for b in blocks]
+    match node.op:
+        case "scan":
+            c, k = node.params["num_consts"], node.params["num_carry"]
+            good = ins[: c + k] == entries[0][: c + k] and entries[0][c : c + k] == exits[0][:k] == outs[:k]
+            good = good and tuple(map(_stacked, entries[0][c + k :])) == ins[c + k :]
+            good = good and tuple(map(_stacked, exits[0][k:])) == outs[k:]
+        case "while":
+            c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+            good = entries[0] == (*ins[:c], *ins[c + b :]) and entries[1] == ins[c:] and exits[1] == ins[c + b :] == outs
+            good = good and not any(exits[0][0])
+        case _:
+            good = all(e == ins[1:] for e in entries) and all(e == outs for e in exits) and not any(ins[0])
+    if not good:
+        raise _fail("types of the region do not agree with its body", node)
+
+
+def _stacked(t: Codes) -> Codes:
+    return tuple(c + 1 if c > 0 else c for c in t)

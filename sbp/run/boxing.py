@@ -1,0 +1,156 @@
+"""Boxing steps on one device's shard, inside shard_map: the collective, with padding and slicing where sizes do not divide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp.errors import SbpInternalError
+from sbp.infer.space import Codes, Step, decode, local_shape
+from sbp.mesh import MeshSpec
+from sbp.types import Split, Unreduced
+
+
+def identity_of(monoid: str, dtype: Any) -> Any:
+    """The neutral element of a monoid in a dtype."""
+    if monoid == "sum" or (monoid == "or"):
+        return jnp.zeros((), dtype)
+    if monoid == "prod":
+        return jnp.ones((), dtype)
+    if jnp.issubdtype(dtype, np.inexact):
+        return jnp.array(-np.inf if monoid == "max" else np.inf, dtype)
+    if dtype == np.bool_:
+        return jnp.array(monoid in ("min", "and"), dtype)
+    if monoid == "and":
+        return jnp.array(-1 if jnp.issubdtype(dtype, np.signedinteger) else jnp.iinfo(dtype).max, dtype)
+    return jnp.array(jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype)
+
+
+def _local_reduce(x: Any, monoid: str, dim: int) -> Any:
+    match monoid:
+        case "sum":
+            return jnp.sum(x, dim, dtype=x.dtype)
+        case "max":
+            return jnp.max(x, dim)
+        case "min":
+            return jnp.min(x, dim)
+        case "prod":
+            return jnp.prod(x, dim, dtype=x.dtype)
+        case "and":
+            return lax.reduce(x, np.array(identity_of("and", x.dtype)), lax.bitwise_and, (dim,))
+        case _:
+            return lax.reduce(x, np.array(identity_of("or", x.dtype)), lax.bitwise_or, (dim,))
+
+
+def _is_half(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
+
+
+def pad_dim(x: Any, dim: int, size: int, value: Any = None) -> Any:
+    """Pads one dim at its end up to `size`."""
+    missing = size - x.shape[dim]
+    if missing == 0:
+        return x
+    config = [(0, missing if d == dim else 0, 0) for d in range(x.ndim)]
+    return lax.pad(x, jnp.zeros((), x.dtype) if value is None else value, config)
+
+
+def _first(x: Any, dim: int, size: int) -> Any:
+    return x if x.shape[dim] == size else lax.slice_in_dim(x, 0, size, axis=dim)
+
+
+class Boxing:
+    """Runs boxing steps of one mesh.
+
+    Arguments:
+      mesh: the mesh.
+      acc: `f32` sums 16-bit parts in float32 (all-to-all, local sum, all-gather: the bytes of an all-reduce); `native` leaves the
+        sum to the platform.
+    """
+
+    def __init__(self, mesh: MeshSpec, acc: str = "f32") -> None:
+        self.mesh = mesh
+        self.acc = acc
+
+    def run(self, x: Any, global_shape: Sequence[int], steps: Sequence[Step]) -> Any:
+        """Applies steps in order to the shard of a tensor of `global_shape`."""
+        for step in steps:
+            x = self.step(x, global_shape, step)
+        return x
+
+    def step(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
+        """Applies one step."""
+        names = tuple(self.mesh.names[i] for i in step.mesh_axes)
+        position = step.mesh_axes[0]
+        n = math.prod(self.mesh.sizes[i] for i in step.mesh_axes)
+        before, after = decode(step.source[position]), decode(step.target[position])
+        there = local_shape(global_shape, step.target, self.mesh.sizes)
+        match step.kind, before, after:
+            case "all_reduce", Unreduced(monoid=monoid), _:
+                return self.all_reduce(x, monoid, names, n)
+            case "reduce_scatter", Unreduced(monoid=monoid), Split(dim=d):
+                return self.reduce_scatter(x, monoid, names[0], n, d, there[d])
+            case "all_gather", Split(dim=d), _:
+                return _first(lax.all_gather(x, names[0], axis=d, tiled=True), d, there[d])
+            case "all_to_all", Split(dim=d), Split(dim=e):
+                x = pad_dim(x, e, n * there[e])
+                return _first(lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True), d, there[d])
+            case "slice", _, Split(dim=d):
+                x = pad_dim(x, d, n * there[d])
+                return lax.dynamic_slice_in_dim(x, lax.axis_index(names[0]) * there[d], there[d], d)
+            case "mask", _, Unreduced(monoid=monoid):
+                if monoid not in ("sum", "prod"):
+                    return x
+                return jnp.where(lax.axis_index(names[0]) == 0, x, identity_of(monoid, x.dtype))
+            case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
+                size = x.shape[d]
+                whole = jnp.full((*x.shape[:d], n * size, *x.shape[d + 1 :]), identity_of(monoid, x.dtype))
+                return _first(lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(names[0]) * size, d), d, there[d])
+            case _:
+                raise SbpInternalError(f"no kernel for boxing step {step}")
+
+    def all_reduce(self, x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
+        """The reduction of all parts, on every device."""
+        if monoid == "sum" and _is_half(x.dtype) and self.acc == "f32":
+            flat = pad_dim(x.reshape(-1), 0, -(-x.size // n) * n)
+            part = lax.all_to_all(flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True)
+            total = jnp.sum(part.astype(jnp.float32), 0).astype(x.dtype)
+            return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(x.shape)
+        match monoid:
+            case "sum":
+                return lax.psum(x, names)
+            case "max" | "min":
+                return lax.pmax(x, names) if monoid == "max" else lax.pmin(x, names)
+            case "and" | "or" if x.dtype == np.bool_:
+                reduce = lax.pmin if monoid == "and" else lax.pmax
+                return reduce(x.astype(jnp.uint8), names).astype(np.bool_)
+            case _:
+                return _local_reduce(lax.all_gather(x, names, axis=0, tiled=False), monoid, 0)
+
+    def reduce_scatter(self, x: Any, monoid: str, name: str, n: int, dim: int, size: int) -> Any:
+        """Each device's slice of the reduction."""
+        x = pad_dim(x, dim, n * size)
+        if monoid == "sum" and not (_is_half(x.dtype) and self.acc == "f32"):
+            return lax.psum_scatter(x, name, scatter_dimension=dim, tiled=True)
+        parts = x.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :])
+        parts = lax.all_to_all(parts, name, split_axis=dim, concat_axis=dim, tiled=True)
+        if monoid == "sum":
+            return jnp.sum(parts.astype(jnp.float32), dim).astype(x.dtype)
+        return _local_reduce(parts, monoid, dim)
+
+
+def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:
+    """Global index of element 0 of this device's shard, for each dim (a traced int32, or 0 where the dim is whole)."""
+    sizes = list(global_shape)
+    start: list[Any] = [0] * len(sizes)
+    for code, (name, n) in zip(codes, mesh.axes, strict=True):
+        if code > 0:
+            d = code - 1
+            sizes[d] = -(-sizes[d] // n)
+            start[d] = start[d] + lax.axis_index(name) * sizes[d]
+    return start

@@ -1,0 +1,99 @@
+"""Program -> one `jax.jit(jax.shard_map(..))`, with shardings at the boundary and the cheapest dispatch JAX allows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sbp import _jax
+from sbp.infer.space import Codes
+from sbp.mesh import MeshSpec
+from sbp.plan.program import Program
+from sbp.run.interpret import Interpreter
+
+
+def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
+    """The JAX spec of a type: each P axis is one leading dim of its own, split over it."""
+    leading: list[Any] = [name for name, c in zip(mesh.names, codes, strict=True) if c < 0]
+    dims: list[list[str]] = [[] for _ in range(ndim)]
+    for name, c in zip(mesh.names, codes, strict=True):
+        if c > 0:
+            dims[c - 1].append(name)
+    return PartitionSpec(*leading, *(tuple(d) if len(d) > 1 else d[0] if d else None for d in dims))
+
+
+def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """A copy of the user's mesh with Auto axes: `shard_map` over an Explicit one would check specs of its own (pitfall 4.3.3)."""
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+class Executable:
+    """A plan ready to run.
+
+    Arguments:
+      program: the plan.
+      mesh: the user's mesh; outputs live on it.
+      donated: flat positions of donated arguments.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh | AbstractMesh, donated: tuple[int, ...]) -> None:
+        self.program = program
+        self.mesh = mesh
+        self.inner = own_mesh(mesh)
+        graph, spec = program.graph, program.mesh
+        in_codes = [r.codes for r in program.block.inputs]
+        in_specs = tuple(partition_spec(c, spec, len(graph.avals[v].shape)) for c, v in zip(in_codes, graph.inputs, strict=True))
+        out_codes = list(program.typing.outputs)
+        out_specs = tuple(partition_spec(c, spec, len(graph.aval(o).shape)) for c, o in zip(out_codes, graph.outputs, strict=True))
+        interpreter = Interpreter(graph, spec)
+
+        def body(*shards: Any) -> tuple[Any, ...]:
+            args = [x.reshape(x.shape[_partials(c) :]) if _partials(c) else x for x, c in zip(shards, in_codes, strict=True)]
+            outs = interpreter.block(program.block, args)
+            return tuple(y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y for y, c in zip(outs, out_codes, strict=True))
+
+        self.in_shardings = tuple(NamedSharding(self.inner, s) for s in in_specs)
+        self.out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
+        mapped = jax.shard_map(body, mesh=self.inner, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        self.jitted = jax.jit(mapped, in_shardings=self.in_shardings, out_shardings=self.out_shardings, donate_argnums=donated)
+        # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on few cores.
+        simulated = isinstance(mesh, Mesh) and mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
+
+    def lower(self, shapes: Sequence[Any]) -> Any:
+        """`jax.stages.Lowered` for flat ShapeDtypeStructs."""
+        with _jax.no_mesh():
+            return self.jitted.lower(*shapes)
+
+    def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:
+        """Runs on flat arguments that are where the plan wants them."""
+        self._wait()
+        if jax.sharding.get_abstract_mesh().empty:
+            outs = self.jitted(*flat)
+        else:
+            with _jax.no_mesh():
+                outs = self.jitted(*flat)
+        if self._in_flight is not None and outs:
+            self._in_flight.append(outs)
+        return outs
+
+    def _wait(self) -> None:
+        """Waits until at most one execution is in flight (simulated CPU devices only)."""
+        while self._in_flight is not None and len(self._in_flight) >= 2:
+            # An output that a later call was given for donation is gone; that call waits for it anyway.
+            present = [x for x in self._in_flight.popleft() if not x.is_deleted()]
+            jax.block_until_ready(present[:1])
+
+
+def _partials(codes: Codes) -> int:
+    return sum(c < 0 for c in codes)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(p) for p in jax.__version__.split(".")[:2])

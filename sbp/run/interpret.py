@@ -1,0 +1,173 @@
+"""The local interpreter: a block's instructions on the shards of one device, inside shard_map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import _jax
+from sbp.errors import SbpInternalError
+from sbp.infer.space import Codes, Step, local_shape
+from sbp.mesh import MeshSpec
+from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
+from sbp.run.boxing import Boxing, offsets
+from sbp.signatures import rule_for
+from sbp.trace.graph import Graph, Node
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """The `LocalContext` of a kernel."""
+
+    mesh: MeshSpec
+    node: Node
+    primitive: Any
+    params: dict[str, Any]
+    global_ins: tuple[Any, ...]
+    global_outs: tuple[Any, ...]
+    local_ins: tuple[tuple[int, ...], ...]
+    local_outs: tuple[tuple[int, ...], ...]
+    out_codes: tuple[Codes, ...]
+
+    def out_offset(self, result: int, dim: int) -> Any:
+        """Global index of element 0 of this device's shard of a result along one dim."""
+        return offsets(self.global_outs[result].shape, self.out_codes[result], self.mesh)[dim]
+
+    def is_first_device(self) -> Any:
+        """True on the device with index 0 on every mesh axis."""
+        first = jnp.array(True)
+        for name in self.mesh.names:
+            first = first & (lax.axis_index(name) == 0)
+        return first
+
+
+class Interpreter:
+    """Runs blocks of one plan.
+
+    Arguments:
+      graph: the program, for shapes.
+      mesh: the mesh.
+      acc: how 16-bit parts are summed, see `Boxing`.
+    """
+
+    def __init__(self, graph: Graph, mesh: MeshSpec, acc: str = "f32") -> None:
+        self.graph = graph
+        self.mesh = mesh
+        self.boxing = Boxing(mesh, acc)
+
+    def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
+        """Runs a block on the shards of its inputs; returns the shards of its outputs."""
+        env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
+
+        def read(source: Source) -> Any:
+            return self.constant(source) if isinstance(source, ConstantRegister) else env[source]
+
+        for instruction in block.instructions:
+            match instruction:
+                case Apply():
+                    results = self.apply(instruction, [read(s) for s in instruction.ins])
+                    env.update(zip(instruction.outs, results, strict=True))
+                case Box():
+                    info = (instruction.reader or instruction.maker)
+                    with _jax.source_context(info.source_info if info else None):
+                        shape = self.graph.avals[instruction.source.value].shape
+                        env[instruction.target] = self.boxing.run(env[instruction.source], shape, instruction.steps)
+                case Loop():
+                    with _jax.source_context(instruction.node.source_info):
+                        results = self.loop(instruction, [read(s) for s in instruction.ins])
+                    env.update(zip(instruction.outs, results, strict=True))
+        return [read(s) for s in block.outputs]
+
+    def constant(self, source: ConstantRegister) -> Any:
+        """A constant in the wanted type: sliced or masked, never communicated."""
+        aval = source.constant.aval
+        value = source.constant.value
+        x = value if _jax.is_extended(aval.dtype) else jnp.asarray(value, aval.dtype)
+        here: Codes = (0,) * len(source.codes)
+        for position, code in enumerate(source.codes):
+            if code != 0:
+                target = (*here[:position], code, *here[position + 1 :])
+                x = self.boxing.step(x, aval.shape, Step("slice" if code > 0 else "mask", (position,), here, target, 0.0, 0.0))
+                here = target
+        return x
+
+    def local(self, shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
+        """The shard's shape."""
+        return local_shape(shape, codes, self.mesh.sizes)
+
+    def apply(self, instruction: Apply, args: list[Any]) -> list[Any]:
+        """Runs one node's kernel and checks that shards have the shapes their types say."""
+        node, row = instruction.node, instruction.row
+        outs = tuple(self.graph.avals[v] for v in node.outputs)
+        expected = tuple(self.local(a.shape, c) for a, c in zip(outs, row.outs, strict=True))
+        if node.op == "sbp_annotate":
+            return args
+        found = rule_for(node.op)
+        ins = tuple(self.graph.aval(o) for o in node.inputs)
+        place = Place(
+            self.mesh,
+            node,
+            node.primitive,
+            node.params,
+            ins,
+            outs,
+            tuple(self.local(a.shape, c) for a, c in zip(ins, row.ins, strict=True)),
+            expected,
+            row.outs,
+        )
+        with _jax.source_context(node.source_info):
+            if found is None or found.local is None:
+                results = _jax.bind(node.primitive, args, node.params)
+            else:
+                results = found.local(place, args)
+        got = tuple(tuple(np.shape(r)) for r in results)
+        if got != expected:
+            raise SbpInternalError(f"{node.op} (node {node.id}) under {row} gives shards {got}, its type says {expected}")
+        return results
+
+    def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
+        """Runs a region with JAX's own control flow over our bodies."""
+        node, blocks = instruction.node, instruction.blocks
+        match node.op:
+            case "scan":
+                return self.scan(node, blocks[0], args)
+            case "while":
+                c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+                cond_consts, body_consts, init = args[:c], args[c : c + b], args[c + b :]
+                return list(
+                    lax.while_loop(
+                        lambda carry: self.block(blocks[0], [*cond_consts, *carry])[0],
+                        lambda carry: tuple(self.block(blocks[1], [*body_consts, *carry])),
+                        tuple(init),
+                    )
+                )
+            case "cond":
+                index, *operands = args
+                branches = [lambda *ops, b=b: tuple(self.block(b, ops)) for b in blocks]
+                return list(lax.switch(index, branches, *operands))
+            case _:
+                raise SbpInternalError(f"no region {node.op}")
+
+    def scan(self, node: Node, block: Block, args: list[Any]) -> list[Any]:
+        """Runs a scan; carry shards keep their dtype."""
+        c, k = node.params["num_consts"], node.params["num_carry"]
+        consts, init, xs = args[:c], args[c : c + k], args[c + k :]
+
+        def body(carry: Any, x: Any) -> Any:
+            out = self.block(block, [*consts, *carry, *x])
+            return tuple(out[:k]), tuple(out[k:])
+
+        carry, ys = lax.scan(
+            body,
+            tuple(init),
+            tuple(xs),
+            length=node.params["length"],
+            reverse=node.params["reverse"],
+            unroll=node.params["unroll"],
+        )
+        return [*carry, *ys]

@@ -1,0 +1,66 @@
+"""sbp.Partial: an unreduced value outside a plan, as one array with a leading dim for each partial mesh axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sbp.run.boxing import identity_of
+from sbp.types import NdSbp, Unreduced
+
+
+@jax.tree_util.register_pytree_node_class
+class Partial:
+    """An unreduced value: what a plan returns for an output pinned P, and takes for an input pinned P.
+
+    Arguments:
+      parts: an array with one leading dim per partial mesh axis, split over it; the value is the reduction over those dims.
+      type: the ND type, with at least one P.
+
+    >>> Partial(jnp.array([1.0, 2.0]), NdSbp({"data": Unreduced()})).reduce().item()
+    3.0
+    """
+
+    def __init__(self, parts: Any, type: NdSbp) -> None:
+        self.parts = parts
+        self.type = type
+
+    def tree_flatten(self) -> tuple[tuple[Any], NdSbp]:
+        """The pytree: one leaf, the parts."""
+        return (self.parts,), self.type
+
+    @classmethod
+    def tree_unflatten(cls, type: NdSbp, children: tuple[Any]) -> Partial:
+        """From the one leaf."""
+        return cls(children[0], type)
+
+    @property
+    def monoid(self) -> str:
+        """The monoid that joins the parts."""
+        return next(a.monoid for a in self.type.values() if isinstance(a, Unreduced))
+
+    @property
+    def rank(self) -> int:
+        """How many leading dims hold parts."""
+        return sum(isinstance(a, Unreduced) for a in self.type.values())
+
+    def reduce(self) -> jax.Array:
+        """The value: parts reduced over their leading dims."""
+        axes = tuple(range(self.rank))
+        match self.monoid:
+            case "sum":
+                return jnp.sum(self.parts, axes)
+            case "max":
+                return jnp.max(self.parts, axes)
+            case "min":
+                return jnp.min(self.parts, axes)
+            case "prod":
+                return jnp.prod(self.parts, axes)
+            case monoid:
+                op = jnp.bitwise_and if monoid == "and" else jnp.bitwise_or
+                return op.reduce(self.parts, axis=axes, initial=identity_of(monoid, self.parts.dtype))
+
+    def __repr__(self) -> str:
+        return f"Partial({self.parts.shape}, {self.type!r})"

@@ -1,0 +1,144 @@
+"""What a signature is: rows over one mesh axis, looked up by primitive name in the only registry."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sbp import _jax
+from sbp.errors import SbpInternalError
+from sbp.types import Atom, B
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One signature on one mesh axis: atoms of the operands give atoms of the results.
+
+    Arguments:
+      ins: one atom for each operand.
+      outs: one atom for each result.
+      kernel: what runs on the shards; `local` is the primitive itself.
+    """
+
+    ins: tuple[Atom, ...]
+    outs: tuple[Atom, ...]
+    kernel: str = "local"
+
+    def __repr__(self) -> str:
+        return f"{', '.join(map(repr, self.ins))} -> {', '.join(map(repr, self.outs))}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """An equation as a rule sees it, on shapes already localised by the outer mesh axes.
+
+    Arguments:
+      name: the primitive's name.
+      params: its parameters (global: a rule reads dims from them, never sizes).
+      ins: avals of the operands.
+      outs: avals of the results.
+      axis_size: size of the mesh axis that rows are asked for.
+    """
+
+    name: str
+    params: dict[str, Any]
+    ins: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    axis_size: int
+
+    def divides(self, size: int) -> bool:
+        """Whether a dim of this size splits evenly over the axis."""
+        return size % self.axis_size == 0
+
+
+class LocalContext(Protocol):
+    """What a local kernel may know of its place: the op on global shapes, and this device's shards."""
+
+    params: dict[str, Any]
+    global_ins: tuple[Any, ...]
+    global_outs: tuple[Any, ...]
+    local_ins: tuple[tuple[int, ...], ...]
+    local_outs: tuple[tuple[int, ...], ...]
+    primitive: Any
+
+    def out_offset(self, result: int, dim: int) -> Any:
+        """Global index of element 0 of this device's shard of a result, along one dim (a traced int32 or 0)."""
+        ...
+
+    def is_first_device(self) -> Any:
+        """True on the device whose index is 0 on every mesh axis."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The signature of a primitive.
+
+    Arguments:
+      name: the primitive's name.
+      rows: the rows for an op; all operands and results B is always among them.
+      local: computes shards of the results from shards of the operands; None binds the primitive with the same parameters.
+      operandwise: operands and results are independent pairs (optimization_barrier): each pair has its own row.
+      reason: for a rule with the all-B row alone, why that is right.
+    """
+
+    name: str
+    rows: Callable[[Op], Sequence[Row]]
+    local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
+    operandwise: bool = False
+    reason: str = ""
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def add_rule(rule: Rule) -> None:
+    """Enters a rule; a second one for the same primitive is an error."""
+    if rule.name in _RULES:
+        raise SbpInternalError(f"two rules for primitive {rule.name!r}")
+    _RULES[rule.name] = rule
+
+
+def rule_for(name: str) -> Rule | None:
+    """The rule of a primitive, or None."""
+    return _RULES.get(name)
+
+
+def known_primitives() -> tuple[str, ...]:
+    """Names of all primitives with a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def rule(*names: str, local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
+    """Decorator: `@rule("cumsum", "cummax")` on a function from an op to its rows besides all-B."""
+
+    def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:
+        for name in names:
+            add_rule(Rule(name=name, rows=functools.partial(_with_all_b, rows), local=local))
+        return rows
+
+    return enter
+
+
+def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
+    found = dict.fromkeys((all_b(op), *rows(op)))
+    return tuple(found)
+
+
+def all_b(op: Op) -> Row:
+    """The row that is always right: everything B."""
+    return Row((B,) * len(op.ins), (B,) * len(op.outs))
+
+
+def replicated(*names: str, reason: str) -> None:
+    """Rules with the all-B row alone, with the reason why that is right."""
+    for name in names:
+        add_rule(Rule(name=name, rows=lambda op: (all_b(op),), reason=reason))
+
+
+def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:
+    """Binds the primitive on shards with some parameters replaced; shardings in parameters are dropped."""
+    params = {k: (None if k in ("sharding", "out_sharding") else v) for k, v in ctx.params.items()}
+    return _jax.bind(ctx.primitive, args, params | changes)

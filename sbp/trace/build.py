@@ -1,0 +1,198 @@
+"""Function -> Graph: traces on ShapeDtypeStructs, inlines calls, keeps control flow as regions and the user's lines on nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sbp import _jax
+from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+_INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+"""Primitives that only call a jaxpr, with the parameter that holds it; names of several JAX releases."""
+
+_REMAT = frozenset({"remat", "remat2", "checkpoint"})
+_DROPPED = frozenset({"sharding_constraint", "reshard", "mesh_cast", "copy_p", "pvary", "pcast"})
+
+
+def trace(fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()) -> tuple[Graph, Any]:
+    """Traces a function of flat arguments.
+
+    Arguments:
+      fn: takes the flat arguments, returns any pytree.
+      args: `jax.ShapeDtypeStruct`s without sharding.
+      input_names: names of the arguments for reports.
+
+    Returns:
+      The graph, and the pytree of output ShapeDtypeStructs.
+
+    Raises:
+      SbpError: `unsupported-effect` for an effect that a distributed program cannot keep.
+      Whatever `fn` raises, unchanged.
+
+    >>> import jax, jax.numpy as jnp
+    >>> graph, out = trace(lambda x: jnp.tanh(x).sum(), [jax.ShapeDtypeStruct((4,), jnp.float32)])
+    >>> [node.op for node in graph.nodes]
+    ['tanh', 'reduce_sum']
+    """
+    closed, out_shape = _jax.make_jaxpr(fn, args)
+    builder = _Builder()
+    graph = builder.graph(closed, tuple(input_names))
+    return graph, out_shape
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.value_ids = itertools.count()
+        self.node_ids = itertools.count()
+        self.avals: dict[int, Any] = {}
+        self.frames: dict[int, tuple[Span, ...]] = {}
+
+    def new_value(self, aval: Any) -> int:
+        value = next(self.value_ids)
+        self.avals[value] = _jax.empty_aval(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
+        return value
+
+    def graph(self, jaxpr: Any, input_names: tuple[str, ...] = (), stack: tuple[Span, ...] = (), scope: str = "") -> Graph:
+        opened, consts = _jax.open_jaxpr(jaxpr)
+        env: dict[Any, Operand] = {}
+        for var, value in zip(opened.constvars, consts, strict=True):
+            env[var] = Constant(value, _jax.empty_aval(var.aval.shape, var.aval.dtype))
+        for var in opened.invars:
+            env[var] = self.new_value(var.aval)
+        inputs = tuple(v for v in (env[var] for var in opened.invars) if isinstance(v, int))
+        nodes: list[Node] = []
+        self.equations(opened, env, nodes, stack, scope)
+        return Graph(
+            inputs=inputs,
+            outputs=tuple(self.read(env, v) for v in opened.outvars),
+            nodes=tuple(nodes),
+            avals=self.avals,
+            input_names=input_names,
+        )
+
+    def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
+        if isinstance(atom, _jax.Literal):
+            return Constant(atom.val, _jax.empty_aval(atom.aval.shape, atom.aval.dtype, bool(getattr(atom.aval, "weak_type", False))))
+        return env[atom]
+
+    def equations(self, jaxpr: Any, env: dict[Any, Operand], nodes: list[Node], stack: tuple[Span, ...], scope: str) -> None:
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            frames = self.frames_of(eqn) or stack
+            here = "/".join(s for s in (scope, _jax.name_stack_of(eqn.source_info)) if s)
+            operands = tuple(self.read(env, v) for v in eqn.invars)
+            if name in _INLINED:
+                body, consts = _jax.open_jaxpr(eqn.params[_INLINED[name]])
+                if name in _REMAT and eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+                    operands = self.barrier(eqn, operands, nodes, frames, here)
+                inner: dict[Any, Operand] = {}
+                for var, value in zip(body.constvars, consts, strict=True):
+                    inner[var] = Constant(value, _jax.empty_aval(var.aval.shape, var.aval.dtype))
+                inner.update(zip(body.invars, operands, strict=True))
+                inside = here + "/rematted_computation" if name in _REMAT and eqn.params.get("differentiated") else here
+                self.equations(body, inner, nodes, frames, inside)
+                for var, out in zip(eqn.outvars, body.outvars, strict=True):
+                    env[var] = self.read(inner, out)
+                continue
+            if name in _DROPPED:
+                env.update(zip(eqn.outvars, operands, strict=True))
+                continue
+            self.check_effects(eqn, frames)
+            params = dict(eqn.params)
+            regions = self.regions(name, params, frames, here)
+            outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            nodes.append(
+                Node(
+                    id=next(self.node_ids),
+                    op=name,
+                    primitive=eqn.primitive,
+                    params=params,
+                    inputs=operands,
+                    outputs=outputs,
+                    regions=regions,
+                    span=frames[0] if frames else None,
+                    stack=frames,
+                    scope=here,
+                    source_info=eqn.source_info,
+                )
+            )
+
+    def barrier(self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], frames: tuple[Span, ...], scope: str) -> tuple[Operand, ...]:
+        """The barrier that rematerialisation needs: without it XLA merges the second computation with the first (pitfall 4.3.4)."""
+        prevent = eqn.params["prevent_cse"]
+        held = [isinstance(o, int) and p for o, p in zip(operands, _flags(prevent, operands), strict=True)]
+        through = tuple(o for o, h in zip(operands, held, strict=True) if h)
+        if not through:
+            return operands
+        outputs = tuple(self.new_value(self.avals[o]) for o in through if isinstance(o, int))
+        nodes.append(
+            Node(
+                id=next(self.node_ids),
+                op="optimization_barrier",
+                primitive=None,
+                params={},
+                inputs=through,
+                outputs=outputs,
+                span=frames[0] if frames else None,
+                stack=frames,
+                scope=scope,
+                source_info=eqn.source_info,
+            )
+        )
+        fresh = iter(outputs)
+        return tuple(next(fresh) if h else o for o, h in zip(operands, held, strict=True))
+
+    def regions(self, name: str, params: dict[str, Any], stack: tuple[Span, ...], scope: str) -> tuple[Graph, ...]:
+        match name:
+            case "scan":
+                keys = ["jaxpr"]
+            case "while":
+                keys = ["cond_jaxpr", "body_jaxpr"]
+            case "cond":
+                branches = params.pop("branches")
+                return tuple(self.graph(b, stack=stack, scope=scope) for b in branches)
+            case "shard_map":
+                return ()
+            case _:
+                return ()
+        return tuple(self.graph(params.pop(key), stack=stack, scope=scope) for key in keys)
+
+    def frames_of(self, eqn: Any) -> tuple[Span, ...]:
+        key = id(eqn.source_info.traceback)
+        if key not in self.frames:
+            self.frames[key] = _jax.frames_of(eqn.source_info)
+        return self.frames[key]
+
+    def check_effects(self, eqn: Any, frames: tuple[Span, ...]) -> None:
+        if eqn.primitive.name == "io_callback" and eqn.outvars:
+            where = f" at {frames[0]}" if frames else ""
+            raise SbpError(
+                f"io_callback with results{where} cannot run once for all devices; use jax.pure_callback or return nothing",
+                code="unsupported-effect",
+            )
+
+
+def _flags(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:
+    if isinstance(prevent, bool):
+        return (prevent,) * len(operands)
+    if len(prevent) != len(operands):
+        raise SbpInternalError(f"prevent_cse has {len(prevent)} flags for {len(operands)} operands")
+    return tuple(bool(p) for p in prevent)

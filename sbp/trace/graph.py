@@ -1,0 +1,93 @@
+"""The Graph: a traced step as nodes over numbered values, with control flow as rewritable regions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbp import _jax
+from sbp.errors import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A literal or closed-over array: known when the plan is made, B on every axis."""
+
+    value: Any
+    aval: Any
+
+
+Operand = int | Constant
+"""A value id, or a constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """One equation: a primitive with parameters on operands, with regions where it has bodies.
+
+    Arguments:
+      id: number of the node in its whole graph, unique over regions.
+      op: the primitive's name.
+      primitive: the JAX primitive, to bind on local shards.
+      params: its parameters, as traced on global shapes.
+      inputs: value ids or constants.
+      outputs: value ids.
+      regions: body graphs: scan (body), while (cond, body), cond (branches), shard_map (body).
+      span: the user's innermost source line; None when there is none.
+      stack: the user's frames, innermost first.
+      scope: JAX's name stack, `transpose(jvp(..))` for gradients.
+      source_info: JAX's own record, passed on to the compiled program.
+    """
+
+    id: int
+    op: str
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    regions: tuple[Graph, ...] = ()
+    span: Span | None = None
+    stack: tuple[Span, ...] = ()
+    scope: str = ""
+    source_info: Any = None
+
+    @property
+    def backward(self) -> bool:
+        """Whether the node belongs to a gradient."""
+        return "transpose(" in self.scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """A function as nodes in program order. Value ids are unique over the whole program, regions included.
+
+    Arguments:
+      inputs: value ids of the arguments (of a region: in the order of its primitive).
+      outputs: what it returns.
+      nodes: in program order.
+      avals: shape and dtype of every value of this graph and its regions (one shared table).
+      input_names: names of the arguments, for reports.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[Operand, ...]
+    nodes: tuple[Node, ...]
+    avals: dict[int, Any] = field(repr=False)
+    input_names: tuple[str, ...] = ()
+
+    def aval(self, operand: Operand) -> Any:
+        """Shape and dtype of an operand."""
+        return operand.aval if isinstance(operand, Constant) else self.avals[operand]
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, those of regions after the node that holds them."""
+        for node in self.nodes:
+            yield node
+            for region in node.regions:
+                yield from region.walk()
+
+
+def constant(value: Any, shape: tuple[int, ...] = (), dtype: Any = None) -> Constant:
+    """A constant operand with its aval."""
+    return Constant(value, _jax.empty_aval(shape, dtype if dtype is not None else value.dtype))

@@ -1,0 +1,197 @@
+"""The types of tensors on a mesh: atoms S(d), B, P(monoid) and the ND type, one atom per named mesh axis.
+
+    >>> NdSbp({"data": S(0), "model": P})
+    data:S(0) model:P(sum)
+    >>> parse("data:S(0) model:P(sum)") == NdSbp({"data": S(0), "model": P})
+    True
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sbp.errors import SbpError, nearest
+
+MONOIDS = ("sum", "max", "min", "prod", "and", "or")
+"""The commutative monoids a partial tensor may be reduced with."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Split:
+    """The tensor is the concatenation of its parts along `dim`; `S(dim)` for short."""
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
+            raise SbpError(f"S(dim) takes a dim >= 0, got {self.dim!r}; count dims from the front", code="dim-out-of-range")
+
+    def __repr__(self) -> str:
+        return f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Broadcast:
+    """Every part equals the tensor; the constant `B` for short."""
+
+    def __repr__(self) -> str:
+        return "B"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Unreduced:
+    """The tensor is the reduction of its parts by `monoid`; `P` is the sum, `P("max")` another one."""
+
+    monoid: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.monoid not in MONOIDS:
+            raise SbpError(f"P({self.monoid!r}) is no monoid{nearest(str(self.monoid), MONOIDS)}", code="unknown-option")
+
+    def __call__(self, monoid: str) -> Unreduced:
+        return Unreduced(monoid)
+
+    def __repr__(self) -> str:
+        return f"P({self.monoid})"
+
+
+Atom = Split | Broadcast | Unreduced
+
+S = Split
+B = Broadcast()
+P = Unreduced()
+
+
+class NdSbp(Mapping[str, Atom]):
+    """An ND-SBP type: an atom for each named mesh axis; axes that are not named are B.
+
+    Immutable and hashable. Equality ignores axes that are B, so `NdSbp({})` equals `NdSbp({"data": B})`.
+
+    Arguments:
+      atoms: atoms by mesh axis name, outer axis first.
+      free: mesh axes that the type leaves to inference (`model:?` in text).
+
+    Raises:
+      SbpError: `mixed-monoids` when two axes are partial under different monoids (they do not commute).
+    """
+
+    __slots__ = ("_atoms", "free")
+
+    def __init__(self, atoms: Mapping[str, Atom] | None = None, /, free: Iterable[str] = ()) -> None:
+        self._atoms: dict[str, Atom] = dict(atoms or {})
+        self.free: frozenset[str] = frozenset(free)
+        for axis, atom in self._atoms.items():
+            if not isinstance(atom, Split | Broadcast | Unreduced):
+                raise SbpError(f"the atom of mesh axis {axis!r} is S(dim), B or P, got {atom!r}", code="type-syntax")
+        both = self.free & self._atoms.keys()
+        if both:
+            raise SbpError(f"mesh axis {min(both)!r} is given and left free in one type", code="type-syntax")
+        monoids = sorted({a.monoid for a in self._atoms.values() if isinstance(a, Unreduced)})
+        if len(monoids) > 1:
+            raise SbpError(
+                f"P({monoids[0]}) and P({monoids[1]}) in one type do not commute; reduce one of them first", code="mixed-monoids"
+            )
+
+    def __getitem__(self, mesh_axis: str) -> Atom:
+        return self._atoms[mesh_axis]
+
+    def get(self, mesh_axis: str, default: Atom = B) -> Atom:  # type: ignore[override]  # absent means B, not None
+        """The atom on a mesh axis; B when the type does not name it."""
+        return self._atoms.get(mesh_axis, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._atoms)
+
+    def __len__(self) -> int:
+        return len(self._atoms)
+
+    def _key(self) -> tuple[frozenset[tuple[str, Atom]], frozenset[str]]:
+        return frozenset((a, t) for a, t in self._atoms.items() if t != B), self.free
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NdSbp) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        parts = [f"{axis}:{atom!r}" for axis, atom in self._atoms.items() if atom != B]
+        parts += [f"{axis}:?" for axis in sorted(self.free)]
+        return " ".join(parts) or "B"
+
+    def over(self, mesh_axes: Iterable[str]) -> tuple[Atom, ...]:
+        """The atoms in the order of `mesh_axes`."""
+        return tuple(self.get(axis) for axis in mesh_axes)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether any mesh axis is partial."""
+        return any(isinstance(a, Unreduced) for a in self._atoms.values())
+
+
+_ATOM = re.compile(r"S\((\d+)\)|B|P(?:\((\w+)\))?|\?")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
+    """Reads a type text: atoms `axis:S(0)`, `axis:B`, `axis:P(sum)`, `axis:?`, separated by blanks; `B` alone is all broadcast.
+
+    Arguments:
+      text: the type text.
+      mesh_axes: when given, axis names must be among them.
+
+    Returns:
+      The type; `parse(repr(t)) == t`.
+
+    Raises:
+      SbpError: `type-syntax` with the column, or `unknown-axis` with the nearest name.
+
+    >>> parse("data:S(0) model:P(max)")
+    data:S(0) model:P(max)
+    """
+    if text.strip() == "B":
+        return NdSbp()
+    known = None if mesh_axes is None else tuple(mesh_axes)
+    atoms: dict[str, Atom] = {}
+    free: set[str] = set()
+    at = 0
+
+    def fail(column: int, expected: str) -> SbpError:
+        pointer = " " * column + "^"
+        return SbpError(f"type text does not parse at column {column + 1}: expected {expected}\n  {text}\n  {pointer}", code="type-syntax")
+
+    while True:
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if at == len(text):
+            break
+        name = _NAME.match(text, at)
+        if name is None:
+            raise fail(at, "a mesh axis name")
+        if known is not None and name.group() not in known:
+            raise SbpError(f"the mesh has no axis {name.group()!r}{nearest(name.group(), known)}", code="unknown-axis")
+        at = name.end()
+        if at == len(text) or text[at] != ":":
+            raise fail(at, f'":" after mesh axis {name.group()!r}')
+        atom = _ATOM.match(text, at + 1)
+        if atom is None or (atom.end() < len(text) and not text[atom.end()].isspace()):
+            raise fail(at + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?")
+        if name.group() in atoms or name.group() in free:
+            raise fail(name.start(), f"mesh axis {name.group()!r} once only")
+        match atom.group()[0]:
+            case "S":
+                atoms[name.group()] = Split(int(atom.group(1)))
+            case "B":
+                atoms[name.group()] = B
+            case "?":
+                free.add(name.group())
+            case _:
+                if atom.group(2) is not None and atom.group(2) not in MONOIDS:
+                    raise fail(at + 3, f"a monoid, one of {', '.join(MONOIDS)}")
+                atoms[name.group()] = Unreduced(atom.group(2) or "sum")
+        at = atom.end()
+    if not atoms and not free:
+        raise fail(0, "a type")
+    return NdSbp(atoms, free)

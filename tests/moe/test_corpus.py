@@ -1,0 +1,163 @@
+"""The corpus: generated text is right by construction, held-out text unseen; a bad file is named with its line."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from sbp.errors import SbpError
+from sbp.moe.config import preset
+from sbp.moe.corpus import Pair, from_pairs, generate, is_heldout, language_counts, read_tsv
+from sbp.moe.data import batches, encode_pairs, evaluation_batches, make_batch
+from sbp.moe.model import BOS, EOS, PAD
+from sbp.moe.phrases import LANGUAGES, draw, render
+from sbp.moe.tokenizer import Tokenizer
+
+TRAIN = dataclasses.replace(preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5)
+MODEL = preset("tiny-test").model
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return generate(TRAIN)
+
+
+@pytest.fixture(scope="module")
+def vocabularies(corpus):
+    return tuple(Tokenizer.train([getattr(p, side) for p in corpus.train], 300) for side in ("source", "target"))
+
+
+@pytest.mark.parametrize(
+    ("meaning", "language", "text"),
+    [
+        (("date", 2021, 3, 15, "full"), "en", "Monday, March 15, 2021"),
+        (("date", 2021, 3, 15, "long"), "de", "15. März 2021"),
+        (("quantity", 12.5, "length-kilometer"), "fr", "12,5 kilomètres"),
+        (("duration", (3, 2), (20, 1)), "en", "3 hours and 20 minutes"),
+        (("relative", -5, 2), "en", "5 hours ago"),
+        (("relative", 14, 6), "en", "in 14 years"),
+        (("relative", 3, 5), "es", "dentro de 3 meses"),
+        (("money", 1234, "EUR"), "en", "1,234 euros"),
+        (("percent", 345), "en", "34.5%"),
+        (("territories", "DE", "FR", "JP"), "it", "Germania, Francia e Giappone"),
+        (("languages", "de", "ja"), "en", "German and Japanese"),
+        (("time", 15, 4), "en", "3:04 PM"),
+        (("month", 2021, 3), "ru", "март 2021 г."),
+        (("visit", "IT", 1999, 1, 2), "en", "Italy and January 2, 1999"),
+    ],
+)
+def test_renderings(meaning, language, text):
+    assert render(meaning, language) == text
+
+
+def test_a_hundred_languages_can_say_things():
+    assert len(LANGUAGES) == len(set(LANGUAGES)) == 100
+    rng = random.Random(0)
+    meanings = [draw(rng) for _ in range(40)]
+    for language in LANGUAGES:
+        assert sum(render(m, language) is not None for m in meanings) > 15, language
+
+
+def test_generation_is_deterministic_and_languages_do_not_disturb_each_other(corpus):
+    assert generate(TRAIN) == corpus
+    more = generate(dataclasses.replace(TRAIN, languages=6, train_pairs=480))
+    held = {p for p in corpus.heldout if p.language == "de"}
+    assert held and held <= set(more.heldout)
+    assert generate(dataclasses.replace(TRAIN, seed=1)).train != corpus.train
+
+
+def test_heldout_text_is_never_trained_on(corpus):
+    assert {p.target for p in corpus.heldout}.isdisjoint(p.target for p in corpus.train)
+    counts = {code: sum(p.language == code for p in corpus.heldout) for code in corpus.languages}
+    assert set(counts.values()) == {TRAIN.heldout_per_language}
+
+
+def test_languages_follow_the_power_law():
+    counts = language_counts(("a", "b", "c", "d"), 1000, 1.0)
+    assert counts == {"a": 480, "b": 240, "c": 160, "d": 120}
+    assert set(language_counts(("a", "b"), 10, 0.0).values()) == {5}
+
+
+def test_too_many_languages():
+    with pytest.raises(SbpError, match="1 to 100"):
+        generate(dataclasses.replace(TRAIN, languages=101))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "no sentence pair"),
+        (b"\n \n", "no sentence pair"),
+        (b"a\tb\tfr\nx\ty\n", r"corpus.tsv:2: 2 columns"),
+        (b"a\tb\tfr\nx\n", r"corpus.tsv:2: 1 column;"),
+        (b"a\tb\tfr\n\tb\tde\n", r"corpus.tsv:2: an empty column"),
+        (b"a\tb\tfr\nx\xff\tb\tde\n", r"corpus.tsv:2: byte 2 is not UTF-8"),
+    ],
+)
+def test_bad_files_are_named_with_their_line(tmp_path, content, message):
+    path = tmp_path / "corpus.tsv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SbpError, match=message) as caught:
+        read_tsv(path)
+    assert caught.value.code == "bad-corpus"
+
+
+def test_own_text_is_read_and_split(tmp_path):
+    path = tmp_path / "corpus.tsv"
+    path.write_text("".join(f"wort {i}\tword {i}\tde\r\n" for i in range(100)) + "mot 1\tword 1\tfr\n", "utf-8")
+    pairs = read_tsv(path)
+    assert pairs[0] == Pair(source="wort 0", target="word 0", language="de")
+    split = from_pairs(pairs, 3)
+    assert split.languages == ("de", "fr")
+    assert 0 < len(split.heldout) <= 3
+    assert not any(is_heldout(p.target) for p in split.train)
+    with pytest.raises(SbpError, match="held out"):
+        from_pairs([p for p in pairs if not is_heldout(p.target)], 3)
+
+
+def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
+    source, target = vocabularies
+    texts = [p.target for p in corpus.train[:50]]
+    rows = target.encode(texts)
+    assert all(row[-1] == EOS and PAD not in row for row in rows)
+    assert target.decode(rows) == texts
+    assert target.decode([[BOS, *rows[0], 7, 8]]) == texts[:1]
+    again = Tokenizer.train([p.source for p in corpus.train], 300)
+    assert again.model == source.model
+    with pytest.raises(SbpError, match="no vocabulary of 5 pieces"):
+        Tokenizer.train(texts, 5)
+
+
+def test_batches_resume_where_they_stopped(corpus, vocabularies):
+    encoded = encode_pairs(corpus.train, *vocabularies, MODEL)
+    run = batches(encoded, MODEL, seed=3)
+    per_epoch = len(encoded.source) // MODEL.sequences
+    for _ in range(per_epoch - 1):
+        next(run)
+    state = run.get_state()
+    want = [next(run) for _ in range(4)]
+    resumed = batches(encoded, MODEL, seed=3)
+    resumed.set_state(state)
+    for batch in want:
+        for a, b in zip(batch, next(resumed), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(want[0].source, want[-1].source)
+
+
+def test_batches_shift_the_target_and_fill_with_padding(corpus, vocabularies):
+    encoded = encode_pairs(corpus.train[:3], *vocabularies, MODEL)
+    batch = make_batch(encoded.source, encoded.target, MODEL)
+    target_in, target_out = (x.reshape(MODEL.sequences, -1) for x in batch[1:])
+    rows = len(encoded.kept)
+    assert (target_in[:rows, 0] == BOS).all() and (target_in[rows:] == PAD).all()
+    assert EOS not in target_in
+    for i, o in zip(target_in[:rows], target_out[:rows], strict=True):
+        n = (o != PAD).sum()
+        np.testing.assert_array_equal(i[1:n], o[: n - 1])
+        assert o[n - 1] == EOS and (i[n:] == PAD).all()
+    ((where, same),) = list(evaluation_batches(encoded, MODEL))
+    assert where == slice(0, rows)
+    np.testing.assert_array_equal(same.source, batch.source)

@@ -1,0 +1,205 @@
+"""The MoE layer against a loop over tokens, and properties of the whole model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sbp.errors import SbpError
+from sbp.moe.config import ModelConfig, override, preset
+from sbp.moe.decode import make_greedy_decoder
+from sbp.moe.layers import dropout, moe_feed_forward
+from sbp.moe.layout import PLAIN
+from sbp.moe.model import BOS, EOS, PAD, Batch, decode, encode, init_params, loss_fn, stacked_dims
+from sbp.moe.step import init_state, make_train_step
+from tests.moe.test_gating import loop_gating
+
+CFG = dataclasses.replace(
+    preset("tiny-test").model, source_vocab=20, target_vocab=20, source_length=6, target_length=5, groups=2, experts=4, dropout=0.0
+)
+
+
+def random_batch(cfg, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def rows(length):
+        x = rng.integers(4, cfg.target_vocab, (cfg.sequences, length))
+        for row, n in zip(x, rng.integers(2, length + 1, cfg.sequences), strict=True):
+            row[n - 1] = EOS
+            row[n:] = PAD
+        return x.reshape(cfg.groups, cfg.sequences_per_group, length).astype(np.int32)
+
+    target = rows(cfg.target_length)
+    shifted = np.concatenate([np.full((*target.shape[:2], 1), BOS), target[..., :-1]], -1)
+    return Batch(rows(cfg.source_length), np.where(target == PAD, PAD, shifted).astype(np.int32), target)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_moe_layer_equals_a_loop_over_tokens(training):
+    rng = np.random.default_rng(0)
+    cfg = dataclasses.replace(CFG, capacity_factor_per_choice=0.5, eval_capacity_factor_per_choice=0.5)
+    g, s, m, h, e = 2, 8, 6, 7, 4
+    p = {"gate": rng.standard_normal((m, e)), "expert_in": rng.standard_normal((e, m, h)), "expert_out": rng.standard_normal((e, h, m))}
+    x, mask, rnd = rng.standard_normal((g, s, m)), rng.random((g, s)) < 0.9, rng.random((g, s))
+    with jax.enable_x64(True):
+        y, _, _ = moe_feed_forward(
+            jax.tree.map(jnp.asarray, p), jnp.asarray(x), jnp.asarray(mask), cfg, rnd=jnp.asarray(rnd) if training else None, layout=PLAIN
+        )
+    want = np.zeros_like(x)
+    for i in range(g):
+        combine, *_ = loop_gating(x[i] @ p["gate"], 2, mask=mask[i], rnd=rnd[i] if training else None)
+        for t in range(s):
+            for k in range(e):
+                if weight := combine[t, k].sum():
+                    want[i, t] += weight * (np.maximum(x[i, t] @ p["expert_in"][k], 0) @ p["expert_out"][k])
+    np.testing.assert_allclose(y, want, atol=1e-12)
+
+
+def test_decoder_sees_no_later_token():
+    # Capacity must not bind here: a later token's first choice may evict an earlier one's second choice, as the paper has it.
+    cfg = dataclasses.replace(CFG, eval_capacity_factor_per_choice=4.0)
+    params = init_params(jax.random.key(0), cfg)
+    batch = random_batch(cfg)
+    full = np.full_like(batch.target_in, 7)
+    memory, _, _ = encode(params, batch.source, cfg)
+    base, _, _ = decode(params, memory, batch.source, full, cfg)
+    changed = full.copy()
+    changed[..., 3] = 9
+    other, _, _ = decode(params, memory, batch.source, changed, cfg)
+    shape = (cfg.groups, cfg.sequences_per_group, cfg.target_length, -1)
+    difference = np.abs(np.asarray(base - other)).reshape(shape).max((0, 1, 3))
+    np.testing.assert_allclose(difference[:3], 0, atol=1e-5)
+    assert (difference[3:] > 1e-3).all()
+
+
+def test_padding_does_not_reach_real_tokens():
+    cfg = dataclasses.replace(CFG, eval_capacity_factor_per_choice=4.0)
+    params = init_params(jax.random.key(0), cfg)
+    batch = random_batch(cfg)
+    longer = dataclasses.replace(cfg, source_length=cfg.source_length + 2, target_length=cfg.target_length + 3)
+    pad = Batch(*(jnp.pad(x, ((0, 0), (0, 0), (0, n))) for x, n in zip(batch, (2, 3, 3), strict=True)))
+    _, a = loss_fn(params, batch, cfg)
+    _, b = loss_fn(params, pad, longer)
+    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
+    np.testing.assert_allclose(a.aux, b.aux, rtol=1e-5)
+    np.testing.assert_array_equal(a.encoder.load, b.encoder.load)
+
+
+def test_groups_do_not_mix():
+    params = init_params(jax.random.key(0), CFG)
+    batch = random_batch(CFG)
+    embedded = params["source_embedding"][batch.source]
+    assert embedded.shape[0] == 2
+    swapped = Batch(*(x[::-1] for x in batch))
+    memory, _, _ = encode(params, batch.source, CFG)
+    other, _, _ = encode(params, swapped.source, CFG)
+    np.testing.assert_allclose(memory, other[::-1], atol=1e-6)
+
+
+def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
+    cfg = dataclasses.replace(CFG, label_smoothing=0.0)
+    params = init_params(jax.random.key(0), cfg)
+    batch = random_batch(cfg)
+    total, metrics = loss_fn(params, batch, cfg)
+    memory, _, _ = encode(params, batch.source, cfg)
+    logits, _, _ = decode(params, memory, batch.source, batch.target_in, cfg)
+    logits = np.asarray(logits, np.float64)
+    labels = batch.target_out.reshape(logits.shape[:2])
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    real = labels != PAD
+    nll = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0][real].mean()
+    np.testing.assert_allclose(metrics.loss, nll, rtol=1e-5)
+    np.testing.assert_allclose(metrics.nll, nll, rtol=1e-5)
+    np.testing.assert_allclose(total, nll + cfg.aux_coefficient * 2 * metrics.aux, rtol=1e-5)
+    smoothed = dataclasses.replace(cfg, label_smoothing=0.1)
+    q = 0.9 * np.eye(cfg.target_vocab)[labels] + 0.1 / cfg.target_vocab
+    want = -(q * log_p).sum(-1)[real].mean()
+    np.testing.assert_allclose(loss_fn(params, batch, smoothed)[1].loss, want, rtol=1e-5)
+
+
+def test_steps_are_deterministic_and_remat_changes_nothing():
+    cfg = dataclasses.replace(CFG, dropout=0.1)
+    train = preset("tiny-test").train
+    with_remat, without = (jax.jit(make_train_step(dataclasses.replace(cfg, remat=remat), train)) for remat in (True, False))
+    losses = []
+    for step in (with_remat, with_remat, without):
+        state, run = init_state(cfg, train), []
+        for seed in range(3):
+            state, metrics = step(state, random_batch(cfg, seed))
+            run.append(float(metrics.loss))
+        losses.append(run)
+    assert losses[0] == losses[1]
+    np.testing.assert_allclose(losses[0], losses[2], rtol=1e-5)
+
+
+def test_float64_reaches_the_router_and_the_optimizer():
+    with jax.enable_x64(True):
+        cfg = dataclasses.replace(CFG, dtype="float64")
+        train = preset("tiny-test").train
+        state = init_state(cfg, train)
+        state, metrics = jax.jit(make_train_step(cfg, train))(state, random_batch(cfg))
+        assert metrics.loss.dtype == metrics.aux.dtype == jnp.float64
+        assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.params))
+        assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.optimizer.v_row))
+
+
+def test_dropout_keeps_the_mean():
+    x = jnp.ones((100, 100))
+    y = np.asarray(dropout(x, 0.1, jax.random.key(0)))
+    assert set(np.unique(y).round(5)) == {0.0, np.float32(1 / 0.9).round(5)}
+    assert abs(y.mean() - 1) < 0.02
+    assert dropout(x, 0.1, None) is x
+
+
+def test_greedy_decoding_equals_a_loop():
+    params = init_params(jax.random.key(3), CFG)
+    params["logits"] = params["logits"].at[:, EOS].add(0.5)
+    source = random_batch(CFG).source.copy()
+    source[1, 1] = PAD
+    got = np.asarray(make_greedy_decoder(CFG)(params, source))
+    memory, _, _ = encode(params, source, CFG)
+    target_in = np.where((source != PAD).any(-1)[..., None], [BOS, *[PAD] * (CFG.target_length - 1)], PAD).astype(np.int32)
+    want = np.zeros_like(target_in)
+    done = ~(source != PAD).any(-1)
+    for t in range(CFG.target_length):
+        logits, _, _ = decode(params, memory, source, target_in, CFG)
+        token = np.asarray(logits.argmax(-1)).reshape(target_in.shape)[..., t]
+        want[..., t] = np.where(done, PAD, token)
+        done |= (token == EOS) | (token == PAD)
+        if t + 1 < CFG.target_length:
+            target_in[..., t + 1] = np.where(done, PAD, token)
+    np.testing.assert_array_equal(got, want)
+    assert (got[1, 1] == PAD).all()
+
+
+def test_parameter_counts_are_the_papers():
+    for name, experts_total, params_2_30 in (("gshard-36l-2048e", 36864, 576.8), ("gshard-12l-128e", 768, 12.3)):
+        cfg = preset(name).model
+        shapes = jax.eval_shape(lambda cfg=cfg: init_params(jax.random.key(0), cfg))
+        sizes = jax.tree.map(lambda x: x.size, shapes)
+        total = sum(jax.tree.leaves(sizes))
+        stacked = [shapes[side]["moe"]["expert_in"].shape[:2] for side in ("encoder", "decoder")]
+        assert sum(pairs * e for pairs, e in stacked) == experts_total
+        # The paper counts one target table for embedding and logits; here they are two.
+        assert abs((total - cfg.target_vocab * cfg.model_dim) / 2**30 - params_2_30) < 0.05
+
+
+def test_stacked_dims_mark_layers_and_experts():
+    depths = stacked_dims(jax.eval_shape(lambda: init_params(jax.random.key(0), CFG)))
+    assert depths["logits"] == 0
+    assert depths["encoder"]["dense"]["w_in"] == depths["decoder"]["moe"]["gate"] == 1
+    assert depths["decoder"]["moe"]["expert_out"] == 2
+
+
+def test_bad_options_name_the_nearest():
+    with pytest.raises(SbpError, match=r'no preset \'tiny_mt\'; did you mean "tiny-mt"'):
+        preset("tiny_mt")
+    with pytest.raises(SbpError, match=r'no option \'expert\'; did you mean "experts"'):
+        override(CFG, {"expert": "4"})
+    with pytest.raises(SbpError, match="experts needs a value like 4, not 'many'"):
+        override(CFG, {"experts": "many"})
+    with pytest.raises(SbpError, match="layers come in pairs"):
+        ModelConfig(encoder_layers=3)
+    assert override(CFG, {"remat": "false", "dropout": "0.2"}).dropout == 0.2

@@ -1,0 +1,115 @@
+"""The command line and the checkpoints."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from sbp.errors import SbpError
+from sbp.moe.checkpoint import Checkpoints, describe, differences
+from sbp.moe.config import preset
+from sbp.moe.corpus import Pair, generate
+from sbp.moe.display import load_bars, summarize
+from sbp.moe.evaluate import evaluate, language_groups
+from sbp.moe.gating import GatingMetrics
+from sbp.moe.model import Metrics
+from sbp.moe.step import init_state
+from sbp.moe.train import layout_of, main, parse_args, parse_mesh
+
+MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
+
+
+def test_options_override_the_preset():
+    run = parse_args(["--preset", "tiny-test", "--steps", "7", "--set", "dropout=0.3", "--set", "power=1", "--mesh", "expert=8"])
+    assert (run.train.steps, run.model.dropout, run.train.power, run.mesh) == (7, 0.3, 1.0, (("expert", 8),))
+    assert str(run.workdir) == "runs/tiny-test"
+    assert layout_of(run.mesh).groups == layout_of(run.mesh).experts == ("expert",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--preset", "tiny"], 'did you mean "tiny-mt"'),
+        (["--stepz", "3"], 'did you mean "--steps"'),
+        (["--set", "expertz=3"], 'did you mean "experts"'),
+        (["--set", "experts"], "write NAME=VALUE"),
+        (["--steps", "many"], "steps needs a value like"),
+        (["--mesh", "data=2,expert"], "not of the form"),
+        (["--mesh", "data=2,experts=4"], 'did you mean "expert"'),
+        (["--steps"], "expected one argument"),
+    ],
+)
+def test_bad_options(argv, message):
+    with pytest.raises(SbpError) as caught:
+        parse_args(argv)
+    assert message in str(caught.value)
+
+
+def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    assert main(["--data", str(tmp_path / "missing.tsv"), "--workdir", str(workdir)]) == 2
+    assert capsys.readouterr().err.startswith("error[bad-corpus]: cannot read")
+    assert not workdir.exists()
+
+
+def test_parse_mesh():
+    assert parse_mesh("data=2,expert=4") == (("data", 2), ("expert", 4))
+
+
+def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
+    corpus = generate(dataclasses.replace(TRAIN, train_pairs=50))
+    description = describe(MODEL, TRAIN, corpus)
+    state = init_state(MODEL, TRAIN)._replace(step=np.int32(3))
+    first = Checkpoints(tmp_path, description)
+    assert first.latest is None
+    first.save(state, {"next_index": 5})
+    first.close()
+
+    again = Checkpoints(tmp_path, json.loads(json.dumps(describe(MODEL, dataclasses.replace(TRAIN, steps=99), corpus))))
+    assert again.latest == 3
+    shapes = jax.eval_shape(lambda: state)
+    shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
+    restored, where = again.restore(shapes, shardings)
+    jax.tree.map(np.testing.assert_array_equal, state, restored)
+    assert where == {"next_index": 5}
+    again.close()
+
+    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    other = describe(dataclasses.replace(MODEL, experts=4), dataclasses.replace(TRAIN, seed=1), corpus)
+    with pytest.raises(SbpError) as caught:
+        Checkpoints(tmp_path, other)
+    assert caught.value.code == "bad-checkpoint"
+    assert "model.experts: checkpoint 8, now 4" in str(caught.value) and "train.seed: checkpoint 0, now 1" in str(caught.value)
+    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_differences_name_other_text(tmp_path):
+    a, b = (describe(MODEL, TRAIN, generate(dataclasses.replace(TRAIN, train_pairs=n))) for n in (50, 51))
+    assert [line.split(":")[0] for line in differences(a, b)] == ["corpus.digest"]
+
+
+def test_bleu_is_sacrebleus_and_copying_is_the_baseline():
+    rows = [("der Hund läuft nach Hause", "the dog runs home now", "de"), ("le chat dort ici bien", "the cat sleeps here well", "fr")]
+    pairs = [Pair(source=s, target=t, language=lang) for s, t, lang in rows]
+    perfect = evaluate(pairs, [p.target for p in pairs], ("fr", "de"))
+    assert round(perfect.overall.bleu, 6) == 100 and perfect.overall.reaches_target
+    copied = evaluate(pairs, [p.source for p in pairs], ("fr", "de"))
+    assert copied.overall.bleu == copied.overall.copy_bleu < 20
+    assert [s.name for s in perfect.languages] == ["fr", "de"]
+
+
+def test_language_groups_cover_all():
+    groups = language_groups([str(i) for i in range(10)])
+    assert [name for name, _ in groups] == ["rank 1-3", "rank 4-6", "rank 7-8", "rank 9-10"]
+    assert sum((codes for _, codes in groups), ()) == tuple(str(i) for i in range(10))
+
+
+def test_summary_recounts_drops():
+    side = GatingMetrics(*(np.asarray(x, np.float32) for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0])))
+    values = summarize(Metrics(1.0, 0.9, 1.1, 0.5, side, side))  # pyright: ignore[reportArgumentType]
+    assert values["tokens"] == 20
+    assert values["drop"] == pytest.approx(8 / (40 - 16))
+    assert values["imbalance"] == 1.5
+    assert load_bars(np.asarray([1.0, 1.0, 2.0, 0.0])) == "▅▅█▁"
