@@ -52,7 +52,7 @@ def make_batch(source: np.ndarray, target: np.ndarray, cfg: ModelConfig) -> Batc
     # EOS is predicted, never read: what follows it is padding on both sides.
     target_in = np.where(target == PAD, PAD, target_in)
     lead = (cfg.groups, cfg.sequences_per_group)
-    return Batch(  # pyright: ignore[reportArgumentType]
+    return Batch(
         source=source.reshape(*lead, -1),
         target_in=target_in.reshape(*lead, -1),
         target_out=target.reshape(*lead, -1),

@@ -98,10 +98,8 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
     for name, justify in (("languages", "left"), ("sentences", "right"), ("BLEU", "right"), ("copying", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
     for score in (*result.groups, result.overall):
-        codes = " ".join(score.languages[:6]) + (" .." if len(score.languages) > 6 else "")
-        table.add_row(
-            score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", "" if score is result.overall else codes
-        )
+        codes = "" if score is result.overall else " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)
+        table.add_row(score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", codes)
     console.print(table)
     samples = Table(title="sample translations", title_justify="left")
     for name in ("", "source", "reference", "translation"):

@@ -71,7 +71,7 @@ def translate(params: Any, pairs: Sequence[Pair], source: Tokenizer, target: Tok
 
 def language_groups(languages: Sequence[str], groups: int = 4) -> list[tuple[str, tuple[str, ...]]]:
     """Split languages, ordered by training text, into equal groups named by rank."""
-    parts = [part for part in np.array_split(np.arange(len(languages)), groups) if len(part)]
+    parts: list[list[int]] = [part.tolist() for part in np.array_split(np.arange(len(languages)), groups) if len(part)]
     return [(f"rank {part[0] + 1}-{part[-1] + 1}", tuple(languages[i] for i in part)) for part in parts]
 
 

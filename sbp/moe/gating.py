@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sbp.errors import SbpError
+
+Array = Any  # a jax.Array inside a step, a numpy array outside
 
 
 class GatingMetrics(NamedTuple):
@@ -22,11 +24,11 @@ class GatingMetrics(NamedTuple):
       skipped_second: second choices left out by random routing.
     """
 
-    tokens: jax.Array
-    load: jax.Array
-    dropped_first: jax.Array
-    dropped_second: jax.Array
-    skipped_second: jax.Array
+    tokens: Array
+    load: Array
+    dropped_first: Array
+    dropped_second: Array
+    skipped_second: Array
 
 
 class Gating(NamedTuple):

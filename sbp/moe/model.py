@@ -18,6 +18,7 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 """Token ids that mean the same in every vocabulary."""
 
 Tree = Any
+Array = Any  # a jax.Array inside a step, a numpy array outside
 
 
 class Batch(NamedTuple):
@@ -29,9 +30,9 @@ class Batch(NamedTuple):
       target_out: [G, n, T_target], what `target_in` should predict, EOS last.
     """
 
-    source: jax.Array
-    target_in: jax.Array
-    target_out: jax.Array
+    source: Array
+    target_in: Array
+    target_out: Array
 
 
 class Metrics(NamedTuple):
@@ -45,10 +46,10 @@ class Metrics(NamedTuple):
       encoder, decoder: counts, stacked over that side's MoE layers [L] or [L, E].
     """
 
-    loss: jax.Array
-    nll: jax.Array
-    aux: jax.Array
-    correct: jax.Array
+    loss: Array
+    nll: Array
+    aux: Array
+    correct: Array
     encoder: GatingMetrics
     decoder: GatingMetrics
 
@@ -132,7 +133,7 @@ def positions(length: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
 
 
-def embed(table: jax.Array, tokens: jax.Array, cfg: ModelConfig, key: jax.Array | None, layout: Layout) -> jax.Array:
+def embed(table: jax.Array, tokens: Array, cfg: ModelConfig, key: jax.Array | None, layout: Layout) -> jax.Array:
     """Rows of the table plus positions: tokens [G, n, T] to [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0)
@@ -166,7 +167,7 @@ def _stack(
     groups, sequences, length = tokens.shape
     real = tokens != PAD
     allowed = real[:, :, None, :]
-    cross_allowed = None
+    cross_allowed = allowed
     if memory_tokens is not None:
         steps = jnp.arange(length)
         allowed = allowed & (steps[:, None] >= steps[None, :])
@@ -225,7 +226,7 @@ def _stack(
 
 
 def encode(
-    params: Tree, source: jax.Array, cfg: ModelConfig, *, key: jax.Array | None = None, layout: Layout = PLAIN
+    params: Tree, source: Array, cfg: ModelConfig, *, key: jax.Array | None = None, layout: Layout = PLAIN
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given means training."""
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), layout)
@@ -236,8 +237,8 @@ def encode(
 def decode(
     params: Tree,
     memory: jax.Array,
-    source: jax.Array,
-    target_in: jax.Array,
+    source: Array,
+    target_in: Array,
     cfg: ModelConfig,
     *,
     key: jax.Array | None = None,

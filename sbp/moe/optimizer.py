@@ -33,18 +33,25 @@ def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000, ramp_step
 
 
 class AdafactorState(NamedTuple):
-    """Steps taken, and per leaf the second moments: factored rows and columns, or the whole.
+    """Updates done, and per leaf the second moments: factored rows and columns, or the whole.
 
     Each has the leaf's stacked dims in front; what a leaf does not use is a (1,) placeholder behind them.
     """
 
-    count: jax.Array
+    updates: jax.Array
     v_row: Tree
     v_col: Tree
     v: Tree
 
 
-def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_factor: int = 128) -> optax.GradientTransformation:
+class Adafactor(NamedTuple):
+    """An optax.GradientTransformation with its state's type: `init(params)`, `update(grads, state, params)`."""
+
+    init: Callable[[Tree], AdafactorState]
+    update: Callable[[Tree, AdafactorState, Tree], tuple[Tree, AdafactorState]]
+
+
+def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_factor: int = 128) -> Adafactor:
     """optax's Adafactor applied to each layer's and each expert's own weight.
 
     Plain Adafactor factors the two largest dims of a leaf and clips by the RMS of the whole leaf. For stacked experts
@@ -61,10 +68,11 @@ def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_
     moments = optax.scale_by_factored_rms(min_dim_size_to_factor=min_dim_to_factor)
     clip = optax.clip_by_block_rms(1.0)
     by_param_rms = optax.scale_by_param_block_rms(1e-3)
-    axes = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)  # pyright: ignore[reportArgumentType]
+    # The count is one for all, everything else has a row per stacked weight.
+    axes: Any = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)  # pyright: ignore[reportArgumentType]
 
     def init(params: Tree) -> AdafactorState:
-        def one(depth: int, w: jax.Array) -> optax.FactoredState:
+        def one(depth: int, w: jax.Array) -> Any:
             fn = moments.init
             for _ in range(depth):
                 fn = jax.vmap(fn, out_axes=axes)
@@ -73,12 +81,12 @@ def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_
         states = jax.tree.map(one, stacked_dims, params)
         return _join(jnp.zeros((), jnp.int32), states)
 
-    def update(grads: Tree, state: AdafactorState, params: Tree = None) -> tuple[Tree, AdafactorState]:
-        rate = schedule(state.count)
+    def update(grads: Tree, state: AdafactorState, params: Tree) -> tuple[Tree, AdafactorState]:
+        rate = schedule(state.updates)
 
         def one(depth: int, g: jax.Array, row: jax.Array, col: jax.Array, v: jax.Array, w: jax.Array) -> Any:
-            def single(g: jax.Array, s: optax.FactoredState, w: jax.Array) -> tuple[jax.Array, optax.FactoredState]:
-                u, s = moments.update(g, s, w)  # pyright: ignore[reportAssignmentType]
+            def single(g: Any, s: Any, w: jax.Array) -> tuple[Any, Any]:
+                u, s = moments.update(g, s, w)
                 u, _ = clip.update(u, clip.init(w))
                 u = jax.tree.map(lambda u: u * -rate.astype(u.dtype), u)
                 u, _ = by_param_rms.update(u, by_param_rms.init(w), w)
@@ -87,19 +95,19 @@ def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_
             fn = single
             for _ in range(depth):
                 fn = jax.vmap(fn, in_axes=(0, axes, 0), out_axes=(0, axes))
-            return fn(g, optax.FactoredState(count=state.count, v_row=row, v_col=col, v=v), w)
+            return fn(g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w)
 
         both = jax.tree.map(one, stacked_dims, grads, state.v_row, state.v_col, state.v, params)
         updates, states = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, optax.FactoredState(0, 0, 0, 0))), both)
-        return updates, AdafactorState(state.count + 1, states.v_row, states.v_col, states.v)
+        return updates, AdafactorState(state.updates + 1, states.v_row, states.v_col, states.v)
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+    return Adafactor(init, update)
 
 
-def _join(count: jax.Array, states: Tree) -> AdafactorState:
-    """One state from a tree of optax states, whose counts all equal `count`."""
+def _join(updates: jax.Array, states: Tree) -> AdafactorState:
+    """One state from a tree of optax states, whose counts all equal `updates`."""
 
     def pick(name: str) -> Tree:
         return jax.tree.map(lambda s: getattr(s, name), states, is_leaf=lambda s: isinstance(s, optax.FactoredState))
 
-    return AdafactorState(count, pick("v_row"), pick("v_col"), pick("v"))
+    return AdafactorState(updates, pick("v_row"), pick("v_col"), pick("v"))

@@ -16,17 +16,22 @@ from babel import Locale, dates, lists, numbers, units
 
 Meaning = tuple[Any, ...]
 
-LANGUAGES: tuple[str, ...] = tuple(
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+LANGUAGES: tuple[str, ...] = _words(
     "fr de es it pt nl sv da nb ru pl uk cs tr id ro hu fi el vi ja zh ko ar hi he fa th bg hr sr sk sl lt lv et ca gl"
     " is af ms bn ta te ml mr gu kn pa ur ka hy az kk uz ky mk sq sw bs be eu cy ga ne si km lo my am mn zu fil lb eo"
-    " fo gd br as or so sd tk jv sc ti rm fy ast dsb hsb kok nn ia yue ps ku fur oc tt".split()
+    " fo gd br as or so sd tk jv sc ti rm fy ast dsb hsb kok nn ia yue ps ku fur oc tt"
 )
 """Languages of the embedded corpus, roughly by how much text of each there is in the world; 100 of them."""
 
-TERRITORIES = tuple(
-    "FR DE ES IT PT NL SE DK NO RU PL UA CZ TR ID RO HU FI GR VN JP CN KR EG IN IL IR TH BG HR BR MX CA AU CH AT BE IE IS ZA".split()
+TERRITORIES = _words(
+    "FR DE ES IT PT NL SE DK NO RU PL UA CZ TR ID RO HU FI GR VN JP CN KR EG IN IL IR TH BG HR BR MX CA AU CH AT BE IE IS ZA"
 )
-TONGUES = tuple("fr de es it pt nl sv da ru pl uk cs tr id hu fi el vi ja zh ko ar hi he fa th".split())
+TONGUES = _words("fr de es it pt nl sv da ru pl uk cs tr id hu fi el vi ja zh ko ar hi he fa th")
 UNITS = (
     "length-kilometer",
     "length-meter",
@@ -42,7 +47,7 @@ UNITS = (
     "duration-month",
     "duration-year",
 )
-CURRENCIES = tuple("EUR USD GBP JPY CHF RUB".split())
+CURRENCIES = _words("EUR USD GBP JPY CHF RUB")
 _SPANS = ("second", "minute", "hour", "day", "week", "month", "year")
 
 
@@ -133,7 +138,8 @@ def _render(meaning: Meaning, locale: Locale) -> str | None:
         case ("visit", code, y, m, d):
             date = dates.format_date(datetime.date(y, m, d), "long", locale=locale)
             return _all([locale.territories.get(code), date], locale)
-    raise AssertionError(f"no rendering for {meaning!r}")
+        case _:
+            raise AssertionError(f"no rendering for {meaning!r}")
 
 
 def render(meaning: Meaning, language: str) -> str | None:

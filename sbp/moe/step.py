@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.layout import PLAIN, Layout
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn, stacked_dims
-from sbp.moe.optimizer import AdafactorState, adafactor, sqrt_decay
+from sbp.moe.optimizer import Adafactor, AdafactorState, adafactor, sqrt_decay
 
 Tree = Any
 
@@ -25,7 +24,7 @@ class TrainState(NamedTuple):
     optimizer: AdafactorState
 
 
-def make_optimizer(model: ModelConfig, train: TrainConfig) -> optax.GradientTransformation:
+def make_optimizer(model: ModelConfig, train: TrainConfig) -> Adafactor:
     """The optimiser of a run."""
     shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
     schedule = sqrt_decay(train.learning_rate, train.warmup_steps, train.ramp_steps)
@@ -43,7 +42,7 @@ def batch_shapes(model: ModelConfig) -> Batch:
     lead = (model.groups, model.sequences_per_group)
     source = jax.ShapeDtypeStruct((*lead, model.source_length), jnp.int32)
     target = jax.ShapeDtypeStruct((*lead, model.target_length), jnp.int32)
-    return Batch(source, target, target)  # pyright: ignore[reportArgumentType]
+    return Batch(source, target, target)
 
 
 def make_train_step(
@@ -58,6 +57,6 @@ def make_train_step(
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, model, key=key, layout=layout)
         updates, opt = optimizer.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
-        return TrainState(state.step + 1, params, opt), metrics  # pyright: ignore[reportArgumentType]
+        return TrainState(state.step + 1, params, opt), metrics
 
     return train_step

@@ -27,12 +27,13 @@ _INCREASING = frozenset("exp exp2 expm1 tanh logistic floor ceil round cbrt sinh
 
 
 def split_atoms(op: Op) -> list[Row]:
-    """One row for each dim; scalar operands stay B."""
+    """One row for each dim; scalar operands, and those that a size-1 dim is broadcast along, stay B."""
     rank = max((len(a.shape) for a in op.outs), default=0)
     rows = []
     for dim in range(rank):
         split = Split(dim)
-        ins = tuple(split if len(a.shape) == rank else B for a in op.ins)
+        size = op.outs[0].shape[dim]
+        ins = tuple(split if len(a.shape) == rank and a.shape[dim] == size else B for a in op.ins)
         rows.append(Row(ins, (split,) * len(op.outs)))
     return rows
 

@@ -24,8 +24,8 @@ def corpus():
 
 
 @pytest.fixture(scope="module")
-def vocabularies(corpus):
-    return tuple(Tokenizer.train([getattr(p, side) for p in corpus.train], 300) for side in ("source", "target"))
+def vocabularies(corpus) -> tuple[Tokenizer, Tokenizer]:
+    return Tokenizer.train([p.source for p in corpus.train], 300), Tokenizer.train([p.target for p in corpus.train], 300)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
 
 
 def test_batches_resume_where_they_stopped(corpus, vocabularies):
-    encoded = encode_pairs(corpus.train, *vocabularies, MODEL)
+    encoded = encode_pairs(corpus.train, vocabularies[0], vocabularies[1], MODEL)
     run = batches(encoded, MODEL, seed=3)
     per_epoch = len(encoded.source) // MODEL.sequences
     for _ in range(per_epoch - 1):
@@ -148,7 +148,7 @@ def test_batches_resume_where_they_stopped(corpus, vocabularies):
 
 
 def test_batches_shift_the_target_and_fill_with_padding(corpus, vocabularies):
-    encoded = encode_pairs(corpus.train[:3], *vocabularies, MODEL)
+    encoded = encode_pairs(corpus.train[:3], vocabularies[0], vocabularies[1], MODEL)
     batch = make_batch(encoded.source, encoded.target, MODEL)
     target_in, target_out = (x.reshape(MODEL.sequences, -1) for x in batch[1:])
     rows = len(encoded.kept)

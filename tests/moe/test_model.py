@@ -109,7 +109,7 @@ def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
     labels = batch.target_out.reshape(logits.shape[:2])
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     real = labels != PAD
-    nll = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0][real].mean()
+    nll = -np.take_along_axis(log_p, np.asarray(labels)[..., None], -1)[..., 0][real].mean()
     np.testing.assert_allclose(metrics.loss, nll, rtol=1e-5)
     np.testing.assert_allclose(metrics.nll, nll, rtol=1e-5)
     np.testing.assert_allclose(total, nll + cfg.aux_coefficient * 2 * metrics.aux, rtol=1e-5)

@@ -1,5 +1,7 @@
 """Adafactor against optax and against one run per expert; the schedule against the paper's numbers."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from sbp.moe.optimizer import adafactor, sqrt_decay
 
 
-def steps(optimizer, params, seeds=range(3)):
+def steps(optimizer: Any, params: Any, seeds: Any = range(3)) -> tuple[Any, Any]:
     state = optimizer.init(params)
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -29,7 +31,7 @@ def test_equals_optax_on_one_matrix(shape):
     ours, state = steps(adafactor({"w": 0}, schedule), {"w": weights(*shape)})
     theirs, _ = steps(optax.adafactor(schedule), {"w": weights(*shape)})
     np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-6)
-    assert state.count == 3
+    assert state.updates == 3
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -39,14 +41,16 @@ def test_stacked_weights_are_optimised_one_by_one(depth):
     w = weights(*lead, 20, 24)
     optimizer = adafactor({"w": depth}, schedule, min_dim_to_factor=16)
     grads = [np.random.default_rng(s).standard_normal(w.shape).astype(np.float32) for s in range(3)]
-    params, state = {"w": w}, optimizer.init({"w": w})
+    params: Any = {"w": w}
+    state = optimizer.init(params)
     assert state.v_row["w"].shape == (*lead, 20) and state.v_col["w"].shape == (*lead, 24)
     for g in grads:
         updates, state = optimizer.update({"w": jnp.asarray(g)}, state, params)
         params = optax.apply_updates(params, updates)
     single = optax.adafactor(schedule, min_dim_size_to_factor=16)
     for index in np.ndindex(*lead):
-        one, one_state = w[index], single.init(w[index])
+        one: Any = w[index]
+        one_state = single.init(one)
         for g in grads:
             update, one_state = single.update(jnp.asarray(g[index]), one_state, one)
             one = optax.apply_updates(one, update)
@@ -57,7 +61,7 @@ def test_more_experts_than_width_is_not_factored_over_experts():
     w = weights(40, 20, 24)
     state = adafactor({"w": 1}, sqrt_decay(), min_dim_to_factor=16).init({"w": w})
     assert state.v_row["w"].shape == (40, 20)
-    plain = optax.scale_by_factored_rms(min_dim_size_to_factor=16).init({"w": w})
+    plain: Any = optax.scale_by_factored_rms(min_dim_size_to_factor=16).init({"w": w})
     assert plain.v_row["w"].shape == (20, 24), "optax factors over the experts here: the pitfall that ours avoids"
 
 
