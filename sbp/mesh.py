@@ -25,6 +25,8 @@ class Hardware:
       link_bytes_per_second: what one device can send per second in a collective along one mesh axis.
       latency_seconds: start-up time of one collective step (the alpha of alpha-beta).
       topology: `torus` or `switch`.
+      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it does not (two cores a chip), it
+        runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Hardware:
     link_bytes_per_second: float
     latency_seconds: float = 1e-6
     topology: Literal["torus", "switch"] = "torus"
+    scatters_whole_mesh: bool = True
 
 
 HARDWARE: dict[str, Hardware] = {
@@ -41,7 +44,12 @@ HARDWARE: dict[str, Hardware] = {
     for h in (
         # Per core, as JAX sees TPU v2/v3 (two cores a chip); cloud.google.com/tpu/docs/v3.
         Hardware(
-            name="tpu-v3", flops_per_second=61.5e12, hbm_bytes_per_second=450e9, hbm_bytes=16 * 2**30, link_bytes_per_second=82e9
+            name="tpu-v3",
+            flops_per_second=61.5e12,
+            hbm_bytes_per_second=450e9,
+            hbm_bytes=16 * 2**30,
+            link_bytes_per_second=82e9,
+            scatters_whole_mesh=False,
         ),
         Hardware(
             name="tpu-v4", flops_per_second=275e12, hbm_bytes_per_second=1228e9, hbm_bytes=32 * 2**30, link_bytes_per_second=100e9

@@ -203,7 +203,8 @@ class TypeSpace:
                 gathers = any(MONOIDS[-1 - source[a]] == "prod" for a in axes)
                 sent = (n - 1) * here if gathers else 2 * share * here
             case "reduce_scatter":
-                sent = share * max(here, there * n)
+                whole = n == self.mesh.num_devices and not self.mesh.hardware.scatters_whole_mesh
+                sent = (2 if whole else 1) * share * max(here, there * n)
             case "all_gather":
                 sent = (n - 1) * here
             case "all_to_all":

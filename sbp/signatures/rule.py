@@ -67,6 +67,17 @@ class LocalContext(Protocol):
         """Global index of element 0 of this device's shard of a result, along one dim (a traced int32 or 0)."""
         ...
 
+    def in_offset(self, operand: int, dim: int) -> Any:
+        """Global index of element 0 of this device's shard of an operand, along one dim (a traced int32 or 0)."""
+        ...
+
+    def in_extent(self, operand: int, dim: int) -> Any:
+        """How many elements of this device's shard of an operand are real along one dim; the others are padding.
+
+        A Python int, the shard's own size, where every split of the dim is even; else a traced int32.
+        """
+        ...
+
     def is_first_device(self) -> Any:
         """True on the device whose index is 0 on every mesh axis."""
         ...
