@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.display import TrainingDisplay, show_evaluation
 from sbp.moe.evaluate import Evaluation, evaluate, translate
 from sbp.moe.layout import Layout
+from sbp.moe.model import Batch, Metrics
 from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
 
@@ -154,26 +155,54 @@ def tokenizers(corpus: Corpus, cfg: ModelConfig, workdir: Path) -> tuple[Tokeniz
     return found[0], found[1]
 
 
-def fit(run: Run, encoded: Encoded, checkpoints: Checkpoints, console: Console) -> tuple[TrainState, int]:
-    """Plan the step, initialise or resume, and train.
+class StepPlan(Protocol):
+    """What training needs of a plan: call it, and ask where its arguments live. An `sbp.Plan` is one."""
+
+    @property
+    def in_shardings(self) -> Any: ...
+
+    def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, Metrics]: ...
+
+
+def plan_step(run: Run, console: Console) -> StepPlan:
+    """Type, price and plan the training step from shapes alone, and print the report.
+
+    Raises:
+      SbpError: when the mesh is larger than the devices, or the step has no typing on it.
+    """
+    started = time.monotonic()
+    mesh = make_mesh(run.mesh)
+    step = sbp.jit(make_train_step(run.model, run.train, layout_of(run.mesh)), mesh, donate_argnums=(0,))
+    plan = step.plan(state_shapes(run), batch_shapes(run.model))
+    console.print(plan.report())
+    console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
+    return plan
+
+
+def state_shapes(run: Run) -> TrainState:
+    """Shapes of the run's state."""
+    return jax.eval_shape(lambda: init_state(run.model, run.train))
+
+
+def fit(run: Run, plan: StepPlan, encoded: Encoded, checkpoints: Checkpoints, console: Console) -> tuple[TrainState, int]:
+    """Initialise or resume, and train.
+
+    Arguments:
+      run: what was asked for.
+      plan: the step.
+      encoded: the training text.
+      checkpoints: where the run is kept.
+      console: where progress is shown.
 
     Returns:
       The state, and the signal that stopped training (0 when it ran to the end); a checkpoint of the state is saved.
     """
-    started = time.monotonic()
-    mesh = make_mesh(run.mesh)
-    step_fn = sbp.jit(make_train_step(run.model, run.train, layout_of(run.mesh)), mesh, donate_argnums=(0,))
-    shapes = jax.eval_shape(lambda: init_state(run.model, run.train))
-    plan = step_fn.plan(shapes, batch_shapes(run.model))
-    console.print(plan.report())
-    console.print(f"planned in {time.monotonic() - started:.1f} s", highlight=False)
-
     data = batches(encoded, run.model, run.train.seed)
     shardings = plan.in_shardings[0]
     if checkpoints.latest is None:
         state = jax.jit(lambda: init_state(run.model, run.train), out_shardings=shardings)()
     else:
-        state, where = checkpoints.restore(shapes, shardings)
+        state, where = checkpoints.restore(state_shapes(run), shardings)
         data.set_state(where)
         console.print(f"resumed at step {int(state.step)}", highlight=False)
 
@@ -239,7 +268,8 @@ def train(run: Run, console: Console) -> int:
         f"vocabularies of {len(source):,} and {len(target):,} pieces ({time.monotonic() - started:.1f} s)",
         highlight=False,
     )
-    state, stopped = fit(run, encoded, checkpoints, console)
+    plan = plan_step(run, console)
+    state, stopped = fit(run, plan, encoded, checkpoints, console)
     checkpoints.close()
     if stopped:
         console.print(f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command resumes", highlight=False)

@@ -154,3 +154,15 @@ def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[A
             sizes[d] = -(-sizes[d] // n)
             start[d] = start[d] + lax.axis_index(name) * sizes[d]
     return start
+
+
+def extent(size: int, dim: int, codes: Codes, mesh: MeshSpec) -> Any:
+    """How many elements of this device's shard are real along one dim of `size`, the others being padding; an int where splits are even."""
+    real: Any = size
+    even = True
+    for code, (name, n) in zip(codes, mesh.axes, strict=True):
+        if code == dim + 1:
+            even = even and size % n == 0
+            size = -(-size // n)
+            real = size if even else jnp.clip(real - lax.axis_index(name) * size, 0, size)
+    return real

@@ -15,7 +15,7 @@ from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
-from sbp.run.boxing import Boxing, offsets
+from sbp.run.boxing import Boxing, extent, offsets
 from sbp.signatures import rule_for
 from sbp.trace.graph import Graph, Node
 
@@ -32,11 +32,20 @@ class Place:
     global_outs: tuple[Any, ...]
     local_ins: tuple[tuple[int, ...], ...]
     local_outs: tuple[tuple[int, ...], ...]
+    in_codes: tuple[Codes, ...]
     out_codes: tuple[Codes, ...]
 
     def out_offset(self, result: int, dim: int) -> Any:
         """Global index of element 0 of this device's shard of a result along one dim."""
         return offsets(self.global_outs[result].shape, self.out_codes[result], self.mesh)[dim]
+
+    def in_offset(self, operand: int, dim: int) -> Any:
+        """Global index of element 0 of this device's shard of an operand along one dim."""
+        return offsets(self.global_ins[operand].shape, self.in_codes[operand], self.mesh)[dim]
+
+    def in_extent(self, operand: int, dim: int) -> Any:
+        """How many elements of this device's shard of an operand are real along one dim."""
+        return extent(self.global_ins[operand].shape[dim], dim, self.in_codes[operand], self.mesh)
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
@@ -118,6 +127,7 @@ class Interpreter:
             outs,
             tuple(self.local(a.shape, c) for a, c in zip(ins, row.ins, strict=True)),
             expected,
+            row.ins,
             row.outs,
         )
         with _jax.source_context(node.source_info):

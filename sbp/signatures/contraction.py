@@ -1,21 +1,25 @@
-"""dot_general: batch and free factors split the result, contracting ones leave it partial; bilinear in its operands."""
+"""dot_general and its kin: batch and free factors split the result, contracting ones leave it partial; bilinear in the operands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sbp.signatures.factors import FactorMap, multilinear_rows, split_rows
+import numpy as np
+from jax import dtypes
+
+from sbp.signatures.factors import FactorMap, admissible, multilinear_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.shards import without_padding
 
 
-def dot_factors(params: dict[str, Any], lhs_rank: int, rhs_rank: int) -> FactorMap:
+def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorMap:
     """The factor map of a dot_general: results have batch, then lhs free, then rhs free dims.
 
-    >>> dot_factors({"dimension_numbers": (((1,), (0,)), ((), ()))}, 2, 2).outs
+    >>> dot_factors((((1,), (0,)), ((), ())), 2, 2).outs
     (('l0', 'r1'),)
     """
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = params["dimension_numbers"]
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     lhs = [f"l{i}" for i in range(lhs_rank)]
     rhs = [f"r{i}" for i in range(rhs_rank)]
     for n, (i, j) in enumerate(zip(lhs_contract, rhs_contract, strict=True)):
@@ -24,14 +28,83 @@ def dot_factors(params: dict[str, Any], lhs_rank: int, rhs_rank: int) -> FactorM
         lhs[i] = rhs[j] = f"b{n}"
     out = [f"b{n}" for n in range(len(lhs_batch))]
     out += [f for f in lhs if f[0] == "l"] + [f for f in rhs if f[0] == "r"]
-    return FactorMap(ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum")
+    return FactorMap(ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum", masks_padding=True)
 
 
-def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return bind_with(ctx, args)
+def bilinear_rows(op: Op) -> list[Row]:
+    """Partial sums in one factor. Not where a product is computed in another dtype than the one that the parts add up in.
+
+    Integer parts wrap: a sum modulo 2**8 says nothing about products modulo 2**32. Floats cast down before the reduction round every part.
+    """
+    out = op.outs[0].dtype
+    if "sum" not in admissible(out):
+        return []
+    rows = []
+    for position in (0, 1):
+        dtype = op.ins[position].dtype
+        wider = out.itemsize > dtype.itemsize and dtypes.issubdtype(dtype, np.inexact) and dtypes.issubdtype(out, np.inexact)
+        if dtype == out or wider:
+            rows += multilinear_rows(op, (position,))
+    return rows
 
 
-@rule("dot_general", local=_local)
+def _rows(op: Op, m: FactorMap) -> list[Row]:
+    rows = split_rows(op, m)
+    if "sum" not in admissible(op.outs[0].dtype):
+        rows = [r for r in rows if not hasattr(r.outs[0], "monoid")]
+    return [*rows, *bilinear_rows(op)]
+
+
+def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Both operands are masked: zero times a NaN of the other one's padding is NaN."""
+    (lhs_contract, rhs_contract), _ = ctx.params["dimension_numbers"]
+    lhs = without_padding(ctx, 0, args[0], tuple(lhs_contract), "sum")
+    return bind_with(ctx, (lhs, without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum")))
+
+
+@rule("dot_general", local=_dot_local)
 def _dot_general(op: Op) -> Sequence[Row]:
-    m = dot_factors(op.params, len(op.ins[0].shape), len(op.ins[1].shape))
-    return [*split_rows(op, m), *multilinear_rows(op, (0, 1))]
+    return _rows(op, dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape)))
+
+
+def _ragged_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    (lhs_contract, rhs_contract), _ = ctx.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    lhs = without_padding(ctx, 0, args[0], tuple(lhs_contract), "sum")
+    return bind_with(ctx, (lhs, without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum"), *args[2:]))
+
+
+@rule("ragged_dot_general", local=_ragged_local)
+def _ragged_dot_general(op: Op) -> Sequence[Row]:
+    """Rows of lhs in groups, one matrix of rhs for each group: the ragged and the group dim stay whole, since groups are counted from the start."""
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    if ragged in (*lhs_contract, *lhs_batch) or lhs_batch or len(op.ins) != 3:
+        return []
+    m = dot_factors(((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)), len(op.ins[0].shape), len(op.ins[1].shape))
+    groups = {f"r{d}" for d in numbers.rhs_group_dimensions}
+    whole = {f"l{ragged}", *groups}
+    lhs, rhs = (tuple(None if f in whole else f for f in dims) for dims in m.ins)
+    out = tuple(None if f in whole else f for f in m.outs[0] if f not in groups)
+    return _rows(op, FactorMap(ins=(lhs, rhs, (None,)), outs=(out,), contract="sum", masks_padding=True))
+
+
+def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    numbers = ctx.params["dimension_numbers"]
+    lhs = without_padding(ctx, 0, args[0], (numbers.lhs_spec[1],), "sum")
+    return bind_with(ctx, (lhs, without_padding(ctx, 1, args[1], (numbers.rhs_spec[1],), "sum")))
+
+
+@rule("conv_general_dilated", local=_conv_local)
+def _conv_general_dilated(op: Op) -> Sequence[Row]:
+    """Batch and output features split, input features contract; with groups they stay whole. Spatial dims would need their neighbours."""
+    numbers = op.params["dimension_numbers"]
+    lhs: list[str | None] = [None] * len(op.ins[0].shape)
+    rhs: list[str | None] = [None] * len(op.ins[1].shape)
+    out: list[str | None] = [None] * len(op.outs[0].shape)
+    if op.params["batch_group_count"] == 1:
+        lhs[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = "batch"
+    if op.params["batch_group_count"] == op.params["feature_group_count"] == 1:
+        rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = "features"
+        lhs[numbers.lhs_spec[1]] = rhs[numbers.rhs_spec[1]] = "contracted"
+    return _rows(op, FactorMap(ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum", masks_padding=True))

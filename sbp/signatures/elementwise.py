@@ -5,25 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import dtypes
 
 from sbp import _jax
-from sbp.signatures.factors import linear_rows, monoid_rows, multilinear_rows
+from sbp.signatures.factors import admissible, linear_rows, monoid_rows, moved_rows, multilinear_rows
 from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, bind_with, rule
 from sbp.types import Atom, B, Split, Unreduced
 
-_NONLINEAR = """
-    abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos cosh digamma
-    eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le lgamma log log1p log2
-    logistic lt ne nextafter not or and xor pow polygamma population_count clz rem round rsqrt
-    random_gamma_grad regularized_incomplete_beta shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh zeta
-    erf_inv eq_to le_to lt_to max min mul div add sub add_any neg real imag complex conj select_n convert_element_type copy copy_p
-    stop_gradient reduce_precision threefry2x32 mulhi one_minus_square polynomial device_put
+ELEMENTWISE = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+    convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
+    igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
+    one_minus_square or polygamma polynomial population_count pow real reduce_precision regularized_incomplete_beta rem
+    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stage stop_gradient sub tan
+    tanh threefry2x32 tie xor zeta
 """.split()
 
-_LINEAR = frozenset("add sub add_any neg real imag complex conj copy copy_p stop_gradient device_put".split())
-_INCREASING = frozenset("exp exp2 expm1 tanh logistic floor ceil round cbrt sinh asinh atan erf copy copy_p stop_gradient device_put".split())
-"""Non-decreasing on their whole domain: they carry P(max) and P(min)."""
+_LINEAR = frozenset("add add_any complex conj imag neg real sub".split())
+_COPIES = frozenset("copy name stage stop_gradient".split())
+
+MONOTONE: dict[str, str] = {
+    **dict.fromkeys("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh".split(), "+"),
+    **dict.fromkeys("add add_any max min nextafter".split(), "++"),
+    "clamp": "+++",
+    "erfc": "-",
+    "neg": "-",
+    "not": "-",
+    "sub": "+-",
+}
+"""For each operand, whether the function rises or falls in it, on its *whole* domain (sqrt does not: a part may be negative).
+
+What rises carries P(max) and P(min), what falls swaps them; the other operands are B.
+"""
+
+_WRAPS = frozenset("add add_any neg sub".split())
+"""Monotone on floats alone: integers wrap around."""
+
+_SWAPPED = {"max": "min", "min": "max"}
 
 
 def split_atoms(op: Op) -> list[Row]:
@@ -38,88 +58,88 @@ def split_atoms(op: Op) -> list[Row]:
     return rows
 
 
-def _is_float(aval: Any) -> bool:
-    return not _jax.is_extended(aval.dtype) and np.issubdtype(_numpy_kind(aval.dtype), np.inexact)
+def is_float(dtype: Any) -> bool:
+    """Whether a dtype is real floating, JAX's small floats included."""
+    return dtypes.issubdtype(dtype, np.floating)
 
 
-def _numpy_kind(dtype: Any) -> Any:
-    """The dtype, with JAX's small floats (bfloat16, float8) seen as floats."""
-    import jax.numpy as jnp
-
-    return np.float32 if jnp.issubdtype(dtype, jnp.floating) else dtype
+def is_complex(dtype: Any) -> bool:
+    """Whether a dtype is complex."""
+    return dtypes.issubdtype(dtype, np.complexfloating)
 
 
-def _is_bool(aval: Any) -> bool:
-    return aval.dtype == np.bool_
-
-
-def _swap(op: Op, pairs: Sequence[tuple[str, str]]) -> list[Row]:
-    return [Row((Unreduced(a),), (Unreduced(b),)) for a, b in pairs]
+def monotone_rows(op: Op, directions: str) -> list[Row]:
+    """P(max) or P(min) in one operand, the others B."""
+    rows = []
+    for position, direction in enumerate(directions):
+        for monoid in ("max", "min"):
+            ins = tuple(Unreduced(monoid) if i == position else B for i in range(len(op.ins)))
+            rows.append(Row(ins, (Unreduced(monoid if direction == "+" else _SWAPPED[monoid]),)))
+    return rows
 
 
 def partial_rows(op: Op) -> list[Row]:
     """The partial rows of an elementwise primitive; what is not listed here denies P."""
+    if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
+        return []
+    has = admissible(op.ins[0].dtype)
     rows: list[Row] = []
-    if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)):
-        return rows
-    if op.name in _LINEAR and not any(_is_bool(a) for a in op.ins):
+    if op.name in _COPIES:
+        rows += moved_rows(op)
+    if op.name in _LINEAR and "sum" in has:
         rows += linear_rows(op)
-    if op.name in _INCREASING and not _is_bool(op.ins[0]) and not _is_complex(op.ins[0]):
-        rows += monoid_rows(op, "max", "min")
-    ordered = not any(_is_complex(a) for a in op.ins)
+    if op.name in MONOTONE and "max" in has and (op.name not in _WRAPS or is_float(op.ins[0].dtype)):
+        rows += monotone_rows(op, MONOTONE[op.name])
     match op.name:
-        case "mul" if not _is_bool(op.ins[0]):
-            rows += multilinear_rows(op, (0, 1))
-        case "div" if _is_float(op.outs[0]) or _is_complex(op.outs[0]):
+        case "mul" if "sum" in has:
+            rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
+        case "div" if dtypes.issubdtype(op.outs[0].dtype, np.inexact):
             rows += multilinear_rows(op, (0,))
+        case "integer_pow" if is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1:
+            rows += monotone_rows(op, "+")
         case "select_n":
-            cases = range(1, len(op.ins))
-            if not _is_bool(op.outs[0]):
-                rows += linear_rows(op, cases)
-            if ordered:
-                rows += [_select(op, m) for m in ("max", "min")]
-        case "max":
-            rows += monoid_rows(op, "max") if ordered else []
-        case "min":
-            rows += monoid_rows(op, "min") if ordered else []
-        case "add" | "sub" if ordered and not _is_bool(op.ins[0]) and _is_float(op.ins[0]):
-            # Adding a broadcast value is increasing in the partial one; subtracting a partial is decreasing in it.
-            for m, swapped in (("max", "min"), ("min", "max")):
-                rows.append(Row((Unreduced(m), B), (Unreduced(m),)))
-                rows.append(Row((B, Unreduced(m)), (Unreduced(m if op.name == "add" else swapped),)))
-        case "neg" if ordered and _is_float(op.ins[0]):
-            rows += _swap(op, (("max", "min"), ("min", "max")))
+            rows += moved_rows(op, range(1, len(op.ins)))
+        case "tie":
+            rows += [Row((B, Unreduced(m)), (Unreduced(m),)) for m in admissible(op.outs[0].dtype)]
+        case "max" | "min" if op.name in has:
+            rows += monoid_rows(op, op.name)
         case "convert_element_type":
-            rows += _cast_rows(op)
-        case "and":
-            rows += monoid_rows(op, "and")
-        case "or":
-            rows += monoid_rows(op, "or")
+            rows += cast_rows(op)
+        case "and" | "or":
+            # Each distributes over the other; over itself it is associative.
+            other = "or" if op.name == "and" else "and"
+            rows += [*monoid_rows(op, op.name), *(Row(pair, (Unreduced(other),)) for pair in ((Unreduced(other), B), (B, Unreduced(other))))]
         case "not":
-            rows += _swap(op, (("and", "or"), ("or", "and")))
+            rows += [Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))]
         case _:
             pass
     return rows
 
 
-def _is_complex(aval: Any) -> bool:
-    return not _jax.is_extended(aval.dtype) and np.issubdtype(aval.dtype, np.complexfloating)
+def cast_rows(op: Op) -> list[Row]:
+    """Which partials a cast carries.
 
-
-def _select(op: Op, monoid: str) -> Row:
-    return Row((B, *(Unreduced(monoid),) * (len(op.ins) - 1)), (Unreduced(monoid),))
-
-
-def _cast_rows(op: Op) -> list[Row]:
-    """Casts carry a partial sum only float to float and never to fewer bits: a cast down before the reduction rounds every part."""
+    Sums: float to a wider float, and integer to an integer of no more bits (reduction modulo 2**k is a homomorphism). A float cast
+    down rounds every part before the reduction; float to integer truncates every part; integer parts wrap, so no wider type sees
+    their sum. Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number there).
+    """
     source, target = op.ins[0].dtype, op.outs[0].dtype
     if source == target:
-        return [*linear_rows(op), *monoid_rows(op, "max", "min")] if not _is_bool(op.ins[0]) else []
-    if _is_complex(op.ins[0]) or not (_is_float(op.ins[0]) and (_is_float(op.outs[0]) or _is_complex(op.outs[0]))):
-        return []
-    if target.itemsize > source.itemsize:
-        return [*linear_rows(op), *(() if _is_complex(op.outs[0]) else monoid_rows(op, "max", "min"))]
-    return []
+        return moved_rows(op)
+    if source == np.bool_:
+        if "max" not in admissible(target):
+            return []
+        return [Row((Unreduced("or"),), (Unreduced("max"),)), Row((Unreduced("and"),), (Unreduced("min"),))]
+    rows: list[Row] = []
+    integers = all(dtypes.issubdtype(d, np.integer) for d in (source, target))
+    if integers and jnp.iinfo(target).bits <= jnp.iinfo(source).bits:
+        rows += linear_rows(op)
+    if not integers and all(dtypes.issubdtype(d, np.inexact) for d in (source, target)):
+        rows += linear_rows(op) if target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source)) else []
+    holds_all = integers and jnp.iinfo(target).min <= jnp.iinfo(source).min and jnp.iinfo(source).max <= jnp.iinfo(target).max
+    if not is_complex(source) and (is_float(target) or holds_all):
+        rows += monoid_rows(op, "max", "min")
+    return rows
 
 
 def elementwise_rows(op: Op) -> Sequence[Row]:
@@ -131,15 +151,13 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, args)
 
 
-for _name in dict.fromkeys(_NONLINEAR):
-    rule(_name, local=_local)(elementwise_rows)
+rule(*ELEMENTWISE, local=_local)(elementwise_rows)
 
 
 def _barrier_rows(op: Op) -> Sequence[Row]:
     """One operand of the barrier: any type passes."""
-    atoms: list[Atom] = [B, *(Split(d) for d in range(len(op.ins[0].shape)))]
-    if not _jax.is_extended(op.ins[0].dtype):
-        atoms += [Unreduced(m) for m in ("sum", "max", "min", "and", "or")]
+    dtype = op.ins[0].dtype
+    atoms: list[Atom] = [B, *(Split(d) for d in range(len(op.ins[0].shape))), *(Unreduced(m) for m in admissible(dtype))]
     return [Row((a,), (a,)) for a in atoms]
 
 
@@ -151,3 +169,13 @@ add_rule(
         operandwise=True,
     )
 )
+
+
+@rule("device_put", local=lambda ctx, args: list(args))
+def _device_put(op: Op) -> Sequence[Row]:
+    """The identity on each operand; where a value lives is the plan's to say."""
+    rank = max((len(a.shape) for a in op.ins), default=0)
+    rows = [tuple(Split(d) if d < len(a.shape) else B for a in op.ins) for d in range(rank)]
+    common = set.intersection(*(set(admissible(a.dtype)) for a in op.ins)) if op.ins else set()
+    rows += [(Unreduced(m),) * len(op.ins) for m in sorted(common)]
+    return [Row(row, row) for row in rows]

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jax import dtypes
+
+from sbp import _jax
 from sbp.signatures.rule import Op, Row
 from sbp.types import Atom, B, P, Split, Unreduced
 
@@ -25,12 +29,14 @@ class FactorMap:
       outs: factors of each result's dims.
       contract: the monoid that joins parts where a factor is on operands but not on results; None when there is no such row.
       accumulate: positions of operands that the contraction adds to (a scatter's operand): partial in contracting rows.
+      masks_padding: the kernel makes padding neutral, so that contracting rows need no even shards.
     """
 
     ins: tuple[Dims, ...]
     outs: tuple[Dims, ...]
     contract: str | None = None
     accumulate: tuple[int, ...] = ()
+    masks_padding: bool = False
 
 
 def named(letters: str) -> Dims:
@@ -45,7 +51,7 @@ def _atom(dims: Dims, factor: str) -> Atom:
 def split_rows(op: Op, m: FactorMap) -> list[Row]:
     """The rows in which one factor is split over the mesh axis.
 
-    Contracting rows ask for even shards: the padding of an uneven one would enter the reduction.
+    Contracting rows ask for even shards, unless the kernel masks: the padding of an uneven one would enter the reduction.
     """
     sizes: dict[str, int] = {}
     for dims, aval in zip((*m.ins, *m.outs), (*op.ins, *op.outs), strict=True):
@@ -58,13 +64,38 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
         on_operand = any(factor in dims for dims in m.ins)
         missing = [factor not in dims for dims in m.outs]
         if on_operand and any(missing):
-            if m.contract is None or not op.divides(size) or not all(missing):
+            if m.contract is None or not all(missing) or not (m.masks_padding or op.divides(size)):
                 continue
             for position in m.accumulate:
                 ins[position] = Unreduced(m.contract)
             rows.append(Row(tuple(ins), (Unreduced(m.contract),) * len(m.outs)))
         else:
             rows.append(Row(tuple(ins), tuple(_atom(dims, factor) for dims in m.outs)))
+    return rows
+
+
+def admissible(dtype: np.dtype) -> tuple[str, ...]:
+    """The monoids that a dtype has: numbers add and multiply, real ones are ordered, booleans and integers have bits.
+
+    >>> admissible(np.dtype(bool))
+    ('and', 'or')
+    """
+    if _jax.is_extended(dtype):
+        return ()
+    if dtype == np.bool_:
+        return ("and", "or")
+    ordered = () if dtypes.issubdtype(dtype, np.complexfloating) else ("max", "min")
+    bits = ("and", "or") if dtypes.issubdtype(dtype, np.integer) else ()
+    return ("sum", *ordered, "prod", *bits)
+
+
+def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
+    """Partial rows of an operator that only moves elements: it commutes with every monoid of the dtype."""
+    chosen = range(len(op.ins)) if positions is None else positions
+    rows = []
+    for monoid in admissible(op.outs[0].dtype):
+        atom = Unreduced(monoid)
+        rows.append(Row(tuple(atom if i in chosen else B for i in range(len(op.ins))), (atom,) * len(op.outs)))
     return rows
 
 

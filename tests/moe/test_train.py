@@ -1,22 +1,27 @@
 """The command line and the checkpoints."""
 
 import dataclasses
+import io
 import json
+import os
+import signal
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, differences
 from sbp.moe.config import preset
 from sbp.moe.corpus import Pair, generate
+from sbp.moe.data import encode_pairs
 from sbp.moe.display import load_bars, summarize
 from sbp.moe.evaluate import evaluate, language_groups
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.model import Metrics
-from sbp.moe.step import init_state
-from sbp.moe.train import layout_of, main, parse_args, parse_mesh
+from sbp.moe.step import init_state, make_train_step
+from sbp.moe.train import fit, layout_of, main, parse_args, parse_mesh, tokenizers
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 
@@ -83,6 +88,51 @@ def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
     assert caught.value.code == "bad-checkpoint"
     assert "model.experts: checkpoint 8, now 4" in str(caught.value) and "train.seed: checkpoint 0, now 1" in str(caught.value)
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+class OneDevice:
+    """The step on one device, in place of an sbp.Plan; `after` is called behind each step with its number."""
+
+    def __init__(self, step, state):
+        self.in_shardings = (jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), state),)
+        self.step, self.after, self.losses = step, lambda number: None, []
+
+    def __call__(self, state, batch):
+        state, metrics = self.step(state, batch)
+        self.losses.append(float(metrics.loss))
+        self.after(int(state.step))
+        return state, metrics
+
+
+def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
+    corpus = generate(TRAIN)
+    console = Console(file=io.StringIO(), force_terminal=False)
+    argv = ["--preset", "tiny-test", "--steps", "5", "--set", "checkpoint_every=2"]
+    step = jax.jit(make_train_step(MODEL, TRAIN))
+    shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
+
+    def go(name, kill_at=0):
+        run = parse_args([*argv, "--workdir", str(tmp_path / name)])
+        checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
+        encoded = encode_pairs(corpus.train, *tokenizers(corpus, run.model, run.workdir), run.model)
+        plan = OneDevice(step, shapes)
+        plan.after = lambda number: os.kill(os.getpid(), signal.SIGTERM) if number == kill_at else None
+        state, stopped = fit(run, plan, encoded, checkpoints, console)
+        latest = checkpoints.latest
+        checkpoints.close()
+        return state, stopped, latest, plan.losses
+
+    whole, stopped, latest, losses = go("whole")
+    assert (stopped, latest, len(losses)) == (0, 5, 5)
+    _, stopped, latest, first = go("parts", kill_at=3)
+    assert (stopped, latest, len(first)) == (signal.SIGTERM, 3, 3)
+    resumed, stopped, latest, rest = go("parts")
+    assert (stopped, latest) == (0, 5)
+    assert first + rest == losses
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    # Once more has nothing left to do.
+    assert go("parts")[1:] == (0, 5, [])
+    assert "resumed at step 3" in console.file.getvalue()
 
 
 def test_differences_name_other_text(tmp_path):

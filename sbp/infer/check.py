@@ -1,0 +1,311 @@
+"""Whether a program has a typing, by Z3; which pins and equations are to blame when it has none; and a second look at a chosen one.
+
+Each mesh axis is decided in a context of its own. States are Bools, one-hot; every pin, the policy and every operand of every node
+has a literal, so that a core names them. Terms are built once per axis: a check only assumes other literals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import z3
+
+from sbp import _jax
+from sbp.errors import SbpInternalError
+from sbp.infer.constraints import Constraint, Convert, End, System, allowed, constraints_of, state_of
+from sbp.infer.problem import Demand
+from sbp.infer.rows import EMPTY, RowTable
+from sbp.infer.space import INFINITE, Code, Policy, Spaces
+from sbp.infer.typing import Typing
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Graph
+from sbp.types import MONOIDS
+
+RLIMIT = 500_000_000
+"""Z3's resource limit of one check. The GShard step of 1,800 equations takes under a million."""
+
+Status = Literal["sat", "unsat", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckResult:
+    """What a check found.
+
+    Arguments:
+      status: `unknown` when the resource limit was reached on some axis and no other axis is unsatisfiable.
+      mesh_axis: the axis that is to blame; empty when there is none.
+      core: when unsatisfiable, constraints that cannot hold together though any less can: pins and policy first, then the program's
+        order.
+      sink: the conversions at which the core's flow of types ends, operands of one node.
+      made: for each conversion of the sink, the codes that its value can be made in, as far as the rest of the core says.
+    """
+
+    status: Status
+    mesh_axis: str = ""
+    core: tuple[Constraint, ...] = ()
+    sink: tuple[Constraint, ...] = ()
+    made: tuple[tuple[Code, ...], ...] = field(default=())
+
+    @property
+    def pins(self) -> tuple[Constraint, ...]:
+        """The pins of the core."""
+        return tuple(c for c in self.core if c.kind == "pin")
+
+    @property
+    def policy(self) -> bool:
+        """Whether the boxing policy is to blame, too."""
+        return any(c.kind == "policy" for c in self.core)
+
+    @property
+    def equations(self) -> tuple[Constraint, ...]:
+        """The operands of nodes in the core."""
+        return tuple(c for c in self.core if c.convert is not None)
+
+
+class Checker:
+    """The constraints of a program, ready to be checked with and without some of its pins.
+
+    Arguments:
+      graph: the program.
+      mesh: the mesh.
+      demand: types asked of inputs and outputs.
+      policy: the boxing policy.
+      rlimit: Z3's resource limit of one check.
+    """
+
+    def __init__(self, graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, *, rlimit: int = RLIMIT) -> None:
+        self.systems = constraints_of(graph, mesh, demand, policy)
+        self._rlimit = rlimit
+        self._axes: dict[str, _Axis] = {}
+
+    def axis(self, system: System) -> _Axis:
+        """The solver of one axis."""
+        if system.mesh_axis not in self._axes:
+            self._axes[system.mesh_axis] = _Axis(system, self._rlimit)
+        return self._axes[system.mesh_axis]
+
+    def check(self, without: Collection[tuple[str, str]] = (), *, explain: bool = True) -> CheckResult:
+        """Whether each axis has a typing.
+
+        Arguments:
+          without: (mesh axis, constraint name) of constraints to leave out.
+          explain: whether to minimise a core.
+
+        Returns:
+          The first axis that has none, with its core; `unknown` when a limit was reached; `sat` otherwise.
+        """
+        limit: CheckResult | None = None
+        for system in self.systems:
+            axis = self.axis(system)
+            names = [c.name for c in system.constraints if (system.mesh_axis, c.name) not in without]
+            status, core = axis.check(names)
+            if status == "unknown":
+                limit = limit or CheckResult(status="unknown", mesh_axis=system.mesh_axis)
+            elif status == "unsat":
+                return axis.blame(names, core) if explain else CheckResult(status="unsat", mesh_axis=system.mesh_axis)
+        return limit or CheckResult(status="sat")
+
+
+def check(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy = "auto", *, rlimit: int = RLIMIT) -> CheckResult:
+    """Decides whether a program has a typing under a policy, and blames a minimal set of constraints when it has none."""
+    return Checker(graph, mesh, demand, policy, rlimit=rlimit).check()
+
+
+class _Axis:
+    """The system of one mesh axis in Z3."""
+
+    def __init__(self, system: System, rlimit: int) -> None:
+        self.system = system
+        self.by_name = {c.name: c for c in system.constraints}
+        self.order = {c.name: i for i, c in enumerate(system.constraints)}
+        self._context = z3.Context()
+        self._solver = z3.SolverFor("QF_FD", ctx=self._context)
+        self._solver.from_string("\n".join(_text(system)))
+        self._solver.set("rlimit", rlimit)
+        self._literals: dict[str, Any] = {}
+
+    def literal(self, name: str) -> Any:
+        if name not in self._literals:
+            self._literals[name] = z3.Bool(name, self._context)
+        return self._literals[name]
+
+    def check(self, names: Iterable[str]) -> tuple[Status, frozenset[str]]:
+        """The outcome under the named literals, and the names of a core when there is no model."""
+        found = self._solver.check(*(self.literal(n) for n in names))
+        if found == z3.unsat:
+            return "unsat", frozenset(str(c) for c in self._solver.unsat_core())
+        return ("sat" if found == z3.sat else "unknown"), frozenset()
+
+    def blame(self, names: list[str], core: frozenset[str]) -> CheckResult:
+        """Minimises a core by deletion: pins and policy while all equations stand, then the equations between them.
+
+        Later pins are tried first, so that the earliest conflict of the program remains. The policy comes first of all: without it,
+        the pins alone are to blame.
+        """
+        equations = [n for n in names if self.by_name[n].convert is not None]
+        asked = [n for n in names if n in core and self.by_name[n].convert is None]
+        for name in ["policy", *reversed([n for n in asked if n != "policy"])]:
+            trial = [n for n in asked if n != name]
+            status, smaller = self.check([*trial, *equations])
+            if status == "unsat":
+                asked, core = [n for n in trial if n in smaller], smaller
+        between = [n for n in equations if n in core]
+        for name in list(reversed(between)):
+            if name in between:
+                trial = [n for n in between if n != name]
+                status, smaller = self.check([*asked, *trial])
+                if status == "unsat":
+                    between = [n for n in trial if n in smaller]
+        found = tuple(self.by_name[n] for n in sorted((*asked, *between), key=self.order.__getitem__))
+        sink = _sink([c for c in found if c.convert is not None])
+        rest = [c.name for c in found if c not in sink]
+        made = tuple(self.codes(rest, c.convert.source) for c in sink if c.convert is not None)
+        return CheckResult(status="unsat", mesh_axis=self.system.mesh_axis, core=found, sink=sink, made=made)
+
+    def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
+        """The codes that an end can have under the named literals."""
+        states = self.system.variables[end.variable].states
+        found: list[Code] = []
+        for number, state in enumerate(states):
+            code = state[end.column]
+            if code not in found and self.check([*names, f"s{end.variable}_{number}"])[0] == "sat":
+                found.append(code)
+        return tuple(found)
+
+
+def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
+    """Where the flow of types through a core ends: conversions into a variable that nothing else in the core reads.
+
+    A loop has no end: there it is the return of its carry that cannot hold.
+    """
+    read = {c.convert.source.variable for c in equations if c.convert is not None}
+    ends = [c for c in equations if c.convert is not None and c.convert.target.variable not in read]
+    ends = ends or [c for c in equations if c.kind == "region" and c.because.text.startswith("carry")] or equations
+    last = ends[-1:]
+    return tuple(c for c in ends if last and c.convert and last[0].convert and c.convert.target.variable == last[0].convert.target.variable)
+
+
+def _text(system: System) -> Iterable[str]:
+    """The system in SMT-LIB: parsed at once it is ten times faster than built term by term."""
+    for v, variable in enumerate(system.variables):
+        names = [f"s{v}_{k}" for k in range(len(variable.states))]
+        yield "".join(f"(declare-const {n} Bool)" for n in names)
+        yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
+        yield "".join(f"(assert (or (not {a}) (not {b})))" for i, a in enumerate(names) for b in names[:i])
+    yield "".join(f"(declare-const {c.name} Bool)" for c in system.constraints)
+    for constraint in system.constraints:
+        for end in constraint.fixed:
+            states = system.variables[end.variable].states
+            held = [f"s{end.variable}_{k}" for k, s in enumerate(states) if s[end.column] == constraint.code]
+            yield f"(assert (or (not {constraint.name}) {' '.join(held)}))"
+        if constraint.convert is not None:
+            yield from _conversion(system, constraint.name, constraint.convert)
+
+
+def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
+    if convert.free:
+        return
+    source, target = system.variables[convert.source.variable].states, system.variables[convert.target.variable].states
+    readable: dict[Code, list[int]] = {}
+    for k, state in enumerate(target):
+        readable.setdefault(state[convert.target.column], []).append(k)
+    for k, state in enumerate(source):
+        code = state[convert.source.column]
+        found = [j for other, states in readable.items() if allowed(code, other, system.policy) for j in states]
+        if len(found) < len(target):
+            clause = [f"(not {name})", "(not policy)", f"(not s{convert.source.variable}_{k})", *convert.unless]
+            yield f"(assert (or {' '.join([*clause, *(f's{convert.target.variable}_{j}' for j in found)])}))"
+
+
+# ---- a second look -------------------------------------------------------------------------------------------------------------------
+
+
+def certify(typing: Typing, demand: Demand | None = None, *, table: RowTable | None = None) -> None:
+    """Evaluates every constraint on a typing: each node has one of its rows, each conversion is allowed, each pin holds.
+
+    Arguments:
+      typing: what was chosen.
+      demand: what was asked of inputs and outputs; None takes the typing's own.
+      table: the rows of the mesh, when they are at hand.
+
+    Raises:
+      SbpInternalError: naming the first constraint that does not hold.
+    """
+    graph = typing.graph
+    if demand is None:
+        demand = Demand(inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs)
+    table = table or RowTable(typing.mesh)
+    systems = constraints_of(graph, typing.mesh, demand, typing.boxing, table)
+    states = [[state_of(v, typing, system.position) for v in system.variables] for system in systems]
+    for system, have in zip(systems, states, strict=True):
+        for constraint in system.constraints:
+            for end in constraint.fixed:
+                if _code(have, end) != constraint.code:
+                    raise _broken(system, constraint, f"it is {_code(have, end)}")
+            convert = constraint.convert
+            if convert is not None and not convert.free and not convert.unless:
+                source, target = _code(have, convert.source), _code(have, convert.target)
+                if source is None or target is None or not allowed(source, target, system.policy):
+                    raise _broken(system, constraint, f"made as code {source}, read as code {target}")
+    if systems:
+        _certify_rows(typing, graph, table, systems[0].native)
+        _certify_boxing(typing, systems, states)
+
+
+def _certify_rows(typing: Typing, graph: Graph, table: RowTable, native: dict[int, frozenset[str]]) -> None:
+    """Over all axes at once: rows of inner axes are found on shapes that the outer ones have localised."""
+    for node in graph.nodes:
+        for region in node.regions:
+            _certify_rows(typing, region, table, native)
+        if node.regions or node.op in ("sbp_annotate", "optimization_barrier"):
+            continue
+        given = tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
+        rows = table.rows(node, [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs], given)
+        row = typing.rows[node.id]
+        if not any(r.ins == row.ins and r.outs == row.outs for r in rows):
+            where = f" at {node.span}" if node.span else ""
+            raise SbpInternalError(f"the chosen typing gives {node.op}{where} a row that it does not have: {row.ins} -> {row.outs}")
+
+
+def _certify_boxing(typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]) -> None:
+    """Over all axes at once: a split is entered or left only while no inner axis splits the same dim."""
+    spaces = Spaces(typing.mesh)
+    seen: dict[tuple[Any, ...], bool] = {}
+    for parallel in zip(*(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True):
+        first = parallel[0].convert
+        assert first is not None
+        if first.free or first.unless:
+            continue
+        source, target = [0] * len(typing.mesh.sizes), [0] * len(typing.mesh.sizes)
+        for constraint, system, have in zip(parallel, systems, states, strict=True):
+            assert constraint.convert is not None
+            source[system.position] = _code(have, constraint.convert.source) or 0
+            target[system.position] = _code(have, constraint.convert.target) or 0
+        aval = typing.graph.avals[first.value]
+        key = (aval.shape, tuple(source), tuple(target))
+        if source != target and key not in seen:
+            codes = (*source, *target)
+            monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
+            forced = frozenset((i, c - 1) for t in key[1:] for i, c in enumerate(t) if c > 0)
+            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, forced)
+            seconds = space.seconds(typing.boxing)
+            seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
+        if not seen.get(key, True):
+            raise _broken(systems[0], parallel[0], f"made as {source}, read as {target}")
+
+
+def _conversions(system: System) -> int:
+    return sum(c.convert is not None for c in system.constraints)
+
+
+def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:
+    state = states[end.variable]
+    return None if state is None else state[end.column]
+
+
+def _broken(system: System, constraint: Constraint, found: str) -> SbpInternalError:
+    span = constraint.because.span
+    where = f" at {span}" if span else ""
+    return SbpInternalError(f"the chosen typing breaks {constraint.name} on {system.mesh_axis}: {constraint.because.text}{where}; {found}")

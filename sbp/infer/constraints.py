@@ -1,0 +1,431 @@
+"""A program as constraints, one system per mesh axis, each constraint with its `because`.
+
+A variable is what has to be decided on one axis: the row of a node, or the atom of a value that no row makes. A conversion links
+the end where a value is made to an end where it is read and allows what the boxing policy allows there. A pin fixes a state. The
+systems are projections of the chooser's problem: what it finds satisfies all of them. What they leave out is interaction between
+axes (a nested split that is too small, two monoids in one type), so a program may pass here and still have no typing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sbp import _jax
+from sbp.annotate import Pin
+from sbp.errors import SbpInternalError, Span
+from sbp.infer.problem import Demand, pinned_codes
+from sbp.infer.rows import EMPTY, RowTable, native_partials
+from sbp.infer.space import POLICY_KINDS, Code, Policy, decode
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.types import MONOIDS
+
+
+@dataclass(frozen=True, slots=True)
+class Because:
+    """Why a constraint holds: the user's line, and what there asks for it."""
+
+    span: Span | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PinSite:
+    """A pin as the user wrote it: one annotation, or one input or output with a type.
+
+    Arguments:
+      name: the name of its constraint, the same on every mesh axis.
+      source: what it stands on.
+      span: the annotation's line; None for inputs and outputs.
+      codes: what it asks on each mesh axis; None where it asks nothing.
+      nodes: the annotation's nodes: one line may be traced many times (unrolled layers, rematerialisation).
+      position: of the input or output.
+    """
+
+    name: str
+    source: Literal["annotation", "input", "output"]
+    span: Span | None
+    codes: tuple[int | None, ...]
+    nodes: tuple[Node, ...] = ()
+    position: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What is decided: one of `states`, each a tuple of codes; `where` says where a typing holds the decision."""
+
+    where: tuple[Literal["row", "value", "read", "returned", "output"], Any]
+    states: tuple[tuple[Code, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One code of a variable's state."""
+
+    variable: int
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """What is made at `source` is read at `target`, converted as the policy allows.
+
+    Arguments:
+      free: any conversion is allowed here.
+      unless: names of pins; while one of them holds, any conversion is allowed here.
+    """
+
+    value: int
+    source: End
+    target: End
+    free: bool = False
+    unless: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constraint:
+    """One fact that a typing meets, with the reason for it.
+
+    Arguments:
+      name: unique in its system.
+      kind: `pin`, `policy` (what it forbids, it forbids in every conversion), `equation` or `region` (an operand of a node).
+      because: the user's line and the reason.
+      node: the node whose operand is read; None for pins, the policy and program outputs.
+      operand: which operand of the node.
+      convert: the conversion of an equation or region.
+      fixed: the ends that a pin fixes.
+      code: to what.
+      site: the pin.
+    """
+
+    name: str
+    kind: Literal["pin", "policy", "equation", "region"]
+    because: Because
+    node: Node | None = None
+    operand: int = -1
+    convert: Convert | None = None
+    fixed: tuple[End, ...] = ()
+    code: Code = 0
+    site: PinSite | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class System:
+    """The constraints of a program on one mesh axis.
+
+    Arguments:
+      mesh_axis: the axis.
+      position: its position in the mesh.
+      policy: the boxing policy.
+      variables: what is decided.
+      constraints: pins and policy first, then the program's order.
+      makers: the end where each value is made.
+      native: for each value, the monoids it can be partial under.
+    """
+
+    mesh_axis: str
+    position: int
+    policy: Policy
+    variables: tuple[Variable, ...] = field(repr=False)
+    constraints: tuple[Constraint, ...] = field(repr=False)
+    makers: dict[int, End] = field(repr=False)
+    native: dict[int, frozenset[str]] = field(repr=False)
+
+
+def allowed(source: Code, target: Code, policy: Policy) -> bool:
+    """Whether a policy converts one atom to another on one mesh axis, in any number of steps.
+
+    >>> [allowed(1, 0, p) for p in ("auto", "reduce", "explicit")], allowed(0, 1, "explicit")
+    ([True, False, False], True)
+    """
+    if source == target or source == 0:
+        return True
+    kinds = POLICY_KINDS[policy]
+    if source > 0:
+        return "all_gather" in kinds
+    return "all_reduce" in kinds
+
+
+def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ...]:
+    """All pins of a program in program order, inputs first; nodes traced from one annotation are one pin."""
+    sites: list[PinSite] = []
+    for position, codes in enumerate(demand.inputs):
+        if codes is not None and any(c is not None for c in codes):
+            sites.append(PinSite(name=f"i{position}", source="input", span=None, codes=tuple(codes), position=position))
+    groups: dict[Any, list[Node]] = {}
+    for node in graph.walk():
+        if node.op == "sbp_annotate" and node.params["pin"] is not None:
+            pin: Pin = node.params["pin"]
+            groups.setdefault((node.span or node.id, pinned_codes(pin, mesh)), []).append(node)
+    for number, ((_, codes), nodes) in enumerate(groups.items()):
+        sites.append(PinSite(name=f"a{number}", source="annotation", span=nodes[0].span, codes=codes, nodes=tuple(nodes)))
+    for position, codes in enumerate(demand.outputs):
+        if codes is not None and any(c is not None for c in codes):
+            sites.append(PinSite(name=f"o{position}", source="output", span=None, codes=tuple(codes), position=position))
+    return tuple(sites)
+
+
+def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, table: RowTable | None = None) -> tuple[System, ...]:
+    """The systems of a program, one per mesh axis of more than one device, outer axis first."""
+    table = table or RowTable(mesh)
+    sites = pin_sites(graph, mesh, demand)
+    seeds = {
+        value: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
+        for value, codes in zip(graph.inputs, demand.inputs, strict=True)
+        if codes is not None and any(c is not None and c < 0 for c in codes)
+    }
+    native = native_partials(graph, table, seeds)
+    return tuple(
+        _Builder(graph, mesh, demand, policy, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1
+    )
+
+
+class _Builder:
+    """Walks a program and writes down its system on one mesh axis."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: MeshSpec,
+        demand: Demand,
+        policy: Policy,
+        table: RowTable,
+        native: dict[int, frozenset[str]],
+        sites: tuple[PinSite, ...],
+        position: int,
+    ) -> None:
+        self.graph, self.mesh, self.demand, self.policy, self.table, self.native = graph, mesh, demand, policy, table, native
+        self.position, self.n = position, mesh.sizes[position]
+        self.variables: list[Variable] = []
+        self.makers: dict[int, End] = {}
+        self.reads: list[tuple[Constraint, Operand, End, bool, tuple[str, ...]]] = []
+        self.fixed: dict[str, list[End]] = {}
+        self.sites = [s for s in sites if s.codes[position] is not None]
+        self.site_of = {node.id: s for s in self.sites for node in s.nodes}
+        self.projections: dict[int, tuple[tuple[Code, ...], ...]] = {}
+
+    def system(self) -> System:
+        tied = dict(self.demand.tied)
+        inputs = {s.position: s for s in self.sites if s.source == "input"}
+        outputs = {s.position: s for s in self.sites if s.source == "output"}
+        for i, value in enumerate(self.graph.inputs):
+            end = self.variable(("value", value), self.boundary(self.graph.avals[value], inputs.get(i)))
+            self.makers[value] = end
+            if i in inputs:
+                self.fixed.setdefault(inputs[i].name, []).append(end)
+        self.visit(self.graph)
+        for i, operand in enumerate(self.graph.outputs):
+            if i in tied and self.demand.outputs[i] is None:
+                end = self.makers[self.graph.inputs[tied[i]]]
+            else:
+                end = self.variable(("output", i), self.boundary(self.graph.aval(operand), outputs.get(i)))
+                if i in outputs:
+                    self.fixed.setdefault(outputs[i].name, []).append(end)
+            self.read(operand, end, None, i, f"output {i} of the program", free=True)
+        return System(
+            mesh_axis=self.mesh.names[self.position],
+            position=self.position,
+            policy=self.policy,
+            variables=tuple(self.variables),
+            constraints=(*self.pins(), *self.conversions()),
+            makers=self.makers,
+            native=self.native,
+        )
+
+    def pins(self) -> list[Constraint]:
+        """The pins, then the policy."""
+        found: list[Constraint] = []
+        for site in self.sites:
+            code = site.codes[self.position]
+            assert code is not None
+            where = f"{site.source} {site.position}" if site.position >= 0 else "annotation"
+            because = Because(site.span, f"{where} is pinned {decode(code)!r}")
+            ends = tuple(self.fixed.get(site.name, ()))
+            found.append(Constraint(name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site))
+        found.append(Constraint(name="policy", kind="policy", because=Because(None, f'boxing is "{self.policy}"')))
+        return found
+
+    def conversions(self) -> list[Constraint]:
+        """The reads, with their freedom: the copy that an unrestricted reader asks for is there for the other readers, too."""
+        free: dict[int, list[tuple[bool, tuple[str, ...]]]] = {}
+        for _, operand, _, is_free, unless in self.reads:
+            if isinstance(operand, int):
+                free.setdefault(operand, []).append((is_free, unless))
+        found: list[Constraint] = []
+        for draft, operand, end, _, _ in self.reads:
+            if isinstance(operand, Constant):
+                continue
+            every = free[operand]
+            convert = Convert(
+                operand, self.makers[operand], end, any(f for f, _ in every), tuple(dict.fromkeys(u for _, names in every for u in names))
+            )
+            found.append(
+                Constraint(
+                    name=f"e{len(found)}", kind=draft.kind, because=draft.because, node=draft.node, operand=draft.operand, convert=convert
+                )
+            )
+        return found
+
+    # ---- parts ---------------------------------------------------------------------------------------------------------------
+
+    def variable(self, where: tuple[Any, Any], codes: tuple[Code, ...] | tuple[tuple[Code, ...], ...]) -> End:
+        states = tuple(c if isinstance(c, tuple) else (c,) for c in codes)
+        self.variables.append(Variable(where, states))
+        return End(len(self.variables) - 1)
+
+    def atoms(self, aval: Any, monoids: frozenset[str] = EMPTY, pinned: Code = 0) -> tuple[Code, ...]:
+        """The codes a value may have on this axis: dims that are large enough, or pinned; PRNG keys stay B."""
+        shape = () if _jax.is_extended(aval.dtype) else aval.shape
+        codes = [0, *(1 + d for d, size in enumerate(shape) if size >= self.n or pinned == 1 + d)]
+        codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)]
+        return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
+
+    def boundary(self, aval: Any, site: PinSite | None) -> tuple[Code, ...]:
+        """Inputs and outputs: splits that divide, partial only where asked for."""
+        pinned = (site.codes[self.position] if site else None) or 0
+        return tuple(c for c in self.atoms(aval, EMPTY, pinned) if c <= 0 or aval.shape[c - 1] % self.n == 0)
+
+    def of(self, operand: Operand) -> frozenset[str]:
+        return self.native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
+
+    def read(
+        self, operand: Operand, end: End, node: Node | None, number: int, text: str, *, free: bool = False, unless: tuple[str, ...] = ()
+    ) -> None:
+        region = node is not None and bool(node.regions)
+        because = Because(node.span if node else None, text)
+        draft = Constraint(name="", kind="region" if region else "equation", because=because, node=node, operand=number)
+        self.reads.append((draft, operand, end, free, unless))
+
+    def visit(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            match node.op:
+                case "scan":
+                    self.scan(node)
+                case "while":
+                    self.loop(node)
+                case "cond":
+                    self.cond(node)
+                case "sbp_annotate":
+                    self.annotation(graph, node)
+                case "optimization_barrier":
+                    for i, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
+                        self.makers[value] = self.held(value)
+                        self.read(operand, self.makers[value], node, i, f"operand {i} of optimization_barrier")
+                case _:
+                    self.equation(graph, node)
+
+    def held(self, value: int, monoids: frozenset[str] | None = None) -> End:
+        """The variable of a value that no row makes."""
+        return self.variable(("value", value), self.atoms(self.graph.avals[value], self.of(value) if monoids is None else monoids))
+
+    def equation(self, graph: Graph, node: Node) -> None:
+        rows = self.table.rows(
+            node, [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs], tuple(self.of(o) for o in node.inputs)
+        )
+        key = id(rows)  # the table keeps its rows alive
+        if key not in self.projections:
+            k = self.position
+            self.projections[key] = tuple(dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in rows))
+        row = self.variable(("row", node.id), self.projections[key])
+        for i, operand in enumerate(node.inputs):
+            self.read(operand, End(row.variable, i), node, i, f"operand {i} of {node.op}")
+        for i, value in enumerate(node.outputs):
+            self.makers[value] = End(row.variable, len(node.inputs) + i)
+
+    def annotation(self, graph: Graph, node: Node) -> None:
+        """A conversion point: while its pin holds, the operand may have any type; without the pin it is the identity."""
+        site = self.site_of.get(node.id)
+        (value,) = node.outputs
+        pinned = (site.codes[self.position] if site else None) or 0
+        end = self.variable(("value", value), self.atoms(graph.avals[value], self.of(value), pinned))
+        self.makers[value] = end
+        if site:
+            self.fixed.setdefault(site.name, []).append(end)
+        self.read(node.inputs[0], end, node, 0, "what is annotated", free=site is None, unless=(site.name,) if site else ())
+
+    # ---- regions -------------------------------------------------------------------------------------------------------------
+
+    def scan(self, node: Node) -> None:
+        (body,) = node.regions
+        consts, carry = node.params["num_consts"], node.params["num_carry"]
+        for i, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+            if i < consts + carry:
+                self.makers[value] = self.held(value)
+                self.read(operand, self.makers[value], node, i, f"{'constant' if i < consts else 'initial carry'} {i} of scan")
+            else:
+                end = self.variable(("value", value), _stacked(self.atoms(self.graph.avals[value], self.of(value))))
+                self.makers[value] = end
+                self.read(operand, End(end.variable, 1), node, i, f"scanned operand {i} of scan")
+            if consts <= i < consts + carry:
+                self.makers[node.outputs[i - consts]] = self.makers[value]
+        self.visit(body)
+        for i, operand in enumerate(body.outputs):
+            if i < carry:
+                self.read(operand, self.makers[body.inputs[consts + i]], node, i, f"carry {i} of scan")
+            else:
+                states = _stacked(self.atoms(body.aval(operand), self.of(operand)))
+                end = self.variable(("returned", (node.id, 0, i)), states)
+                self.makers[node.outputs[i]] = End(end.variable, 1)
+                self.read(operand, end, node, i, f"stacked result {i - carry} of scan")
+
+    def loop(self, node: Node) -> None:
+        cond, body = node.regions
+        c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+        for i, (operand, value) in enumerate(zip(node.inputs[: c + b], (*cond.inputs[:c], *body.inputs[:b]), strict=True)):
+            self.makers[value] = self.held(value, EMPTY if i < c else None)
+            self.read(operand, self.makers[value], node, i, f"constant {i} of while")
+        carried = zip(node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True)
+        for i, (operand, value, seen, result) in enumerate(carried):
+            end = self.held(value)
+            self.makers.update({value: end, seen: end, result: end})
+            self.read(operand, end, node, c + b + i, f"initial carry {i} of while")
+        self.visit(cond)
+        self.visit(body)
+        predicate = self.variable(("returned", (node.id, 0, 0)), (0,))
+        self.read(cond.outputs[0], predicate, node, 0, "predicate of while")
+        for i, operand in enumerate(body.outputs):
+            self.read(operand, self.makers[body.inputs[b + i]], node, i, f"carry {i} of while")
+
+    def cond(self, node: Node) -> None:
+        index, *operands = node.inputs
+        self.read(index, self.variable(("read", (node.id, 0)), (0,)), node, 0, "predicate of cond")
+        for i, operand in enumerate(operands):
+            value = node.regions[0].inputs[i]
+            end = self.held(value, EMPTY.union(*(self.of(r.inputs[i]) for r in node.regions)))
+            self.makers.update({r.inputs[i]: end for r in node.regions})
+            self.read(operand, end, node, i + 1, f"operand {i} of cond")
+        ends = [self.held(value) for value in node.outputs]
+        self.makers.update(zip(node.outputs, ends, strict=True))
+        for number, region in enumerate(node.regions):
+            self.visit(region)
+            for i, (operand, end) in enumerate(zip(region.outputs, ends, strict=True)):
+                self.read(operand, end, node, i, f"result {i} of branch {number} of cond")
+
+
+def _stacked(codes: tuple[Code, ...]) -> tuple[tuple[Code, Code], ...]:
+    """States of a scanned or stacked value: the code of one slice, and of the whole."""
+    return tuple((c, c + 1 if c > 0 else c) for c in codes)
+
+
+def state_of(variable: Variable, typing: Any, position: int) -> tuple[Code, ...] | None:
+    """The state that a typing gives a variable on one mesh axis; None when it is none of its states."""
+    kind, key = variable.where
+    match kind:
+        case "row":
+            row = typing.rows[key]
+            codes = tuple(t[position] for t in (*row.ins, *row.outs))
+            return codes if codes in variable.states else None
+        case "value":
+            code = typing.values[key][position]
+        case "read":
+            node_id, operand = key
+            code = typing.rows[node_id].ins[operand][position]
+        case "returned":
+            node_id, region, number = key
+            code = typing.region_outputs[node_id, region][number][position]
+        case "output":
+            code = typing.outputs[key][position]
+        case _:
+            raise SbpInternalError(f"no decision is kept at {kind!r}")
+    return next((s for s in variable.states if s[0] == code), None)

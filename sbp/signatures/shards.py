@@ -1,0 +1,49 @@
+"""What local kernels share: padding made neutral, and global indices turned into a shard's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import dtypes, lax
+
+from sbp.signatures.rule import LocalContext
+
+
+def neutral(monoid: str, dtype: Any) -> Any:
+    """The neutral element of a monoid, as a scalar of the dtype."""
+    match monoid:
+        case "sum" | "or":
+            return np.zeros((), dtype)
+        case "prod":
+            return np.ones((), dtype)
+        case "and":
+            return np.array(True) if dtype == np.bool_ else np.invert(np.zeros((), dtype))
+        case _:
+            if dtypes.issubdtype(dtype, np.floating):
+                return np.array(-np.inf if monoid == "max" else np.inf, dtype)
+            return np.array(jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype)
+
+
+def without_padding(ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str) -> Any:
+    """The shard of an operand with the padding along some dims replaced by the monoid's neutral element.
+
+    A select, not a product: padding may hold NaN.
+    """
+    for dim in dims:
+        size = ctx.local_ins[operand][dim]
+        if size == ctx.global_ins[operand].shape[dim]:
+            continue
+        extent = ctx.in_extent(operand, dim)
+        if not (isinstance(extent, int) and extent == size):
+            real = lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent
+            x = jnp.where(real, x, neutral(monoid, x.dtype))
+    return x
+
+
+def clipped(index: Any, size: int) -> tuple[Any, Any]:
+    """Indices brought into [0, size) as int32, and which of them were outside; compared in their own dtype, that may be too narrow for size."""
+    last = min(size - 1, int(jnp.iinfo(index.dtype).max))
+    inside = jnp.clip(index, jnp.asarray(0, index.dtype), jnp.asarray(last, index.dtype))
+    return inside.astype(jnp.int32), inside != index
