@@ -45,6 +45,14 @@ def open_jaxpr(value: Any) -> tuple[Jaxpr, Sequence[Any]]:
     return getattr(value, "jaxpr", value), tuple(getattr(value, "consts", ()))
 
 
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants and carries; JAX 0.11 replaced the two numbers by a tree of operands."""
+    if "num_consts" in params:
+        return int(params["num_consts"]), int(params["num_carry"])
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
 @contextlib.contextmanager
 def no_mesh() -> Iterator[None]:
     """Hides the caller's mesh context, so that traced equations carry no mesh (pitfall 4.3.1 of the interpreters' list)."""

@@ -164,6 +164,7 @@ class _Builder:
         match name:
             case "scan":
                 keys = ["jaxpr"]
+                params["num_consts"], params["num_carry"] = _jax.scan_counts(params)
             case "while":
                 keys = ["cond_jaxpr", "body_jaxpr"]
             case "cond":

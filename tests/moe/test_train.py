@@ -106,7 +106,8 @@ class OneDevice:
 
 def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     corpus = generate(TRAIN)
-    console = Console(file=io.StringIO(), force_terminal=False)
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=False)
     argv = ["--preset", "tiny-test", "--steps", "5", "--set", "checkpoint_every=2"]
     step = jax.jit(make_train_step(MODEL, TRAIN))
     shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
@@ -132,7 +133,7 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
     # Once more has nothing left to do.
     assert go("parts")[1:] == (0, 5, [])
-    assert "resumed at step 3" in console.file.getvalue()
+    assert "resumed at step 3" in shown.getvalue()
 
 
 def test_differences_name_other_text(tmp_path):
