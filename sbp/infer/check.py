@@ -7,14 +7,14 @@ has a literal, so that a core names them. Terms are built once per axis: a check
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import z3
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.constraints import Constraint, Convert, End, System, allowed, constraints_of, state_of
+from sbp.infer.constraints import Constraint, Convert, End, System, Variable, allowed, constraints_of
 from sbp.infer.problem import Demand
 from sbp.infer.rows import EMPTY, RowTable
 from sbp.infer.space import INFINITE, Code, Policy, Spaces
@@ -40,13 +40,15 @@ class CheckResult:
         order.
       sink: the conversions at which the core's flow of types ends, operands of one node.
       made: for each conversion of the sink, the codes that its value can be made in, as far as the rest of the core says.
+      wanted: for each conversion of the sink, the codes it can be read in, as far as the rest of the core says.
     """
 
     status: Status
     mesh_axis: str = ""
     core: tuple[Constraint, ...] = ()
     sink: tuple[Constraint, ...] = ()
-    made: tuple[tuple[Code, ...], ...] = field(default=())
+    made: tuple[tuple[Code, ...], ...] = ()
+    wanted: tuple[tuple[Code, ...], ...] = ()
 
     @property
     def pins(self) -> tuple[Constraint, ...]:
@@ -162,7 +164,8 @@ class _Axis:
         sink = _sink([c for c in found if c.convert is not None])
         rest = [c.name for c in found if c not in sink]
         made = tuple(self.codes(rest, c.convert.source) for c in sink if c.convert is not None)
-        return CheckResult(status="unsat", mesh_axis=self.system.mesh_axis, core=found, sink=sink, made=made)
+        wanted = tuple(self.codes(rest, c.convert.target) for c in sink if c.convert is not None)
+        return CheckResult(status="unsat", mesh_axis=self.system.mesh_axis, core=found, sink=sink, made=made, wanted=wanted)
 
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals."""
@@ -238,7 +241,7 @@ def certify(typing: Typing, demand: Demand | None = None, *, table: RowTable | N
         demand = Demand(inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs)
     table = table or RowTable(typing.mesh)
     systems = constraints_of(graph, typing.mesh, demand, typing.boxing, table)
-    states = [[state_of(v, typing, system.position) for v in system.variables] for system in systems]
+    states = [[_state_of(v, typing, system.position) for v in system.variables] for system in systems]
     for system, have in zip(systems, states, strict=True):
         for constraint in system.constraints:
             for end in constraint.fixed:
@@ -298,6 +301,29 @@ def _certify_boxing(typing: Typing, systems: tuple[System, ...], states: list[li
 
 def _conversions(system: System) -> int:
     return sum(c.convert is not None for c in system.constraints)
+
+
+def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
+    """The state that a typing gives a variable on one mesh axis; None when it is none of its states."""
+    kind, key = variable.where
+    match kind:
+        case "row":
+            row = typing.rows[key]
+            codes = tuple(t[position] for t in (*row.ins, *row.outs))
+            return codes if codes in variable.states else None
+        case "value":
+            code = typing.values[key][position]
+        case "read":
+            node_id, operand = key
+            code = typing.rows[node_id].ins[operand][position]
+        case "returned":
+            node_id, region, number = key
+            code = typing.region_outputs[node_id, region][number][position]
+        case "output":
+            code = typing.outputs[key][position]
+        case _:
+            raise SbpInternalError(f"no decision is kept at {kind!r}")
+    return next((s for s in variable.states if s[0] == code), None)
 
 
 def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:

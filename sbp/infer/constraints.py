@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sbp import _jax
 from sbp.annotate import Pin
-from sbp.errors import SbpInternalError, Span
+from sbp.errors import Span
 from sbp.infer.problem import Demand, pinned_codes
 from sbp.infer.rows import EMPTY, RowTable, native_partials
 from sbp.infer.space import POLICY_KINDS, Code, Policy, decode
@@ -176,9 +176,7 @@ def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy,
         if codes is not None and any(c is not None and c < 0 for c in codes)
     }
     native = native_partials(graph, table, seeds)
-    return tuple(
-        _Builder(graph, mesh, demand, policy, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1
-    )
+    return tuple(_Builder(graph, mesh, demand, policy, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1)
 
 
 class _Builder:
@@ -195,7 +193,8 @@ class _Builder:
         sites: tuple[PinSite, ...],
         position: int,
     ) -> None:
-        self.graph, self.mesh, self.demand, self.policy, self.table, self.native = graph, mesh, demand, policy, table, native
+        self.graph, self.mesh, self.demand, self.table, self.native = graph, mesh, demand, table, native
+        self.policy: Policy = policy
         self.position, self.n = position, mesh.sizes[position]
         self.variables: list[Variable] = []
         self.makers: dict[int, End] = {}
@@ -406,26 +405,3 @@ class _Builder:
 def _stacked(codes: tuple[Code, ...]) -> tuple[tuple[Code, Code], ...]:
     """States of a scanned or stacked value: the code of one slice, and of the whole."""
     return tuple((c, c + 1 if c > 0 else c) for c in codes)
-
-
-def state_of(variable: Variable, typing: Any, position: int) -> tuple[Code, ...] | None:
-    """The state that a typing gives a variable on one mesh axis; None when it is none of its states."""
-    kind, key = variable.where
-    match kind:
-        case "row":
-            row = typing.rows[key]
-            codes = tuple(t[position] for t in (*row.ins, *row.outs))
-            return codes if codes in variable.states else None
-        case "value":
-            code = typing.values[key][position]
-        case "read":
-            node_id, operand = key
-            code = typing.rows[node_id].ins[operand][position]
-        case "returned":
-            node_id, region, number = key
-            code = typing.region_outputs[node_id, region][number][position]
-        case "output":
-            code = typing.outputs[key][position]
-        case _:
-            raise SbpInternalError(f"no decision is kept at {kind!r}")
-    return next((s for s in variable.states if s[0] == code), None)

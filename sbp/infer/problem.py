@@ -18,9 +18,10 @@ import numpy as np
 from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import SbpInternalError
+from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds
 from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials
-from sbp.infer.solver import CostGraph, solve
+from sbp.infer.costgraph import CostGraph
 from sbp.infer.space import Codes, Policy, Spaces, TypeSpace, from_type, is_even
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
@@ -83,6 +84,7 @@ class Problem:
     barriers: dict[int, list[tuple[int, tuple[Codes, ...]]]] = field(default_factory=dict)
     returned: dict[tuple[int, int], list[_End | None]] = field(default_factory=dict)
     program_outputs: list[_End | None] = field(default_factory=list)
+    typed: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
     _row_costs: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def build(self) -> None:
@@ -133,18 +135,24 @@ class Problem:
         if price and self.byte_price and types:
             space = self._space(self.graph.avals[value], EMPTY, types)
             costs += self.byte_price * np.array([space.local_bytes[space.index[t]] for t in types])
-        return _End(self.costs.variable(costs), types, weight)
+        return _End(self._typed_variable(types, costs), types, weight)
+
+    def _typed_variable(self, types: tuple[Codes, ...], costs: np.ndarray | None = None) -> int:
+        """A variable whose states are types."""
+        variable = self.costs.variable(np.zeros(len(types)) if costs is None else costs)
+        self.typed[variable] = types
+        return variable
 
     def _free_end(self, value_aval: Any, monoids: frozenset[str]) -> tuple[int, tuple[Codes, ...]]:
-        space = self._space(value_aval, monoids)
-        return self.costs.variable(np.zeros(len(space.types))), tuple(space.types)
+        types = tuple(self._space(value_aval, monoids).types)
+        return self._typed_variable(types), types
 
     def _read(self, operand: Any, end: _End) -> None:
         if not isinstance(operand, Constant):
             self.readers[operand].append(end)
 
     def _fixed(self, codes: Codes, weight: float = 1.0, *, unrestricted: bool = True) -> _End:
-        return _End(self.costs.variable(np.zeros(1)), (codes,), weight, unrestricted)
+        return _End(self._typed_variable((codes,)), (codes,), weight, unrestricted)
 
     # ---- nodes ---------------------------------------------------------------------------------------------------------------
 
@@ -304,7 +312,7 @@ class Problem:
                 if self.byte_price:
                     space = self._space(aval, EMPTY, types)
                     costs += self.byte_price * np.array([space.local_bytes[space.index[t]] for t in types])
-                end = _End(self.costs.variable(costs), types, 1.0, unrestricted=True)
+                end = _End(self._typed_variable(types, costs), types, 1.0, unrestricted=True)
             self._read(operand, end)
             self.program_outputs.append(end)
 
@@ -333,7 +341,7 @@ class Problem:
                 self.costs.add_pair(maker.variable, end.variable, min(maker.weight, end.weight) * cost)
                 continue
             shared = tuple(t for t in space.types if t in every)
-            variable = self.costs.variable(np.zeros(len(shared)))
+            variable = self._typed_variable(shared)
             free = any(e.unrestricted for e in ends)
             self.costs.add_pair(maker.variable, variable, maker.weight * boxing(space, maker.codes, shared, free))
             for end in ends:
@@ -346,7 +354,7 @@ class Problem:
         """The cheapest typing, or None when there is none under the policy."""
         if any(len(u) == 0 for u in self.costs.unary):
             return None
-        solution = solve(self.costs)
+        solution = solve_axes(self.costs, self._profiles(), len(self.mesh.sizes))
         if solution is None:
             return None
         states = solution.states
@@ -371,8 +379,28 @@ class Problem:
             region_outputs=returned,
             outputs=outputs,
             seconds=solution.cost,
-            optimal=solution.conditioned == 0,
+            lower_bound=solution.lower_bound,
         )
+
+
+    def _profiles(self) -> list[np.ndarray]:
+        """For each variable an array [state, axis] that tells apart what a state says on an axis; 0 is all B."""
+        profiles = [np.zeros((len(u), len(self.mesh.sizes)), dtype=int) for u in self.costs.unary]
+        for variable, rows in self.node_rows.values():
+            profiles[variable] = _profile([(*r.ins, *r.outs) for r in rows], len(self.mesh.sizes))
+        for variable, types in self.typed.items():
+            profiles[variable] = _profile([(t,) for t in types], len(self.mesh.sizes))
+        return profiles
+
+
+def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
+    out = np.zeros((len(states), axes), dtype=int)
+    for axis in range(axes):
+        numbers: dict[tuple[int, ...], int] = {}
+        for i, state in enumerate(states):
+            said = tuple(t[axis] for t in state)
+            out[i, axis] = 0 if not any(said) else numbers.setdefault(said, len(numbers) + 1)
+    return out
 
 
 def _region_row(node: Node, values: dict[int, Codes]) -> NdRow:

@@ -24,7 +24,7 @@ class Typing:
       region_outputs: for (node id, region), the types in which that body returns its results.
       outputs: the types in which the program returns its results.
       seconds: the modelled time of the program.
-      optimal: whether the solver proved that no typing is cheaper in the model.
+      lower_bound: no typing is cheaper in the model.
     """
 
     graph: Graph
@@ -35,8 +35,18 @@ class Typing:
     region_outputs: dict[tuple[int, int], tuple[Codes, ...]] = field(repr=False)
     outputs: tuple[Codes, ...]
     seconds: float
-    optimal: bool
+    lower_bound: float
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""
         return to_type(self.values[value], self.mesh)
+
+    @property
+    def gap(self) -> float:
+        """How far above the lower bound the typing may be, as a share of its cost; 0 is optimal in the model."""
+        return max(0.0, (self.seconds - self.lower_bound) / self.seconds) if self.seconds > 0 else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bound shows that no typing is cheaper in the model."""
+        return self.gap <= 1e-6

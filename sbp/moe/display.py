@@ -60,11 +60,11 @@ class TrainingDisplay:
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=steps, completed=first, health="")
-        self._first, self._start, self._tokens = first, time.monotonic(), 0.0
+        self._first, self._tokens = first, 0.0
+        self._counted_from: float | None = None
 
     def __enter__(self) -> TrainingDisplay:
         self._progress.start()
-        self._start = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -74,11 +74,16 @@ class TrainingDisplay:
         """Show the state after `step` steps.
 
         Returns:
-          The scalars shown, with `tokens_per_second` (source and target, without padding) since the start.
+          The scalars shown, with `tokens_per_second` (source and target, without padding) since the first step.
         """
         values = summarize(metrics)
-        self._tokens += values["tokens"]
-        elapsed = max(time.monotonic() - self._start, 1e-9)
+        now = time.monotonic()
+        if self._counted_from is None:
+            # The first step compiles; the rate and the remaining time leave it out.
+            self._counted_from, self._first = now, step
+        else:
+            self._tokens += values["tokens"]
+        elapsed = max(now - self._counted_from, 1e-9)
         values["tokens_per_second"] = self._tokens / elapsed
         load = load_bars(np.sum(np.concatenate([metrics.encoder.load, metrics.decoder.load]), axis=0))
         health = (

@@ -30,14 +30,19 @@ LANGUAGES: tuple[str, ...] = _words(
 
 TERRITORIES = _words(
     "FR DE ES IT PT NL SE DK NO RU PL UA CZ TR ID RO HU FI GR VN JP CN KR EG IN IL IR TH BG HR BR MX CA AU CH AT BE IE IS ZA"
+    " AR CL PE CO CU MA DZ TN KE ET NG GH SN TZ SA IQ SY JO LB PK BD NP LK MM KH LA MY PH MN KZ GE AM AL RS SK SI LT LV"
 )
-TONGUES = _words("fr de es it pt nl sv da ru pl uk cs tr id hu fi el vi ja zh ko ar hi he fa th")
+TONGUES = _words("fr de es it pt nl sv da ru pl uk cs tr id hu fi el vi ja zh ko ar hi he fa th ro bg hr sr sk sl lt lv et ca sw mn ka hy")
 UNITS = (
     "length-kilometer",
     "length-meter",
     "length-centimeter",
     "mass-kilogram",
     "mass-gram",
+    "temperature-celsius",
+    "speed-kilometer-per-hour",
+    "length-mile",
+    "area-square-kilometer",
     "volume-liter",
     "duration-second",
     "duration-minute",
@@ -47,7 +52,7 @@ UNITS = (
     "duration-month",
     "duration-year",
 )
-CURRENCIES = _words("EUR USD GBP JPY CHF RUB")
+CURRENCIES = _words("EUR USD GBP JPY CHF RUB CNY INR SEK PLN BRL CAD")
 _SPANS = ("second", "minute", "hour", "day", "week", "month", "year")
 
 
@@ -95,9 +100,12 @@ def draw(rng: random.Random) -> Meaning:
 
 
 def _unit(n: float, unit: str, locale: Locale) -> str | None:
-    text = units.format_unit(n, unit, locale=locale)
-    # Where CLDR has no long pattern Babel falls back to the unit's identifier: no translation at all.
-    return None if unit in text else text
+    # Where Babel has no pattern of a length it falls back to the unit's identifier, which is no translation.
+    for length in ("long", "short"):
+        text = units.format_unit(n, unit, length, locale=locale)
+        if unit not in text:
+            return text
+    return None
 
 
 def _all(parts: Sequence[str | None], locale: Locale) -> str | None:

@@ -1,10 +1,8 @@
 """The text form of a plan: every local operation, every collective and every region on its own line; it parses back.
 
->>> print(parse_listing("plan x=2 boxing=auto 0 B per device {\n  input %0: f32[4] x:S(0)  # a\n  return %0\n}"))
-plan x=2 boxing=auto 0 B per device {
-  input %0: f32[4] x:S(0)  # a
-  return %0
-}
+>>> text = ["plan x=2 boxing=auto 0 B per device {", "  input %0: f32[4] x:S(0)  # a", "  return %0", "}"]
+>>> str(parse_listing("\\n".join(text))).splitlines() == text
+True
 """
 
 from __future__ import annotations
@@ -145,16 +143,12 @@ def _results(results: tuple[Value, ...]) -> str:
 
 
 def place(span: Span) -> str:
-    """A span as `file:line` without what differs between machines: relative to the working folder, else the last two parts.
-
-    >>> place(Span(file="/somewhere/else/models/ffn.py", line=12, column=1, end_column=2))
-    'models/ffn.py:12'
-    """
+    """A span as `file:line`, without what differs between machines."""
     return f"{file_name(span.file)}:{span.line}"
 
 
 def file_name(path: str) -> str:
-    """The name that a source file is shown under; a notebook's cell by its number."""
+    """The name that a source file is shown under: relative to the working folder, else its last two parts; a cell by its number."""
     cell = _cell_number(path)
     if cell is not None:
         return f"cell [{cell}]"
@@ -166,9 +160,8 @@ def file_name(path: str) -> str:
         here = os.getcwd()
     except FileNotFoundError:  # the working folder was removed
         here = ""
-    if here and path.startswith(os.path.join(here, "")):
-        return os.path.relpath(path, here).replace(os.sep, "/")
-    return "/".join(path.split(os.sep)[-2:])
+    inside = here and path.startswith(os.path.join(here, ""))
+    return os.path.relpath(path, here).replace(os.sep, "/") if inside else "/".join(path.split(os.sep)[-2:])
 
 
 def _cell_number(path: str) -> int | None:

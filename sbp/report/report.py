@@ -1,8 +1,123 @@
-"""TEMPORARY placeholder, replaced by the report being written."""
-from dataclasses import dataclass
-from typing import Any
-@dataclass
+"""The report: what sbp found out about a program, for the terminal, for a notebook, and for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from sbp.errors import Diagnostic, SbpError, SbpTypeError
+from sbp.plan.program import Program
+from sbp.report import pages
+from sbp.report.finding import finding
+from sbp.report.html import page_html
+from sbp.report.parts import Finding, Page
+from sbp.report.terminal import page_lines
+
+TEXT_WIDTH = 120
+"""Columns of plain text where nothing else is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A page that shows itself: `print` and files get plain text, rich consoles styled text, notebooks HTML."""
+
+    page: Page
+
+    def text(self, width: int = TEXT_WIDTH) -> str:
+        """Plain text, the same on every terminal."""
+        return "\n".join(line.plain.rstrip() for line in page_lines(self.page, width))
+
+    def html(self, *, standalone: bool = False) -> str:
+        """HTML with inline CSS and no script; a whole document when `standalone`."""
+        return page_html(self.page, standalone=standalone)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from page_lines(self.page, options.max_width)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    program: Any; diagnostics: tuple = (); title: str = ""; output_names: tuple = ()
+    """What sbp says of a program.
+
+    Arguments:
+      program: the plan's program; None when there is no plan.
+      diagnostics: findings, in source order.
+      title: the program's name.
+      output_names: names of the results.
+
+    >>> report = Report(program=None, title="step")
+    >>> report.ok, str(report)
+    (True, 'no findings in `step`')
+    """
+
+    program: Program | None
+    diagnostics: tuple[Diagnostic, ...] = ()
+    title: str = ""
+    output_names: tuple[str, ...] = field(default=(), repr=False)
+
     @property
-    def ok(self): return not any(d.severity=="error" for d in self.diagnostics)
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not any(d.severity == "error" for d in self.diagnostics)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def full(self) -> Shown:
+        """The whole report."""
+        if self.program is None:
+            return Shown(page=pages.refusal(self.title, self.diagnostics))
+        return Shown(page=pages.full(self.program, self.title, self.output_names, self.diagnostics))
+
+    def short(self) -> Shown:
+        """The short form: annotated tensors, collectives by source line, bytes and memory per device."""
+        if self.program is None:
+            return self.full()
+        return Shown(page=pages.short(self.program, self.title, self.output_names, self.diagnostics))
+
+    def text(self, width: int = TEXT_WIDTH) -> str:
+        """The report as plain text."""
+        return self.full().text(width)
+
+    def html(self, *, standalone: bool = False) -> str:
+        """The report as HTML; a whole document when `standalone`."""
+        return self.full().html(standalone=standalone)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.full()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+
+def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
+    """The lines that stand for an sbp error instead of a stack trace (`_render_traceback_` of notebooks and IPython)."""
+    return Shown(page=Page(parts=tuple(_findings(error)))).text(width).split("\n")
+
+
+def _findings(error: SbpError) -> Iterator[Finding]:
+    if isinstance(error, SbpTypeError):
+        yield from map(finding, error.diagnostics)
+        return
+    title, *rest = error.message.split("\n")
+    yield Finding(severity="error", code=error.code, title=title, notes=tuple(line for line in rest if line.strip()))

@@ -1,6 +1,6 @@
 """Signatures: for each primitive, which operand types give which result types on one mesh axis."""
 
-from sbp.signatures import contraction, effects, elementwise, indexing, random, reduction, structural  # noqa: F401  # fill the registry
+from sbp.signatures import contraction, effects, elementwise, indexing, linalg, random, reduction, structural  # noqa: F401  # fill the registry
 from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.rule import LocalContext as LocalContext
 from sbp.signatures.rule import Op as Op

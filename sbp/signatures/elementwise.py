@@ -19,12 +19,12 @@ ELEMENTWISE = """
     convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
     igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
     one_minus_square or polygamma polynomial population_count pow real reduce_precision regularized_incomplete_beta rem
-    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stage stop_gradient sub tan
+    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
     tanh threefry2x32 tie xor zeta
 """.split()
 
 _LINEAR = frozenset("add add_any complex conj imag neg real sub".split())
-_COPIES = frozenset("copy name stage stop_gradient".split())
+_COPIES = frozenset("copy name stop_gradient".split())
 
 MONOTONE: dict[str, str] = {
     **dict.fromkeys("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh".split(), "+"),
@@ -121,7 +121,8 @@ def cast_rows(op: Op) -> list[Row]:
 
     Sums: float to a wider float, and integer to an integer of no more bits (reduction modulo 2**k is a homomorphism). A float cast
     down rounds every part before the reduction; float to integer truncates every part; integer parts wrap, so no wider type sees
-    their sum. Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number there).
+    their sum. Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number there), nor a cast to a
+    float without infinities (the neutral element becomes NaN).
     """
     source, target = op.ins[0].dtype, op.outs[0].dtype
     if source == target:
@@ -137,7 +138,7 @@ def cast_rows(op: Op) -> list[Row]:
     if not integers and all(dtypes.issubdtype(d, np.inexact) for d in (source, target)):
         rows += linear_rows(op) if target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source)) else []
     holds_all = integers and jnp.iinfo(target).min <= jnp.iinfo(source).min and jnp.iinfo(source).max <= jnp.iinfo(target).max
-    if not is_complex(source) and (is_float(target) or holds_all):
+    if not is_complex(source) and (holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))):
         rows += monoid_rows(op, "max", "min")
     return rows
 

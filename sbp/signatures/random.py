@@ -24,7 +24,7 @@ replicated(
     "random_gamma",
     reason="keys are a few words; every device derives the same ones",
 )
-replicated("rng_bit_generator", "rng_uniform", reason="the algorithm's state is one stream: a slice of the draw needs the whole draw")
+replicated("rng_bit_generator", reason="the algorithm's state is one stream: a slice of the draw needs the whole draw")
 
 
 def _counters(ctx: LocalContext, shape: tuple[int, ...]) -> tuple[Any, Any]:

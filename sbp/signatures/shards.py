@@ -32,11 +32,8 @@ def without_padding(ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ..
     A select, not a product: padding may hold NaN.
     """
     for dim in dims:
-        size = ctx.local_ins[operand][dim]
-        if size == ctx.global_ins[operand].shape[dim]:
-            continue
         extent = ctx.in_extent(operand, dim)
-        if not (isinstance(extent, int) and extent == size):
+        if not (isinstance(extent, int) and extent == ctx.local_ins[operand][dim]):
             real = lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent
             x = jnp.where(real, x, neutral(monoid, x.dtype))
     return x

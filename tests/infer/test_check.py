@@ -14,7 +14,7 @@ import sbp
 from sbp.errors import SbpInternalError
 from sbp.infer.check import Checker, certify, check
 from sbp.infer.choose import choose
-from sbp.infer.constraints import allowed
+from sbp.infer.constraints import pin_sites
 from sbp.infer.problem import Demand
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Policy, from_type
@@ -82,7 +82,9 @@ def grow(rng: random.Random, x, y, axes):
                 twist = rng.random() < 0.5
                 c = values[-1].sum()
 
-                def body(carry, row, twist=twist, inner=rng.random() < 0.5):
+                inner = rng.random() < 0.5
+
+                def body(carry, row, twist=twist, inner=inner):
                     row = sbp.split(row, 0, axes[-1]) if inner else row
                     return (carry + (row.sum() if twist else 1.0)), jnp.sin(row)
 
@@ -97,22 +99,169 @@ def grow(rng: random.Random, x, y, axes):
     return tuple(values[2:])
 
 
+def seeded(seed: int, mesh: str) -> tuple[Graph, MeshSpec, Demand]:
+    """The program of a seed, its inputs free or pinned."""
+    rng = random.Random(f"{seed} {mesh}")
+    axes = MESHES[mesh].axis_names
+    size = rng.choice([8, 16])
+    types = [rng.choice([None, " ".join(f"{a}:{rng.choice(['B', 'S(0)', 'S(1)'])}" for a in axes)]) for _ in range(2)]
+    return traced(lambda x, y: grow(rng, x, y, axes), [shape(size, size)] * 2, MESHES[mesh], types)
+
+
 @pytest.mark.parametrize("mesh", sorted(MESHES))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_verdict_is_the_choosers(policy, mesh):
     outcomes = {"sat": 0, "unsat": 0}
-    axes = MESHES[mesh].axis_names
     for seed in range(60):
-        rng = random.Random(f"{seed} {mesh}")
-        size = rng.choice([8, 16])
-        atoms = ["B", "S(0)", "S(1)"]
-        types = [rng.choice([None, " ".join(f"{a}:{rng.choice(atoms)}" for a in axes)]) for _ in range(2)]
-        graph, spec, demand = traced(lambda x, y, rng=rng: grow(rng, x, y, axes), [shape(size, size)] * 2, MESHES[mesh], types)
+        graph, spec, demand = seeded(seed, mesh)
         found = check(graph, spec, demand, policy)
         typing = choose(graph, spec, demand, boxing=policy)
         assert (found.status == "sat") == (typing is not None), (seed, found)
         outcomes[found.status] += 1
         if typing is not None:
             certify(typing, demand)
+            certify(typing)
     assert outcomes["sat"] >= 10
     assert (outcomes["unsat"] >= 5) == (policy != "auto")
+
+
+def test_axes_that_only_together_have_no_typing_are_left_to_the_chooser():
+    args = [shape(8, 8)] * 2
+    graph, spec, demand = traced(lambda x, y: x + y, args, MESHES["2x4"], ["x:S(1) y:S(1)", "x:B y:S(1)"])
+    assert check(graph, spec, demand, "explicit").status == "sat"
+    assert choose(graph, spec, demand, boxing="explicit") is None
+
+
+# ---- cores -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["reduce", "explicit"])
+def test_core_is_minimal(policy):
+    cores = 0
+    for seed in range(25):
+        checker = Checker(*seeded(seed, "2x4"), policy)
+        found = checker.check()
+        if found.status != "unsat":
+            continue
+        cores += 1
+        axis = checker.axis(next(s for s in checker.systems if s.mesh_axis == found.mesh_axis))
+        names = [c.name for c in found.core]
+        assert axis.check(names)[0] == "unsat"
+        for name in names:
+            assert axis.check([n for n in names if n != name])[0] == "sat", (seed, name)
+        assert found.policy
+        assert found.pins
+        assert found.sink
+    assert cores >= 5
+
+
+def test_core_names_pins_and_operands():
+    def program(x, w, z):
+        x = sbp.split(x, 1, "x")
+        w = sbp.split(w, 1, "x")
+        z = sbp.split(z, 0, "x")
+        return x @ w, jnp.tanh(z)
+
+    found = check(*traced(program, [shape(16, 16)] * 3, MESHES["8"]), "explicit")
+    assert [c.because.text for c in found.core] == [
+        "annotation is pinned S(1)",
+        "annotation is pinned S(1)",
+        'boxing is "explicit"',
+        "operand 0 of dot_general",
+        "operand 1 of dot_general",
+    ]
+    assert found.made == ((2,), (2,))
+    lines = [c.because.span.line - program.__code__.co_firstlineno for c in found.pins if c.because.span]
+    assert lines == [1, 2]
+
+
+def test_one_line_traced_many_times_is_one_pin():
+    def program(x):
+        for _ in range(4):
+            x = jnp.sin(sbp.split(x, 0, "x"))
+        return x
+
+    graph, spec, demand = traced(jax.grad(lambda x: program(x).sum()), [shape(16)], MESHES["8"])
+    (site,) = pin_sites(graph, spec, demand)
+    assert len(site.nodes) == 4
+
+
+def test_a_limit_is_unknown_and_no_verdict():
+    graph, spec, demand = seeded(3, "8")
+    found = check(graph, spec, demand, "explicit", rlimit=1)
+    assert (found.status, found.mesh_axis, found.core) == ("unknown", "x", ())
+
+
+def test_verdicts_repeat():
+    first, second = (check(*seeded(seed, "2x4"), "explicit") for seed in (7, 7))
+    assert [c.name for c in first.core] == [c.name for c in second.core]
+
+
+# ---- a second look ---------------------------------------------------------------------------------------------------------------------
+
+
+def scanned(x, w):
+    def body(carry, w):
+        carry = jnp.tanh(carry @ w)
+        return carry, carry.sum(0)
+
+    carry, sums = jax.lax.scan(body, sbp.split(x, 0, "x"), w)
+    return jax.lax.cond(sums.sum() > 0, lambda c: c * 2, lambda c: c, carry)
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    graph, spec, demand = traced(scanned, [shape(16, 16), shape(3, 16, 16)], MESHES["8"], [None, "B"])
+    typing = choose(graph, spec, demand, boxing="reduce")
+    assert typing is not None
+    certify(typing, demand)
+    return typing, demand
+
+
+def test_certify_refuses_a_row_that_is_not_there(chosen):
+    typing, demand = chosen
+    node = next(n for n in typing.graph.walk() if n.op == "dot_general")
+    rows = typing.rows | {node.id: NdRow(((1,), (1,)), ((1,),))}
+    with pytest.raises(SbpInternalError, match="breaks e.*dot_general"):
+        certify(dataclasses.replace(typing, rows=rows), demand)
+
+
+def test_certify_refuses_a_conversion_that_the_policy_forbids(chosen):
+    typing, demand = chosen
+    node = next(n for n in typing.graph.walk() if n.op == "tanh")
+    rows = typing.rows | {node.id: NdRow(((0,),), ((0,),))}
+    with pytest.raises(SbpInternalError, match=r"operand 0 of tanh.*made as code 1, read as code 0"):
+        certify(dataclasses.replace(typing, rows=rows), demand)
+
+
+def test_certify_refuses_a_broken_pin(chosen):
+    typing, demand = chosen
+    node = next(n for n in typing.graph.walk() if n.op == "sbp_annotate")
+    values = typing.values | {node.outputs[0]: (0,)}
+    with pytest.raises(SbpInternalError, match=r"annotation is pinned S\(0\) at .*test_check.py"):
+        certify(dataclasses.replace(typing, values=values), demand)
+    with pytest.raises(SbpInternalError, match="input 1 is pinned"):
+        certify(dataclasses.replace(typing, values=typing.values | {typing.graph.inputs[1]: (2,)}), demand)
+
+
+def test_certify_refuses_a_carry_that_changes_its_type(chosen):
+    typing, demand = chosen
+    ((key, types),) = [(k, t) for k, t in typing.region_outputs.items() if len(t) == 2]
+    body = next(n for n in typing.graph.walk() if n.id == key[0]).regions[0]
+    values = typing.values | {body.inputs[0]: (2,)}
+    with pytest.raises(SbpInternalError, match="scan|dot_general"):
+        certify(dataclasses.replace(typing, values=values), demand)
+    with pytest.raises(SbpInternalError, match="stacked result 0 of scan"):
+        certify(dataclasses.replace(typing, region_outputs=typing.region_outputs | {key: (types[0], (5,))}), demand)
+
+
+def test_certify_looks_at_all_axes_together():
+    graph, spec, demand = traced(lambda x: jnp.tanh(x), [shape(8, 8)], MESHES["2x4"], ["x:B y:S(1)"])
+    typing = choose(graph, spec, demand, boxing="explicit")
+    assert typing is not None
+    (node,) = graph.nodes
+    wrong = dataclasses.replace(
+        typing, rows={node.id: NdRow(((2, 2),), ((2, 2),))}, values=typing.values | {node.outputs[0]: (2, 2)}, outputs=((2, 2),)
+    )
+    with pytest.raises(SbpInternalError, match=r"made as \[0, 2\], read as \[2, 2\]"):
+        certify(wrong)

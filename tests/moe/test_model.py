@@ -21,6 +21,10 @@ CFG = dataclasses.replace(
 )
 
 
+# Whole steps take longer to compile than to run here.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 def random_batch(cfg, seed=0):
     rng = np.random.default_rng(seed)
 
@@ -122,7 +126,8 @@ def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
 def test_steps_are_deterministic_and_remat_changes_nothing():
     cfg = dataclasses.replace(CFG, dropout=0.1)
     train = preset("tiny-test").train
-    with_remat, without = (jax.jit(make_train_step(dataclasses.replace(cfg, remat=remat), train)) for remat in (True, False))
+    models = (dataclasses.replace(cfg, remat=remat) for remat in (True, False))
+    with_remat, without = (jax.jit(make_train_step(model, train), compiler_options=QUICK) for model in models)
     losses = []
     for step in (with_remat, with_remat, without):
         state, run = init_state(cfg, train), []
@@ -139,7 +144,7 @@ def test_float64_reaches_the_router_and_the_optimizer():
         cfg = dataclasses.replace(CFG, dtype="float64")
         train = preset("tiny-test").train
         state = init_state(cfg, train)
-        state, metrics = jax.jit(make_train_step(cfg, train))(state, random_batch(cfg))
+        state, metrics = jax.jit(make_train_step(cfg, train), compiler_options=QUICK)(state, random_batch(cfg))
         assert metrics.loss.dtype == metrics.aux.dtype == jnp.float64
         assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.params))
         assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.optimizer.v_row))

@@ -22,6 +22,7 @@ from sbp.moe.gating import GatingMetrics
 from sbp.moe.model import Metrics
 from sbp.moe.step import init_state, make_train_step
 from sbp.moe.train import fit, layout_of, main, parse_args, parse_mesh, tokenizers
+from tests.moe.test_model import QUICK
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 
@@ -109,7 +110,7 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=False)
     argv = ["--preset", "tiny-test", "--steps", "5", "--set", "checkpoint_every=2"]
-    step = jax.jit(make_train_step(MODEL, TRAIN))
+    step = jax.jit(make_train_step(MODEL, TRAIN), compiler_options=QUICK)
     shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
 
     def go(name, kill_at=0):

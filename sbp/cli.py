@@ -1,0 +1,91 @@
+"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp --version`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+
+from sbp.errors import CODES, SbpError, nearest
+from sbp.report.codes import PAGES, PRELUDE
+from sbp.report.parts import Page, Paragraph, Part
+from sbp.report.report import Shown
+from sbp.report.signatures import signature_page, signatures_page
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Arguments:
+      argv: the arguments; None takes those of the process.
+
+    Returns:
+      The exit status: 0, or 2 when the arguments do not fit.
+    """
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or 0)
+    console = Console(highlight=False)
+    try:
+        match options.command:
+            case "explain":
+                _explain(console, options.code)
+            case "signatures":
+                page = signature_page(options.primitive) if options.primitive else signatures_page()
+                console.print(Shown(page=page))
+            case _:
+                parser.print_help()
+    except SbpError as error:
+        print(f"error[{error.code}]: {error.message}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader has seen enough
+        sys.stderr.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sbp", description="A distributed type system for JAX.")
+    parser.add_argument("--version", action="version", version=f"sbp {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    explain = commands.add_parser("explain", help="what a diagnostic code means, with an example and its repair")
+    explain.add_argument("code", metavar="CODE", nargs="?", help="a code such as no-signature; all codes when left out")
+    signatures = commands.add_parser("signatures", help="the primitives that have signatures, or the rows of one")
+    signatures.add_argument("primitive", metavar="PRIMITIVE", nargs="?", help="a JAX primitive such as dot_general")
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("sbp-jax")
+    except PackageNotFoundError:  # used from a source tree that is not installed
+        return "(not installed)"
+
+
+def _explain(console: Console, code: str | None) -> None:
+    if code is None:
+        room = max(map(len, CODES))
+        for name, meaning in CODES.items():
+            console.print(f"{name:<{room}}  {meaning}", markup=False, soft_wrap=True)
+        return
+    if code not in CODES:
+        raise SbpError(f"no diagnostic code {code!r}{nearest(code, CODES)}", code="unknown-option")
+    page = PAGES[code]
+    parts: list[Part] = [Paragraph(text=text) for text in page.paragraphs()]
+    console.print(Shown(page=Page(title=f"{code}: {CODES[code]}", parts=())))
+    for part in parts:
+        console.print()
+        console.print(Shown(page=Page(parts=(part,))))
+    prelude = PRELUDE.strip("\n") if page.runs else ""
+    for name, source in (("every example starts with", prelude), ("this gets it", page.wrong), ("this does not", page.right)):
+        if source:
+            console.print(f"\n{name}:\n", style="bold", markup=False)
+            console.print("\n".join(f"    {line}".rstrip() for line in source.strip("\n").splitlines()), markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""One page for each diagnostic code."""
+
+from sbp.report.codes.page import PRELUDE as PRELUDE
+from sbp.report.codes.page import CodePage as CodePage
+from sbp.report.codes.table import PAGES as PAGES

@@ -1,0 +1,126 @@
+"""Codes of what happens while a program is traced, bounded, called or trained."""
+
+from __future__ import annotations
+
+from sbp.report.codes.page import CodePage
+
+RUNNING = (
+    CodePage(
+        "unsupported-effect",
+        """
+        A side effect that a distributed program cannot keep: an ordered effect, or an io_callback whose result the program uses.
+        Printing and callbacks without results see the whole, reduced values and run once, on the first device. For a result take
+        jax.pure_callback.
+        """,
+        """
+from jax.experimental import io_callback
+
+def f(x):
+    return x + io_callback(lambda: jnp.float32(1.0), jax.ShapeDtypeStruct((), jnp.float32))
+
+sbp.jit(f, mesh).plan(x)
+""",
+        """
+def f(x):
+    jax.debug.callback(print, x.sum())
+    return x + 1.0
+
+sbp.jit(f, mesh).plan(x)
+""",
+    ),
+    CodePage(
+        "missing-rule",
+        """
+        sbp has no signature for this primitive. The program is right all the same: its operands are gathered, every device
+        computes the whole result, and that costs memory, time and bytes. `sbp signatures` lists the primitives that have one.
+
+        Compute it another way, or write that part as a manual region.
+        """,
+        """
+y = sbp.jit(some_rare_primitive, mesh).plan(x)
+""",
+        """
+y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
+""",
+        runs=False,
+    ),
+    CodePage(
+        "uneven-boundary",
+        """
+        JAX cannot hand over an array whose dim does not divide by the devices that split it. Such an input or output is held
+        whole (B) on that mesh axis at the boundary, and sliced or gathered inside the program; the report prices it. Inside,
+        uneven splits are no matter.
+
+        Make the dim a multiple of the axis size, for instance by padding the batch, or leave the input free.
+        """,
+        """
+sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(jax.ShapeDtypeStruct((10, 16), jnp.float32))
+""",
+        """
+sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(jax.ShapeDtypeStruct((12, 16), jnp.float32))
+""",
+    ),
+    CodePage(
+        "input-moved",
+        """
+        An argument arrived on other devices or in another layout than the plan wants, and was moved there before the call. That
+        is right but costs a copy on every call. Put long-lived arrays at plan.in_shardings once, and feed batches with them.
+        """,
+        """
+mesh = sbp.make_mesh((2,), ("data",))
+f = sbp.jit(lambda x: x * 2.0, mesh, in_types=("data:S(0)",))
+f(jax.device_put(jnp.zeros((8, 4)), jax.devices()[0]))
+""",
+        """
+mesh = sbp.make_mesh((2,), ("data",))
+f = sbp.jit(lambda x: x * 2.0, mesh, in_types=("data:S(0)",))
+plan = f.plan(jnp.zeros((8, 4)))
+f(jax.device_put(jnp.zeros((8, 4)), plan.in_shardings[0]))
+""",
+    ),
+    CodePage(
+        "nested-jit",
+        """
+        An sbp.jit function was called under another transformation (jit, grad, vmap, or another sbp.jit). Types belong to the
+        outermost program, so the function runs there as the plain function it wraps, and its annotations count for the outer one.
+
+        Transform first, then sbp.jit the result once.
+        """,
+        """
+f = sbp.jit(lambda x: (x * x).sum(), mesh)
+jax.grad(f)(jnp.zeros(8))
+""",
+        """
+f = sbp.jit(jax.grad(lambda x: (x * x).sum()), mesh)
+f.plan(jnp.zeros(8))
+""",
+    ),
+    CodePage(
+        "bad-corpus",
+        """
+        A file of parallel text cannot be read: it is missing, empty, not UTF-8, or a line has not the three columns source,
+        target, language separated by tabs. The message names the line. Nothing has been written.
+        """,
+        """
+python -m sbp.moe.train --data corpus.tsv    # with a line of two columns
+""",
+        """
+python -m sbp.moe.train --data corpus.tsv    # source<TAB>target<TAB>language on every line
+""",
+        runs=False,
+    ),
+    CodePage(
+        "bad-checkpoint",
+        """
+        The folder holds the checkpoint of another configuration, or one that cannot be read. The message lists what differs.
+        Nothing has been written or lost: choose another --workdir, or run with the configuration that made the checkpoint.
+        """,
+        """
+python -m sbp.moe.train --workdir runs/a --set experts=8     # runs/a was begun with another number of experts
+""",
+        """
+python -m sbp.moe.train --workdir runs/b --set experts=8
+""",
+        runs=False,
+    ),
+)

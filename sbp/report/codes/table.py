@@ -1,0 +1,11 @@
+"""All pages by code."""
+
+from __future__ import annotations
+
+from sbp.report.codes.annotations import ANNOTATIONS
+from sbp.report.codes.page import CodePage
+from sbp.report.codes.running import RUNNING
+from sbp.report.codes.typings import TYPINGS
+
+PAGES: dict[str, CodePage] = {page.code: page for page in (*TYPINGS, *ANNOTATIONS, *RUNNING)}
+"""A page for each code of `sbp.errors.CODES`."""

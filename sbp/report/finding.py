@@ -1,0 +1,54 @@
+"""Diagnostic -> Finding: source lines with marks, prices in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sbp.errors import Diagnostic, Label
+from sbp.plan.text import file_name
+from sbp.report.parts import Excerpt, Finding, Mark, PricedHelp, SourceLine
+from sbp.report.wording import bytes_text, cut, source_line
+
+
+def finding(diagnostic: Diagnostic) -> Finding:
+    """A diagnostic with its source lines."""
+    return Finding(
+        severity=diagnostic.severity,
+        code=diagnostic.code,
+        title=diagnostic.title,
+        excerpts=tuple(_excerpts(diagnostic)),
+        rule=diagnostic.rule,
+        rows=diagnostic.rows,
+        notes=diagnostic.notes,
+        helps=tuple(PricedHelp(text=h.text, price=f"{bytes_text(h.bytes_per_device)} per device") for h in diagnostic.helps),
+    )
+
+
+def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:
+    """One excerpt for each file, that of the primary label first."""
+    primary = diagnostic.primary
+    if primary is None:
+        return
+    files = dict.fromkeys([primary.span.file, *(label.span.file for label in diagnostic.labels)])
+    for file in files:
+        labels = [label for label in diagnostic.labels if label.span.file == file]
+        at = primary if file == primary.span.file else labels[0]
+        place = f"{file_name(file)}:{at.span.line}:{at.span.column}"
+        yield Excerpt(place=place, scope=diagnostic.scope.removeprefix("in ") if at is primary else "", lines=tuple(_lines(file, labels)))
+
+
+def _lines(file: str, labels: list[Label]) -> Iterable[SourceLine]:
+    for number in sorted({label.span.line for label in labels}):
+        text = source_line(file, number)
+        here = sorted((label for label in labels if label.span.line == number), key=lambda label: (label.primary, label.span))
+        yield SourceLine(number=number, text=text, marks=tuple(_mark(text, label) for label in here))
+
+
+def _mark(text: str | None, label: Label) -> Mark:
+    """Where a label stands in its line; an expression that goes on below is marked to the line's end."""
+    if text is None:
+        return Mark(start=0, end=1, text=label.text, primary=label.primary)
+    start = cut(text, label.span.column)
+    whole = label.span.end_line in (0, label.span.line)
+    end = cut(text, label.span.end_column) if whole else len(text.rstrip())
+    return Mark(start=start, end=max(end, start + 1), text=label.text, primary=label.primary)

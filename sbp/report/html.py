@@ -1,0 +1,172 @@
+"""Parts -> HTML: inline CSS, `<details>` folds, small SVG pictures, no script; readable without colour, light and dark."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from sbp.report.parts import Cell, Excerpt, Facts, Finding, Grid, Leaf, Page, Paragraph, Section, Share, Table, TableRow
+
+# Text and background are the page's own, so that the report sits on light and dark themes; what is added is half transparent.
+STYLE = """
+.sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left}
+.sbp h3{font-size:15px;margin:.2em 0 .6em}
+.sbp code,.sbp pre,.sbp .m{font:12px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+.sbp code{background:#8882;border-radius:3px;padding:0 .25em}
+.sbp dl{display:flex;flex-wrap:wrap;gap:.6em;margin:0 0 .6em}
+.sbp dl div{border:1px solid #8886;border-radius:6px;padding:.3em .8em}
+.sbp dt{opacity:.7;font-size:11px}.sbp dd{margin:0;font-weight:600}
+.sbp p{margin:.3em 0}
+.sbp details{border-top:1px solid #8884;padding:.35em 0}
+.sbp details details{border:0}
+.sbp summary{cursor:pointer;font-weight:600}
+.sbp details details summary{font-weight:400;opacity:.75}
+.sbp table{border-collapse:collapse;margin:.3em 0 .3em 1em;background:none;font-size:12px}
+.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;vertical-align:top;border:0;background:none}
+.sbp th{font-weight:400;opacity:.7;font-size:11px;white-space:nowrap}
+.sbp td.n,.sbp th.n{text-align:right}
+.sbp tr.d td{padding:0 0 .5em 1.2em;opacity:.75;font-size:12px}
+.sbp .f{border-left:3px solid currentColor;padding:.1em 0 .1em .9em;margin:.6em 0}
+.sbp .f pre{margin:.4em 0;padding:.4em .6em;background:#8881;overflow-x:auto;color:inherit;border:0;tab-size:4}
+.sbp .error>b:first-child,.sbp .error pre b{color:#d9433b}.sbp .warning>b:first-child,.sbp .warning pre b{color:#b7791f}
+.sbp .note>b:first-child,.sbp i{color:#2f7fd0;font-style:normal}
+.sbp .note{border-color:#2f7fd0}.sbp .error{border-color:#d9433b}.sbp .warning{border-color:#b7791f}
+.sbp .h{display:flex;justify-content:space-between;gap:2em}
+.sbp svg{vertical-align:middle}
+.sbp svg text{fill:currentColor;font:11px ui-monospace,Menlo,Consolas,monospace}
+"""
+_PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
+BAR_PIXELS = 72
+SHADES = ("3b82f6", "f59e0b", "10b981", "ef4444", "8b5cf6", "14b8a6", "ec4899", "84cc16")
+"""Colours of slices; each also bears its index range, so that nothing is told by colour alone."""
+
+
+def page_html(page: Page, *, standalone: bool = False) -> str:
+    """A page as an HTML fragment, or as a whole document."""
+    title = f"<h3>{_text(page.title)}</h3>\n" if page.title else ""
+    body = "\n".join(_section(p) if isinstance(p, Section) else _leaf(p) for p in page.parts)
+    fragment = f'<div class="sbp"><style>{STYLE}</style>\n{title}{body}\n</div>\n'
+    if not standalone:
+        return fragment
+    head = f'<meta charset="utf-8"><title>sbp report</title><style>{_PAGE_STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{fragment}</body></html>\n'
+
+
+def _text(text: str) -> str:
+    """Escaped text with `code`."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def _section(section: Section) -> str:
+    state = " open" if section.opened else ""
+    return f"<details{state}><summary>{_text(section.title)}</summary>\n" + "\n".join(map(_leaf, section.parts)) + "\n</details>"
+
+
+def _leaf(part: Leaf) -> str:
+    match part:
+        case Paragraph():
+            return f"<p>{_text(part.text)}</p>"
+        case Facts():
+            pairs = "".join(f"<div><dt>{_text(name)}</dt> <dd>{_text(value)}</dd></div>\n" for name, value in part.pairs)
+            return f"<dl>{pairs}</dl>"
+        case Table():
+            return _table(part)
+        case Grid():
+            return _grid(part)
+        case Finding():
+            return _finding(part)
+        case _:
+            assert_never(part)
+
+
+def _table(table: Table) -> str:
+    def side(number: int) -> str:
+        return ' class="n"' if table.columns[number].right else ""
+
+    def rows(some: Iterable[TableRow]) -> str:
+        made: list[str] = []
+        for row in some:
+            cells = " ".join(f"<td{side(i)}>{_cell(c, first=i == 0)}</td>" for i, c in enumerate(row.cells))
+            made.append(f"<tr>{cells}</tr>")
+            if row.detail:
+                made.append(f'<tr class="d"><td colspan="{len(table.columns)}">{_text(row.detail)}</td></tr>')
+        return "\n".join(made)
+
+    head = " ".join(f"<th{side(i)}>{_text(c.heading)}</th>" for i, c in enumerate(table.columns))
+    shown = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows(table.rows)}\n</tbody></table>"
+    if not table.rest:
+        return shown
+    more = f'<table class="rest"><tbody>\n{rows(table.folded)}\n</tbody></table>'
+    return f"{shown}\n<details><summary>{_text(table.rest)}</summary>\n{more}</details>"
+
+
+def _cell(cell: Cell, *, first: bool) -> str:
+    if isinstance(cell, Share):
+        return f"{_bar(cell)} {cell.percent}"
+    return f"<b>{_text(cell)}</b>" if first else _text(cell)
+
+
+def _bar(share: Share) -> str:
+    length = max(1, round(share.fraction * BAR_PIXELS)) if share.fraction > 0 else 0
+    outer = f'<rect width="{BAR_PIXELS}" height="9" rx="2" fill="#8883"/>'
+    inner = f'<rect width="{length}" height="9" rx="2" fill="#3b82f6"/>'
+    return f'<svg width="{BAR_PIXELS}" height="9" role="img" aria-label="{share.percent}">{outer}{inner}</svg>'
+
+
+def _grid(grid: Grid) -> str:
+    """The mesh as a grid of devices, each with the slice it holds; equal slices have one colour."""
+    texts = list(dict.fromkeys(cell for row in grid.cells for cell in row))
+    wide = max(64, 16 + 7 * max(map(len, (*texts, *grid.column_names))))
+    side = 7 * max(map(len, grid.row_names)) + 10 if any(grid.row_names) else 2
+    made = [_label(name, side + wide * j + wide / 2, 12) for j, name in enumerate(grid.column_names)]
+    for i, (name, row) in enumerate(zip(grid.row_names, grid.cells, strict=True)):
+        top = 18 + 30 * i
+        made.append(_label(name, side / 2, top + 18) if name else "")
+        for j, cell in enumerate(row):
+            shade = SHADES[texts.index(cell) % len(SHADES)]
+            box = f'x="{side + wide * j + 1}" y="{top}" width="{wide - 2}" height="28" rx="4"'
+            made.append(f'<rect {box} fill="#{shade}" fill-opacity=".25" stroke="#{shade}"/>')
+            made.append(_label(cell, side + wide * j + wide / 2, top + 18))
+    width, height = side + wide * len(grid.column_names) + 2, 20 + 30 * len(grid.cells)
+    picture = "\n".join(m for m in made if m)
+    return f'<p>{_text(grid.caption)}</p>\n<svg width="{width:.0f}" height="{height}" role="img">\n{picture}\n</svg>'
+
+
+def _label(text: str, x: float, y: float) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle">{html.escape(text)}</text>'
+
+
+def _finding(part: Finding) -> str:
+    made = [f"<b>{part.severity}[{part.code}]</b>: <b>{_text(part.title)}</b>"]
+    made += [_excerpt(e) for e in part.excerpts]
+    if part.rule:
+        rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in part.rows)
+        made.append(f"<details open><summary>rule: {_text(part.rule)}</summary>\n<table>{rows}</table></details>")
+    made += [f"<div><b>note</b>: {_text(note)}</div>" for note in part.notes]
+    made += [f'<div class="h"><span><b>help</b>: {_text(h.text)}</span> <b>{_text(h.price)}</b></div>' for h in part.helps]
+    made.append(f"<div><b>more</b>: <code>{_text(part.more)}</code></div>")
+    return f'<div class="f {part.severity}">' + "\n".join(made) + "</div>"
+
+
+def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str:
+    atoms = " ".join(f'<td class="m">{html.escape(t)}</td>' for t in (*inputs, "->", *outputs))
+    return f"<tr>{atoms} <td>{_text(remark)}</td></tr>"
+
+
+def _excerpt(excerpt: Excerpt) -> str:
+    digits = max((len(str(line.number)) for line in excerpt.lines), default=1)
+    made: list[str] = []
+    for line in excerpt.lines:
+        shown = "(no source at hand)" if line.text is None else line.text
+        made.append(f"{line.number:>{digits}} | {html.escape(shown, quote=False)}")
+        for mark in line.marks:
+            text = line.text or ""
+            tag = "b" if mark.primary else "i"
+            under = ("^" if mark.primary else "-") * (mark.end - mark.start)
+            # Tabs are kept, so that the marks stand below what they mark.
+            before = re.sub(r"[^\t]", " ", text[: mark.start])
+            made.append(f"{' ' * digits} | {before}<{tag}>{under} {html.escape(mark.text, quote=False)}</{tag}>")
+    scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
+    return f'<div class="m">{html.escape(excerpt.place)}{scope}</div>\n<pre>' + "\n".join(made) + "</pre>"

@@ -1,0 +1,205 @@
+"""Facts -> pages: the full report of a plan, the short one for training programs, and what a refused program gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sbp.errors import Diagnostic
+from sbp.infer.problem import WHILE_TRIPS
+from sbp.plan.program import Program
+from sbp.report import facts
+from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
+from sbp.report.finding import finding
+from sbp.report.parts import Column, Facts, Grid, Page, Paragraph, Part, Section, Share, Table, TableRow
+from sbp.report.wording import bytes_text, counted, listed, seconds_text
+
+SHOWN_COLLECTIVES = 12
+SHOWN_SHORT = 8
+SHOWN_TENSORS = 16
+
+
+def refusal(title: str, diagnostics: Sequence[Diagnostic]) -> Page:
+    """The report of a program without a plan."""
+    head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
+    return Page(parts=(*map(finding, diagnostics), head))
+
+
+def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
+    errors = sum(d.severity == "error" for d in diagnostics)
+    others = sum(d.severity == "warning" for d in diagnostics)
+    if not errors and not others:
+        return "no findings"
+    return ", ".join(([counted(errors, "error")] if errors else []) + ([counted(others, "warning")] if others else []))
+
+
+def full(program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]) -> Page:
+    """Everything: cost, tensors, collectives, regions, findings."""
+    found = collectives(program, output_names)
+    parts: list[Part] = [_cost(program), Paragraph(text=_choice(program))]
+    annotated = facts.annotated(program)
+    if annotated:
+        grid = _grid(program, annotated)
+        parts.append(Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated), *grid)))
+    parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
+    parts.append(_tensors("input", facts.inputs(program)))
+    parts.append(_tensors("output", facts.outputs(program, output_names)))
+    regions = facts.regions(program)
+    if regions:
+        parts.append(Section(title="regions", parts=(_regions(regions),)))
+    if diagnostics:
+        parts.append(Section(title=_verdict(diagnostics), parts=tuple(map(finding, diagnostics))))
+    return Page(title=_title(program, title), parts=tuple(parts))
+
+
+def short(program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]) -> Page:
+    """What a training program prints first: annotated tensors, collectives by source line, bytes, memory and time."""
+    found = collectives(program, output_names)
+    annotated = facts.annotated(program)
+    parts: list[Part] = [_cost(program)]
+    if annotated:
+        parts.append(Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),)))
+    parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
+    if diagnostics:
+        parts.append(Section(title=_verdict(diagnostics), parts=tuple(map(finding, diagnostics))))
+    return Page(title=_title(program, title), parts=tuple(parts))
+
+
+def _heading(found: Sequence[object], noun: str) -> str:
+    return counted(len(found), noun)
+
+
+def _title(program: Program, title: str) -> str:
+    mesh = program.mesh
+    name = f"`{title}` " if title else ""
+    return f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware {mesh.hardware.name}"
+
+
+def _choice(program: Program) -> str:
+    how = "proved cheapest in the cost model" if program.typing.optimal else "the cheapest that were found, not proved to be"
+    return f"{counted(instructions(program.block), 'local operation')}; boxing `{program.typing.boxing}`; the types are {how}"
+
+
+def _cost(program: Program) -> Facts:
+    cost = program.cost
+    return Facts(
+        pairs=(
+            ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
+            ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
+            ("modelled time", seconds_text(cost.seconds)),
+        )
+    )
+
+
+def _annotated(found: Sequence[facts.Annotated]) -> Table:
+    columns = (
+        Column(heading="tensor", wraps=True),
+        Column(heading="shape"),
+        Column(heading="pinned", wraps=True),
+        Column(heading="type", wraps=True),
+        Column(heading="per device", right=True),
+        Column(heading="line"),
+    )
+    rows = [
+        TableRow(cells=(a.name, a.tensor.shape, a.pinned, repr(a.tensor.type), bytes_text(a.tensor.bytes_per_device), a.where))
+        for a in found
+    ]
+    rest = rows[SHOWN_TENSORS:]
+    return Table(columns=columns, rows=tuple(rows[:SHOWN_TENSORS]), folded=tuple(rest), rest=f"and {len(rest)} more" if rest else "")
+
+
+def _grid(program: Program, found: Sequence[facts.Annotated]) -> tuple[Grid, ...]:
+    """How the mesh holds the first annotated tensor that most mesh axes split."""
+    best: Grid | None = None
+    for fact in found:
+        held = facts.slices(program, fact)
+        if held is None or (best is not None and len(best.row_names) >= len(held[1])):
+            continue
+        axes, cells = held
+        rows = tuple(f"{axes[0]} {i}" for i in range(len(cells))) if len(axes) == 2 else ("",)
+        columns = tuple(f"{axes[-1]} {j}" for j in range(len(cells[0])))
+        same = [a for a, n in program.mesh.axes if a not in axes and n > 1]
+        alike = f"; the same on every index of {listed(same)}" if same else ""
+        caption = f"how the mesh holds `{fact.name}` {fact.tensor.shape}, {fact.tensor.type!r}{alike}"
+        best = Grid(caption=caption, column_names=columns, row_names=rows, cells=cells)
+    return (best,) if best else ()
+
+
+def _collectives(program: Program, found: Sequence[Collective], shown: int, limit: int) -> Section:
+    if not found:
+        return Section(title="collectives", parts=(Paragraph(text="none: no device sends anything"),))
+    total = program.cost.bytes_per_device
+    columns = (
+        Column(heading="collective"),
+        Column(heading="mesh axes"),
+        Column(heading="change"),
+        Column(heading="tensor", wraps=True),
+        Column(heading="runs", right=True),
+        Column(heading="per device", right=True),
+        Column(heading="share"),
+    )
+    rows = tuple(
+        TableRow(
+            cells=(
+                c.kind,
+                c.mesh_axes,
+                listed(c.changes, 1),
+                listed(c.tensors, 1),
+                str(c.runs),
+                bytes_text(c.bytes_per_device),
+                Share(fraction=c.bytes_per_device / total if total else 0.0),
+            ),
+            detail=detail(c, limit),
+        )
+        for c in found
+    )
+    rest = found[shown:]
+    text = f"and {len(rest)} more groups: {bytes_text(sum(c.bytes_per_device for c in rest))} per device" if rest else ""
+    runs = counted(sum(c.runs for c in found), "run")
+    return Section(
+        title=f"collectives: {runs}, {bytes_text(total)} per device",
+        parts=(Table(columns=columns, rows=rows[:shown], folded=rows[shown:], rest=text),),
+    )
+
+
+def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
+    """Arguments or results; of many, the largest ones, in their order."""
+    total = sum(t.bytes_per_device for t in found)
+    largest = sorted(range(len(found)), key=lambda i: (-found[i].bytes_per_device, i))[:SHOWN_TENSORS]
+    columns = (
+        Column(heading=noun, wraps=True),
+        Column(heading="shape"),
+        Column(heading="type", wraps=True),
+        Column(heading="on one device"),
+        Column(heading="per device", right=True),
+    )
+
+    def row(t: facts.Tensor) -> TableRow:
+        name = t.name + (" (donated)" if t.donated else "")
+        return TableRow(cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(t.bytes_per_device)))
+
+    rest = [i for i in range(len(found)) if i not in largest]
+    held = bytes_text(sum(found[i].bytes_per_device for i in rest))
+    table = Table(
+        columns=columns,
+        rows=tuple(row(found[i]) for i in sorted(largest)),
+        folded=tuple(row(found[i]) for i in rest),
+        rest=f"and {counted(len(rest), 'smaller one')}: {held} per device" if rest else "",
+    )
+    return Section(title=f"{counted(len(found), noun)}: {bytes_text(total)} per device", parts=(table,), opened=len(found) <= SHOWN_TENSORS)
+
+
+def _regions(found: Sequence[facts.RegionFact]) -> Table:
+    columns = (
+        Column(heading="region"),
+        Column(heading="line", wraps=True),
+        Column(heading="trips", right=True),
+        Column(heading="runs of the body", right=True),
+        Column(heading="conversions that send", right=True),
+        Column(heading="per device", right=True),
+    )
+    rows: list[TableRow] = []
+    for r in found:
+        assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed" if r.op == "while" else ""
+        cells = (r.op, r.where, str(r.trips), str(r.runs), str(r.collectives), bytes_text(r.bytes_per_device))
+        rows.append(TableRow(cells=cells, detail=assumed))
+    return Table(columns=columns, rows=tuple(rows))

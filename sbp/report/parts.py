@@ -1,0 +1,154 @@
+"""What a report consists of, without saying how it looks: the same parts become terminal text and HTML.
+
+Words in `backticks` are code. Every renderer shows all facts of a part, in the order of its fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbp.errors import RuleRow, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A table cell that shows a part of a whole, between 0 and 1, as a bar."""
+
+    fraction: float
+
+    @property
+    def percent(self) -> str:
+        """The share in words."""
+        return f"{100 * self.fraction:.0f} %"
+
+
+Cell = str | Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column: its heading, side, and whether its cells may wrap when the terminal is narrow."""
+
+    heading: str
+    right: bool = False
+    wraps: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """Cells, and a sentence below them."""
+
+    cells: tuple[Cell, ...]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under headings; `folded` rows are summed up by `rest` and can be opened where the medium allows."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    folded: tuple[TableRow, ...] = ()
+    rest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Names with values."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paragraph:
+    """A sentence or two."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How a mesh of one or two axes holds a tensor: the slice of each device."""
+
+    caption: str
+    column_names: tuple[str, ...]
+    row_names: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An underlined stretch of a source line: carets for what is at fault, dashes for what plays a part."""
+
+    start: int
+    end: int
+    text: str
+    primary: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """A numbered line with its marks; `text` is None when the source is not at hand."""
+
+    number: int
+    text: str | None
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """Lines of one file; `place` is file:line:column of what is at fault."""
+
+    place: str
+    scope: str
+    lines: tuple[SourceLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedHelp:
+    """An edit with the bytes that the plan then sends."""
+
+    text: str
+    price: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A diagnostic, ready to show."""
+
+    severity: Severity
+    code: str
+    title: str
+    excerpts: tuple[Excerpt, ...] = ()
+    rule: str = ""
+    rows: tuple[RuleRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    helps: tuple[PricedHelp, ...] = ()
+
+    @property
+    def more(self) -> str:
+        """Where to read on."""
+        return f"sbp explain {self.code}"
+
+
+Leaf = Table | Facts | Paragraph | Grid | Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with what belongs to it."""
+
+    title: str
+    parts: tuple[Leaf, ...]
+    opened: bool = True
+
+
+Part = Leaf | Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A whole report; an empty title shows the parts alone."""
+
+    title: str = ""
+    parts: tuple[Part, ...]

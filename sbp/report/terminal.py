@@ -1,0 +1,213 @@
+"""Parts -> lines of a terminal. The same lines without their styles are the plain text, so both break alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import assert_never
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from sbp.report.parts import Cell, Column, Excerpt, Facts, Finding, Grid, Leaf, Page, Paragraph, Section, Share, Table, TableRow
+
+MIN_WIDTH = 40
+BAR_WIDTH = 8
+GAP = "  "
+SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_WORDS = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def page_lines(page: Page, width: int) -> Iterator[Text]:
+    """A page as lines of at most `width` cells (source lines and words that are longer stand out)."""
+    width = max(width, MIN_WIDTH)
+    started = after_finding = False
+    if page.title:
+        yield from (Text(line, "bold") for line in wrap(page.title, width))
+        started = True
+    for part in page.parts:
+        if started and (after_finding or not isinstance(part, Paragraph | Facts)):
+            yield Text()
+        started, after_finding = True, isinstance(part, Finding)
+        if isinstance(part, Section):
+            yield Text(part.title, "bold")
+            for number, leaf in enumerate(part.parts):
+                if number:
+                    yield Text()
+                yield from _indented(_leaf(leaf, width - 2), "  ")
+        else:
+            yield from _leaf(part, width)
+
+
+def _indented(lines: Iterable[Text], by: str) -> Iterator[Text]:
+    for line in lines:
+        yield Text(by).append_text(line)
+
+
+def _leaf(part: Leaf, width: int) -> Iterator[Text]:
+    match part:
+        case Paragraph():
+            yield from (Text(line) for line in wrap(part.text, width))
+        case Facts():
+            room = max(cell_len(name) for name, _ in part.pairs)
+            for name, value in part.pairs:
+                yield Text.assemble((_fit(name, room), "dim"), GAP, (value, "bold"))
+        case Table():
+            yield from _table(part, width)
+        case Grid():
+            yield from _grid(part, width)
+        case Finding():
+            yield from _finding(part, width)
+        case _:
+            assert_never(part)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Breaks a sentence at blanks into lines of at most `width` cells; a longer word, or `code`, has a line of its own."""
+    lines = [""]
+    for word in _WORDS.findall(text):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(joined) <= width or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return lines
+
+
+def _fit(text: str, width: int, *, right: bool = False) -> str:
+    space = " " * max(0, width - cell_len(text))
+    return space + text if right else text + space
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------------------
+
+
+def _cell(cell: Cell) -> str:
+    return cell.replace("`", "") if isinstance(cell, str) else bar(cell)
+
+
+def bar(share: Share) -> str:
+    """A share as a bar of eighths and in percent."""
+    eighths = round(share.fraction * BAR_WIDTH * 8)
+    full, rest = divmod(max(eighths, 1 if share.fraction > 0 else 0), 8)
+    return _fit("█" * full + (_EIGHTHS[rest] if rest else ""), BAR_WIDTH) + f" {share.percent:>5}"
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> list[int]:
+    """Column widths; columns that wrap give way when the table is too wide, the widest first."""
+    wanted = [max([cell_len(c.heading), *(cell_len(_cell(row.cells[i])) for row in rows)]) for i, c in enumerate(columns)]
+    least = [
+        max([cell_len(c.heading), *(cell_len(word) for row in rows for word in _cell(row.cells[i]).split())]) if c.wraps else wanted[i]
+        for i, c in enumerate(columns)
+    ]
+    spare = width - len(GAP) * (len(columns) - 1)
+    while sum(wanted) > spare:
+        room = [w - m for w, m in zip(wanted, least, strict=True)]
+        if max(room) <= 0:
+            break
+        wanted[room.index(max(room))] -= 1
+    return wanted
+
+
+def _table(table: Table, width: int) -> Iterator[Text]:
+    widths = _widths(table.columns, table.rows, width)
+    last = len(table.columns) - 1
+    yield Text(GAP.join(_fit(c.heading, w, right=c.right) for c, w in zip(table.columns, widths, strict=True)).rstrip(), "dim")
+    for row in table.rows:
+        cells = [wrap(_cell(c), w) if col.wraps else [_cell(c)] for c, w, col in zip(row.cells, widths, table.columns, strict=True)]
+        for number in range(max(map(len, cells))):
+            line = Text()
+            for i, (lines, w, column) in enumerate(zip(cells, widths, table.columns, strict=True)):
+                text = lines[number] if number < len(lines) else ""
+                style = "bold" if i == 0 else "cyan" if isinstance(row.cells[i], Share) else ""
+                line.append(_fit(text, w, right=column.right) + ("" if i == last else GAP), style)
+            line.rstrip()
+            yield line
+        if row.detail:
+            yield from (Text(f"    {line}", "dim") for line in wrap(row.detail, width - 4))
+    if table.rest:
+        yield Text(table.rest, "dim")
+
+
+def _grid(grid: Grid, width: int) -> Iterator[Text]:
+    yield from (Text(line) for line in wrap(grid.caption, width))
+    side = max(map(cell_len, grid.row_names))
+    columns = list(zip(*grid.cells, strict=True))
+    widths = [max(cell_len(t) for t in (name, *cells)) for name, cells in zip(grid.column_names, columns, strict=True)]
+    left = " " * side + (GAP if side else "")
+    yield Text((left + GAP.join(_fit(n, w) for n, w in zip(grid.column_names, widths, strict=True))).rstrip(), "dim")
+    for name, cells in zip(grid.row_names, grid.cells, strict=True):
+        head = (_fit(name, side) + GAP) if side else ""
+        yield Text.assemble((head, "dim"), GAP.join(_fit(c, w) for c, w in zip(cells, widths, strict=True)).rstrip())
+
+
+# ---- findings --------------------------------------------------------------------------------------------------------------------
+
+
+def _finding(part: Finding, width: int) -> Iterator[Text]:
+    style = SEVERITY_STYLE[part.severity]
+    yield Text.assemble((f"{part.severity}[{part.code}]", style), (f": {part.title}", "bold"))
+    digits = max((len(str(line.number)) for e in part.excerpts for line in e.lines), default=1)
+    gutter = " " * (digits + 1)
+    for number, excerpt in enumerate(part.excerpts):
+        arrow = "-->" if number == 0 else ":::"
+        scope = f"  in {excerpt.scope}" if excerpt.scope else ""
+        yield Text.assemble((f"{' ' * digits}{arrow} ", "cyan"), excerpt.place, (scope, "dim"))
+        yield from _excerpt(excerpt, digits, style)
+    if part.excerpts:
+        yield Text(f"{gutter}|", "cyan")
+    if part.rule:
+        yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {part.rule}")
+        yield from _indented(_rule_rows(part), gutter + "    ")
+    for note in part.notes:
+        yield from _remark(gutter, "note", note, "", width)
+    for helped in part.helps:
+        yield from _remark(gutter, "help", helped.text, helped.price, width)
+    yield from _remark(gutter, "more", part.more, "", width)
+
+
+def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
+    gutter = " " * (digits + 1)
+    yield Text(f"{gutter}|", "cyan")
+    for line in excerpt.lines:
+        shown = "(no source at hand)" if line.text is None else line.text.expandtabs(4)
+        yield Text.assemble((f"{line.number:>{digits}} | ", "cyan"), shown)
+        for mark in line.marks:
+            text = line.text or ""
+            start = cell_len(text[: mark.start].expandtabs(4))
+            length = max(1, cell_len(text[: mark.end].expandtabs(4)) - start)
+            under = ("^" if mark.primary else "-") * length
+            said = f" {mark.text}" if mark.text else ""
+            yield Text.assemble((f"{gutter}| ", "cyan"), " " * start, (under + said, style if mark.primary else "cyan"))
+
+
+def _rule_rows(part: Finding) -> Iterator[Text]:
+    """The rule's rows in columns: operands, results, remark."""
+    ins, outs = _column_widths([r.inputs for r in part.rows]), _column_widths([r.outputs for r in part.rows])
+    for row in part.rows:
+        left = "".join(_fit(cell, w + 4) for cell, w in zip(row.inputs, ins, strict=False))
+        right = "".join(_fit(cell, w + 4) for cell, w in zip(row.outputs, outs, strict=False))
+        line = Text.assemble(f"{left}->  {right}", (row.remark, "italic"))
+        line.rstrip()
+        yield line
+
+
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    count = max((len(row) for row in rows), default=0)
+    return [max(cell_len(row[i]) for row in rows if i < len(row)) for i in range(count)]
+
+
+def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterator[Text]:
+    """A note or help after `= kind:`; a price stands at the right edge."""
+    head = f"{gutter}= {kind}: "
+    room = width - cell_len(head)
+    lines = wrap(text, room)
+    if price and cell_len(lines[-1]) + len(GAP) + cell_len(price) > room:
+        lines.append("")
+    for number, line in enumerate(lines):
+        shown = Text.assemble((f"{gutter}= ", "cyan"), (kind, "bold"), ": ") if number == 0 else Text(" " * cell_len(head))
+        shown.append(line)
+        if price and number + 1 == len(lines):
+            shown.append(_fit(price, room - cell_len(line), right=True), "bold")
+        yield shown

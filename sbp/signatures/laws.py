@@ -1,0 +1,212 @@
+"""What S, B and P mean, on plain lists of parts and without devices.
+
+`combine(parts(x, atom, n), atom)` is x for every atom. Parts are adversarial: sums are uneven and cancel, maxima hide behind one
+holder, padding is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import dtypes
+
+from sbp.types import Atom, Broadcast, Split, Unreduced
+
+_JOIN: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+
+TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 2e-1}
+"""Relative tolerance by bytes of one real number; parts are compared at the scale of the largest one."""
+
+
+def _real_itemsize(dtype: np.dtype) -> int:
+    return dtype.itemsize // (2 if dtypes.issubdtype(dtype, np.complexfloating) else 1)
+
+
+def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+    """Values that must not matter: NaN and large numbers, any integers, any booleans."""
+    shape = tuple(shape)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    if dtypes.issubdtype(dtype, np.integer):
+        info = dtypes.iinfo(dtype)
+        return rng.integers(int(info.min), int(info.max), shape, dtype=np.int64 if info.min < 0 else np.uint64, endpoint=True).astype(dtype)
+    return np.where(rng.random(shape) < 0.5, np.nan, rng.integers(-99, 99, shape)).astype(dtype)
+
+
+def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+    """Offsets larger than the values; quarters, so that sums of floats are exact. Integers wrap."""
+    if dtypes.issubdtype(dtype, np.integer):
+        return noise(shape, dtype, rng)
+    size = 24 if dtype.itemsize > 2 else 4
+    real = rng.integers(-4 * size, 4 * size, shape) / 4
+    return (real + 1j * rng.integers(-9, 9, shape) if dtypes.issubdtype(dtype, np.complexfloating) else real).astype(dtype)
+
+
+def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Element by element: all on one device, shares of 5/8 and 3/8, or random offsets of alternating sign that cancel."""
+    way = rng.integers(0, 3, x.shape)
+    holder, second = rng.integers(0, n, x.shape), rng.integers(1, n, x.shape) if n > 1 else np.zeros(x.shape, int)
+    out, rest = [], np.zeros_like(x)
+    integer = dtypes.issubdtype(x.dtype, np.integer)
+    big, small = (x - x // 2, x // 2) if integer else (x * x.dtype.type(0.625), x * x.dtype.type(0.375))
+    scattered = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
+    for i in range(n):
+        alone = np.where(holder == i, x, np.zeros_like(x))
+        shares = np.where(holder == i, big, np.where((holder + second) % n == i, small, np.zeros_like(x)))
+        if n == 1:
+            shares = x
+        cancelling = scattered[i] if i < n - 1 else x - rest
+        rest = rest + cancelling if i < n - 1 else rest
+        out.append(np.select([way == 0, way == 1], [alone, shares], cancelling).astype(x.dtype))
+    return out
+
+
+def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """One device holds the value; the others hold something beyond it: the neutral element, the value itself, or anything between."""
+    holder = rng.integers(0, n, x.shape)
+    out = []
+    for i in range(n):
+        if dtypes.issubdtype(x.dtype, np.integer):
+            info = dtypes.iinfo(x.dtype)
+            end = int(info.min) if sign < 0 else int(info.max)
+            wide = x.astype(object)
+            step = np.array([int(rng.integers(0, min(abs(end - int(v)), 9), endpoint=True)) for v in x.ravel()], object).reshape(x.shape)
+            beyond = np.where(rng.random(x.shape) < 0.3, end, wide + sign * step).astype(x.dtype)
+        else:
+            base = x.astype(np.float64)
+            near = np.where(np.isnan(base), rng.integers(-9, 9, x.shape), base) + sign * rng.integers(0, 24, x.shape) / 4
+            beyond = np.where(rng.random(x.shape) < 0.2, sign * np.inf, near).astype(x.dtype)
+        out.append(np.where(holder == i, x, beyond).astype(x.dtype))
+    return out
+
+
+def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Powers of two and signs, the last part makes up for them; integers take signs alone."""
+    exact = not dtypes.issubdtype(x.dtype, np.integer)
+    choices = np.array([0.5, 1, 2, -1, -2] if exact else [1, 1, 1], np.float64).astype(x.dtype)
+    out = [choices[rng.integers(0, len(choices), x.shape)] for _ in range(n - 1)]
+    if not exact:
+        out = [np.where(rng.random(x.shape) < 0.5, p, np.zeros_like(p) - p) for p in out]
+    last = x
+    for p in out:
+        last = (last / p if exact else last * p).astype(x.dtype)
+    return [*out, last]
+
+
+def _bit_parts(x: np.ndarray, n: int, monoid: str, rng: np.random.Generator) -> list[np.ndarray]:
+    """One device holds the bits; the others hold some of them too (or), or those and others (and)."""
+    holder = rng.integers(0, n, x.shape)
+    return [np.where(holder == i, x, _JOIN["and" if monoid == "or" else "or"](x, noise(x.shape, x.dtype, rng))) for i in range(n)]
+
+
+def parts(x: np.ndarray, atom: Atom, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Adversarial parts of a value on n devices.
+
+    Arguments:
+      x: the whole value.
+      atom: how it is held.
+      n: number of devices.
+      rng: the source of what the type leaves open.
+
+    Returns:
+      One part for each device; along a split dim of length L each has ceil(L/n), padded with noise.
+    """
+    match atom:
+        case Broadcast():
+            return [x] * n
+        case Split(dim=d):
+            size = -(-x.shape[d] // n)
+            out = []
+            for i in range(n):
+                part = noise((*x.shape[:d], size, *x.shape[d + 1 :]), x.dtype, rng)
+                real = np.take(x, range(i * size, min((i + 1) * size, x.shape[d])), d)
+                part[(slice(None),) * d + (slice(0, real.shape[d]),)] = real
+                out.append(part)
+            return out
+        case Unreduced(monoid="sum"):
+            return _sum_parts(x, n, rng)
+        case Unreduced(monoid="max" | "min" as m):
+            return _ordered_parts(x, n, -1 if m == "max" else 1, rng)
+        case Unreduced(monoid="prod"):
+            return _prod_parts(x, n, rng)
+        case Unreduced(monoid=m):
+            return _bit_parts(x, n, m, rng)
+
+
+def combine(values: Sequence[np.ndarray], atom: Atom, shape: Sequence[int], reader: int = 0) -> np.ndarray:
+    """The value that parts stand for.
+
+    Arguments:
+      values: the parts.
+      atom: how they hold it.
+      shape: the value's shape, without padding.
+      reader: the device that reads a B value; a type is right when all readers see the same.
+    """
+    match atom:
+        case Broadcast():
+            return values[reader]
+        case Split(dim=d):
+            return np.take(np.concatenate(values, d), range(shape[d]), d)
+        case Unreduced(monoid=m):
+            total = values[0]
+            for v in values[1:]:
+                total = _JOIN[m](total, v)
+            return total
+
+
+# ---- several mesh axes: lists of lists of parts, the inner ones on what the outer ones have localised -----------------------------
+
+Types = tuple[Atom, ...]
+
+
+def localised(shape: Sequence[int], atoms: Types, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The shape of one device's part."""
+    out = list(shape)
+    for atom, n in zip(atoms, sizes, strict=True):
+        if isinstance(atom, Split):
+            out[atom.dim] = -(-out[atom.dim] // n)
+    return tuple(out)
+
+
+def place(x: np.ndarray, atoms: Types, sizes: Sequence[int], rng: np.random.Generator) -> dict[tuple[int, ...], np.ndarray]:
+    """The part of each device of a mesh, by its index on each axis."""
+    if not sizes:
+        return {(): x}
+    outer = parts(x, atoms[0], sizes[0], rng)
+    return {(i, *rest): p for i, part in enumerate(outer) for rest, p in place(part, atoms[1:], sizes[1:], rng).items()}
+
+
+def assemble(values: dict[tuple[int, ...], np.ndarray], atoms: Types, sizes: Sequence[int], shape: Sequence[int], reader: Sequence[int]) -> Any:
+    """The value that the parts of all devices of a mesh stand for."""
+    if not sizes:
+        return values[()]
+    inner = localised(shape, atoms[:1], sizes[:1])
+    outer = [
+        assemble({k[1:]: v for k, v in values.items() if k[0] == i}, atoms[1:], sizes[1:], inner, reader[1:]) for i in range(sizes[0])
+    ]
+    return combine(outer, atoms[0], shape, reader[0])
+
+
+def difference(got: np.ndarray, want: np.ndarray, scale: float) -> str:
+    """Why two values differ; empty when they are equal, to tolerance for floats, and as non-finite as each other."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
+    if not dtypes.issubdtype(want.dtype, np.inexact):
+        return "" if np.array_equal(got, want) else f"{got} instead of {want}"
+    tolerance = TOLERANCE[_real_itemsize(want.dtype)]
+    wide = np.complex128 if dtypes.issubdtype(want.dtype, np.complexfloating) else np.float64
+    got, want = got.astype(wide), want.astype(wide)
+    finite = np.isfinite(want)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - want) <= tolerance * (np.abs(want) + max(1.0, scale))
+    good = np.where(finite, near, ~np.isfinite(got))
+    return "" if good.all() else f"{got} instead of {want}"

@@ -1,0 +1,200 @@
+"""The oracle that every row of every rule is held against: the rule's kernel on lists of parts, without devices.
+
+A row is right iff running the kernel on the parts of the operands, and combining the parts that it returns, gives what the primitive
+gives on whole values (`laws` says what parts are).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax import dtypes
+
+from sbp import _jax
+from sbp.signatures.laws import Types, assemble, difference, localised, place
+from sbp.signatures.rule import Op, Row, rule_for
+from sbp.types import Broadcast, Split, Unreduced
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the operands and results of an op lie on a mesh: one atom for each mesh axis.
+
+    Arguments:
+      ins: types of the operands.
+      outs: types of the results.
+      sizes: sizes of the mesh axes.
+    """
+
+    ins: tuple[Types, ...]
+    outs: tuple[Types, ...]
+    sizes: tuple[int, ...]
+
+    def devices(self) -> list[tuple[int, ...]]:
+        """The devices, by their index on each mesh axis."""
+        return list(itertools.product(*(range(n) for n in self.sizes)))
+
+    def shapes(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the parts."""
+        return tuple(localised(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
+
+    def spans(self, avals: Sequence[Any], types: Sequence[Types], device: tuple[int, ...]) -> list[list[tuple[int, int]]]:
+        """For each value and dim, the global index of the part's element 0, and how many of its elements are real."""
+        return [[self._span(size, d, t, device) for d, size in enumerate(a.shape)] for a, t in zip(avals, types, strict=True)]
+
+    def even(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[bool, ...], ...]:
+        """For each value and dim, whether no part has padding."""
+        whole = [[self._span(size, d, t, device)[1] for device in self.devices()] for a, t in zip(avals, types, strict=True) for d, size in enumerate(a.shape)]
+        counts = iter(whole)
+        return tuple(tuple(len(set(next(counts))) == 1 for _ in a.shape) for a in avals)
+
+    def _span(self, size: int, dim: int, atoms: Types, device: tuple[int, ...]) -> tuple[int, int]:
+        start, real = 0, size
+        for atom, n, i in zip(atoms, self.sizes, device, strict=True):
+            if atom == Split(dim):
+                size = -(-size // n)
+                start, real = start + i * size, min(max(real - i * size, 0), size)
+        return start, real
+
+
+@dataclass(slots=True, eq=False)
+class ListPlace:
+    """The `LocalContext` of one device of a list. Offsets and extents are arguments of the compiled kernel, as they are in a plan."""
+
+    primitive: Any
+    params: dict[str, Any]
+    global_ins: tuple[Any, ...]
+    global_outs: tuple[Any, ...]
+    local_ins: tuple[tuple[int, ...], ...]
+    local_outs: tuple[tuple[int, ...], ...]
+    in_even: tuple[tuple[bool, ...], ...]
+    in_spans: Any
+    out_spans: Any
+    first: Any
+
+    def out_offset(self, result: int, dim: int) -> Any:
+        """Global index of element 0 of this device's shard of a result along one dim."""
+        return self.out_spans[result][dim][0]
+
+    def in_offset(self, operand: int, dim: int) -> Any:
+        """Global index of element 0 of this device's shard of an operand along one dim."""
+        return self.in_spans[operand][dim][0]
+
+    def in_extent(self, operand: int, dim: int) -> Any:
+        """How many elements of this device's shard of an operand are real along one dim."""
+        return self.local_ins[operand][dim] if self.in_even[operand][dim] else self.in_spans[operand][dim][1]
+
+    def is_first_device(self) -> Any:
+        """True on the device with index 0 on every mesh axis."""
+        return self.first
+
+
+def _words(x: Any) -> np.ndarray:
+    """An array as numpy; keys as their words."""
+    return np.asarray(jax.random.key_data(x) if _jax.is_extended(x.dtype) else x)
+
+
+def _keys_like(data: np.ndarray, x: Any) -> Any:
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x)) if _jax.is_extended(x.dtype) else data
+
+
+@dataclass(slots=True, eq=False)
+class Oracle:
+    """One op with its operands; answers which types hold for it.
+
+    Arguments:
+      op: the op on whole values.
+      primitive: the JAX primitive.
+      args: whole operands.
+    """
+
+    op: Op
+    primitive: Any
+    args: tuple[Any, ...]
+    whole: list[np.ndarray] = field(init=False)
+    _plain: Any = field(init=False)
+    _kernels: dict[Any, Any] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = rule_for(self.op.name)
+        self._plain = self._bind if found and found.local else jax.jit(self._bind)
+        self.whole = [_words(x) for x in self._plain(*self.args)]
+
+    def _bind(self, *args: Any) -> list[Any]:
+        return _jax.bind(self.primitive, args, self.op.params)
+
+    def _kernel(self, layout: Layout) -> Any:
+        """The rule's kernel, compiled once for each set of local shapes: types with equal shapes share it, as devices do.
+
+        On whole shapes it is run as it is: it binds the primitive, which JAX has compiled for the whole values already.
+        """
+        shapes = layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
+        even = layout.even(self.op.ins, layout.ins)
+        if (shapes, even) not in self._kernels:
+            found = rule_for(self.op.name)
+
+            def run(args: Any, in_spans: Any, out_spans: Any, first: Any) -> list[Any]:
+                if found is None or found.local is None:
+                    return self._plain(*args)
+                avals = self.op.ins, self.op.outs
+                return found.local(ListPlace(self.primitive, self.op.params, *avals, *shapes, even, in_spans, out_spans, first), args)
+
+            is_whole = all(map(all, even)) and shapes == tuple(tuple(tuple(a.shape) for a in avals) for avals in (self.op.ins, self.op.outs))
+            self._kernels[shapes, even] = run if is_whole or found is None or found.local is None else jax.jit(run)
+        return self._kernels[shapes, even]
+
+    def _shapes(self, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        return layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
+
+    def refute(self, layout: Layout, rng: np.random.Generator) -> str:
+        """A counterexample to a layout; empty when these parts give none.
+
+        Arguments:
+          layout: the types of operands and results.
+          rng: draws the parts.
+        """
+        placed = [place(_words(x), t, layout.sizes, rng) for x, t in zip(self.args, layout.ins, strict=True)]
+        results: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in layout.outs]
+        expected = layout.shapes(self.op.outs, layout.outs)
+        for device in layout.devices():
+            args = [_keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
+            spans = (layout.spans(self.op.ins, layout.ins, device), layout.spans(self.op.outs, layout.outs, device))
+            try:
+                got = self._kernel(layout)(args, *jax.tree.map(np.int32, spans), np.bool_(not any(device)))
+            except (TypeError, ValueError) as error:  # JAX's shape rules and lowering
+                return f"device {device} cannot run the kernel on {self._shapes(layout)}: {error}"
+            shapes = tuple(tuple(r.shape) for r in got)
+            if shapes != expected:
+                return f"device {device} gives shapes {shapes}, the types say {expected}"
+            for result, value in zip(results, got, strict=True):
+                result[device] = _words(value)
+        for position, (result, atoms, want) in enumerate(zip(results, layout.outs, self.whole, strict=True)):
+            scale = _scale([*result.values()], atoms)
+            for reader in itertools.product(*(range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, layout.sizes, strict=True))):
+                with np.errstate(all="ignore"):
+                    value = assemble(result, atoms, layout.sizes, want.shape, reader)
+                wrong = difference(np.asarray(value), want, scale)
+                if wrong:
+                    return f"result {position} as {atoms}: {wrong}"
+        return ""
+
+    def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
+        """A counterexample to one row on one mesh axis of size n; empty when these parts give none."""
+        return self.refute(Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,)), rng)
+
+
+def _scale(values: Sequence[np.ndarray], atoms: Types) -> float:
+    """The largest finite part, where parts are joined: what cancels leaves the rounding of what was there."""
+    if not any(isinstance(a, Unreduced) for a in atoms) or not dtypes.issubdtype(values[0].dtype, np.inexact):
+        return 0.0
+    return max(float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in values)
+
+
+def holds(op: Op, primitive: Any, row: Row, args: Sequence[Any], n: int, rng: np.random.Generator) -> bool:
+    """Whether one row of an op holds on n devices, for these operands and parts drawn from rng."""
+    return not Oracle(op, primitive, tuple(args)).refute_row(row, n, rng)

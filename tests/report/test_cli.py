@@ -1,0 +1,98 @@
+"""The command line, and the examples of every code."""
+
+import linecache
+import warnings
+
+import pytest
+
+import sbp
+from sbp.cli import main
+from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
+from sbp.report.codes import PAGES, PRELUDE
+from sbp.report.signatures import SAMPLES, sample, signature_page, signatures_page
+from sbp.signatures import known_primitives
+
+
+def test_every_code_has_a_page_and_every_page_a_code():
+    assert set(PAGES) == set(CODES)
+    assert all(page.code == code for code, page in PAGES.items())
+
+
+@pytest.mark.parametrize("code", list(CODES))
+def test_explain(code, capsys):
+    assert main(["explain", code]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{code}: ")
+    assert "this gets it:" in out and "this does not:" in out
+    for line in PAGES[code].right.strip().splitlines():
+        assert line in out
+
+
+def codes_of(program):
+    """The codes that a program gets, as errors, as warnings or in a report."""
+    source, file = PRELUDE + program, "<example>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    found, names = set(), {}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            exec(compile(source, file, "exec"), names)
+        except SbpTypeError as error:
+            found |= {d.code for d in error.diagnostics}
+        except SbpError as error:
+            found.add(error.code)
+    found |= {str(w.message).split(":")[0] for w in said if issubclass(w.category, SbpWarning)}
+    if "report" in names:
+        found |= {d.code for d in names["report"].diagnostics}
+    return found
+
+
+@pytest.mark.parametrize("code", [code for code, page in PAGES.items() if page.runs])
+def test_examples_do_what_they_say(code):
+    assert codes_of(PAGES[code].wrong) == {code}
+    assert codes_of(PAGES[code].right) == set()
+
+
+def test_all_codes_are_listed(capsys):
+    assert main(["explain"]) == 0
+    out = capsys.readouterr().out
+    assert all(code in out and meaning in out for code, meaning in CODES.items())
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sbp {sbp.__version__}\n"
+
+
+def test_signatures(capsys):
+    assert main(["signatures"]) == 0
+    out = capsys.readouterr().out
+    words = out.replace(",", " ").split()
+    assert not [name for name in known_primitives() if name not in words]
+    assert main(["signatures", "dot_general"]) == 0
+    assert "S(1)       S(0)        ->  P(sum)" in capsys.readouterr().out
+
+
+def test_every_sample_holds_its_primitive():
+    assert not [name for name in SAMPLES if name not in known_primitives()]
+    assert not [name for name in SAMPLES if sample(name) is None]
+    for name in known_primitives():
+        assert signature_page(name).title.startswith(name)
+    assert signatures_page().parts
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["explain", "no-signatur"], 'did you mean "no-signature"?'),
+        (["signatures", "dot_genral"], 'did you mean "dot_general"?'),
+        (["signatures", "zzz"], "`sbp signatures` lists those that have one"),
+        (["explian"], "invalid choice"),
+        (["--versoin"], "unrecognized arguments"),
+    ],
+)
+def test_bad_arguments(argv, message, capsys):
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""

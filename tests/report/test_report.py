@@ -1,0 +1,281 @@
+"""Reports: exact texts, the same facts in the terminal and in HTML, the same bytes in every process."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from sbp.errors import SbpError, SbpTypeError
+from sbp.report import pages
+from sbp.report.report import Report, render_error
+from sbp.report.terminal import wrap
+from sbp.report.wording import bytes_text, seconds_text
+from tests.report import golden
+from tests.report.golden import assert_golden
+from tests.report.programs import PROGRAMS, plan
+from tests.report.samples import DIAGNOSTICS, STYLE_EXAMPLE, remember_sources
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    """Files are named relative to the working folder."""
+    monkeypatch.chdir(ROOT)
+    remember_sources()
+
+
+def report_of(name, diagnostics=()):
+    made = plan(name)
+    return Report(program=made.program, diagnostics=diagnostics, title=name, output_names=made._out_names)
+
+
+REFUSED = Report(program=None, diagnostics=DIAGNOSTICS, title="ffn")
+
+# ---- exact texts
+
+
+@pytest.mark.parametrize("name", ["chain", "megatron_step", "layers", "choose", "local"])
+def test_golden_text(name):
+    report = report_of(name)
+    assert_golden(f"{name}.txt", f"{report.text(100)}\n\n---- short\n\n{report.short().text(100)}\n")
+
+
+def test_golden_html():
+    assert_golden("megatron_step.html", report_of("megatron_step", DIAGNOSTICS[2:3]).html(standalone=True))
+
+
+def test_golden_findings():
+    assert_golden("findings.txt", REFUSED.text(110) + "\n")
+    assert_golden("findings.html", REFUSED.html())
+
+
+def test_the_example_of_the_style_guide():
+    """Byte for byte, but for the helps, whose prices stand at the right edge."""
+    text = Report(program=None, diagnostics=(STYLE_EXAMPLE,)).text(110).split("\n")
+    assert text[:13] == [
+        "error[no-signature]: `x @ w_in` has no SBP signature on mesh axis `tensor`",
+        "  --> moe/ffn.py:12:9  in ffn/expert_mlp, forward",
+        "   |",
+        ' 4 |     w_in = sbp.split(w_in, 1, "tensor")',
+        "   |            ---------------------------- w_in is S(1) on `tensor`: d_ff, not contracted",
+        ' 7 |     x = sbp.split(x, 1, "tensor")',
+        "   |         ------------------------- x is S(1) on `tensor`: d_model, the contracted dim",
+        "12 |     h = x @ w_in",
+        "   |         ^^^^^^^^ these two cannot meet here",
+        "   |",
+        "   = rule: dot_general on one mesh axis (x, w_in -> h)",
+        "       B       S(1)    ->  S(1)      w_in fits, x does not",
+        "       S(1)    S(0)    ->  P(sum)    x fits, w_in does not",
+    ]
+    assert text[14].startswith("   = help: sbp.replicate(x, ") and text[14].endswith("  6.0 MiB per device")
+    assert len(text[14]) == 110
+    assert text[16] == "   = more: sbp explain no-signature"
+
+
+def test_a_missing_golden_file_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    monkeypatch.delenv("SBP_UPDATE_GOLDEN", raising=False)
+    with pytest.raises(AssertionError, match="is missing"):
+        assert_golden("nowhere.txt", "text")
+    monkeypatch.setenv("SBP_UPDATE_GOLDEN", "1")
+    assert_golden("nowhere.txt", "text")
+
+
+# ---- terminal and HTML
+
+
+class _Words(HTMLParser):
+    """The words of an HTML page in order, without styles and without what is folded away below a summary."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.skipped = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag in ("style", "title") or (tag == "table" and ("class", "rest") in attrs):
+            self.skipped.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.skipped and self.skipped[-1] == tag:
+            self.skipped.pop()
+
+    def handle_data(self, data):
+        if not self.skipped:
+            self.words.append(data)
+
+
+def html_facts(text):
+    parser = _Words()
+    parser.feed(text)
+    return _facts("".join(parser.words))
+
+
+def _facts(text):
+    words = text.replace("`", "").split()
+    return [w for w in words if not re.fullmatch(r"[-^|=:>█▏▎▍▌▋▊▉]+", w)]
+
+
+WIDE = 10_000
+
+
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_terminal_and_html_carry_the_same_facts(name):
+    report = report_of(name, DIAGNOSTICS)
+    assert html_facts(report.html()) == _facts(report.text(WIDE))
+    assert html_facts(report.short().html()) == _facts(report.short().text(WIDE))
+
+
+def test_a_refusal_has_the_same_facts():
+    assert html_facts(REFUSED.html()) == _facts(REFUSED.text(WIDE))
+
+
+def test_large_programs_fold(monkeypatch):
+    monkeypatch.setattr(pages, "SHOWN_COLLECTIVES", 1)
+    monkeypatch.setattr(pages, "SHOWN_TENSORS", 2)
+    report = report_of("layers")
+    text = report.text(WIDE)
+    assert re.search(r"and 2 more groups: \d+\.\d KiB per device", text)
+    assert "and 1 smaller one" not in text
+    assert "and 1 smaller one: 4.0 B per device" in report_of("megatron_step").text(WIDE)
+    assert html_facts(report.html()) == _facts(text)
+    assert "made by scan" not in text
+    assert "made by scan" in report.html()  # the folded rows are there
+
+
+@pytest.mark.parametrize("name", ["layers", "choose"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_fact_is_lost_in_a_narrow_terminal(name, width):
+    report = report_of(name, DIAGNOSTICS)
+    narrow, wide = report.text(width), report.text(WIDE)
+    assert sorted(_facts(narrow)) == sorted(_facts(wide))
+
+
+def test_html_stands_alone():
+    text = report_of("megatron_step").html(standalone=True)
+    for banned in ("<script", "http:", "https:", "<link", "<img", "onclick"):
+        assert banned not in text
+    assert "<details open>" in text
+    assert "<svg" in text
+    assert "color-scheme:light dark" in text
+
+
+def test_html_escapes():
+    assert "&lt;here &amp; now&gt;" in REFUSED.html()
+
+
+def test_rich_consoles_and_plain_text_agree():
+    report = report_of("megatron_step", DIAGNOSTICS[:1])
+    for shown in (report, report.short()):
+        plain = io.StringIO()
+        Console(file=plain, width=100).print(shown)
+        assert "\n".join(line.rstrip() for line in plain.getvalue().splitlines()) == shown.text(100)
+    styled = io.StringIO()
+    Console(file=styled, width=100, force_terminal=True).print(report)
+    assert "\x1b[" in styled.getvalue()
+
+
+def test_notebooks_get_both():
+    report = report_of("chain")
+    assert report._repr_mimebundle_() == {"text/plain": report.text(), "text/html": report.html()}
+    assert report._repr_html_() == report.html()
+    assert str(report) == report.text()
+
+
+# ---- what is said
+
+
+def test_ok_is_the_absence_of_errors():
+    assert report_of("chain", DIAGNOSTICS[2:]).ok
+    assert not REFUSED.ok
+    assert REFUSED.diagnostics == DIAGNOSTICS
+
+
+def test_the_chain_is_reduced_once_after_the_last_product():
+    text = report_of("chain").text(200)
+    assert "collectives: 1 run, 896.0 B per device" in text
+    assert "made by dot_general `h @ w` at tests/report/programs.py:16; returned as result" in text
+
+
+def test_why_a_reduction_is_where_it_is():
+    text = report_of("megatron").text(200)
+    assert "made by dot_general `h @ w_out` at" in text
+    assert "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:29, which has no row for P(sum)" in text
+
+
+def test_annotations_have_the_users_names_and_lines():
+    lines = report_of("megatron").text(200).split("\n")
+    x, w_in, w_out = (line.split() for line in lines[lines.index("3 annotated tensors") + 2 :][:3])
+    assert (x[0], x[2:4], x[-1]) == ("x", ["data:S(0)", "model:B"], "tests/report/programs.py:24")  # the call, not the helper's line
+    assert (w_in[0], w_in[-1]) == ("w_in", "tests/report/programs.py:25")
+    assert (w_out[0], w_out[-1]) == ("w_out", "tests/report/programs.py:26")
+
+
+def test_gradients_name_the_forward_line():
+    assert "in the gradient of tests/report/programs.py:50" in report_of("layers").text(200)
+
+
+def test_an_assumed_trip_count_is_said():
+    assert "the trip count of a while loop is not known" in report_of("iterate").text(200)
+
+
+def test_nothing_sent_is_said():
+    assert "none: no device sends anything" in report_of("local").text()
+
+
+def test_no_absolute_path_is_shown(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = report_of("megatron").text(200)
+    assert str(ROOT) not in text
+    assert "report/programs.py:29" in text
+
+
+def test_bytes_and_times_read_well():
+    assert [bytes_text(n) for n in (0, 448, 1023, 1024, 1536, 2**20 - 1, 3 * 2**30, 2**41)] == [
+        "0.0 B", "448.0 B", "1023.0 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "3.0 GiB", "2.0 TiB",
+    ]  # fmt: skip
+    assert [seconds_text(s) for s in (2.5, 0.0123, 4.56e-6, 7e-11)] == ["2.5 s", "12.3 ms", "4.56 us", "0.07 ns"]
+
+
+def test_code_in_a_sentence_is_not_broken():
+    assert wrap("made by `x @ w` at a.py:1", 12) == ["made by", "`x @ w` at", "a.py:1"]
+    assert max(map(cell_len, wrap("一 二 三", 5))) <= 5
+
+
+def test_errors_render_as_lines():
+    lines = render_error(SbpTypeError(DIAGNOSTICS[:1]), 110)
+    assert lines[0].startswith("error[no-signature]: ")
+    assert lines[-1] == "   = more: sbp explain no-signature"
+    lines = render_error(SbpError("type text does not parse at column 3\n  dat\n    ^", code="type-syntax"))
+    assert lines[0] == "error[type-syntax]: type text does not parse at column 3"
+    assert lines[-1].endswith("= more: sbp explain type-syntax")
+
+
+# ---- determinism
+
+_PRINT_ALL = """
+from tests.report.programs import PROGRAMS, plan
+from sbp.plan.text import listing
+from sbp.report.report import Report
+for name in PROGRAMS:
+    made = plan(name)
+    report = Report(program=made.program, title=name, output_names=made._out_names)
+    print(report.text(100), report.short().text(80), report.html(), listing(made.program), sep="\\n")
+"""
+
+
+def test_output_does_not_depend_on_the_hash_seed():
+    printed = set()
+    for seed in ("0", "4242"):
+        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        made = subprocess.run([sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True)
+        printed.add(made.stdout)
+    assert len(printed) == 1
+    assert len(printed.pop()) > 10_000
