@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from sbp.infer.costgraph import CostGraph
-from sbp.infer.solver import Solution, solve
+from sbp.infer.solver import TOLERANCE, Solution, solve
 
 JOINT_AXES = 2
 """Up to this many axes are chosen in one go: the types of a value are the product over the axes."""
@@ -37,11 +37,10 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
         others = [a for a in range(axes) if a not in pair]
         held = [_match(p, others, p[s]) for p, s in zip(profiles, best.states, strict=True)]
         found = _solve_within(graph, held)
-        if found is not None and found.cost < best.cost - 1e-12:
-            best, stale = found, 0
-        else:
-            stale += 1
-        if stale >= len(pairs):
+        stale = 0 if found is not None and found.cost < best.cost * (1 - TOLERANCE) else stale + 1
+        if found is not None and found.cost < best.cost:
+            best = found
+        if stale >= len(pairs) - 1:  # every other pair has had its turn since the last gain
             return best
     return best
 

@@ -36,8 +36,7 @@ class PinSite:
 
     Arguments:
       name: the name of its constraint, the same on every mesh axis.
-      source: what it stands on.
-      span: the annotation's line; None for inputs and outputs.
+      source, span: what it stands on; the annotation's line, None for inputs and outputs.
       codes: what it asks on each mesh axis; None where it asks nothing.
       nodes: the annotation's nodes: one line may be traced many times (unrolled layers, rematerialisation).
       position: of the input or output.
@@ -71,9 +70,7 @@ class End:
 class Convert:
     """What is made at `source` is read at `target`, converted as the policy allows.
 
-    Arguments:
-      free: any conversion is allowed here.
-      unless: names of pins; while one of them holds, any conversion is allowed here.
+    `free` allows any conversion here; so does any of the pins named in `unless`, while it holds.
     """
 
     value: int
@@ -94,9 +91,7 @@ class Constraint:
       node: the node whose operand is read; None for pins, the policy and program outputs.
       operand: which operand of the node.
       convert: the conversion of an equation or region.
-      fixed: the ends that a pin fixes.
-      code: to what.
-      site: the pin.
+      fixed, code, site: the ends that a pin fixes, to what, and the pin.
     """
 
     name: str
@@ -118,8 +113,7 @@ class System:
       mesh_axis: the axis.
       position: its position in the mesh.
       policy: the boxing policy.
-      variables: what is decided.
-      constraints: pins and policy first, then the program's order.
+      variables, constraints: pins and policy come first, then the program's order.
       makers: the end where each value is made.
       native: for each value, the monoids it can be partial under.
     """

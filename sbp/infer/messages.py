@@ -26,7 +26,7 @@ class Bounded:
     marginals: dict[int, np.ndarray]
 
 
-def pass_messages(core: Core, *, sweeps: int = 60, patience: int = 8, forbidden: float = 1e3) -> Bounded:
+def pass_messages(core: Core, *, sweeps: int = 40, patience: int = 5, forbidden: float = 1e3) -> Bounded:
     """Runs sweeps until the bound meets the solution, stops rising, or `sweeps` are over.
 
     Arguments:

@@ -115,8 +115,7 @@ class Problem:
                     forced.add((position, c - 1))
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
-        shape = () if _jax.is_extended(aval.dtype) else tuple(aval.shape)  # PRNG keys stay B
-        return self.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, frozenset(forced))
+        return self.spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced))
 
     def _boundary_types(self, aval: Any, wanted: tuple[int | None, ...] | None) -> tuple[Codes, ...]:
         """Types an input or output may have: even ones, partial only where asked for."""
@@ -323,8 +322,8 @@ class Problem:
             policy: Policy = "auto" if free else self.boxing
             key = (id(space), source, target, policy)
             if key not in matrices:
-                rows = np.array([space.index[t] for t in source])
-                columns = np.array([space.index[t] for t in target])
+                rows = np.array([space.index[t] for t in source], dtype=int)
+                columns = np.array([space.index[t] for t in target], dtype=int)
                 matrices[key] = space.seconds(policy)[np.ix_(rows, columns)]
             return matrices[key]
 

@@ -152,8 +152,8 @@ def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
 
 
 def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
-    """Splits of dims smaller than the axis leave devices empty; they are only made where an annotation asks. PRNG keys stay B."""
-    return all(c == 0 or (not _jax.is_extended(a.dtype) and (c < 0 or a.shape[c - 1] >= n)) for a, c in zip(avals, codes, strict=True))
+    """Splits of dims smaller than the axis leave devices empty; they are only made where an annotation asks."""
+    return all(c <= 0 or a.shape[c - 1] >= n for a, c in zip(avals, codes, strict=True))
 
 
 def _aval_key(avals: Sequence[Any]) -> tuple[Any, ...]:

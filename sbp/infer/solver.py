@@ -18,6 +18,9 @@ TABLE_LIMIT = 300_000
 ROUNDS = 6
 """How often message passing may shrink the problem before its best solution is taken as it is."""
 
+TOLERANCE = 2e-3
+"""Gap at which the search stops: the cost model itself is coarser than that. The gap that is left is reported."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
@@ -62,7 +65,7 @@ def solve(graph: CostGraph, *, table_limit: int = TABLE_LIMIT, rounds: int = ROU
 
     def offer(states: dict[int, int], of: Core) -> None:
         nonlocal best, best_cost
-        full = descend(graph, of.extend(states))
+        full = of.extend(states)
         cost = graph.cost_of(full)
         if cost < best_cost:
             best, best_cost = full, cost
@@ -75,17 +78,15 @@ def solve(graph: CostGraph, *, table_limit: int = TABLE_LIMIT, rounds: int = ROU
             return _solution(best, best_cost, best_cost)
         offer(_windows(core, states, table_limit), core)
         found = pass_messages(core)
-        offer(found.states, core)
+        offer(_windows(core, found.states, table_limit), core)
         bound = max(bound, core.constant + found.lower_bound)
+        if best_cost - bound <= TOLERANCE * best_cost:
+            break
         shrunk = _fix(core, found.marginals, best_cost - (core.constant + found.lower_bound))
         if not core.feasible:
             return _solution(best, best_cost, best_cost)
         if not shrunk:
             offer(_windows(core, _dive(core, found, table_limit), table_limit), core)
-            if best_cost - bound > 1e-9 * best_cost and _fix(core, found.marginals, best_cost - (core.constant + found.lower_bound)):
-                if not core.feasible:
-                    return _solution(best, best_cost, best_cost)
-                continue
             break
     return _solution(best, best_cost, min(bound, best_cost))
 
@@ -167,37 +168,3 @@ def _fix(core: Core, marginals: dict[int, np.ndarray], slack: float) -> bool:
     if touched:
         core.reduce(sorted(touched & core.unary.keys()))
     return bool(touched)
-
-
-def descend(graph: CostGraph, states: list[int], sweeps: int = 20) -> list[int]:
-    """Improves one variable, then one pair of neighbours at a time, until neither helps."""
-    near = graph.neighbours()
-    states = list(states)
-    for _ in range(sweeps):
-        improved = False
-        for v, u in enumerate(graph.unary):
-            if len(u) == 1:
-                continue
-            cost = u.copy()
-            for w, m in near[v].items():
-                cost += m[:, states[w]]
-            best = int(cost.argmin())
-            if cost[best] < cost[states[v]] - 1e-15:
-                states[v], improved = best, True
-        for (a, b), m in graph.pairs.items():
-            if m.size == 1:
-                continue
-            left, right = graph.unary[a].copy(), graph.unary[b].copy()
-            for w, t in near[a].items():
-                if w != b:
-                    left += t[:, states[w]]
-            for w, t in near[b].items():
-                if w != a:
-                    right += t[:, states[w]]
-            joint = left[:, None] + right[None, :] + m
-            i, j = divmod(int(joint.argmin()), joint.shape[1])
-            if joint[i, j] < joint[states[a], states[b]] - 1e-15:
-                states[a], states[b], improved = i, j, True
-        if not improved:
-            break
-    return states

@@ -279,17 +279,12 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
     checker = Checker(graph, mesh, demand, boxing)
     faults: list[CheckResult] = []
     without: set[tuple[str, str]] = set()
-    while True:
-        found = checker.check(without)
-        if found.status != "unsat":
-            break
-        dropped = {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
-        without |= dropped
-        told = {(tuple(c.name for c in f.pins), _key(f)) for f in faults}
-        if (tuple(c.name for c in found.pins), _key(found)) not in told:  # else the same lines on another axis
+    found = checker.check()
+    while found.status == "unsat" and len(faults) < MAX_FAULTS:
+        without |= {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
+        if _key(found) not in {_key(f) for f in faults}:  # else more pins that end in the same place, or the same on another axis
             faults.append(found)
-        if len(faults) == MAX_FAULTS:
-            break
+        found = checker.check(without)
     diagnostics: list[Diagnostic] = []
     names = _Names.of(graph)
     for fault in faults:
@@ -310,7 +305,8 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
 
 
 def _key(fault: CheckResult) -> tuple[Any, ...]:
-    return tuple((c.node.id if c.node else -1, c.operand) for c in fault.sink)
+    """What makes two faults one: operands of the same line, however often it was traced."""
+    return tuple((c.node.span or c.node.id, c.node.op, c.node.backward, c.operand) for c in fault.sink if c.node) or fault.pins
 
 
 @dataclass(frozen=True, slots=True)

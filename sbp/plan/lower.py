@@ -35,7 +35,7 @@ class _Lowering:
     def space(self, aval: Any, types: list[Codes]) -> TypeSpace:
         """A space that holds the given types."""
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
-        shape = () if _jax.is_extended(aval.dtype) else tuple(aval.shape)
+        shape = tuple(aval.shape)
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
         return self.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, forced)
 
@@ -92,7 +92,10 @@ class _Lowering:
         space = self.space(self.typing.graph.avals[value], [made, *types])
         seconds = space.seconds("auto")
         targets = sorted(t for t in types if t != made)
-        orders = itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)]
+        orders = list(itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)])
+        # A type that nobody asked for may serve several readers: what is gathered once is sliced for each.
+        between = {tuple(0 if c < 0 else c for c in made), (0,) * len(made)} - {made, *targets} if len(targets) > 1 else set()
+        orders += [(extra, *order) for extra in sorted(between) for order in orders[: len(orders)]]
         best: tuple[float, dict[Codes, Codes]] | None = None
         for order in orders:
             there, cost, parents = [made], 0.0, {}

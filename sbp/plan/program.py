@@ -12,6 +12,7 @@ from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register
 from sbp.plan.lower import lower
+from sbp.plan.text import listing
 from sbp.plan.verify import verify
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
@@ -88,6 +89,9 @@ class Program:
         """The type of each flat output."""
         return tuple(to_type(c, self.mesh) for c in self.typing.outputs)
 
+    def __str__(self) -> str:
+        return str(listing(self))
+
     def boxes(self) -> Iterator[PlannedBox]:
         """All conversions in program order, those in loops with their trips."""
         yield from _boxes(self.block, 1, 0)
@@ -102,10 +106,22 @@ def resolve(typing: Typing, *, aliased: tuple[int, ...] = ()) -> Program:
     """
     block = lower(typing)
     verify(block, typing.mesh)
-    sent = sum(b.bytes_per_device for b in _boxes(block, 1, 0))
+    sent = bytes_sent(block)
     memory = peak_memory(typing, block, aliased)
     cost = Cost(bytes_per_device=sent, seconds=typing.seconds, peak_memory_bytes=memory)
     return Program(typing=typing, block=block, aliased=aliased, cost=cost)
+
+
+def bytes_sent(block: Block) -> float:
+    """Bytes one device sends when a block runs once, loop trips counted; of a cond's branches the dearest."""
+    total = 0.0
+    for instruction in block.instructions:
+        if isinstance(instruction, Box):
+            total += instruction.bytes_sent
+        elif isinstance(instruction, Loop):
+            inner = [bytes_sent(b) for b in instruction.blocks]
+            total += max(inner) if instruction.node.op == "cond" else instruction.trips * sum(inner)
+    return total
 
 
 def _boxes(block: Block, trips: int, depth: int) -> Iterator[PlannedBox]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import linecache
 import re
@@ -133,15 +134,30 @@ def first_argument(span: Span) -> str:
 def annotation_span(node: Node) -> Span | None:
     """The line that annotates; a helper that does nothing but annotate its argument stands for the call of it."""
     for span, caller in itertools.pairwise(node.stack):
-        if not (_only_returns(span) and first_argument(span).isidentifier() and _calls(caller, span.function)):
+        parameters = _helpers("".join(linecache.getlines(span.file))).get((span.line, span.column - 1), ())
+        if not (first_argument(span) in parameters and _calls(caller, span.function)):
             return span
     return node.stack[-1] if node.stack else node.span
 
 
-def _only_returns(span: Span) -> bool:
-    """Whether an expression is all that its function returns, judged by its line."""
-    before = (source_line(span.file, span.line) or "").encode()[: span.column - 1].decode(errors="ignore").strip()
-    return before == "return" or (span.function.endswith("<lambda>") and before.endswith(":"))
+@functools.cache
+def _helpers(source: str) -> dict[tuple[int, int], frozenset[str]]:
+    """For each function of a file that does nothing but return an expression: where that stands, and the function's parameters."""
+    found: dict[tuple[int, int], frozenset[str]] = {}
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a notebook's cell with magics
+        return found
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(body=[ast.Return(value=ast.expr() as value)] | [ast.Expr(), ast.Return(value=ast.expr() as value)]):
+                arguments = node.args
+            case ast.Lambda(body=value):
+                arguments = node.args
+            case _:
+                continue
+        found[value.lineno, value.col_offset] = frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args))
+    return found
 
 
 def _calls(caller: Span, function: str) -> bool:

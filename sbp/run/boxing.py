@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.mesh import MeshSpec
@@ -78,7 +80,11 @@ class Boxing:
         self.acc = acc
 
     def run(self, x: Any, global_shape: Sequence[int], steps: Sequence[Step]) -> Any:
-        """Applies steps in order to the shard of a tensor of `global_shape`."""
+        """Applies steps in order to the shard of a tensor of `global_shape`. PRNG keys travel as their words."""
+        if steps and _jax.is_extended(x.dtype):
+            impl = jax.random.key_impl(x)
+            words = jax.random.key_data(x)
+            return jax.random.wrap_key_data(self.run(words, (*global_shape, *words.shape[x.ndim :]), steps), impl=impl)
         for step in steps:
             x = self.step(x, global_shape, step)
         return x

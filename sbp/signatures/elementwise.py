@@ -40,6 +40,12 @@ MONOTONE: dict[str, str] = {
 What rises carries P(max) and P(min), what falls swaps them; the other operands are B.
 """
 
+_RISES_ABOVE = frozenset("acosh log log1p log2 sqrt".split())
+"""NaN up to some point and rising from there: P(min) alone, for a part is never below the value."""
+
+_COMPARISONS = {"lt": "-+", "le": "-+", "gt": "+-", "ge": "+-"}
+"""How a comparison changes, from false to true, as each operand grows."""
+
 _WRAPS = frozenset("add add_any neg sub".split())
 """Monotone on floats alone: integers wrap around."""
 
@@ -78,6 +84,21 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
     return rows
 
 
+def comparison_rows(op: Op, directions: str) -> list[Row]:
+    """An order relation with the maximum or minimum of parts, the other operand B.
+
+    max(p, q) <= y says both are; min(p, q) <= y says one is, but not where the other one is NaN, which only integers cannot be.
+    """
+    rows = []
+    for position, direction in enumerate(directions):
+        all_of, one_of = ("max", "min") if direction == "-" else ("min", "max")
+        for monoid, joined in ((all_of, "and"), (one_of, "or")):
+            if joined == "and" or not is_float(op.ins[0].dtype):
+                ins = tuple(Unreduced(monoid) if i == position else B for i in range(2))
+                rows.append(Row(ins, (Unreduced(joined),)))
+    return rows
+
+
 def partial_rows(op: Op) -> list[Row]:
     """The partial rows of an elementwise primitive; what is not listed here denies P."""
     if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
@@ -90,7 +111,13 @@ def partial_rows(op: Op) -> list[Row]:
         rows += linear_rows(op)
     if op.name in MONOTONE and "max" in has and (op.name not in _WRAPS or is_float(op.ins[0].dtype)):
         rows += monotone_rows(op, MONOTONE[op.name])
+    if op.name in _RISES_ABOVE and is_float(op.ins[0].dtype):
+        rows += monoid_rows(op, "min")
+    if op.name in _COMPARISONS and "max" in has:
+        rows += comparison_rows(op, _COMPARISONS[op.name])
     match op.name:
+        case "shift_left":
+            rows += multilinear_rows(op, (0,))
         case "mul" if "sum" in has:
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if dtypes.issubdtype(op.outs[0].dtype, np.inexact):

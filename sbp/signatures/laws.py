@@ -24,7 +24,7 @@ _JOIN: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 2e-1}
-"""Relative tolerance by bytes of one real number; parts are compared at the scale of the largest one."""
+"""Relative tolerance by bytes of one real number."""
 
 
 def _real_itemsize(dtype: np.dtype) -> int:
@@ -83,7 +83,8 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
             beyond = np.where(rng.random(x.shape) < 0.3, end, wide + sign * step).astype(x.dtype)
         else:
             base = x.astype(np.float64)
-            near = np.where(np.isnan(base), rng.integers(-9, 9, x.shape), base) + sign * rng.integers(0, 24, x.shape) / 4
+            step = np.where(rng.random(x.shape) < 0.5, rng.integers(0, 3, x.shape), rng.integers(0, 24, x.shape)) / 4
+            near = np.where(np.isnan(base), rng.integers(-9, 9, x.shape), base) + sign * step
             beyond = np.where(rng.random(x.shape) < 0.2, sign * np.inf, near).astype(x.dtype)
         out.append(np.where(holder == i, x, beyond).astype(x.dtype))
     return out
@@ -196,8 +197,14 @@ def assemble(values: dict[tuple[int, ...], np.ndarray], atoms: Types, sizes: Seq
     return combine(outer, atoms[0], shape, reader[0])
 
 
-def difference(got: np.ndarray, want: np.ndarray, scale: float) -> str:
-    """Why two values differ; empty when they are equal, to tolerance for floats, and as non-finite as each other."""
+def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.0) -> str:
+    """Why two values differ; empty when they are equal, to tolerance for floats, and as non-finite as each other.
+
+    Arguments:
+      got: a value.
+      want: what it should be.
+      scale: magnitudes that were added up to it: what cancels leaves the rounding of what was there.
+    """
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
     if not dtypes.issubdtype(want.dtype, np.inexact):
@@ -207,6 +214,6 @@ def difference(got: np.ndarray, want: np.ndarray, scale: float) -> str:
     got, want = got.astype(wide), want.astype(wide)
     finite = np.isfinite(want)
     with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= tolerance * (np.abs(want) + max(1.0, scale))
+        near = np.abs(got - want) <= tolerance * (np.abs(want) + np.maximum(1.0, scale))
     good = np.where(finite, near, ~np.isfinite(got))
     return "" if good.all() else f"{got} instead of {want}"

@@ -18,7 +18,7 @@ from jax import dtypes
 from sbp import _jax
 from sbp.signatures.laws import Types, assemble, difference, localised, place
 from sbp.signatures.rule import Op, Row, rule_for
-from sbp.types import Broadcast, Split, Unreduced
+from sbp.types import Broadcast, P, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Oracle:
             for result, value in zip(results, got, strict=True):
                 result[device] = _words(value)
         for position, (result, atoms, want) in enumerate(zip(results, layout.outs, self.whole, strict=True)):
-            scale = _scale([*result.values()], atoms)
+            scale = _scale(result, layout, atoms, want.shape)
             for reader in itertools.product(*(range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, layout.sizes, strict=True))):
                 with np.errstate(all="ignore"):
                     value = assemble(result, atoms, layout.sizes, want.shape, reader)
@@ -188,11 +188,12 @@ class Oracle:
         return self.refute(Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,)), rng)
 
 
-def _scale(values: Sequence[np.ndarray], atoms: Types) -> float:
-    """The largest finite part, where parts are joined: what cancels leaves the rounding of what was there."""
-    if not any(isinstance(a, Unreduced) for a in atoms) or not dtypes.issubdtype(values[0].dtype, np.inexact):
+def _scale(values: dict[tuple[int, ...], np.ndarray], layout: Layout, atoms: Types, shape: Sequence[int]) -> np.ndarray | float:
+    """The magnitudes of the parts that are summed to each element."""
+    if P not in atoms or not dtypes.issubdtype(next(iter(values.values())).dtype, np.inexact):
         return 0.0
-    return max(float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in values)
+    sizes = {k: np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for k, v in values.items()}
+    return assemble(sizes, atoms, layout.sizes, shape, (0,) * len(atoms))
 
 
 def holds(op: Op, primitive: Any, row: Row, args: Sequence[Any], n: int, rng: np.random.Generator) -> bool:

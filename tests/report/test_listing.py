@@ -90,7 +90,9 @@ def test_hand_written_text():
     operation, _, region = made.body.lines
     assert isinstance(operation, Operation) and isinstance(region, Region)
     assert region.operands == ("0:i32", "%2'", "-0.5:f32", "const:bf16[4]{data:S(0)}")
-    assert region.bodies[0].lines[0].kernels == ("data=halo", "model=mask")
+    first = region.bodies[0].lines[0]
+    assert isinstance(first, Operation)
+    assert first.kernels == ("data=halo", "model=mask")
 
 
 @pytest.mark.parametrize(

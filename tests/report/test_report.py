@@ -42,14 +42,21 @@ REFUSED = Report(program=None, diagnostics=DIAGNOSTICS, title="ffn")
 # ---- exact texts
 
 
+def masked(text):
+    """Without the three figures that follow from how JAX writes a gradient down, which differs between its versions."""
+    figures = r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)"
+    html_figures = r"(?<=<dt>peak memory</dt> <dd>)\S+ \S+|(?<=<dt>modelled time</dt> <dd>)[^<]+"
+    return re.sub(f"{figures}|{html_figures}", "#", text)
+
+
 @pytest.mark.parametrize("name", ["chain", "megatron_step", "layers", "choose", "local"])
 def test_golden_text(name):
     report = report_of(name)
-    assert_golden(f"{name}.txt", f"{report.text(100)}\n\n---- short\n\n{report.short().text(100)}\n")
+    assert_golden(f"{name}.txt", masked(f"{report.text(100)}\n\n---- short\n\n{report.short().text(100)}\n"))
 
 
 def test_golden_html():
-    assert_golden("megatron_step.html", report_of("megatron_step", DIAGNOSTICS[2:3]).html(standalone=True))
+    assert_golden("megatron_step.html", masked(report_of("megatron_step", DIAGNOSTICS[2:3]).html(standalone=True)))
 
 
 def test_golden_findings():
@@ -196,6 +203,17 @@ def test_ok_is_the_absence_of_errors():
     assert report_of("chain", DIAGNOSTICS[2:]).ok
     assert not REFUSED.ok
     assert REFUSED.diagnostics == DIAGNOSTICS
+
+
+def test_the_cost_of_the_plan():
+    report = report_of("chain")
+    assert report.program is not None
+    cost = report.program.cost
+    text = report.text()
+    assert f"sent per call  {bytes_text(cost.bytes_per_device)} per device" in text
+    assert f"peak memory    {bytes_text(cost.peak_memory_bytes)} per device" in text
+    assert f"modelled time  {seconds_text(cost.seconds)}\n" in text
+    assert "2 local operations; boxing `auto`" in text
 
 
 def test_the_chain_is_reduced_once_after_the_last_product():

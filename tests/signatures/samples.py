@@ -156,7 +156,7 @@ more("integer_pow", *((functools.partial(lambda y, x: lax.integer_pow(x, y), y),
 more("integer_pow", (lambda x: lax.integer_pow(x, 3), (SPECIAL,)), (lambda x: lax.integer_pow(x, 3), (i(5),)))
 more("select_n", (lax.select_n, (b(5), f(5), f(5, seed=1))), (lax.select_n, (np.bool_(True), f(5, 3), f(5, 3, seed=1))))
 more("select_n", (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))), (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2))))
-more("select_n", (lax.select_n, (b(5), i(5), i(5, seed=1))), (lax.select_n, (b(5), c(5), c(5, seed=1))))
+more("select_n", (lax.select_n, (b(5), c(5), c(5, seed=1))))
 more("select_n", (lax.select_n, (b(3), keys(3), keys(3))))
 for _from, _to in [
     (f(5), jnp.bfloat16), (bf(5), np.float32), (f(5), np.int32), (f(5), np.bool_), (f(5), np.complex64), (bf(5), jnp.float16),
@@ -201,7 +201,8 @@ more("conv_general_dilated", (functools.partial(_conv, dimension_numbers=("NWC",
 # reductions
 for _name in ("sum", "max", "min", "prod"):
     _reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod}[_name]
-    more(f"reduce_{_name}", (lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (lambda x, r=_reduce: r(x, (0, 2)), (f(3, 2, 2),)), (_reduce, (i(7),)))
+    more(f"reduce_{_name}", (lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (_reduce, (i(7),)))
+more("reduce_sum", (lambda x: jnp.sum(x, (0, 2)), (f(3, 2, 2),)))
 more("reduce_sum", (lambda x: jnp.sum(x, 1), (c(3, 5),)), (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)))
 more("reduce_prod", (lambda x: jnp.prod(x, 1), (c(3, 5),)))
 for _name in ("and", "or", "xor"):
@@ -271,12 +272,12 @@ more("tridiagonal_solve", (lax.linalg.tridiagonal_solve, (f(5, 3) / 8, f(5, 3) +
 more("fft", (lambda x: jnp.fft.fft(x), (c(5, 4),)), (lambda x: jnp.fft.rfft2(x), (f(5, 4, 6),)), (lambda x: jnp.fft.irfft(x), (c(3, 4),)))
 
 # indexing: duplicates, negative and large indices, each mode
-_rows = np.array([[0, 6], [-1, 3], [7, 2], [2, 2], [100, -9]], np.int32)
+_rows = np.array([0, 4, -1, 3, 100], np.int32)
 for _mode in (CLIP, FILL, PROMISE):
-    more("gather", (lambda x, k, m=_mode: x.at[k].get(mode=m, wrap_negative_indices=False), (f(7, 3), _rows)))
-more("gather", (lambda x, k: x.at[k].get(mode=FILL, fill_value=2.5, wrap_negative_indices=False), (f(7), _rows)))
-more("gather", (lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (i(7), _rows)), (lambda x, k: x.at[k].get(mode=FILL), (b(7), _rows)))
-more("gather", (lambda x, k: x[k], (f(5, 3), np.array([1, 4, 4, 0, 2], np.uint8))), (lambda x, j, k: x[j, k], (f(5, 3), np.array([1, 4, 0]), np.array([2, 0, 1]))))
+    more("gather", (lambda x, k, m=_mode: x.at[k].get(mode=m, wrap_negative_indices=False), (f(5, 3), _rows)))
+more("gather", (lambda x, k: x.at[k].get(mode=FILL, fill_value=2.5, wrap_negative_indices=False), (f(5), np.stack([_rows, -_rows], 1))))
+more("gather", (lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (i(5), _rows)), (lambda x, k: x.at[k].get(mode=FILL), (b(5), _rows)))
+more("gather", (lambda x, k: x[k], (f(300), np.array([1, 4, 255, 0, 2], np.uint8))), (lambda x, j, k: x[j, k], (f(5, 3), np.array([1, 4, 0]), np.array([2, 0, 1]))))
 more("gather", (lambda x, j, k: x.at[j, :, k].get(mode=FILL, wrap_negative_indices=False), (f(5, 2, 3), np.array([1, 9, 0, -1]), np.array([2, 0, 3, 1]))))
 more("gather", (lambda x, k: jnp.take_along_axis(x, k, 1), (f(3, 5), i(3, 4, low=0, high=5))))
 more("gather", (lambda x, k: jax.vmap(lambda r, s: lax.dynamic_slice(r, (s,), (2,)))(x, k), (f(3, 5), i(3, low=0, high=5))))
@@ -287,14 +288,13 @@ def _into(how: str, mode: Any, **options: Any) -> Callable[..., Any]:
     return lambda x, k, y: getattr(x.at[k], how)(y, mode=mode, wrap_negative_indices=False, **options)
 
 
-_once = np.array([[0, 6], [-1, 3], [7, 2], [5, 1], [100, -9]], np.int32)
 for _how, _name in (("add", "scatter-add"), ("subtract", "scatter-sub"), ("mul", "scatter-mul"), ("min", "scatter-min"), ("max", "scatter-max"), ("set", "scatter")):
-    more(_name, (_into(_how, FILL), (f(7, 3), _rows, f(5, 2, 3))))
+    more(_name, (_into(_how, FILL), (f(5, 3), _rows, f(5, 3))))
     more(_name, (_into(_how, PROMISE), (i(5), np.array([1, 3, 1, 2, 0], np.int32), i(5))))
 for _how, _name in (("add", "scatter-add"), ("set", "scatter")):
-    more(_name, (_into(_how, CLIP), (f(5, 3), _rows[:, 0], f(5, 3))))
+    more(_name, (_into(_how, CLIP), (f(5), np.stack([_rows, -_rows], 1), f(5, 2))))
     more(_name, (lambda x, j, k, y, how=_how: getattr(x.at[j, k], how)(y, mode=CLIP), (f(5, 3), np.array([1, 9, 1]), np.array([2, 0, 2]), f(3, seed=5))))
-more("scatter", (_into("set", FILL, unique_indices=True), (f(7, 3), _once, f(5, 2, 3))), (lambda x, k, y: x.at[k].set(y), (b(5), np.int32(2), np.bool_(True))))
+more("scatter", (_into("set", FILL, unique_indices=True), (f(5, 3), _rows, f(5, 3))), (lambda x, k, y: x.at[k].set(y), (b(5), np.int32(2), np.bool_(True))))
 more("scatter-add", (lambda x, k, y: jax.vmap(lambda r, s, t: r.at[s].add(t))(x, k, y), (f(3, 5), i(3, 4, low=0, high=5), f(3, 4))))
 more("scatter-add", (_into("add", FILL), (f(7), np.array([3, 250], np.uint8), f(2))))
 
@@ -306,7 +306,7 @@ more("random_split", (lambda k: jax.random.split(k, 3), (keys(),)))
 more("random_fold_in", (lambda k: jax.random.fold_in(k, 5), (keys(),)))
 more("random_clone", (jax.random.clone, (keys(),)))
 more("random_gamma", (lambda k: jax.random.gamma(k, np.float32(2), (3,)), (keys(),)))
-for _width, _shape in ((np.uint8, (5,)), (np.uint32, (5, 3))):
+for _width, _shape in ((np.uint8, (5,)), (np.uint32, (5, 2))):
     more("random_bits", (lambda k, w=_width, s=_shape: jax.random.bits(k, s, w), (keys(),)))
 more("random_bits", (lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="rbg"),)))
 more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (5,)), (u(4),)))

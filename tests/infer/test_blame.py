@@ -1,0 +1,349 @@
+"""Diagnostics, told by programs that carry their expectations: every diagnostic has its line, every expected line its diagnostic.
+
+`# error: CODE: TEXT` stands on the line of a primary label and is part of the title, `# and: TEXT` on the line of a secondary one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp.errors import Diagnostic
+from sbp.infer.check import Checker
+from sbp.infer.problem import Demand
+from sbp.infer.space import Policy
+from sbp.mesh import mesh_spec
+from sbp.plan.blame import explain
+from sbp.trace.build import trace
+
+MESH = AbstractMesh((8,), ("tensor",))
+MESH_2D = AbstractMesh((2, 4), ("data", "tensor"))
+
+
+def shape(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+SQUARE = shape(1024, 1024)
+
+
+def diagnose(fn, *args, boxing: Policy = "explicit", in_types=None, mesh=MESH) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a program, matched with what its source expects."""
+    found = sbp.jit(fn, mesh, in_types=in_types, boxing=boxing).check(*args).diagnostics
+    lines, start = inspect.getsourcelines(fn)
+    errors: list[tuple[int, str, str]] = []
+    seconds: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, start):
+        errors += [
+            (number, code, text.strip()) for code, text in re.findall(r"# (?:error|warning): ([\w-]+): (.*?)(?=# |$)", line.rstrip())
+        ]
+        seconds += [(number, text.strip()) for text in re.findall(r"# and: (.*?)(?=# |$)", line.rstrip())]
+    for d in found:
+        assert d.primary is not None, d.text()
+        match = next((e for e in errors if e[:2] == (d.primary.span.line, d.code) and e[2] in d.title), None)
+        assert match is not None, f"not expected:\n{d.text()}"
+        errors.remove(match)
+        for label in d.labels:
+            if not label.primary:
+                one = next((s for s in seconds if s[0] == label.span.line and s[1] in label.text), None)
+                assert one is not None, f"not expected: {label}"
+                seconds.remove(one)
+        check_wording(d)
+    assert not errors, f"no diagnostic for {errors}"
+    assert not seconds, f"no label for {seconds}"
+    return found
+
+
+def check_wording(d: Diagnostic) -> None:
+    """The rules of style that a machine can check."""
+    assert not d.title.endswith(".")
+    assert not re.search(r"illegal|failed|expected|actual", d.text())
+    assert len(d.helps) <= 3
+    assert [h.bytes_per_device for h in d.helps] == sorted(h.bytes_per_device for h in d.helps)
+    assert sum(label.primary for label in d.labels) == 1
+    if d.severity == "error":
+        assert d.helps, d.text()
+
+
+def rows(d: Diagnostic) -> list[str]:
+    return [f"{' '.join(r.inputs)} -> {' '.join(r.outputs)}: {r.remark}" for r in d.rows]
+
+
+# ---- programs without a typing -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_pinned_operands_that_do_not_meet():
+    def expert_mlp(x, w_in):
+        w_in = sbp.split(w_in, 1, "tensor")  # and: w_in is S(1) on `tensor`, not contracted
+        x = sbp.split(x, 1, "tensor")  # and: x is S(1) on `tensor`, the contracted dim
+        h = x @ w_in  # error: no-signature: `x @ w_in` has no SBP signature on mesh axis `tensor`
+        return h
+
+    (d,) = diagnose(expert_mlp, shape(8192, 1024), SQUARE)
+    assert d.primary is not None
+    assert d.primary.text == "these two cannot meet here"
+    assert d.primary.span.end_column - d.primary.span.column == len("x @ w_in")
+    assert d.scope == "in expert_mlp, forward"
+    assert d.rule == "dot_general on one mesh axis (x, w_in -> h)"
+    assert set(rows(d)) == {"B S(1) -> S(1): w_in fits, x does not", "S(1) S(0) -> P(sum): x fits, w_in does not"}
+    assert d.notes == ('boxing is "explicit", so no operand may be resharded here',)
+    texts = [re.sub(r"line \d+", "line N", h.text) for h in d.helps]
+    assert texts[0] == 'drop `sbp.split(x, 1, "tensor")` at line N; h becomes S(1)'
+    assert 'sbp.replicate(x, "tensor") before line N; h becomes S(1)' in texts
+
+
+def test_the_quoted_price_is_that_of_the_repaired_program():
+    def broken(x, w):
+        x = sbp.split(x, 1, "tensor")  # and: x is S(1)
+        w = sbp.split(w, 1, "tensor")  # and: w is S(1)
+        return x @ w  # error: no-signature: `x @ w` has no SBP signature
+
+    def repaired(x, w):
+        x = sbp.split(x, 1, "tensor")
+        w = sbp.split(w, 1, "tensor")
+        x = sbp.replicate(x, "tensor")
+        return x @ w
+
+    types = ("tensor:S(1)", "tensor:S(1)")
+    (d,) = diagnose(broken, shape(256, 1024), SQUARE, in_types=types)
+    (help_,) = [h for h in d.helps if h.text.startswith('sbp.replicate(x, "tensor") before line')]
+    plan = sbp.jit(repaired, MESH, in_types=types, boxing="explicit").plan(shape(256, 1024), SQUARE)
+    assert help_.bytes_per_device == plan.cost.bytes_per_device == 7 / 8 * 256 * 1024 * 4
+    assert help_.text.endswith("becomes S(1)")
+
+
+def test_tensor_parallel_with_the_second_weight_split_the_wrong_way():
+    def ffn(x, w1, w2):
+        w1 = sbp.split(w1, 1, "tensor")  # and: w1 is S(1)
+        w2 = sbp.split(w2, 1, "tensor")  # and: w2 is S(1) on `tensor`, not contracted
+        h = jax.nn.gelu(x @ w1)
+        return h @ w2  # error: no-signature: `h @ w2` has no SBP signature on mesh axis `tensor`
+
+    (d,) = diagnose(ffn, SQUARE, SQUARE, SQUARE)
+    assert d.primary is not None
+    assert d.primary.text == "h is S(1), w2 is S(1): they cannot meet here"
+    assert any(n.startswith("the pinned types flow here through line") for n in d.notes)
+
+
+def test_megatron_has_a_typing():
+    def ffn(x, w1, w2):
+        return jax.nn.gelu(x @ sbp.split(w1, 1, "tensor")) @ sbp.split(w2, 0, "tensor")
+
+    assert diagnose(ffn, SQUARE, SQUARE, SQUARE) == ()
+
+
+def test_partial_into_a_nonlinear_operator():
+    def program(x):
+        x = sbp.partial(x, "tensor")  # and: x is P(sum) on `tensor`
+        y = x * 2.0
+        return jnp.tanh(y)  # error: no-signature: `jnp.tanh(y)` has no SBP signature on mesh axis `tensor`
+
+    (d,) = diagnose(program, SQUARE)
+    assert d.primary is not None
+    assert d.primary.text == "y is P(sum) here, which tanh does not take; reduce it first"
+    assert any('sbp.replicate(y, "tensor") before line' in h.text for h in d.helps)
+
+
+def test_pins_that_conflict_through_a_chain_under_reduce():
+    def program(x, z):
+        u = jnp.tanh(sbp.split(x, 0, "tensor"))  # and: x is S(0) on `tensor`: dim 0 of 1024x1024
+        v = jnp.exp(sbp.split(z, 1, "tensor"))  # and: z is S(1) on `tensor`: dim 1 of 1024x1024
+        return u + v  # error: annotation-conflict: x as S(0) and z as S(1) cannot meet in `u + v` on mesh axis `tensor`
+
+    (d,) = diagnose(program, SQUARE, SQUARE, boxing="reduce")
+    assert 'boxing is "reduce", so only partial values may be converted here' in d.notes
+    assert diagnose_ok(program, SQUARE, SQUARE, boxing="auto")
+
+
+def diagnose_ok(fn, *args, **options) -> bool:
+    return all(d.severity != "error" for d in sbp.jit(fn, MESH, **options).check(*args).diagnostics)
+
+
+def test_two_independent_faults_are_both_told():
+    def program(x, y, w):
+        x = sbp.split(x, 0, "tensor")  # and: x is S(0)
+        y = sbp.split(y, 1, "tensor")  # and: y is S(1)
+        a = x + y  # error: no-signature: `x + y` has no SBP signature
+        w = sbp.partial(w, "tensor")  # and: w is P(sum)
+        return a, jnp.sin(w)  # error: no-signature: `jnp.sin(w)` has no SBP signature
+
+    first, second = diagnose(program, SQUARE, SQUARE, SQUARE)
+    assert first.primary is not None and second.primary is not None
+    assert first.primary.span.line < second.primary.span.line
+    assert "helps are priced with the other 1 error out of the way" in first.notes
+
+
+def test_one_cause_on_two_axes_is_one_fault():
+    def program(x, y):
+        x = sbp.split(x, 0, "data", "tensor")  # and: x is S(0) on `data`
+        y = sbp.split(y, 1, "data", "tensor")  # and: y is S(1) on `data`
+        return x + y  # error: no-signature: `x + y` has no SBP signature on mesh axis `data`
+
+    diagnose_with = sbp.jit(program, MESH_2D, boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    assert len(diagnose_with) == 1
+
+
+def test_fault_inside_a_scan_body():
+    def program(x, ws):
+        def body(c, w):
+            w = sbp.split(w, 0, "tensor")  # and: w is S(0)
+            return c + w, None  # error: no-signature: `c + w` has no SBP signature
+
+        return jax.lax.scan(body, sbp.split(x, 1, "tensor"), ws)[0]  # and: x is S(1)
+
+    (d,) = diagnose(program, SQUARE, shape(3, 1024, 1024))
+    assert d.scope == "in body, forward"
+    assert d.primary is not None
+    assert d.primary.text == "c is S(1), w is S(0): they cannot meet here"
+
+
+def test_carry_that_cannot_keep_its_type():
+    def program(x, ws):
+        def body(c, w):
+            return (c @ w).T, None
+
+        x = sbp.split(x, 0, "tensor")  # and: x is S(0)
+        return jax.lax.scan(body, x, ws)[0]  # error: no-signature: carry 0 of `jax.lax.scan(body, x, ws)` cannot keep one type
+
+    (d,) = diagnose(program, SQUARE, shape(3, 1024, 1024))
+    assert d.primary is not None
+    assert d.primary.text == "carry 0 is S(1), but S(0) is kept here"
+
+
+def test_predicate_from_split_values():
+    def program(x):
+        x = sbp.split(x, 0, "tensor")  # and: x is S(0)
+        return jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x)  # error: no-signature: `x.sum() > 0` has no SBP signature
+
+    (d,) = diagnose(program, SQUARE)
+    assert any(h.text.startswith('boxing="reduce"') for h in d.helps)
+
+
+def test_fault_in_a_gradient_names_the_forward_line():
+    def program(x, w):
+        def loss(w):
+            h = sbp.annotate(
+                x @ w,  # error: no-signature: the gradient of `x @ w` has no SBP signature on mesh axis `tensor`
+                cotangent="tensor:P(sum)",
+            )
+            return (h * h).sum()
+
+        return jax.grad(loss)(w)
+
+    found = sbp.jit(program, MESH, in_types=("tensor:S(0)", "tensor:B"), boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    (d,) = found
+    assert d.primary is not None
+    line = program.__code__.co_firstlineno + 3
+    assert (d.primary.span.line, d.scope) == (line, f"in the gradient of line {line}")
+    assert d.title == "the gradient of `x @ w` has no SBP signature on mesh axis `tensor`"
+    (pin,) = [label for label in d.labels if not label.primary]
+    assert pin.text == "the cotangent of h is P(sum) on `tensor`"
+    assert d.notes[0].startswith("input x is pinned S(0) on `tensor` by in_types")
+
+
+def test_pinned_inputs_have_no_line_but_a_note_and_a_help():
+    def program(x, w):
+        return x @ w  # error: no-signature: `x @ w` has no SBP signature
+
+    (d,) = diagnose(program, SQUARE, SQUARE, in_types=("tensor:S(0)", "tensor:S(1)"))
+    assert [n.split(" is ")[0] for n in d.notes[:2]] == ["input x", "input w"]
+    assert any(h.text.startswith('leave x free on `tensor` in in_types ("tensor:?")') for h in d.helps)
+
+
+def test_one_line_in_unrolled_layers_is_one_fault():
+    def program(x, w):
+        for _ in range(3):
+            y = sbp.split(x, 1, "tensor") @ w  # and: x is S(1)
+            x = jnp.tanh(y)  # error: no-signature: `jnp.tanh(y)` has no SBP signature
+        return x
+
+    diagnose(program, SQUARE, SQUARE)
+
+
+def test_axes_that_only_together_have_no_typing():
+    def program(x, y):
+        return x + y  # error: no-typing: the program has no typing on the mesh axes `data`, `tensor` together # and: y is pinned
+
+    types = ("data:S(1) tensor:S(1)", "data:B tensor:S(1)")
+    (d,) = diagnose(program, shape(8, 8), shape(8, 8), in_types=types, mesh=MESH_2D)
+    assert [label.text for label in d.labels] == ["x is pinned data:S(1) tensor:S(1)", "y is pinned data:B tensor:S(1)"]
+
+
+def test_an_input_that_cannot_be_held_so():
+    spec = mesh_spec(MESH)
+    graph, _ = trace(lambda x: x + 1, [shape(6, 4)], ["x"])
+    (d,) = explain(graph, spec, Demand(inputs=((1,),), outputs=(None,)), "explicit")
+    assert (d.code, d.title) == ("no-typing", "x cannot be S(0) on mesh axis `tensor`")
+    assert d.notes == ("8 devices do not divide dim 0 of size 6; at the boundary JAX holds even dims only",)
+
+
+def test_a_limit_of_the_checker_is_its_own_code(monkeypatch):
+    monkeypatch.setattr(Checker.__init__, "__kwdefaults__", {"rlimit": 1})
+    graph, _ = trace(lambda x: jnp.tanh(sbp.partial(x, "tensor")), [SQUARE], ["x"])
+    (d,) = explain(graph, mesh_spec(MESH), Demand(inputs=(None,), outputs=(None,)), "explicit")
+    assert d.code == "solver-limit"
+
+
+def test_diagnostics_repeat():
+    def program(x, y):
+        return sbp.split(x, 0, "tensor") + sbp.split(y, 1, "tensor")
+
+    first, second = (sbp.jit(program, MESH, boxing="explicit").check(SQUARE, SQUARE).diagnostics for _ in range(2))
+    assert first == second
+
+
+# ---- costly annotations and memory -------------------------------------------------------------------------------------------------------
+
+
+def test_a_costly_annotation_is_named_with_its_price():
+    def program(x, w1, w2):
+        h = x @ w1
+        h = sbp.replicate(h, "tensor")  # warning: costly-annotation: pinning h to tensor:B makes the plan
+        return (jnp.tanh(h) @ w2).sum()
+
+    big = shape(4096, 4096)
+    (d,) = diagnose(program, big, big, big, boxing="auto", in_types=("tensor:S(0)", None, None))
+    assert d.severity == "warning"
+    assert d.primary is not None
+    assert "per device with it" in d.primary.text
+    free = sbp.jit(lambda x, w1, w2: (jnp.tanh(x @ w1) @ w2).sum(), MESH, in_types=("tensor:S(0)", None, None)).plan(big, big, big)
+    assert d.helps[0].bytes_per_device == free.cost.bytes_per_device
+
+
+def test_annotations_that_cost_nothing_are_not_named():
+    def program(x, w1, w2):
+        h = sbp.split(x @ w1, 0, "tensor")
+        return (jnp.tanh(sbp.split(h, 0, "tensor")) @ w2).sum()
+
+    big = shape(4096, 4096)
+    assert diagnose(program, big, big, big, boxing="auto", in_types=("tensor:S(0)", None, None)) == ()
+
+
+def test_only_the_dear_one_of_several_annotations_is_named():
+    def program(x, w1, w2):
+        x = sbp.split(x, 0, "tensor")
+        w1 = sbp.replicate(w1, "tensor")
+        h = sbp.split(x @ w1, 1, "tensor")  # warning: costly-annotation: pinning h to tensor:S(1) makes the plan
+        return (jnp.tanh(sbp.split(h, 0, "tensor")) @ w2).sum()
+
+    big = shape(4096, 4096)
+    diagnose(program, big, big, big, boxing="auto", in_types=("tensor:S(0)", None, None))
+
+
+def test_memory_limit_names_what_is_large():
+    def program(x, w1, w2):
+        h = jax.nn.relu(x @ w1)
+        return h @ w2
+
+    with pytest.raises(sbp.SbpTypeError) as raised:
+        sbp.jit(program, MESH, memory_limit=1e4).plan(SQUARE, SQUARE, SQUARE)
+    (d,) = raised.value.diagnostics
+    assert d.code == "memory-limit"
+    assert re.fullmatch(r"no typing fits 9\.8 KiB per device; the least that was found is [\d.]+ MiB per device", d.title)
+    assert any(re.match(r"(x|w1|w2|h) of shape \(1024, 1024\) as .* takes [\d.]+ MiB per device", n) for n in d.notes)

@@ -1,0 +1,104 @@
+"""Rows over two mesh axes, as infer finds them: the inner axis on what the outer one has localised, also along one dim and unevenly."""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from samples import FILL, Equation, equation, f, i, keys
+
+from sbp.infer.rows import RowTable
+from sbp.infer.space import decode
+from sbp.mesh import mesh_spec
+from sbp.signatures.oracle import Layout, ListPlace, Oracle
+from sbp.trace.graph import Node
+from sbp.types import MONOIDS, B, P, S
+
+CASES = {
+    "reshape": [
+        (lambda x: x.reshape(4, 2), (f(8),)),
+        (lambda x: x.reshape(8), (f(4, 2),)),
+        (lambda x: x.reshape(24), (f(8, 3),)),
+        (lambda x: x.reshape(10, 2, 2), (f(10, 4),)),
+        (lambda x: x.reshape(2, 2, 6), (f(4, 6),)),
+    ],
+    "dot_general": [(lambda x, y: x @ y, (f(2, 10), f(10, 4)))],
+    "reduce_sum": [(lambda x: jnp.sum(x, 0), (f(10, 4),))],
+    "reduce_max": [(lambda x: jnp.max(x, 0), (f(7),))],
+    "gather": [(lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (f(10), np.array([0, 9, 5, 4, 5, -1, 10, 6], np.int32)))],
+    "scatter-add": [(lambda x, k, y: x.at[k].add(y, mode=FILL, wrap_negative_indices=False), (f(10), i(5, low=-2, high=12), f(5)))],
+    "broadcast_in_dim": [(lambda x: jnp.broadcast_to(x, (6, 4)), (f(4),))],
+    "iota": [(lambda: lax.iota(np.int32, 10), ())],
+    "random_bits": [(lambda k: jax.random.bits(k, (10,)), (keys(),))],
+    "cumsum": [(lambda x: jnp.cumsum(x, 1), (f(10, 2),))],
+    "select_n": [(lambda p, x, y: lax.select_n(p, x, y), (np.arange(10) % 3 == 0, f(10), f(10)))],
+    "slice": [(lambda x: x[:, 1:3], (f(10, 4),))],
+}
+MESHES = [(4, 2), (2, 3), (2, 4)]
+
+
+def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[Layout]:
+    mesh = mesh_spec(AbstractMesh(sizes, ("outer", "inner")))
+    count = len(eqn.op.ins)
+    node = Node(
+        id=0,
+        op=eqn.op.name,
+        primitive=eqn.primitive,
+        params=eqn.op.params,
+        inputs=tuple(range(count)),
+        outputs=tuple(range(count, count + len(eqn.op.outs))),
+    )
+    native = (frozenset(MONOIDS),) * count
+    found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, native)
+    return [Layout(tuple(tuple(map(decode, t)) for t in r.ins), tuple(tuple(map(decode, t)) for t in r.outs), sizes) for r in found]
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_rows_over_two_axes_hold(name: str, sizes: tuple[int, ...]):
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    for fn, args in CASES[name]:
+        eqn = equation(name, fn, args)
+        oracle = Oracle(eqn.op, eqn.primitive, eqn.args)
+        layouts = nd_layouts(eqn, sizes)
+        assert any(any(a != B for t in layout.outs for a in t) for layout in layouts)
+        for layout in layouts:
+            wrong = oracle.refute(layout, rng)
+            assert not wrong, f"{name} {eqn.op.params}\n{layout}: {wrong}"
+
+
+def layouts_of(name: str, case: int, sizes: tuple[int, ...]) -> list[Layout]:
+    return nd_layouts(equation(name, *CASES[name][case]), sizes)
+
+
+def test_a_reshape_is_typed_axis_by_axis():
+    """(8,) to (4, 2) over 4 and 2: S(0) on both axes becomes S(0) outside and S(1) inside; the product of global rows is refuted."""
+    eqn = equation("reshape", *CASES["reshape"][0])
+    both = ((S(0), S(0)),)
+    outs = [layout.outs for layout in layouts_of("reshape", 0, (4, 2)) if layout.ins == both]
+    assert outs == [((S(0), S(1)),)]
+    assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(Layout(both, both, (4, 2)), np.random.default_rng(0))
+
+
+def test_a_table_is_split_over_both_axes():
+    """10 rows over 2 and 4: blocks of 5, then of 2, so that padding lies inside; each index still has one owner."""
+    found = layouts_of("gather", 0, (2, 4))
+    assert any(layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (P, P) for layout in found)
+    assert any(layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (S(0), S(0)) for layout in layouts_of("scatter-add", 0, (2, 4)))
+
+
+def test_a_contraction_over_both_axes():
+    assert any(layout.ins == ((S(1), S(1)), (S(0), S(0))) and layout.outs == ((P, P),) for layout in layouts_of("dot_general", 0, (2, 4)))
+
+
+def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """A lookup that takes a block for as large as its buffer counts row 5 twice; the oracle says so."""
+    monkeypatch.setattr(ListPlace, "in_extent", lambda self, operand, dim: self.local_ins[operand][dim])
+    eqn = equation("gather", *CASES["gather"][0])
+    layout = Layout(((S(0), S(0)), (B, B)), ((P, P),), (2, 4))
+    assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(layout, np.random.default_rng(0))
