@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 _DTYPE_BYTES = {
     **{"s4": 0.5, "u4": 0.5, "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1},
     **{"s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4},
@@ -35,9 +37,9 @@ _CALLED = re.compile(
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_GROUPS_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
+_GROUPS_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
 _GROUPS_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
-_GROUPS_LIST = re.compile(r"replica_groups=\{\{([0-9, ]*)\}")
+_GROUPS_LIST = re.compile(r"replica_groups=\{((?:\{[0-9, ]*\},?)+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class Collective:
     Arguments:
         kind: XLA's opcode, e.g. `all-gather`.
         group_size: devices that take part together.
+        members: the devices that device 0 takes part with, itself included, by position in the mesh.
         executions: how often one call of the program runs it.
         bytes_per_device: what one device sends in all executions.
         shape: the result's shape, as HLO writes it.
@@ -55,6 +58,7 @@ class Collective:
 
     kind: str
     group_size: int
+    members: tuple[int, ...]
     executions: int
     bytes_per_device: float
     shape: str
@@ -85,12 +89,14 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
                 result = (" " + rhs)[: call.start()].strip()
                 operands = [shapes.get(operand, "") for operand in _OPERAND.findall(call.group(3))]
                 size = sum(map(_bytes, operands)) or _bytes(result)
-                group_size = _group_size(rhs, num_devices)
+                members = _members(rhs, num_devices)
+                group_size = len(members)
                 op_name = _OP_NAME.search(rhs)
                 found.append(
                     Collective(
                         kind=kind,
                         group_size=group_size,
+                        members=members,
                         executions=executions,
                         bytes_per_device=executions * _sent(kind, size, group_size),
                         shape=result,
@@ -153,16 +159,25 @@ def _loop_bound(condition: list[str]) -> int:
     return max(bounds, default=1)
 
 
-def _group_size(line: str, num_devices: int) -> int:
+def _members(line: str, num_devices: int) -> tuple[int, ...]:
+    """The group of device 0, in the three ways HLO writes replica groups."""
     if match := _GROUPS_IOTA.search(line):
-        return int(match.group(1).split(",")[-1])
+        groups, dims, order = match.groups()
+        ids = np.arange(num_devices).reshape([int(d) for d in dims.split(",")])
+        if order:
+            ids = ids.transpose([int(d) for d in order.split(",")])
+        rows = ids.reshape([int(d) for d in groups.split(",")])
+        return tuple(int(i) for i in rows[int(np.argwhere(rows == 0)[0][0])])
     if match := _GROUPS_MESH.search(line):
-        sizes = dict(axis.replace("'", "").replace(" ", "").split("=") for axis in match.group(1).split(","))
-        axes = [axis.replace("'", "").strip().split(":")[0] for axis in match.group(2).split(",")]
-        return math.prod(int(sizes.get(axis, 1)) for axis in axes)
+        sizes = {k: int(v) for k, v in (axis.replace("'", "").replace(" ", "").split("=") for axis in match.group(1).split(","))}
+        chosen = [axis.replace("'", "").strip().split(":")[0] for axis in match.group(2).split(",")]
+        ids = np.arange(num_devices).reshape(list(sizes.values()))
+        index = tuple(slice(None) if axis in chosen else 0 for axis in sizes)
+        return tuple(int(i) for i in ids[index].ravel())
     if match := _GROUPS_LIST.search(line):
-        return len([device for device in match.group(1).split(",") if device.strip()])
-    return num_devices
+        groups_ = [[int(d) for d in group.split(",") if d.strip()] for group in re.findall(r"\{([0-9, ]*)\}", match.group(1))]
+        return tuple(next(group for group in groups_ if 0 in group))
+    return tuple(range(num_devices))
 
 
 def _sent(kind: str, input_bytes: float, group_size: int) -> float:

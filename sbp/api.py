@@ -239,7 +239,7 @@ class Jitted:
         if program is None:
             found = explain(graph, spec, demand, options["boxing"]) if least is None else (memory_diagnostic(least, limit),)
             raise SbpTypeError(found)
-        return Plan(self, signature, program, out_tree, tuple(out_names), demand)
+        return Plan(self, signature, program, out_tree, tuple(out_names), out_wanted, demand)
 
     def _wanted_outputs(self, out_shape: Any, out_leaves: list[Any]) -> tuple[list[NdSbp | None], list[str]]:
         out_types = self._options["out_types"]
@@ -261,13 +261,21 @@ class Plan:
     """
 
     def __init__(
-        self, jitted: Jitted, signature: _Signature, program: Program, out_tree: Any, out_names: tuple[str, ...], demand: Demand
+        self,
+        jitted: Jitted,
+        signature: _Signature,
+        program: Program,
+        out_tree: Any,
+        out_names: tuple[str, ...],
+        out_wanted: Sequence[NdSbp | None],
+        demand: Demand,
     ) -> None:
         self._jitted = jitted
         self._signature = signature
         self.program = program
         self._out_tree = out_tree
         self._out_names = out_names
+        self._out_wanted = out_wanted
         self._demand = demand
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self._moved = False
@@ -314,7 +322,7 @@ class Plan:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO."""
         shapes = []
         for aval, want, sharding in zip(self._signature.avals, self._signature.partial, self._executable.in_shardings, strict=True):
-            leading = () if want is None else tuple(self.program.mesh.size(a) for a in _partial_axes(want, self.program.mesh))
+            leading = () if want is None else tuple(n for a in _partial_axes(want, self.program.mesh) if (n := self.program.mesh.size(a)) > 1)
             shapes.append(jax.ShapeDtypeStruct((*leading, *aval.shape), aval.dtype, sharding=sharding))
         return self._executable.lower(shapes)
 
@@ -342,7 +350,7 @@ class Plan:
         mesh = self._jitted.mesh
         if isinstance(mesh, AbstractMesh):
             raise SbpError("a plan on an AbstractMesh can be lowered, not run; make a jax.sharding.Mesh over devices", code="abstract-mesh")
-        flat = [leaf.parts if isinstance(leaf, Partial) else leaf for leaf in leaves]
+        flat = [_parts(leaf, mesh) if isinstance(leaf, Partial) else leaf for leaf in leaves]
         try:
             outs = self._executable(flat)
         except ValueError as error:
@@ -350,8 +358,8 @@ class Plan:
                 raise
             outs = self._executable(self._move(flat))
         results = []
-        for out, t in zip(outs, self.program.output_types, strict=True):
-            results.append(Partial(out, t) if t.is_partial else out)
+        for out, t in zip(outs, self._out_wanted, strict=True):
+            results.append(out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t))
         return jax.tree.unflatten(self._out_tree, results)
 
     def _move(self, flat: list[Any]) -> list[Any]:
@@ -575,6 +583,21 @@ def _tied(
 
 def _partial_axes(t: NdSbp, mesh: MeshSpec) -> tuple[str, ...]:
     return tuple(a for a in mesh.names if isinstance(t.get(a), Unreduced))
+
+
+def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
+    return [int(mesh.shape[a]) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
+
+
+def _parts(leaf: Partial, mesh: Mesh) -> Any:
+    """The array the plan takes for a Partial: axes of size 1 hold one part, which is the value there."""
+    sizes = _part_sizes(leaf.type, mesh)
+    return leaf.parts if 1 not in sizes else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
+
+
+def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:
+    sizes = _part_sizes(t, mesh)
+    return out if 1 not in sizes else out.reshape(*sizes, *out.shape[sum(n > 1 for n in sizes) :])
 
 
 def _is_placement_complaint(error: ValueError) -> bool:

@@ -240,19 +240,12 @@ class _Builder:
         return found
 
     def conversions(self) -> list[Constraint]:
-        """The reads, with their freedom: the copy that an unrestricted reader asks for is there for the other readers, too."""
-        free: dict[int, list[tuple[bool, tuple[str, ...]]]] = {}
-        for _, operand, _, is_free, unless in self.reads:
-            if isinstance(operand, int):
-                free.setdefault(operand, []).append((is_free, unless))
+        """The reads, each with its own freedom: what an annotation converts for itself is not there for the other readers."""
         found: list[Constraint] = []
-        for draft, operand, end, _, _ in self.reads:
+        for draft, operand, end, is_free, unless in self.reads:
             if isinstance(operand, Constant):
                 continue
-            every = free[operand]
-            convert = Convert(
-                operand, self.makers[operand], end, any(f for f, _ in every), tuple(dict.fromkeys(u for _, names in every for u in names))
-            )
+            convert = Convert(operand, self.makers[operand], end, is_free, unless)
             found.append(
                 Constraint(
                     name=f"e{len(found)}", kind=draft.kind, because=draft.because, node=draft.node, operand=draft.operand, convert=convert
@@ -268,9 +261,8 @@ class _Builder:
         return End(len(self.variables) - 1)
 
     def atoms(self, aval: Any, monoids: frozenset[str] = EMPTY, pinned: Code = 0) -> tuple[Code, ...]:
-        """The codes a value may have on this axis: dims that are large enough, or pinned; PRNG keys stay B."""
-        shape = () if _jax.is_extended(aval.dtype) else aval.shape
-        codes = [0, *(1 + d for d, size in enumerate(shape) if size >= self.n or pinned == 1 + d)]
+        """The codes a value may have on this axis: dims that are large enough, or pinned."""
+        codes = [0, *(1 + d for d, size in enumerate(aval.shape) if size >= self.n or pinned == 1 + d)]
         codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
 

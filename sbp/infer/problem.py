@@ -334,16 +334,17 @@ class Problem:
             aval = self.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
             space = self._space(aval, self.native.get(value, EMPTY), sorted(every))
-            if len(ends) == 1:
-                (end,) = ends
+            # Under a policy that forbids conversions, the copy an annotation makes is its own: other readers may not use it.
+            sharing = ends if self.boxing == "auto" else [e for e in ends if not e.unrestricted]
+            for end in ends if len(sharing) == 1 else [e for e in ends if e not in sharing]:
                 cost = boxing(space, maker.codes, end.codes, end.unrestricted)
                 self.costs.add_pair(maker.variable, end.variable, min(maker.weight, end.weight) * cost)
+            if len(sharing) < 2:
                 continue
             shared = tuple(t for t in space.types if t in every)
             variable = self._typed_variable(shared)
-            free = any(e.unrestricted for e in ends)
-            self.costs.add_pair(maker.variable, variable, maker.weight * boxing(space, maker.codes, shared, free))
-            for end in ends:
+            self.costs.add_pair(maker.variable, variable, maker.weight * boxing(space, maker.codes, shared, False))
+            for end in sharing:
                 cost = boxing(space, shared, end.codes, end.unrestricted)
                 self.costs.add_pair(variable, end.variable, min(maker.weight, end.weight) * cost)
 

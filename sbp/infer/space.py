@@ -55,8 +55,8 @@ def to_type(codes: Codes, mesh: MeshSpec) -> NdSbp:
 
 
 def from_type(t: NdSbp, mesh: MeshSpec) -> Codes:
-    """The codes of an ND type; axes that it does not name are B."""
-    return tuple(encode(t.get(axis)) for axis in mesh.names)
+    """The codes of an ND type; axes that it does not name are B, and so are axes of size 1, where S, B and P coincide."""
+    return tuple(encode(t.get(axis)) if n > 1 else 0 for axis, n in mesh.axes)
 
 
 def local_shape(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
 from sbp.infer.space import Policy
@@ -38,6 +39,7 @@ def fit(
     typing = choose(graph, mesh, demand, boxing=boxing)
     if typing is None:
         return None, None
+    certify(typing, demand)
     program = least = resolve(typing, aliased=aliased)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
@@ -45,6 +47,7 @@ def fit(
         typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price)
         if typing is None:
             break
+        certify(typing, demand)
         program = resolve(typing, aliased=aliased)
         if program.cost.peak_memory_bytes <= memory_limit:
             return program, program

@@ -1,6 +1,13 @@
-"""Signatures: for each primitive, which operand types give which result types on one mesh axis."""
+"""Signatures: which operand types of a primitive give which result types on one mesh axis. Importing the families fills the registry."""
 
-from sbp.signatures import contraction, effects, elementwise, indexing, linalg, random, reduction, structural  # noqa: F401  # fill the registry
+from sbp.signatures import contraction as contraction
+from sbp.signatures import effects as effects
+from sbp.signatures import elementwise as elementwise
+from sbp.signatures import indexing as indexing
+from sbp.signatures import linalg as linalg
+from sbp.signatures import random as random
+from sbp.signatures import reduction as reduction
+from sbp.signatures import structural as structural
 from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.rule import LocalContext as LocalContext
 from sbp.signatures.rule import Op as Op

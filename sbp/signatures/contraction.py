@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jax import dtypes
 
 from sbp.signatures.factors import FactorMap, admissible, multilinear_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
@@ -42,7 +42,7 @@ def bilinear_rows(op: Op) -> list[Row]:
     rows = []
     for position in (0, 1):
         dtype = op.ins[position].dtype
-        wider = out.itemsize > dtype.itemsize and dtypes.issubdtype(dtype, np.inexact) and dtypes.issubdtype(out, np.inexact)
+        wider = out.itemsize > dtype.itemsize and jnp.issubdtype(dtype, np.inexact) and jnp.issubdtype(out, np.inexact)
         if dtype == out or wider:
             rows += multilinear_rows(op, (position,))
     return rows
@@ -75,7 +75,7 @@ def _ragged_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("ragged_dot_general", local=_ragged_local)
 def _ragged_dot_general(op: Op) -> Sequence[Row]:
-    """Rows of lhs in groups, one matrix of rhs for each group: the ragged and the group dim stay whole, since groups are counted from the start."""
+    """Rows of lhs in groups, one matrix of rhs for each: the ragged and the group dim stay whole, as groups are counted from the start."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions

@@ -7,28 +7,27 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import dtypes
 
 from sbp import _jax
 from sbp.signatures.factors import admissible, linear_rows, monoid_rows, moved_rows, multilinear_rows
-from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, bind_with, rule
+from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, bind_with, names, rule
 from sbp.types import Atom, B, Split, Unreduced
 
-ELEMENTWISE = """
+ELEMENTWISE = names("""
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
     convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
     igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
     one_minus_square or polygamma polynomial population_count pow real reduce_precision regularized_incomplete_beta rem
     round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
     tanh threefry2x32 tie xor zeta
-""".split()
+""")
 
-_LINEAR = frozenset("add add_any complex conj imag neg real sub".split())
-_COPIES = frozenset("copy name stop_gradient".split())
+_LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
+_COPIES = frozenset(names("copy name stop_gradient"))
 
 MONOTONE: dict[str, str] = {
-    **dict.fromkeys("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh".split(), "+"),
-    **dict.fromkeys("add add_any max min nextafter".split(), "++"),
+    **dict.fromkeys(names("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh"), "+"),
+    **dict.fromkeys(names("add add_any max min nextafter"), "++"),
     "clamp": "+++",
     "erfc": "-",
     "neg": "-",
@@ -40,13 +39,13 @@ MONOTONE: dict[str, str] = {
 What rises carries P(max) and P(min), what falls swaps them; the other operands are B.
 """
 
-_RISES_ABOVE = frozenset("acosh log log1p log2 sqrt".split())
+_RISES_ABOVE = frozenset(names("acosh log log1p log2 sqrt"))
 """NaN up to some point and rising from there: P(min) alone, for a part is never below the value."""
 
 _COMPARISONS = {"lt": "-+", "le": "-+", "gt": "+-", "ge": "+-"}
 """How a comparison changes, from false to true, as each operand grows."""
 
-_WRAPS = frozenset("add add_any neg sub".split())
+_WRAPS = frozenset(names("add add_any neg sub"))
 """Monotone on floats alone: integers wrap around."""
 
 _SWAPPED = {"max": "min", "min": "max"}
@@ -66,12 +65,12 @@ def split_atoms(op: Op) -> list[Row]:
 
 def is_float(dtype: Any) -> bool:
     """Whether a dtype is real floating, JAX's small floats included."""
-    return dtypes.issubdtype(dtype, np.floating)
+    return jnp.issubdtype(dtype, np.floating)
 
 
 def is_complex(dtype: Any) -> bool:
     """Whether a dtype is complex."""
-    return dtypes.issubdtype(dtype, np.complexfloating)
+    return jnp.issubdtype(dtype, np.complexfloating)
 
 
 def monotone_rows(op: Op, directions: str) -> list[Row]:
@@ -120,7 +119,7 @@ def partial_rows(op: Op) -> list[Row]:
             rows += multilinear_rows(op, (0,))
         case "mul" if "sum" in has:
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
-        case "div" if dtypes.issubdtype(op.outs[0].dtype, np.inexact):
+        case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
             rows += multilinear_rows(op, (0,))
         case "integer_pow" if is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1:
             rows += monotone_rows(op, "+")
@@ -135,7 +134,11 @@ def partial_rows(op: Op) -> list[Row]:
         case "and" | "or":
             # Each distributes over the other; over itself it is associative.
             other = "or" if op.name == "and" else "and"
-            rows += [*monoid_rows(op, op.name), *(Row(pair, (Unreduced(other),)) for pair in ((Unreduced(other), B), (B, Unreduced(other))))]
+            rows += [
+                *monoid_rows(op, op.name),
+                Row((Unreduced(other), B), (Unreduced(other),)),
+                Row((B, Unreduced(other)), (Unreduced(other),)),
+            ]
         case "not":
             rows += [Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))]
         case _:
@@ -159,10 +162,10 @@ def cast_rows(op: Op) -> list[Row]:
             return []
         return [Row((Unreduced("or"),), (Unreduced("max"),)), Row((Unreduced("and"),), (Unreduced("min"),))]
     rows: list[Row] = []
-    integers = all(dtypes.issubdtype(d, np.integer) for d in (source, target))
+    integers = all(jnp.issubdtype(d, np.integer) for d in (source, target))
     if integers and jnp.iinfo(target).bits <= jnp.iinfo(source).bits:
         rows += linear_rows(op)
-    if not integers and all(dtypes.issubdtype(d, np.inexact) for d in (source, target)):
+    if not integers and all(jnp.issubdtype(d, np.inexact) for d in (source, target)):
         rows += linear_rows(op) if target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source)) else []
     holds_all = integers and jnp.iinfo(target).min <= jnp.iinfo(source).min and jnp.iinfo(source).max <= jnp.iinfo(target).max
     if not is_complex(source) and (holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))):

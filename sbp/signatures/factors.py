@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
-from jax import dtypes
 
 from sbp import _jax
 from sbp.signatures.rule import Op, Row
@@ -84,8 +84,8 @@ def admissible(dtype: np.dtype) -> tuple[str, ...]:
         return ()
     if dtype == np.bool_:
         return ("and", "or")
-    ordered = () if dtypes.issubdtype(dtype, np.complexfloating) else ("max", "min")
-    bits = ("and", "or") if dtypes.issubdtype(dtype, np.integer) else ()
+    ordered = () if jnp.issubdtype(dtype, np.complexfloating) else ("max", "min")
+    bits = ("and", "or") if jnp.issubdtype(dtype, np.integer) else ()
     return ("sum", *ordered, "prod", *bits)
 
 

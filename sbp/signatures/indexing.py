@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import dtypes, lax
+from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, admissible, linear_rows, moved_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
@@ -110,9 +110,9 @@ def _fill_is_joined(op: Op, atom: Any) -> bool:
         case "max" | "min" | "and" | "or":
             return True
         case "sum":
-            return fill == 0 if fill is not None else dtypes.issubdtype(op.outs[0].dtype, jnp.inexact)
+            return fill == 0 if fill is not None else jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
         case _:
-            return fill in (0, 1) if fill is not None else dtypes.issubdtype(op.outs[0].dtype, jnp.inexact)
+            return fill in (0, 1) if fill is not None else jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
 
 
 def _localised_sizes(op: Op) -> tuple[int, ...]:
@@ -206,5 +206,5 @@ def _scatter(op: Op) -> Sequence[Row]:
 
 
 def _once(op: Op) -> bool:
-    """Whether no element is written twice: which write wins is open, and may differ between devices, whose parts then do not belong together."""
+    """Whether no element is written twice: which write wins is open, and parts in which different ones won do not belong together."""
     return bool(op.params["unique_indices"]) or all(size == 1 for size in op.ins[1].shape[:-1])

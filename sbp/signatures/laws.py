@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jax import dtypes
 
 from sbp.types import Atom, Broadcast, Split, Unreduced
 
@@ -28,7 +28,7 @@ TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 2e-1}
 
 
 def _real_itemsize(dtype: np.dtype) -> int:
-    return dtype.itemsize // (2 if dtypes.issubdtype(dtype, np.complexfloating) else 1)
+    return dtype.itemsize // (2 if jnp.issubdtype(dtype, np.complexfloating) else 1)
 
 
 def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
@@ -36,19 +36,19 @@ def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np
     shape = tuple(shape)
     if dtype == np.bool_:
         return rng.integers(0, 2, shape).astype(np.bool_)
-    if dtypes.issubdtype(dtype, np.integer):
-        info = dtypes.iinfo(dtype)
+    if jnp.issubdtype(dtype, np.integer):
+        info = jnp.iinfo(dtype)
         return rng.integers(int(info.min), int(info.max), shape, dtype=np.int64 if info.min < 0 else np.uint64, endpoint=True).astype(dtype)
     return np.where(rng.random(shape) < 0.5, np.nan, rng.integers(-99, 99, shape)).astype(dtype)
 
 
 def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Offsets larger than the values; quarters, so that sums of floats are exact. Integers wrap."""
-    if dtypes.issubdtype(dtype, np.integer):
+    if jnp.issubdtype(dtype, np.integer):
         return noise(shape, dtype, rng)
     size = 24 if dtype.itemsize > 2 else 4
     real = rng.integers(-4 * size, 4 * size, shape) / 4
-    return (real + 1j * rng.integers(-9, 9, shape) if dtypes.issubdtype(dtype, np.complexfloating) else real).astype(dtype)
+    return (real + 1j * rng.integers(-9, 9, shape) if jnp.issubdtype(dtype, np.complexfloating) else real).astype(dtype)
 
 
 def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -56,7 +56,7 @@ def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarr
     way = rng.integers(0, 3, x.shape)
     holder, second = rng.integers(0, n, x.shape), rng.integers(1, n, x.shape) if n > 1 else np.zeros(x.shape, int)
     out, rest = [], np.zeros_like(x)
-    integer = dtypes.issubdtype(x.dtype, np.integer)
+    integer = jnp.issubdtype(x.dtype, np.integer)
     big, small = (x - x // 2, x // 2) if integer else (x * x.dtype.type(0.625), x * x.dtype.type(0.375))
     scattered = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
     for i in range(n):
@@ -75,8 +75,8 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
     holder = rng.integers(0, n, x.shape)
     out = []
     for i in range(n):
-        if dtypes.issubdtype(x.dtype, np.integer):
-            info = dtypes.iinfo(x.dtype)
+        if jnp.issubdtype(x.dtype, np.integer):
+            info = jnp.iinfo(x.dtype)
             end = int(info.min) if sign < 0 else int(info.max)
             wide = x.astype(object)
             step = np.array([int(rng.integers(0, min(abs(end - int(v)), 9), endpoint=True)) for v in x.ravel()], object).reshape(x.shape)
@@ -92,7 +92,7 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
 
 def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Powers of two and signs, the last part makes up for them; integers take signs alone."""
-    exact = not dtypes.issubdtype(x.dtype, np.integer)
+    exact = not jnp.issubdtype(x.dtype, np.integer)
     choices = np.array([0.5, 1, 2, -1, -2] if exact else [1, 1, 1], np.float64).astype(x.dtype)
     out = [choices[rng.integers(0, len(choices), x.shape)] for _ in range(n - 1)]
     if not exact:
@@ -186,14 +186,14 @@ def place(x: np.ndarray, atoms: Types, sizes: Sequence[int], rng: np.random.Gene
     return {(i, *rest): p for i, part in enumerate(outer) for rest, p in place(part, atoms[1:], sizes[1:], rng).items()}
 
 
-def assemble(values: dict[tuple[int, ...], np.ndarray], atoms: Types, sizes: Sequence[int], shape: Sequence[int], reader: Sequence[int]) -> Any:
+def assemble(
+    values: dict[tuple[int, ...], np.ndarray], atoms: Types, sizes: Sequence[int], shape: Sequence[int], reader: Sequence[int]
+) -> Any:
     """The value that the parts of all devices of a mesh stand for."""
     if not sizes:
         return values[()]
     inner = localised(shape, atoms[:1], sizes[:1])
-    outer = [
-        assemble({k[1:]: v for k, v in values.items() if k[0] == i}, atoms[1:], sizes[1:], inner, reader[1:]) for i in range(sizes[0])
-    ]
+    outer = [assemble({k[1:]: v for k, v in values.items() if k[0] == i}, atoms[1:], sizes[1:], inner, reader[1:]) for i in range(sizes[0])]
     return combine(outer, atoms[0], shape, reader[0])
 
 
@@ -207,10 +207,10 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
-    if not dtypes.issubdtype(want.dtype, np.inexact):
+    if not jnp.issubdtype(want.dtype, np.inexact):
         return "" if np.array_equal(got, want) else f"{got} instead of {want}"
     tolerance = TOLERANCE[_real_itemsize(want.dtype)]
-    wide = np.complex128 if dtypes.issubdtype(want.dtype, np.complexfloating) else np.float64
+    wide = np.complex128 if jnp.issubdtype(want.dtype, np.complexfloating) else np.float64
     got, want = got.astype(wide), want.astype(wide)
     finite = np.isfinite(want)
     with np.errstate(invalid="ignore"):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import dtypes
 
 from sbp import _jax
 from sbp.signatures.laws import Types, assemble, difference, localised, place
@@ -49,9 +49,8 @@ class Layout:
 
     def even(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[bool, ...], ...]:
         """For each value and dim, whether no part has padding."""
-        whole = [[self._span(size, d, t, device)[1] for device in self.devices()] for a, t in zip(avals, types, strict=True) for d, size in enumerate(a.shape)]
-        counts = iter(whole)
-        return tuple(tuple(len(set(next(counts))) == 1 for _ in a.shape) for a in avals)
+        counts = [self.spans(avals, types, device) for device in self.devices()]
+        return tuple(tuple(len({c[i][d][1] for c in counts}) == 1 for d in range(len(a.shape))) for i, a in enumerate(avals))
 
     def _span(self, size: int, dim: int, atoms: Types, device: tuple[int, ...]) -> tuple[int, int]:
         start, real = 0, size
@@ -100,7 +99,7 @@ def _words(x: Any) -> np.ndarray:
 
 
 def _keys_like(data: np.ndarray, x: Any) -> Any:
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x)) if _jax.is_extended(x.dtype) else data
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(x)) if _jax.is_extended(x.dtype) else data
 
 
 @dataclass(slots=True, eq=False)
@@ -141,10 +140,12 @@ class Oracle:
             def run(args: Any, in_spans: Any, out_spans: Any, first: Any) -> list[Any]:
                 if found is None or found.local is None:
                     return self._plain(*args)
-                avals = self.op.ins, self.op.outs
-                return found.local(ListPlace(self.primitive, self.op.params, *avals, *shapes, even, in_spans, out_spans, first), args)
+                return found.local(
+                    ListPlace(self.primitive, self.op.params, self.op.ins, self.op.outs, *shapes, even, in_spans, out_spans, first), args
+                )
 
-            is_whole = all(map(all, even)) and shapes == tuple(tuple(tuple(a.shape) for a in avals) for avals in (self.op.ins, self.op.outs))
+            avals = self.op.ins, self.op.outs
+            is_whole = all(map(all, even)) and shapes == tuple(tuple(tuple(a.shape) for a in side) for side in avals)
             self._kernels[shapes, even] = run if is_whole or found is None or found.local is None else jax.jit(run)
         return self._kernels[shapes, even]
 
@@ -175,7 +176,8 @@ class Oracle:
                 result[device] = _words(value)
         for position, (result, atoms, want) in enumerate(zip(results, layout.outs, self.whole, strict=True)):
             scale = _scale(result, layout, atoms, want.shape)
-            for reader in itertools.product(*(range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, layout.sizes, strict=True))):
+            readers = [range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, layout.sizes, strict=True)]
+            for reader in itertools.product(*readers):
                 with np.errstate(all="ignore"):
                     value = assemble(result, atoms, layout.sizes, want.shape, reader)
                 wrong = difference(np.asarray(value), want, scale)
@@ -190,7 +192,7 @@ class Oracle:
 
 def _scale(values: dict[tuple[int, ...], np.ndarray], layout: Layout, atoms: Types, shape: Sequence[int]) -> np.ndarray | float:
     """The magnitudes of the parts that are summed to each element."""
-    if P not in atoms or not dtypes.issubdtype(next(iter(values.values())).dtype, np.inexact):
+    if P not in atoms or not jnp.issubdtype(next(iter(values.values())).dtype, np.inexact):
         return 0.0
     sizes = {k: np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for k, v in values.items()}
     return assemble(sizes, atoms, layout.sizes, shape, (0,) * len(atoms))

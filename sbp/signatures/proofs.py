@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 import z3
-from jax import dtypes
 
 from sbp.signatures.elementwise import MONOTONE
-from sbp.signatures.rule import Op, Row, rule_for
+from sbp.signatures.rule import Op, Row, names, rule_for
 from sbp.types import Broadcast, Split, Unreduced
 
 Outcome = Literal["proved", "refuted", "unknown", "vacuous"]
@@ -72,7 +72,7 @@ def _join(monoid: str, x: Term, y: Term) -> Term:
 def _variable(name: str, dtype: np.dtype) -> Term:
     if dtype == np.bool_:
         return z3.Bool(name)
-    return z3.BitVec(name, BITS) if dtypes.issubdtype(dtype, np.integer) else z3.Real(name)
+    return z3.BitVec(name, BITS) if jnp.issubdtype(dtype, np.integer) else z3.Real(name)
 
 
 def _chosen(index: Term, *cases: Term) -> Term:
@@ -83,16 +83,22 @@ def _chosen(index: Term, *cases: Term) -> Term:
     return out
 
 
+def _ceil(x: Term) -> Term:
+    below: Term = z3.ToReal(z3.ToInt(x))
+    return z3.If(z3.IsInt(x), x, below + 1)
+
+
 def _truncated(x: Term) -> Term:
-    return z3.If(x >= 0, z3.ToReal(z3.ToInt(x)), -z3.ToReal(z3.ToInt(-x)))
+    above: Term = z3.ToReal(z3.ToInt(-x))
+    return z3.If(x >= 0, z3.ToReal(z3.ToInt(x)), -above)
 
 
-_SCALAR: dict[str, Callable[..., Term]] = {
+SCALAR: dict[str, Callable[..., Term]] = {
     "abs": lambda x: z3.If(x >= 0, x, -x),
     "add": lambda x, y: x + y,
     "add_any": lambda x, y: x + y,
     "and": lambda x, y: _join("and", x, y),
-    "ceil": lambda x: z3.If(z3.IsInt(x), x, z3.ToReal(z3.ToInt(x)) + 1),
+    "ceil": _ceil,
     "clamp": lambda low, x, high: _join("min", _join("max", x, low), high),
     "div": lambda x, y: x / y,
     "floor": lambda x: z3.ToReal(z3.ToInt(x)),
@@ -112,20 +118,20 @@ _SCALAR: dict[str, Callable[..., Term]] = {
 """What elementwise primitives compute, one element at a time."""
 
 _MOVES = frozenset(
-    """broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather name optimization_barrier pad reshape rev
-    scatter slice split squeeze stack stop_gradient tile transpose unstack""".split()
+    names("""broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather name optimization_barrier pad reshape
+    rev scatter slice split squeeze stack stop_gradient tile transpose unstack""")
 )
 """Each element of a result is an element of some operand, chosen by what is B: the law is that of the identity."""
 
 _REDUCES = {f"{kind}{m}": m for kind in ("reduce_", "reduce_window_", "cum") for m in ("sum", "max", "min", "prod", "and", "or")}
-_CONTRACTS = frozenset("dot_general ragged_dot_general conv_general_dilated".split())
+_CONTRACTS = frozenset(names("dot_general ragged_dot_general conv_general_dilated"))
 _SCATTERS = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-mul": "prod", "scatter-min": "min", "scatter-max": "max"}
 
 
 def scalar_function(op: Op) -> Callable[..., Term] | None:
     """The function of a primitive on one element of each operand; for a reduction, on two elements of its operand."""
-    if op.name in _SCALAR:
-        return _SCALAR[op.name]
+    if op.name in SCALAR:
+        return SCALAR[op.name]
     if op.name in _REDUCES:
         return lambda x: _join(_REDUCES[op.name], x[0], x[1])
     if op.name in _CONTRACTS:
@@ -148,7 +154,7 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     """
     if any(isinstance(a, Split) for a in (*row.ins, *row.outs)) or not any(isinstance(a, Unreduced) for a in row.ins):
         return None
-    if any(dtypes.issubdtype(a.dtype, np.complexfloating) for a in (*op.ins, *op.outs)):
+    if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in (*op.ins, *op.outs)):
         return None  # two reals side by side: the law is that of each, which the laws enumerate
     (out,) = set(row.outs)
     if isinstance(out, Broadcast):
@@ -156,23 +162,25 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if op.name in _MOVES or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
         if {a for a in row.ins if isinstance(a, Unreduced)} != {out}:
             return None
-        return _law([op.outs[0].dtype], [out], out, lambda x: x, [0], ())
+        return law([op.outs[0].dtype], [out], out, lambda x: x, [0], ())
     dtypes_ = [a.dtype for a in op.ins]
     function, premises = scalar_function(op), ()
-    if op.name in MONOTONE and op.name not in _SCALAR and all(a.monoid in ("max", "min") for a in row.ins if isinstance(a, Unreduced)):
+    if op.name in MONOTONE and op.name not in SCALAR and all(a.monoid in ("max", "min") for a in row.ins if isinstance(a, Unreduced)):
         return _monotone(MONOTONE[op.name], row)
     if function is None:
         return None
     if op.name == "div":
         premises = (_variable("b1", dtypes_[1]) != 0,)
-    return _law(dtypes_, row.ins, out, function, [_shape_of(op, i) for i in range(len(op.ins))], premises)
+    return law(dtypes_, row.ins, out, function, [_shape_of(op, i) for i in range(len(op.ins))], premises)
 
 
 def _operand(name: str, dtype: Any, count: int) -> Term:
     return [_variable(f"{name}_{k}", dtype) for k in range(count)] if count else _variable(name, dtype)
 
 
-def _law(types: Sequence[Any], ins: Sequence[Any], out: Any, function: Callable[..., Term], counts: Sequence[int], premises: Sequence[Any]) -> Theorem:
+def law(
+    types: Sequence[Any], ins: Sequence[Any], out: Any, function: Callable[..., Term], counts: Sequence[int], premises: Sequence[Any]
+) -> Theorem:
     """f(join(p, q), b) = join(f(p, b), f(q, b)), p and q the parts of partial operands, b the broadcast ones."""
     whole, left, right = [], [], []
     for i, (dtype, atom, count) in enumerate(zip(types, ins, counts, strict=True)):
@@ -190,8 +198,8 @@ def _law(types: Sequence[Any], ins: Sequence[Any], out: Any, function: Callable[
 def _monotone(directions: str, row: Row) -> Theorem:
     """The law for any function that rises (falls) in one operand, the others held: an uninterpreted one, monotone at the two parts."""
     (position,) = (i for i, a in enumerate(row.ins) if isinstance(a, Unreduced))
-    f = z3.Function("f", z3.RealSort(), z3.RealSort())
-    p, q = z3.Reals("p q")
+    f: Term = z3.Function("f", z3.RealSort(), z3.RealSort())
+    p, q = _variable("p", np.dtype(np.float32)), _variable("q", np.dtype(np.float32))
     rises = [z3.Implies(a <= b, f(a) <= f(b) if directions[position] == "+" else f(a) >= f(b)) for a, b in ((p, q), (q, p))]
     atom, out = row.ins[position], row.outs[0]
     assert isinstance(atom, Unreduced) and isinstance(out, Unreduced)
@@ -212,10 +220,9 @@ def _contraction_outcome(monoid: str) -> Outcome:
 
 def row_status(op: Op, row: Row) -> Status:
     """How a row is known: by a theorem, by the laws' enumeration, or (a theorem that Z3 could not decide) by neither alone."""
-    if any(isinstance(a, Split) for a in row.ins) and all(isinstance(a, Unreduced) for a in row.outs) and op.name in {*_REDUCES, *_CONTRACTS}:
-        (out,) = row.outs
-        assert isinstance(out, Unreduced)
-        return "proved" if _contraction_outcome(out.monoid) == "proved" else "assumed"
+    split = any(isinstance(a, Split) for a in row.ins)
+    if split and len(row.outs) == 1 and isinstance(row.outs[0], Unreduced) and op.name in {*_REDUCES, *_CONTRACTS}:
+        return "proved" if _contraction_outcome(row.outs[0].monoid) == "proved" else "assumed"
     found = theorem(op, row)
     if found is None:
         return "enumerated"

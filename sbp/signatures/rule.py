@@ -105,6 +105,11 @@ class Rule:
 _RULES: dict[str, Rule] = {}
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names from a text with blanks between them: tables of primitives read better without quotes."""
+    return tuple(text.split())
+
+
 def add_rule(rule: Rule) -> None:
     """Enters a rule; a second one for the same primitive is an error."""
     if rule.name in _RULES:
@@ -122,7 +127,9 @@ def known_primitives() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
-def rule(*names: str, local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
+def rule(
+    *names: str, local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
+) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
     """Decorator: `@rule("cumsum", "cummax")` on a function from an op to its rows besides all-B."""
 
     def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import dtypes, lax
+from jax import lax
 
 from sbp.signatures.rule import LocalContext
 
@@ -21,7 +21,7 @@ def neutral(monoid: str, dtype: Any) -> Any:
         case "and":
             return np.array(True) if dtype == np.bool_ else np.invert(np.zeros((), dtype))
         case _:
-            if dtypes.issubdtype(dtype, np.floating):
+            if jnp.issubdtype(dtype, np.floating):
                 return np.array(-np.inf if monoid == "max" else np.inf, dtype)
             return np.array(jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype)
 
@@ -40,7 +40,7 @@ def without_padding(ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ..
 
 
 def clipped(index: Any, size: int) -> tuple[Any, Any]:
-    """Indices brought into [0, size) as int32, and which of them were outside; compared in their own dtype, that may be too narrow for size."""
+    """Indices brought into [0, size) as int32, and which were outside; compared in their own dtype, which may be too narrow for size."""
     last = min(size - 1, int(jnp.iinfo(index.dtype).max))
     inside = jnp.clip(index, jnp.asarray(0, index.dtype), jnp.asarray(last, index.dtype))
     return inside.astype(jnp.int32), inside != index

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, moved_rows, split_rows

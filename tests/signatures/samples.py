@@ -20,6 +20,7 @@ from jax.experimental import io_callback
 
 from sbp import _jax
 from sbp.signatures import Op
+from sbp.signatures.rule import names
 
 CLIP, FILL, PROMISE = lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS
 
@@ -47,10 +48,14 @@ def equation(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Equati
     return found
 
 
+def _literal(literal: Any) -> np.ndarray:
+    return np.asarray(literal.val, literal.aval.dtype)
+
+
 def _find(name: str, jaxpr: Any, consts: Any, args: Any) -> Iterator[Equation]:
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     for eqn in jaxpr.eqns:
-        values = [np.asarray(v.val, v.aval.dtype) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
+        values: list[Any] = [_literal(v) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
         if eqn.primitive.name == name:
             plain = tuple(_jax.empty_aval(v.aval.shape, v.aval.dtype) for v in eqn.invars)
             results = tuple(_jax.empty_aval(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
@@ -108,13 +113,13 @@ def bind(name: str, **params: Any) -> Callable[..., Any]:
 
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 
-_UNARY_FLOAT = """
+_UNARY_FLOAT = names("""
     acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor lgamma log
     log1p logistic round rsqrt sin sinh sqrt tan tanh is_finite
-""".split()
-_ITERATED = "igamma igammac zeta polygamma".split()
-_BINARY_FLOAT = "atan2 div nextafter pow rem eq ne lt le gt ge add sub mul max min".split()
-_BINARY_INT = "add sub mul div rem max min and or xor shift_left shift_right_arithmetic shift_right_logical".split()
+""")
+_ITERATED = names("igamma igammac zeta polygamma")
+_BINARY_FLOAT = names("atan2 div nextafter pow rem eq ne lt le gt ge add sub mul max min")
+_BINARY_INT = names("add sub mul div rem max min and or xor shift_left shift_right_arithmetic shift_right_logical")
 
 SPECIAL = np.array([-2.25, np.nan, -0.75, 3.5, np.inf], np.float32)
 
@@ -155,7 +160,9 @@ more("clamp", (lax.clamp, (i(5, high=0), i(5), i(5, low=1))))
 more("integer_pow", *((functools.partial(lambda y, x: lax.integer_pow(x, y), y), (f(5, low=1),)) for y in (-1, 2, 3)))
 more("integer_pow", (lambda x: lax.integer_pow(x, 3), (SPECIAL,)), (lambda x: lax.integer_pow(x, 3), (i(5),)))
 more("select_n", (lax.select_n, (b(5), f(5), f(5, seed=1))), (lax.select_n, (np.bool_(True), f(5, 3), f(5, 3, seed=1))))
-more("select_n", (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))), (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2))))
+more(
+    "select_n", (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))), (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2)))
+)
 more("select_n", (lax.select_n, (b(5), c(5), c(5, seed=1))))
 more("select_n", (lax.select_n, (b(3), keys(3), keys(3))))
 for _from, _to in [
@@ -163,7 +170,15 @@ for _from, _to in [
     (i(5), np.float32), (i(5), np.int8), (i(5), np.uint32), (i(5, dtype=np.int8), np.int32), (u(5), np.int32), (i(5), np.bool_),
     (i(5, low=0, dtype=np.uint8), np.int16), (b(5), np.float32), (b(5), np.int32), (f(5), jnp.float8_e4m3fn), (f(5), jnp.float8_e5m2),
 ]:  # fmt: skip
-    more("convert_element_type", (functools.partial(lambda to, x: lax.convert_element_type_p.bind(x, new_dtype=np.dtype(to), weak_type=False, sharding=None), _to), (_from,)))  # noqa: E501
+    more(
+        "convert_element_type",
+        (
+            functools.partial(
+                lambda to, x: lax.convert_element_type_p.bind(x, new_dtype=np.dtype(to), weak_type=False, sharding=None), _to
+            ),
+            (_from,),
+        ),
+    )
 more("reduce_precision", (lambda x: lax.reduce_precision(x, 5, 4), (f(5, seed=4) * np.float32(1.1),)))
 more("real", (lax.real, (c(5),)))
 more("imag", (lax.imag, (c(5),)))
@@ -179,10 +194,12 @@ for _name in ("eq_to", "le_to", "lt_to"):
 more("igamma_grad_a", (bind("igamma_grad_a"), (f(2, low=1), f(2, seed=1, low=1))))
 more("regularized_incomplete_beta", (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4))))
 more("threefry2x32", (bind("threefry2x32"), (u(5), u(5, seed=1), u(5, seed=2), u(5, seed=3))))
-more("log2", (bind("log2"), (f(5, low=1),)))
+more("log2", (jnp.log2, (f(5, low=1),)))
 more("one_minus_square", (bind("one_minus_square"), (f(5),)))
 more("polynomial", (bind("polynomial"), (f(5), np.float32(1), np.float32(2), np.float32(-1))))
-more("optimization_barrier", (lax.optimization_barrier, (f(5, 3),)), (lax.optimization_barrier, (b(5),)), (lax.optimization_barrier, (i(5),)))
+more(
+    "optimization_barrier", (lax.optimization_barrier, (f(5, 3),)), (lax.optimization_barrier, (b(5),)), (lax.optimization_barrier, (i(5),))
+)
 
 # contractions
 more("dot_general", (lambda x, y: x @ y, (f(5, 7), f(7, 3))), (lambda x, y: x @ y, (i(2, 6), i(6, 2))))
@@ -206,13 +223,19 @@ more("reduce_sum", (lambda x: jnp.sum(x, (0, 2)), (f(3, 2, 2),)))
 more("reduce_sum", (lambda x: jnp.sum(x, 1), (c(3, 5),)), (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)))
 more("reduce_prod", (lambda x: jnp.prod(x, 1), (c(3, 5),)))
 for _name in ("and", "or", "xor"):
+    _fn = getattr(lax, f"reduce_{_name}")
     for _x in (b(5, 3), i(7, 2)):
-        more(f"reduce_{_name}", (lambda x, r=getattr(lax, f"reduce_{_name}"): r(x, (0,)), (_x,)))
+        more(f"reduce_{_name}", (lambda x, r=_fn: r(x, (0,)), (_x,)))
 for _name in ("argmax", "argmin"):
-    more(_name, (lambda x, r=getattr(lax, _name): r(x, 1, np.int32), (i(5, 7, low=0, high=3),)))
-more("reduce", (lambda x, y: lax.reduce((x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)), (f(3, 5), f(3, 5))))
+    _fn = getattr(lax, _name)
+    more(_name, (lambda x, r=_fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),)))
+more(
+    "reduce",
+    (lambda x, y: lax.reduce((x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)), (f(3, 5), f(3, 5))),
+)
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
-    more(_name, (lambda x, r=getattr(lax, _name): r(x, 0), (f(5, 3),)), (lambda x, r=getattr(lax, _name): r(x, 1, reverse=True), (f(3, 5),)))
+    _fn = getattr(lax, _name)
+    more(_name, (lambda x, r=_fn: r(x, 0), (f(5, 3),)), (lambda x, r=_fn: r(x, 1, reverse=True), (f(3, 5),)))
 more("cumsum", (lambda x: lax.cumsum(x, 1), (i(3, 5),)))
 more("sort", (lambda x: lax.sort(x, dimension=0), (f(5, 3),)), (lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), (i(3, 5), f(3, 5))))
 more("top_k", (lambda x: lax.top_k(x, 2), (f(3, 5),)))
@@ -221,13 +244,19 @@ for _name, _fn, _init in (("sum", lax.add, 0.0), ("max", lax.max, -np.inf), ("mi
     more(f"reduce_window_{_name}", (lambda x, g=_fn, z=_init: lax.reduce_window(x, np.float32(z), g, (1, 2), (1, 2), "SAME"), (f(5, 6),)))
     more(f"reduce_window_{_name}", (lambda x, g=_fn, z=_init: lax.reduce_window(x, np.float32(z), g, (1, 1), (2, 1), "VALID"), (f(6, 3),)))
 more("reduce_window", (lambda x: lax.reduce_window(x, np.float32(0), lambda p, q: p + 2 * q, (1, 2), (1, 2), "VALID"), (f(5, 6),)))
-_pool = functools.partial(lax.reduce_window, init_value=-np.inf, computation=lax.max, window_dimensions=(1, 2), window_strides=(1, 2), padding="VALID")
+_pool = functools.partial(
+    lax.reduce_window, init_value=-np.inf, computation=lax.max, window_dimensions=(1, 2), window_strides=(1, 2), padding="VALID"
+)
 more("select_and_scatter_add", (lambda x, g: jax.vjp(_pool, x)[1](g), (f(5, 6, seed=2), f(5, 3))))
 more("select_and_gather_add", (lambda x, t: jax.jvp(_pool, (x,), (t,)), (f(5, 6, seed=2), f(5, 6))))
 
 # movement
 more("transpose", (lambda x: lax.transpose(x, (2, 0, 1)), (f(2, 3, 5),)), (lambda x: x.T, (b(5, 3),)), (lambda x: x.T, (i(5, 3),)))
-more("broadcast_in_dim", (lambda x: jnp.broadcast_to(x, (4, 5, 3)), (f(5, 3),)), (lambda x: lax.broadcast_in_dim(x, (5, 3), (0, 1)), (f(5, 1),)))
+more(
+    "broadcast_in_dim",
+    (lambda x: jnp.broadcast_to(x, (4, 5, 3)), (f(5, 3),)),
+    (lambda x: lax.broadcast_in_dim(x, (5, 3), (0, 1)), (f(5, 1),)),
+)
 more("broadcast_in_dim", (lambda x: jnp.broadcast_to(x, (5,)), (np.float32(2),)), (lambda x: jnp.broadcast_to(x, (2, 5)), (b(5),)))
 more("squeeze", (lambda x: lax.squeeze(x, (1,)), (f(5, 1, 3),)))
 for _from, _to in [
@@ -235,17 +264,33 @@ for _from, _to in [
     ((3, 4, 5), (12, 5)), ((6, 4), (4, 6)), ((2, 2, 3), (4, 3)), ((8, 1, 3), (2, 4, 3)), ((1,), ()), ((4, 6), (4, 1, 6)), ((0, 4), (4, 0)),
 ]:  # fmt: skip
     more("reshape", (lambda x, to=_to: lax.reshape(x, to), (f(*_from),)))
-more("concatenate", (lambda x, y: lax.concatenate((x, y), 0), (f(2, 3), f(3, 3))), (lambda x, y: lax.concatenate((x, y), 1), (i(3, 2), i(3, 1))))
-more("pad", (lambda x: lax.pad(x, np.float32(1.5), [(1, 2, 0), (0, 0, 0)]), (f(5, 3),)), (lambda x: lax.pad(x, np.float32(0), [(0, 0, 0), (-1, 1, 1)]), (f(5, 3),)))
+more(
+    "concatenate",
+    (lambda x, y: lax.concatenate((x, y), 0), (f(2, 3), f(3, 3))),
+    (lambda x, y: lax.concatenate((x, y), 1), (i(3, 2), i(3, 1))),
+)
+more(
+    "pad",
+    (lambda x: lax.pad(x, np.float32(1.5), [(1, 2, 0), (0, 0, 0)]), (f(5, 3),)),
+    (lambda x: lax.pad(x, np.float32(0), [(0, 0, 0), (-1, 1, 1)]), (f(5, 3),)),
+)
 more("rev", (lambda x: lax.rev(x, (0,)), (f(5, 3),)))
 more("slice", (lambda x: x[1:4], (f(5, 3),)), (lambda x: lax.slice(x, (0, 0), (5, 7), (1, 2)), (f(5, 7),)))
 more("split", (lambda x: lax.split(x, (2, 3), 0), (f(5, 3),)))
 more("stack", (bind("stack", axis=1), (f(5, 3), f(5, 3, seed=1))), (bind("stack", axis=0), (b(5), b(5, seed=1))))
 more("unstack", (bind("unstack", axis=1), (f(5, 3),)))
 more("tile", (bind("tile", reps=(2, 1)), (f(5, 3),)))
-more("bitcast_convert_type", (lambda x: lax.bitcast_convert_type(x, np.int32), (f(5, 3),)), (lambda x: lax.bitcast_convert_type(x, np.uint8), (f(5, 3),)))
+more(
+    "bitcast_convert_type",
+    (lambda x: lax.bitcast_convert_type(x, np.int32), (f(5, 3),)),
+    (lambda x: lax.bitcast_convert_type(x, np.uint8), (f(5, 3),)),
+)
 more("bitcast_convert_type", (lambda x: lax.bitcast_convert_type(x, np.uint32), (i(5, 4, low=0, dtype=np.uint8),)))
-more("dynamic_slice", (lambda x: lax.dynamic_slice(x, (np.int32(2), np.int32(1)), (2, 5)), (f(5, 5),)), (lambda x: lax.dynamic_slice(x, (9,), (2,)), (b(5),)))
+more(
+    "dynamic_slice",
+    (lambda x: lax.dynamic_slice(x, (np.int32(2), np.int32(1)), (2, 5)), (f(5, 5),)),
+    (lambda x: lax.dynamic_slice(x, (9,), (2,)), (b(5),)),
+)
 more("dynamic_update_slice", (lambda x, y: lax.dynamic_update_slice(x, y, (np.int32(3), np.int32(2))), (f(5, 3), f(2, 3))))
 more("iota", (lambda: lax.broadcasted_iota(np.int32, (5, 3), 0), ()), (lambda: lax.broadcasted_iota(jnp.bfloat16, (3, 1030), 1), ()))
 more("iota", (lambda: lax.broadcasted_iota(np.uint8, (7, 2), 0), ()), (lambda: lax.iota(np.complex64, 5), ()))
@@ -276,9 +321,23 @@ _rows = np.array([0, 4, -1, 3, 100], np.int32)
 for _mode in (CLIP, FILL, PROMISE):
     more("gather", (lambda x, k, m=_mode: x.at[k].get(mode=m, wrap_negative_indices=False), (f(5, 3), _rows)))
 more("gather", (lambda x, k: x.at[k].get(mode=FILL, fill_value=2.5, wrap_negative_indices=False), (f(5), np.stack([_rows, -_rows], 1))))
-more("gather", (lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (i(5), _rows)), (lambda x, k: x.at[k].get(mode=FILL), (b(5), _rows)))
-more("gather", (lambda x, k: x[k], (f(300), np.array([1, 4, 255, 0, 2], np.uint8))), (lambda x, j, k: x[j, k], (f(5, 3), np.array([1, 4, 0]), np.array([2, 0, 1]))))
-more("gather", (lambda x, j, k: x.at[j, :, k].get(mode=FILL, wrap_negative_indices=False), (f(5, 2, 3), np.array([1, 9, 0, -1]), np.array([2, 0, 3, 1]))))
+more(
+    "gather",
+    (lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (i(5), _rows)),
+    (lambda x, k: x.at[k].get(mode=FILL), (b(5), _rows)),
+)
+more(
+    "gather",
+    (lambda x, k: x[k], (f(300), np.array([1, 4, 255, 0, 2], np.uint8))),
+    (lambda x, j, k: x[j, k], (f(5, 3), np.array([1, 4, 0]), np.array([2, 0, 1]))),
+)
+more(
+    "gather",
+    (
+        lambda x, j, k: x.at[j, :, k].get(mode=FILL, wrap_negative_indices=False),
+        (f(5, 2, 3), np.array([1, 9, 0, -1]), np.array([2, 0, 3, 1])),
+    ),
+)
 more("gather", (lambda x, k: jnp.take_along_axis(x, k, 1), (f(3, 5), i(3, 4, low=0, high=5))))
 more("gather", (lambda x, k: jax.vmap(lambda r, s: lax.dynamic_slice(r, (s,), (2,)))(x, k), (f(3, 5), i(3, low=0, high=5))))
 more("gather", (lambda x, k: jax.vmap(lambda s: lax.dynamic_slice(x, (s, 0), (2, 3)))(k), (f(5, 3), i(4, low=-3, high=7))))
@@ -288,13 +347,30 @@ def _into(how: str, mode: Any, **options: Any) -> Callable[..., Any]:
     return lambda x, k, y: getattr(x.at[k], how)(y, mode=mode, wrap_negative_indices=False, **options)
 
 
-for _how, _name in (("add", "scatter-add"), ("subtract", "scatter-sub"), ("mul", "scatter-mul"), ("min", "scatter-min"), ("max", "scatter-max"), ("set", "scatter")):
+for _how, _name in (
+    ("add", "scatter-add"),
+    ("subtract", "scatter-sub"),
+    ("mul", "scatter-mul"),
+    ("min", "scatter-min"),
+    ("max", "scatter-max"),
+    ("set", "scatter"),
+):
     more(_name, (_into(_how, FILL), (f(5, 3), _rows, f(5, 3))))
     more(_name, (_into(_how, PROMISE), (i(5), np.array([1, 3, 1, 2, 0], np.int32), i(5))))
 for _how, _name in (("add", "scatter-add"), ("set", "scatter")):
     more(_name, (_into(_how, CLIP), (f(5), np.stack([_rows, -_rows], 1), f(5, 2))))
-    more(_name, (lambda x, j, k, y, how=_how: getattr(x.at[j, k], how)(y, mode=CLIP), (f(5, 3), np.array([1, 9, 1]), np.array([2, 0, 2]), f(3, seed=5))))
-more("scatter", (_into("set", FILL, unique_indices=True), (f(5, 3), _rows, f(5, 3))), (lambda x, k, y: x.at[k].set(y), (b(5), np.int32(2), np.bool_(True))))
+    more(
+        _name,
+        (
+            lambda x, j, k, y, how=_how: getattr(x.at[j, k], how)(y, mode=CLIP),
+            (f(5, 3), np.array([1, 9, 1]), np.array([2, 0, 2]), f(3, seed=5)),
+        ),
+    )
+more(
+    "scatter",
+    (_into("set", FILL, unique_indices=True), (f(5, 3), _rows, f(5, 3))),
+    (lambda x, k, y: x.at[k].set(y), (b(5), np.int32(2), np.bool_(True))),
+)
 more("scatter-add", (lambda x, k, y: jax.vmap(lambda r, s, t: r.at[s].add(t))(x, k, y), (f(3, 5), i(3, 4, low=0, high=5), f(3, 4))))
 more("scatter-add", (_into("add", FILL), (f(7), np.array([3, 250], np.uint8), f(2))))
 

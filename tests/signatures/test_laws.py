@@ -15,6 +15,7 @@ from samples import SAMPLES, Equation, b, equation, f, i, primitives
 from sbp.signatures import Op, Row, all_b, known_primitives, rule_for
 from sbp.signatures.laws import combine, parts
 from sbp.signatures.oracle import Oracle
+from sbp.signatures.rule import names
 from sbp.types import MONOIDS, Atom, B, P, S
 
 NEWER = frozenset({"log2", "one_minus_square", "polynomial"})
@@ -64,7 +65,9 @@ ATOMS = [B, S(0), S(1), *(P(m) for m in MONOIDS)]
 @pytest.mark.parametrize("atom", ATOMS, ids=repr)
 def test_parts_stand_for_their_value(atom: Atom, n: int):
     rng = np.random.default_rng(n)
-    values = [i(5, 3), samples.u(5, 3), b(5, 3)] if getattr(atom, "monoid", "") in ("and", "or") else [f(5, 3, low=1), i(5, 3), samples.c(5, 3)]
+    values = (
+        [i(5, 3), samples.u(5, 3), b(5, 3)] if getattr(atom, "monoid", "") in ("and", "or") else [f(5, 3, low=1), i(5, 3), samples.c(5, 3)]
+    )
     for x in values:
         if atom in (PMAX, PMIN) and np.iscomplexobj(x):
             continue
@@ -87,18 +90,20 @@ def test_parts_are_adversarial():
 # ---- rows that must be refused ---------------------------------------------------------------------------------------------------
 
 
-def unary(row_in: Atom, row_out: Atom, *names: str):
-    return [(name, getattr(lax, name), (f(9, low=1, high=12),), Row((row_in,), (row_out,))) for name in names]
+def unary(row_in: Atom, row_out: Atom, *functions: str):
+    return [(name, getattr(lax, name), (f(9, low=1, high=12),), Row((row_in,), (row_out,))) for name in functions]
 
 
-NONLINEAR = "abs exp square sqrt rsqrt log tanh logistic sin cos floor ceil round sign erf exp2 expm1 log1p cbrt".split()
+NONLINEAR = names("abs exp square sqrt rsqrt log tanh logistic sin cos floor ceil round sign erf exp2 expm1 log1p cbrt")
+
+_BYTES = (i(2, 5, dtype=np.int8), i(5, 3, dtype=np.int8))
 
 WRONG = [
     # 1: nonlinear functions and orders of a partial sum; one rule of Shardy lets abs through, one of OneFlow isfinite and isnan
     *unary(P, P, *NONLINEAR),
     ("is_finite", lax.is_finite, (np.array([1, np.nan, 2, 3], np.float32),), Row((PMAX,), (P("and"),))),
     ("ne", lambda x: x != x, (f(9),), Row((P, P), (P("or"),))),
-    *[(name, getattr(lax, name), (f(9), f(9, seed=1)), Row((P, P), (out,))) for name in ("lt", "ge", "eq") for out in (B, P("or"), P("and"))],
+    *[(name, getattr(lax, name), (f(9), f(9, seed=1)), Row((P, P), (o,))) for name in ("lt", "ge", "eq") for o in (B, P("or"), P("and"))],
     ("sort", lambda x: lax.sort(x), (f(9),), Row((P,), (P,))),
     ("top_k", lambda x: lax.top_k(x, 2), (f(9),), Row((P,), (P, P))),
     ("argmax", lambda x: lax.argmax(x, 0, np.int32), (f(9),), Row((P,), (P,))),
@@ -155,7 +160,7 @@ WRONG = [
     ("convert_element_type", lambda x: x.astype(np.float32), (i(9),), Row((P,), (P,))),
     ("convert_element_type", lambda x: x.astype(np.int32), (i(9, dtype=np.int8),), Row((P,), (P,))),
     ("convert_element_type", lambda x: x.astype(jnp.float8_e4m3fn), (f(9),), Row((PMAX,), (PMAX,))),
-    ("dot_general", lambda x, y: lax.dot(x, y, preferred_element_type=np.int32), (i(2, 5, dtype=np.int8), i(5, 3, dtype=np.int8)), Row((P, B), (P,))),
+    ("dot_general", lambda x, y: lax.dot(x, y, preferred_element_type=np.int32), _BYTES, Row((P, B), (P,))),
     ("dot_general", lax.dot, (b(3, 6), b(6, 3)), Row((S(1), S(0)), (P("and"),))),
     # 16: padding enters a reduction, unless the kernel masks it; a pad value is added once for each part
     ("pad", lambda x: lax.pad(x, np.float32(1), [(1, 1, 0)]), (f(5),), Row((P, B), (P,))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import z3
@@ -9,7 +11,7 @@ from jax import lax
 from samples import SAMPLES, b, equation, f, i, primitives
 
 from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.proofs import _SCALAR, Theorem, _law, contraction, decide, status, theorem
+from sbp.signatures.proofs import SCALAR, Theorem, contraction, decide, law, status, theorem
 from sbp.types import B, P, S, Unreduced
 
 PMAX = P("max")
@@ -41,8 +43,20 @@ def test_no_theorem_of_a_row_is_refuted(name):
 
 def test_what_is_proved():
     """The classes of partial rows, by an example of each."""
-    proved = {row for name in ("add", "mul", "div", "neg", "max", "floor", "tanh", "not", "select_n") for row, s in status(op_of(name)).items() if s == "proved"}
-    assert {Row((P, P), (P,)), Row((P, B), (P,)), Row((P,), (P,)), Row((PMAX,), (PMAX,)), Row((PMAX,), (P("min"),)), Row((PMAX, PMAX), (PMAX,))} <= proved
+    proved = {
+        row
+        for name in ("add", "mul", "div", "neg", "max", "floor", "tanh", "not", "select_n")
+        for row, s in status(op_of(name)).items()
+        if s == "proved"
+    }
+    assert {
+        Row((P, P), (P,)),
+        Row((P, B), (P,)),
+        Row((P,), (P,)),
+        Row((PMAX,), (PMAX,)),
+        Row((PMAX,), (P("min"),)),
+        Row((PMAX, PMAX), (PMAX,)),
+    } <= proved
     assert Row((B, P, P), (P,)) in proved
     assert status(op_of("reduce_sum"))[Row((S(0),), (P,))] == "proved"
     assert status(op_of("dot_general"))[Row((P, B), (P,))] == "proved"
@@ -81,7 +95,7 @@ def test_wrong_rows_are_refuted(name, args, row):
 
 
 def test_a_cast_to_integers_is_not_linear():
-    assert decide(_law([FLOAT], [P], P, _SCALAR["truncate"], [0], ())) == "refuted"
+    assert decide(law([FLOAT], [P], P, SCALAR["truncate"], [0], ())) == "refuted"
 
 
 def test_contradictory_premises_prove_nothing():
@@ -90,6 +104,8 @@ def test_contradictory_premises_prove_nothing():
 
 
 def test_a_limit_is_not_a_proof():
+    x: Any
+    y: Any
     x, y = z3.Reals("x y")
     hard = Theorem((), x * x * x + y * y * y != z3.RealVal(3) / 7 * x * y + 11)
     assert decide(hard, rlimit=1) == "unknown"
