@@ -73,8 +73,13 @@ _jax.ad.primitive_transposes[annotate_p] = _transpose
 _jax.batching.primitive_batchers[annotate_p] = _batch
 
 
-def as_type(value: Any, ndim: int | None = None) -> NdSbp:
+def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | None = None) -> NdSbp:
     """Reads a type from an NdSbp, a type text, a PartitionSpec or a NamedSharding.
+
+    Arguments:
+      value: the type in one of these forms.
+      ndim: dims of the tensor it is for, to check splits.
+      mesh_axes: axis names of the mesh, outer first, to check the order of a PartitionSpec's axes.
 
     Raises:
       SbpError: `dim-out-of-range` for a split of a dim that a tensor of `ndim` dims lacks, `type-syntax` for other values.
@@ -87,7 +92,7 @@ def as_type(value: Any, ndim: int | None = None) -> NdSbp:
         case NamedSharding():
             t = from_spec(value.spec, tuple(value.mesh.axis_names))
         case PartitionSpec():
-            t = from_spec(value, None)
+            t = from_spec(value, mesh_axes)
         case Split() | Unreduced():
             raise SbpError(f"{value!r} alone names no mesh axis; write annotate(x, data={value!r}) or a type text", code="type-syntax")
         case _ if value == B:
@@ -118,7 +123,8 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
         if entry is None or entry is PartitionSpec.UNCONSTRAINED:
             continue
         names = (entry,) if isinstance(entry, str) else tuple(entry)
-        if mesh_axes is not None and sorted(names, key=mesh_axes.index) != list(names):
+        known = [n for n in names if mesh_axes is not None and n in mesh_axes]
+        if mesh_axes is not None and sorted(known, key=mesh_axes.index) != known:
             raise SbpError(
                 f"dim {dim} is split over {names}, against the mesh order {mesh_axes}; build the mesh with these axes in that order",
                 code="bad-placement",
@@ -126,7 +132,7 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
         atoms.update({name: Split(dim) for name in names})
     atoms.update({name: Unreduced("sum") for name in sorted(getattr(spec, "unreduced", ()) or ())})
     if mesh_axes is not None:
-        atoms = {name: atoms[name] for name in mesh_axes if name in atoms}
+        atoms = {name: atoms[name] for name in (*mesh_axes, *sorted(atoms.keys() - set(mesh_axes))) if name in atoms}
     return NdSbp(atoms)
 
 

@@ -447,7 +447,7 @@ def jit(
 def _check_types_early(types: Any, mesh: MeshSpec) -> None:
     for leaf in jax.tree.leaves(types, is_leaf=_is_type_leaf):
         if leaf is not None and _is_type_leaf(leaf) and not callable(leaf):
-            check_axes(as_type(leaf), mesh, "in_types and out_types")
+            check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, "in_types and out_types")
 
 
 def _parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -517,14 +517,14 @@ def _broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[
                 own = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _shape_of(leaf, where))
             if own is None:
                 continue
-            checked = as_type(own, rank)
+            checked = as_type(own, rank, mesh.names)
             check_axes(checked, mesh, f"{where}{jax.tree_util.keystr(path)}")
             found[number] = checked
 
     try:
         jax.tree.map(assign, entry, numbers, is_leaf=_is_type_leaf)
     except ValueError as error:
-        raise SbpError(f"{where} is no prefix of the argument it types: {str(error).splitlines()[0]}") from error
+        raise SbpError(f"{where} is no prefix of the argument it types: {' '.join(str(error).split())[:200]}") from error
     return found
 
 

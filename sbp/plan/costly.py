@@ -1,0 +1,139 @@
+"""What makes a plan dear, when there is one: annotations that cost time, and values that fill the memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from sbp import _jax
+from sbp.errors import Diagnostic, Help, Label, bytes_text
+from sbp.infer.choose import choose
+from sbp.infer.constraints import PinSite, pin_sites
+from sbp.infer.problem import Demand
+from sbp.infer.space import Codes, Policy, local_shape, to_type
+from sbp.mesh import MeshSpec
+from sbp.plan.edits import Case
+from sbp.plan.fit import fit
+from sbp.plan.ir import Apply, Block, Box, Loop, Register
+from sbp.plan.program import Program
+from sbp.plan.source import Names, pinned_text, scope_of, source_text
+from sbp.trace.graph import Graph
+
+def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
+    """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both ways.
+
+    A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are halved, and most programs are
+    cleared by one solution without any annotation.
+    """
+    case = Case(program.graph, program.mesh, demand, boxing)
+    sites = [s for s in pin_sites(case.graph, case.mesh, demand) if s.source == "annotation" and s.span][:20]
+    size = sum(1 for _ in case.graph.walk())
+    if not sites or (size > 1500 and len(sites) > 4):
+        return ()
+    budget = itertools.count()
+    most = 40 if size <= 300 else max(4, 12_000 // size)
+
+    def seconds(pins: Sequence[PinSite]) -> float | None:
+        if next(budget) >= most:
+            return None
+        trial = functools.reduce(Case.drop, pins, case)
+        typing = choose(trial.graph, trial.mesh, trial.demand, boxing=boxing)
+        return None if typing is None else typing.seconds
+
+    def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:
+        found = seconds(pins)
+        if found is None or found > limit:
+            return []
+        if len(pins) == 1:
+            return list(pins)
+        half = len(pins) // 2
+        return [*cheaper(pins[:half], limit), *cheaper(pins[half:], limit)]
+
+    whole = seconds(())  # not program.cost: a memory limit may have been in its price
+    if whole is None:
+        return ()
+    names, found = Names.of(case.graph), []
+    for site in cheaper(sites, DEARER * whole):
+        trial = case.drop(site)
+        without = fit(trial.graph, trial.mesh, trial.demand, boxing=boxing)[0]
+        assert without is not None and site.span is not None
+        rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
+        price = f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
+        price += f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
+        found.append(
+            Diagnostic(
+                code="costly-annotation",
+                severity="warning",
+                title=f"pinning {names.site(site)} to {pinned_text(site, case.mesh)} makes the plan {100 * rise:.0f} % dearer",
+                labels=(Label(span=site.span, text=price, primary=True),),
+                helps=(_help(f"drop `{source_text(site.span)}` at line {site.span.line}", without),),
+                scope=scope_of(site.nodes[0]),
+            )
+        )
+    return tuple(sorted(found, key=lambda d: d.labels[0].span))
+
+
+def bytes_text(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**19 else f"{count / 2**10:.1f} KiB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
+    """Says that no plan fits the memory limit, what is largest in the one of least memory, and which split would make it smaller."""
+    names, mesh, graph = Names.of(least.graph), least.mesh, least.graph
+    held = sorted({(r.value, r.codes) for r in _registers(least.block)}, key=lambda r: (-_size(graph, mesh, *r), r))
+    notes, labels, told = [], [], set[str]()
+    for value, codes in held:
+        name = names.value(value)
+        if not name or name in told or len(notes) == 4:
+            continue
+        told.add(name)
+        size = _size(graph, mesh, value, codes)
+        text = f"{name} of shape {tuple(graph.avals[value].shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)} per device"
+        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(graph.avals[value].shape, codes, mesh)]
+        if ways:
+            smaller, k, code = min(ways)
+            text += f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+        notes.append(text)
+        maker = names.makers.get(value)
+        if maker is not None and maker.span:
+            labels.append(Label(span=maker.span, text=f"{name}: {bytes_text(size)} per device", primary=not labels))
+    return Diagnostic(
+        code="memory-limit",
+        severity="error",
+        title=f"no typing fits {bytes_text(limit)} per device; the least that was found is {bytes_text(least.cost.peak_memory_bytes)} per device",
+        labels=tuple(labels),
+        notes=tuple(notes),
+    )
+
+
+def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
+    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(graph.avals[value].dtype)
+
+
+def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
+    """Types with one more split, on a mesh axis where the value is whole and a dim that divides."""
+    for k, n in enumerate(mesh.sizes):
+        local = local_shape(shape, codes, mesh.sizes)
+        for dim, size in enumerate(local):
+            if n > 1 and codes[k] == 0 and size % n == 0 and size:
+                yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))
+
+
+def _registers(block: Block) -> Iterator[Register]:
+    yield from block.inputs
+    for instruction in block.instructions:
+        match instruction:
+            case Box():
+                yield instruction.target
+            case Apply():
+                yield from instruction.outs
+            case Loop():
+                yield from instruction.outs
+                for inner in instruction.blocks:
+                    yield from _registers(inner)

@@ -1,0 +1,104 @@
+"""Edits of a program: a pin dropped, moved to another dim or added; what helps are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+from sbp.annotate import Pin, annotate_p
+from sbp.infer.constraints import PinSite
+from sbp.infer.problem import Demand
+from sbp.infer.space import Code, Policy, decode
+from sbp.mesh import MeshSpec
+from sbp.plan.fit import fit
+from sbp.plan.program import Program
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.types import NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program with what is asked of it: what an edit changes."""
+
+    graph: Graph
+    mesh: MeshSpec
+    demand: Demand
+    boxing: Policy
+
+    def passes(self) -> bool:
+        """Whether the checker finds nothing against it; fast to say no, where a plan takes seconds."""
+        return Checker(self.graph, self.mesh, self.demand, self.boxing).check(explain=False).status == "sat"
+
+    def plan(self) -> Program | None:
+        """The cheapest plan, or None."""
+        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing)[0] if self.passes() else None
+
+    def drop(self, site: PinSite, position: int | None = None) -> Case:
+        """The program without a pin, on one mesh axis or on all."""
+        codes = tuple(None if position in (None, k) else c for k, c in enumerate(site.codes))
+        return self._with(site, codes)
+
+    def repin(self, site: PinSite, position: int, code: Code) -> Case:
+        """The program with another pin on one mesh axis."""
+        return self._with(site, tuple(code if k == position else c for k, c in enumerate(site.codes)))
+
+    def _with(self, site: PinSite, codes: tuple[Code | None, ...]) -> Case:
+        wanted = None if all(c is None for c in codes) else codes
+        match site.source:
+            case "input":
+                inputs = tuple(wanted if i == site.position else t for i, t in enumerate(self.demand.inputs))
+                return dataclasses.replace(self, demand=dataclasses.replace(self.demand, inputs=inputs))
+            case "output":
+                outputs = tuple(wanted if i == site.position else t for i, t in enumerate(self.demand.outputs))
+                return dataclasses.replace(self, demand=dataclasses.replace(self.demand, outputs=outputs))
+            case _:
+                atoms = {axis: decode(c) for axis, c in zip(self.mesh.names, codes, strict=True) if c is not None}
+                pin = Pin(NdSbp(atoms)) if atoms else None
+                edited = _rewrite(self.graph, pins={n.id: pin for n in site.nodes}, inserts=None)
+                return dataclasses.replace(self, graph=edited)
+
+    def insert(self, node: Node, operand: int, position: int, code: Code) -> Case:
+        """The program with an annotation on an operand of a line, before that line."""
+        pin = Pin(NdSbp({self.mesh.names[position]: decode(code)}))
+        return dataclasses.replace(self, graph=_rewrite(self.graph, pins={}, inserts=(node, operand, pin)))
+
+
+def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int, Pin] | None) -> Graph:
+    """The program with pins replaced (None removes the annotation) and an annotation inserted wherever a line was traced.
+
+    An inserted annotation stands for `x = annotate(x)` before the line: readers from there on see it, gradients included.
+    """
+    avals = dict(graph.avals)
+    values = itertools.count(max(avals, default=0) + 1)
+    ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
+    same: dict[int, Operand] = {}
+
+    def of(operand: Operand) -> Operand:
+        while isinstance(operand, int) and operand in same:
+            operand = same[operand]
+        return operand
+
+    def visit(g: Graph) -> Graph:
+        nodes: list[Node] = []
+        for node in g.nodes:
+            if inserts is not None:
+                line, number, pin = inserts
+                alike = node.op == line.op and node.span == line.span and len(node.inputs) == len(line.inputs)
+                operand = of(node.inputs[number]) if alike else None
+                if isinstance(operand, int) and (node.id == line.id or (node.span is not None and node.backward == line.backward)):
+                    value = next(values)
+                    avals[value] = avals[operand]
+                    params = {"pin": pin, "cotangent": None}
+                    note = dataclasses.replace(node, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=())
+                    nodes.append(dataclasses.replace(note, inputs=(operand,), outputs=(value,)))
+                    same[operand] = value
+            if node.id in pins and pins[node.id] is None:
+                same[node.outputs[0]] = of(node.inputs[0])
+                continue
+            params = node.params | {"pin": pins[node.id]} if node.id in pins else node.params
+            regions = tuple(visit(r) for r in node.regions)
+            nodes.append(dataclasses.replace(node, inputs=tuple(map(of, node.inputs)), params=params, regions=regions))
+        return dataclasses.replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
+
+    return visit(graph)

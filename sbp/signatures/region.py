@@ -1,0 +1,92 @@
+"""Hand-written regions: rows that are fixed by the names of the mesh axes, where a rule of the registry sees the size of one alone.
+
+A region is a `shard_map` whose operands and results say for each mesh axis how they are held. What is partial goes in and out as a
+leading dim over the parts, split over its axis: `sbp_parts` takes a value apart, its own reduction joins the parts again. What is B
+goes out the same way, and `sbp_pick` takes any of the parts: the region claims that they are equal, and is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from sbp.errors import SbpError
+from sbp.signatures.factors import moved_rows
+from sbp.signatures.rule import Op, Row, all_b
+from sbp.signatures.shards import neutral
+from sbp.types import Atom, B, Split, Unreduced
+
+REGION_OPS = frozenset({"shard_map", "sbp_parts", "sbp_pick"})
+"""Operations whose rows depend on which mesh axis is asked for."""
+
+
+def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
+    """The rows of one of `REGION_OPS` on one mesh axis."""
+    if op.axis_size == 1:
+        return (all_b(op),)
+    if op.name == "shard_map":
+        ins = tuple(_atom(spec, mesh_axis) for spec in op.params["in_specs"])
+        return (Row(ins, tuple(_atom(spec, mesh_axis) for spec in op.params["out_specs"])),)
+    taking = op.name == "sbp_parts"
+    whole, stacked = (op.ins[0], op.outs[0]) if taking else (op.outs[0], op.ins[0])
+    monoid = Unreduced(op.params["monoid"]) if taking else None
+    if op.params["mesh_axis"] == mesh_axis:
+        assert stacked.shape[0] == op.axis_size
+        # The parts that are there are as good as those that the plain function makes: only their reduction is claimed to matter.
+        return (Row((B,), (Split(0),)), Row((monoid,), (Split(0),))) if monoid else (Row((Split(0),), (B,)),)
+    rows = [all_b(op)]
+    for dim in range(len(whole.shape)):
+        inner: tuple[Atom, Atom] = (Split(dim), Split(dim + 1))
+        rows.append(Row(inner[:1], inner[1:]) if taking else Row(inner[1:], inner[:1]))
+    return (*rows, Row((monoid,), (monoid,))) if monoid else (*rows, *moved_rows(op))
+
+
+def _atom(spec: Any, mesh_axis: str) -> Atom:
+    for dim, entry in enumerate(spec):
+        if mesh_axis in ((entry,) if isinstance(entry, str) else entry or ()):
+            return Split(dim)
+    return B
+
+
+def check_mesh(params: dict[str, Any], names: Sequence[str], sizes: Sequence[int], where: str) -> None:
+    """Whether a `shard_map` is one over this mesh, all of its axes manual, dims split in the order of the mesh.
+
+    Raises:
+      SbpError: `bad-placement` with what to change.
+    """
+    own = dict(zip(names, sizes, strict=True))
+    given = {str(k): int(v) for k, v in params["mesh"].shape.items()}
+    if given != own or list(given) != list(own):
+        raise SbpError(
+            f"the shard_map{where} is over the mesh {_text(given)}, sbp.jit over {_text(own)}; make it over the same mesh",
+            code="bad-placement",
+        )
+    if set(params["newly_manual_axes"]) != set(names):
+        left = sorted(set(names) - set(params["newly_manual_axes"]))
+        raise SbpError(
+            f"the shard_map{where} leaves the mesh axes {', '.join(left)} to the compiler; name all axes in axis_names",
+            code="bad-placement",
+        )
+    for spec in (*params["in_specs"], *params["out_specs"]):
+        if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+            raise SbpError(f"{spec} of the shard_map{where} is unreduced; use sbp.manual with P there", code="bad-placement")
+        for entry in spec:
+            if isinstance(entry, tuple) and sorted(entry, key=names.index) != list(entry):
+                raise SbpError(
+                    f"{spec} of the shard_map{where} splits a dim against the order of the mesh {_text(own)}; name its axes in that order",
+                    code="bad-placement",
+                )
+
+
+def _text(axes: dict[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in axes.items())
+
+
+def parts(x: Any, mesh_axis: str, monoid: str, partial: bool) -> Any:
+    """One device's part of a value with its leading dim: the part that it holds, or the value on the first device alone."""
+    if not partial:
+        x = jnp.where(lax.axis_index(mesh_axis) == 0, x, jnp.asarray(neutral(monoid, x.dtype), x.dtype))
+    return x[None]
