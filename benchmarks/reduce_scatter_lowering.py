@@ -1,9 +1,7 @@
 """What the TPU compiler makes of a reduce-scatter, ahead of time: on TPU v3 one over all cores becomes an all-reduce, twice the bytes.
 
-    python -m benchmarks.reduce_scatter_lowering
+python -m benchmarks.reduce_scatter_lowering
 """
-
-import benchmarks.gshard_bytes  # noqa: F401  # sets the ahead-of-time environment before JAX is used
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +10,7 @@ from jax import lax
 from jax.experimental import topologies
 from jax.sharding import Mesh, PartitionSpec
 
+from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_comm import bytes_by_kind, collectives
 
 
@@ -32,7 +31,7 @@ def measure(topology: str, shape: tuple[int, ...]) -> dict[str, float]:
     operands = (jax.ShapeDtypeStruct((4096, 4096), jnp.float32), jax.ShapeDtypeStruct((4096, 2048), jnp.float32))
     text = jax.jit(step).lower(*operands).compile().as_text()
     assert text is not None
-    return {kind: size / 2**20 for kind, size in bytes_by_kind(collectives(text, mesh.size)).items()}
+    return {kind: size / MIB for kind, size in bytes_by_kind(collectives(text, mesh.size)).items()}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from sbp.errors import SbpError as SbpError
 from sbp.errors import SbpInternalError as SbpInternalError
 from sbp.errors import SbpTypeError as SbpTypeError
 from sbp.errors import SbpWarning as SbpWarning
+from sbp.manual import manual as manual
 from sbp.mesh import HARDWARE as HARDWARE
 from sbp.mesh import Hardware as Hardware
 from sbp.mesh import make_mesh as make_mesh

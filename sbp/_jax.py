@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
-from jax.extend import source_info_util as _public_source_info
-from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
-from jax.sharding import AbstractMesh
+import jax.numpy as jnp
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.lax import lax as _lax_internal
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+from jax.sharding import AbstractMesh
 
 from sbp.errors import Span
 
@@ -24,8 +25,8 @@ Literal = jex_core.Literal
 Var = jex_core.Var
 Jaxpr = jex_core.Jaxpr
 ClosedJaxpr = jex_core.ClosedJaxpr
-ShapedArray = jax.core.ShapedArray
-Tracer = jax.core.Tracer
+ShapedArray = _core.ShapedArray
+Tracer = _core.Tracer
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Tracer", "Var", "ad", "batching", "mlir"]
 
@@ -58,6 +59,19 @@ def no_mesh() -> Iterator[None]:
     """Hides the caller's mesh context, so that traced equations carry no mesh (pitfall 4.3.1 of the interpreters' list)."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         yield
+
+
+@contextlib.contextmanager
+def own_traces(name: str) -> Iterator[None]:
+    """JAX takes no trace that it cached under another name: a function that it has seen before is traced anew."""
+    with _core.extend_axis_env_nd([(name, 1)]):
+        yield
+
+
+def unbound_axis(error: NameError) -> str | None:
+    """The mesh axis that a collective did not find, by JAX's complaint; None for another error."""
+    found = re.search(r"unbound axis name: (\w+)", str(error))
+    return found.group(1) if found else None
 
 
 def make_jaxpr(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
@@ -134,9 +148,9 @@ def empty_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Sha
     return ShapedArray(tuple(shape), dtype, weak_type=weak_type)
 
 
-def abstract_token() -> Any:
-    """The token type, to recognise it."""
-    return _core.AbstractToken
+def plain_aval(aval: Any) -> ShapedArray:
+    """An aval's shape, dtype and weak type, without sharding."""
+    return empty_aval(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
 
 
 def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:
@@ -153,7 +167,17 @@ def optimization_barrier(args: Sequence[Any]) -> list[Any]:
 
 def is_extended(dtype: Any) -> bool:
     """Whether a dtype is one of JAX's extended dtypes (new-style PRNG keys)."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+def key_shape(dtype: Any) -> tuple[int, ...]:
+    """The words of one key of a PRNG key dtype."""
+    return tuple(dtype._impl.key_shape)
+
+
+def wrap_key(words: Any, dtype: Any) -> Any:
+    """Words as keys of a PRNG key dtype."""
+    return jax.random.wrap_key_data(words, impl=dtype._impl.name)
 
 
 def itemsize(dtype: Any) -> int:
@@ -161,8 +185,3 @@ def itemsize(dtype: Any) -> int:
     if is_extended(dtype):
         return 4 * max(1, int(getattr(getattr(dtype, "_impl", None), "key_shape", (2,))[0]))
     return dtype.itemsize
-
-
-def user_summary(source_info: Any) -> str:
-    """JAX's own one-line summary, as a fallback where there is no user frame."""
-    return _public_source_info.summarize(source_info)

@@ -108,7 +108,7 @@ class Diagnostic:
         lines = [f"{self.severity}[{self.code}]: {self.title}{where}"]
         lines += [f"  {label.span}: {label.text}" for label in self.labels if label.text]
         lines += [f"  = note: {note}" for note in self.notes]
-        lines += [f"  = help: {h.text} ({h.bytes_per_device / 2**20:.1f} MiB per device)" for h in self.helps]
+        lines += [f"  = help: {h.text} ({bytes_text(h.bytes_per_device)} per device)" for h in self.helps]
         return "\n".join(lines)
 
 
@@ -145,6 +145,19 @@ class SbpInternalError(AssertionError):
 
 class SbpWarning(UserWarning):
     """A warning of sbp; its text starts with the code."""
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with one decimal in the largest unit that leaves at least 1.
+
+    >>> bytes_text(448), bytes_text(6 * 2**20)
+    ('448.0 B', '6.0 MiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1023.95:
+            return f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

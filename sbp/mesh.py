@@ -51,18 +51,10 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=82e9,
             scatters_whole_mesh=False,
         ),
-        Hardware(
-            name="tpu-v4", flops_per_second=275e12, hbm_bytes_per_second=1228e9, hbm_bytes=32 * 2**30, link_bytes_per_second=100e9
-        ),
-        Hardware(
-            name="tpu-v5e", flops_per_second=197e12, hbm_bytes_per_second=819e9, hbm_bytes=16 * 2**30, link_bytes_per_second=100e9
-        ),
-        Hardware(
-            name="tpu-v5p", flops_per_second=459e12, hbm_bytes_per_second=2765e9, hbm_bytes=95 * 2**30, link_bytes_per_second=180e9
-        ),
-        Hardware(
-            name="tpu-v6e", flops_per_second=918e12, hbm_bytes_per_second=1640e9, hbm_bytes=32 * 2**30, link_bytes_per_second=180e9
-        ),
+        Hardware(name="tpu-v4", flops_per_second=275e12, hbm_bytes_per_second=1228e9, hbm_bytes=32 * 2**30, link_bytes_per_second=100e9),
+        Hardware(name="tpu-v5e", flops_per_second=197e12, hbm_bytes_per_second=819e9, hbm_bytes=16 * 2**30, link_bytes_per_second=100e9),
+        Hardware(name="tpu-v5p", flops_per_second=459e12, hbm_bytes_per_second=2765e9, hbm_bytes=95 * 2**30, link_bytes_per_second=180e9),
+        Hardware(name="tpu-v6e", flops_per_second=918e12, hbm_bytes_per_second=1640e9, hbm_bytes=32 * 2**30, link_bytes_per_second=180e9),
         Hardware(
             name="h100",
             flops_per_second=990e12,

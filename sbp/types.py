@@ -1,9 +1,9 @@
 """The types of tensors on a mesh: atoms S(d), B, P(monoid) and the ND type, one atom per named mesh axis.
 
-    >>> NdSbp({"data": S(0), "model": P})
-    data:S(0) model:P(sum)
-    >>> parse("data:S(0) model:P(sum)") == NdSbp({"data": S(0), "model": P})
-    True
+>>> NdSbp({"data": S(0), "model": P})
+data:S(0) model:P(sum)
+>>> parse("data:S(0) model:P(sum)") == NdSbp({"data": S(0), "model": P})
+True
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import Span
 from sbp.infer.problem import Demand, pinned_codes

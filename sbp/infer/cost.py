@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 
 from sbp import _jax
-from sbp.infer.space import Codes, local_shape
 from sbp.infer.rows import NdRow
+from sbp.infer.space import Codes, local_shape
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph, Node
 
-_MOVES = frozenset("reshape broadcast_in_dim transpose squeeze expand_dims iota convert_element_type sbp_annotate optimization_barrier copy".split())
+_MOVES = frozenset(
+    {"reshape", "broadcast_in_dim", "transpose", "squeeze", "iota", "convert_element_type", "sbp_annotate", "optimization_barrier"}
+)
 """Operations that XLA fuses into their consumers nearly always."""
 
 FUSED_FRACTION = 0.25
@@ -20,10 +22,8 @@ FUSED_FRACTION = 0.25
 
 def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
     """Floating-point operations of a dot_general on operands of these (local) shapes: 2 x batch x free x contracting."""
-    (lhs_contract, _), (lhs_batch, rhs_batch) = node.params["dimension_numbers"]
-    (_, rhs_contract), _ = node.params["dimension_numbers"]
+    (_, rhs_contract), (_, rhs_batch) = node.params["dimension_numbers"]
     free = math.prod(size for d, size in enumerate(rhs) if d not in rhs_contract and d not in rhs_batch)
-    del lhs_contract, lhs_batch
     return 2.0 * math.prod(lhs) * free
 
 

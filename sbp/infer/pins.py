@@ -63,7 +63,7 @@ def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.n
     wanted = np.array(flat).reshape(counts)
     for codes in itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes)):
         parts = [math.prod(n for c, n in zip(codes, mesh.sizes, strict=True) if c == d + 1) for d in range(len(shape))]
-        if tuple(parts) != tuple(counts) or 0 in codes and math.prod(counts) != mesh.num_devices:
+        if tuple(parts) != tuple(counts) or (0 in codes and math.prod(counts) != mesh.num_devices):
             continue
         order: list[int] = []
         for d in range(len(shape)):

@@ -20,8 +20,8 @@ from sbp.annotate import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds
-from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials
 from sbp.infer.costgraph import CostGraph
+from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials
 from sbp.infer.space import Codes, Policy, Spaces, TypeSpace, from_type, is_even
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
@@ -110,7 +110,7 @@ class Problem:
     def _space(self, aval: Any, monoids: frozenset[str], codes: Sequence[Codes] = ()) -> TypeSpace:
         forced = set()
         for t in codes:
-            for position, (c, n) in enumerate(zip(t, self.mesh.sizes, strict=True)):
+            for position, c in enumerate(t):
                 if c > 0 and _small(aval.shape, t, self.mesh.sizes, c):
                     forced.add((position, c - 1))
         if any(c < 0 for t in codes for c in t):
@@ -363,9 +363,7 @@ class Problem:
         for node_id, pairs in self.barriers.items():
             types = tuple(types[states[variable]] for variable, types in pairs)
             rows[node_id] = NdRow(types, types)
-        returned = {
-            key: tuple(e.codes[states[e.variable]] for e in ends if e is not None) for key, ends in self.returned.items()
-        }
+        returned = {key: tuple(e.codes[states[e.variable]] for e in ends if e is not None) for key, ends in self.returned.items()}
         for node in self.graph.walk():
             if node.regions:
                 rows[node.id] = _region_row(node, values)
@@ -381,7 +379,6 @@ class Problem:
             seconds=solution.cost,
             lower_bound=solution.lower_bound,
         )
-
 
     def _profiles(self) -> list[np.ndarray]:
         """For each variable an array [state, axis] that tells apart what a state says on an axis; 0 is all B."""
@@ -435,6 +432,5 @@ def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
     """What a pin asks on each mesh axis; None where it leaves the axis to inference."""
     codes = from_type(pin.type, mesh)
     return tuple(
-        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None
-        for axis, c in zip(mesh.names, codes, strict=True)
+        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None for axis, c in zip(mesh.names, codes, strict=True)
     )

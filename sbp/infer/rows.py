@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from sbp.annotate import Pin
 from sbp.errors import SbpError, SbpInternalError, SbpWarning
 from sbp.infer.space import Code, Codes, encode
 from sbp.mesh import MeshSpec
-from sbp.signatures import Op, Row, all_b, rule_for
+from sbp.signatures import REFUSED, Op, Row, all_b, rule_for
+from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.graph import Graph, Node
-from sbp.types import MONOIDS
+from sbp.types import MONOIDS, Unreduced
 
 EMPTY: frozenset[str] = frozenset()
 
@@ -64,6 +65,15 @@ class RowTable:
             self._axis_cache[key] = tuple(rows)
         return self._axis_cache[key]
 
+    def rows_on(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int) -> tuple[Row, ...]:
+        """The rows of a node on the mesh axis at a position, on given avals."""
+        name, n = self.mesh.axes[position]
+        if node.op not in REGION_OPS:
+            return self.axis_rows(node, ins, outs, n)
+        if node.op == "shard_map":
+            check_mesh(node.params, self.mesh.names, self.mesh.sizes, f" at {node.span}" if node.span else "")
+        return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+
     def _params_key(self, node: Node) -> Any:
         items = []
         for name in sorted(node.params):
@@ -77,11 +87,13 @@ class RowTable:
         return tuple(items)
 
     def _missing(self, node: Node) -> None:
+        where = f" at {node.span}" if node.span else ""
+        if node.op in REFUSED:
+            raise SbpError(f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random", code="unsupported-effect")
         if any("Ordered" in type(e).__name__ or "IO" in type(e).__name__ for e in getattr(node.primitive, "effects", ())):
             raise SbpError(f"effectful primitive {node.op!r} has no signature", code="unsupported-effect")
         if node.op not in self._warned:
             self._warned.add(node.op)
-            where = f" at {node.span}" if node.span else ""
             warnings.warn(
                 f"missing-rule: primitive {node.op!r}{where} has no signature; its operands and results are held B",
                 SbpWarning,
@@ -117,17 +129,14 @@ class RowTable:
         found: list[NdRow],
     ) -> None:
         if len(kernels) == len(self.mesh.sizes):
-            row = NdRow(
-                tuple(zip(*done_ins, strict=True)) if ins else (), tuple(zip(*done_outs, strict=True)) if outs else (), kernels
-            )
+            row = NdRow(tuple(zip(*done_ins, strict=True)) if ins else (), tuple(zip(*done_outs, strict=True)) if outs else (), kernels)
             if not ins:
                 row = NdRow((), row.outs, kernels)
             if all(len({c for c in t if c < 0}) <= 1 for t in (*row.ins, *row.outs)):
                 found.append(row)
             return
         n = self.mesh.sizes[len(kernels)]
-        rows = self.axis_rows(node, ins, outs, n)
-        for row in rows:
+        for row in self.rows_on(node, ins, outs, len(kernels)):
             codes_in = tuple(encode(a) for a in row.ins)
             codes_out = tuple(encode(a) for a in row.outs)
             if n == 1 and any(c != 0 for c in (*codes_in, *codes_out)):
@@ -169,8 +178,8 @@ def native_partials(graph: Graph, table: RowTable, seeds: dict[int, frozenset[st
       seeds: values pinned partial.
     """
     native: dict[int, frozenset[str]] = dict(seeds)
-    sizes = sorted({n for n in table.mesh.sizes if n > 1})
-    if not sizes:
+    positions = {n: k for k, n in enumerate(table.mesh.sizes) if n > 1}
+    if not positions:
         return native
 
     def of(operand: Any) -> frozenset[str]:
@@ -219,22 +228,23 @@ def native_partials(graph: Graph, table: RowTable, seeds: dict[int, frozenset[st
                         link(branch.outputs, node.outputs)
                 case "sbp_annotate":
                     pin: Pin | None = node.params["pin"]
-                    own = frozenset() if pin is None else frozenset(a.monoid for a in pin.type.values() if hasattr(a, "monoid"))
+                    own = frozenset() if pin is None else frozenset(a.monoid for a in pin.type.values() if isinstance(a, Unreduced))
                     join(node.outputs[0], of(node.inputs[0]) | own)
                 case "optimization_barrier":
                     link(node.inputs, node.outputs)
                 case _:
-                    _native_of_node(g, node, table, sizes, of, join)
+                    of_each = range(len(table.mesh.sizes)) if node.op in REGION_OPS else positions.values()
+                    _native_of_node(g, node, table, of_each, of, join)
 
     visit(graph)
     return native
 
 
-def _native_of_node(g: Graph, node: Node, table: RowTable, sizes: Sequence[int], of: Any, join: Any) -> None:
+def _native_of_node(g: Graph, node: Node, table: RowTable, positions: Iterable[int], of: Any, join: Any) -> None:
     ins = [g.aval(o) for o in node.inputs]
     outs = [g.avals[o] for o in node.outputs]
     given = tuple(of(o) for o in node.inputs)
-    for row in (row for n in sizes for row in table.axis_rows(node, ins, outs, n)):
+    for row in (row for k in positions for row in table.rows_on(node, ins, outs, k)):
         if _worth(tuple(encode(a) for a in row.ins), given):
             for value, atom in zip(node.outputs, row.outs, strict=True):
                 monoid = getattr(atom, "monoid", None)

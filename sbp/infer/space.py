@@ -144,7 +144,12 @@ class TypeSpace:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], itemsize: int, mesh: MeshSpec, monoids: frozenset[str], forced: frozenset[tuple[int, int]] = frozenset()
+        self,
+        shape: tuple[int, ...],
+        itemsize: int,
+        mesh: MeshSpec,
+        monoids: frozenset[str],
+        forced: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
         self.forced = forced

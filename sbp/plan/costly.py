@@ -10,16 +10,22 @@ from collections.abc import Iterator, Sequence
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, bytes_text
 from sbp.infer.choose import choose
-from sbp.infer.constraints import PinSite, pin_sites
+from sbp.infer.constraints import PinSite
 from sbp.infer.problem import Demand
 from sbp.infer.space import Codes, Policy, local_shape, to_type
 from sbp.mesh import MeshSpec
 from sbp.plan.edits import Case
-from sbp.plan.fit import fit
 from sbp.plan.ir import Apply, Block, Box, Loop, Register
 from sbp.plan.program import Program
 from sbp.plan.source import Names, pinned_text, scope_of, source_text
 from sbp.trace.graph import Graph
+
+DEARER = 0.9
+"""An annotation is costly when the plan without it takes at most this share of the time ..."""
+
+FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
+"""... and saves at least so much time; or sends at most that share of the bytes, when there are more of them than this."""
+
 
 def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
     """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both ways.
@@ -28,7 +34,7 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     cleared by one solution without any annotation.
     """
     case = Case(program.graph, program.mesh, demand, boxing)
-    sites = [s for s in pin_sites(case.graph, case.mesh, demand) if s.source == "annotation" and s.span][:20]
+    sites = [s for s in case.sites() if s.source == "annotation" and s.span][:20]
     size = sum(1 for _ in case.graph.walk())
     if not sites or (size > 1500 and len(sites) > 4):
         return ()
@@ -51,32 +57,42 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
         half = len(pins) // 2
         return [*cheaper(pins[:half], limit), *cheaper(pins[half:], limit)]
 
-    whole = seconds(())  # not program.cost: a memory limit may have been in its price
+    # A memory limit may be in the program's price, which is then too high: enough to clear most programs with one solution.
+    free = seconds(sites)
+    if free is None or free > DEARER * program.cost.seconds:
+        return ()
+    whole = seconds(())
     if whole is None:
         return ()
-    names, found = Names.of(case.graph), []
+    found: list[Diagnostic] = []
     for site in cheaper(sites, DEARER * whole):
-        trial = case.drop(site)
-        without = fit(trial.graph, trial.mesh, trial.demand, boxing=boxing)[0]
-        assert without is not None and site.span is not None
-        rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
-        price = f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
-        price += f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
-        found.append(
-            Diagnostic(
-                code="costly-annotation",
-                severity="warning",
-                title=f"pinning {names.site(site)} to {pinned_text(site, case.mesh)} makes the plan {100 * rise:.0f} % dearer",
-                labels=(Label(span=site.span, text=price, primary=True),),
-                helps=(_help(f"drop `{source_text(site.span)}` at line {site.span.line}", without),),
-                scope=scope_of(site.nodes[0]),
-            )
-        )
+        without = case.drop(site).plan()
+        assert without is not None
+        if _matters(program, whole, without):
+            found.append(_costly(case, site, program, whole, without))
     return tuple(sorted(found, key=lambda d: d.labels[0].span))
 
 
-def bytes_text(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**19 else f"{count / 2**10:.1f} KiB"
+def _matters(program: Program, whole: float, without: Program) -> bool:
+    """Whether what an annotation costs is worth a word; it is a tenth of the plan, but that may be a microsecond."""
+    sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
+    return whole - without.cost.seconds >= FLOOR_SECONDS or (sent > FLOOR_BYTES and left <= DEARER * sent)
+
+
+def _costly(case: Case, site: PinSite, program: Program, whole: float, without: Program) -> Diagnostic:
+    assert site.span is not None
+    rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
+    price = f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
+    price += f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
+    text = f"drop `{source_text(site.span)}` at line {site.span.line}"
+    return Diagnostic(
+        code="costly-annotation",
+        severity="warning",
+        title=f"pinning {Names.of(case.graph).site(site)} to {pinned_text(site, case.mesh)} makes the plan {100 * rise:.0f} % dearer",
+        labels=(Label(span=site.span, text=price, primary=True),),
+        helps=(Help(text=text, bytes_per_device=without.cost.bytes_per_device),),
+        scope=scope_of(site.nodes[0]),
+    )
 
 
 def _seconds(seconds: float) -> str:
@@ -103,10 +119,11 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         maker = names.makers.get(value)
         if maker is not None and maker.span:
             labels.append(Label(span=maker.span, text=f"{name}: {bytes_text(size)} per device", primary=not labels))
+    found = bytes_text(least.cost.peak_memory_bytes)
     return Diagnostic(
         code="memory-limit",
         severity="error",
-        title=f"no typing fits {bytes_text(limit)} per device; the least that was found is {bytes_text(least.cost.peak_memory_bytes)} per device",
+        title=f"no typing fits {bytes_text(limit)} per device; the least that was found is {found} per device",
         labels=tuple(labels),
         notes=tuple(notes),
     )

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from sbp.annotate import Pin, annotate_p
-from sbp.infer.constraints import PinSite
+from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.problem import Demand
 from sbp.infer.space import Code, Policy, decode
 from sbp.mesh import MeshSpec
@@ -26,13 +26,25 @@ class Case:
     demand: Demand
     boxing: Policy
 
-    def passes(self) -> bool:
-        """Whether the checker finds nothing against it; fast to say no, where a plan takes seconds."""
-        return Checker(self.graph, self.mesh, self.demand, self.boxing).check(explain=False).status == "sat"
-
     def plan(self) -> Program | None:
         """The cheapest plan, or None."""
-        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing)[0] if self.passes() else None
+        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing)[0]
+
+    def sites(self) -> tuple[PinSite, ...]:
+        """Its pins."""
+        return pin_sites(self.graph, self.mesh, self.demand)
+
+    def site(self, site: PinSite) -> PinSite | None:
+        """The pin that a pin of this program before its edits has become; None when it was dropped."""
+        nodes = {n.id for n in site.nodes}
+        same = (s for s in self.sites() if (s.source, s.position) == (site.source, site.position) and {n.id for n in s.nodes} == nodes)
+        return next(same, None)
+
+    def value(self, site: PinSite) -> Operand:
+        """The value that a pin stands on."""
+        if site.source == "annotation":
+            return site.nodes[0].outputs[0]
+        return (self.graph.inputs if site.source == "input" else self.graph.outputs)[site.position]
 
     def drop(self, site: PinSite, position: int | None = None) -> Case:
         """The program without a pin, on one mesh axis or on all."""
@@ -59,9 +71,16 @@ class Case:
                 return dataclasses.replace(self, graph=edited)
 
     def insert(self, node: Node, operand: int, position: int, code: Code) -> Case:
-        """The program with an annotation on an operand of a line, before that line."""
+        """The program with an annotation on an operand of a node, before its line and wherever that was traced."""
         pin = Pin(NdSbp({self.mesh.names[position]: decode(code)}))
         return dataclasses.replace(self, graph=_rewrite(self.graph, pins={}, inserts=(node, operand, pin)))
+
+
+def alike(node: Node, line: Node) -> bool:
+    """Whether two nodes are one line of the user, traced more than once: in unrolled layers, in rematerialisation."""
+    if node.id == line.id or node.span is None:
+        return node.id == line.id
+    return (node.op, node.span, node.backward, len(node.inputs)) == (line.op, line.span, line.backward, len(line.inputs))
 
 
 def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int, Pin] | None) -> Graph:
@@ -84,9 +103,8 @@ def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int
         for node in g.nodes:
             if inserts is not None:
                 line, number, pin = inserts
-                alike = node.op == line.op and node.span == line.span and len(node.inputs) == len(line.inputs)
-                operand = of(node.inputs[number]) if alike else None
-                if isinstance(operand, int) and (node.id == line.id or (node.span is not None and node.backward == line.backward)):
+                operand = of(node.inputs[number]) if alike(node, line) else None
+                if isinstance(operand, int):
                     value = next(values)
                     avals[value] = avals[operand]
                     params = {"pin": pin, "cotangent": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sbp import _jax
@@ -133,7 +133,7 @@ def _boxes(block: Block, trips: int, depth: int) -> Iterator[PlannedBox]:
                 yield from _boxes(inner, trips * instruction.trips, depth + 1)
 
 
-_FUSED = frozenset("broadcast_in_dim iota convert_element_type reshape squeeze expand_dims sbp_annotate".split())
+_FUSED = frozenset(["broadcast_in_dim", "iota", "convert_element_type", "reshape", "squeeze", "expand_dims", "sbp_annotate"])
 """Results that XLA hardly ever keeps: they are recomputed inside their readers."""
 
 
@@ -151,8 +151,7 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> float
     return arguments + max(0.0, outputs - donated) + _temporaries(block, size, top=True)
 
 
-def _temporaries(block: Block, size: object, *, top: bool) -> float:
-    assert callable(size)
+def _temporaries(block: Block, size: Callable[[int, Codes], float], *, top: bool) -> float:
     last: dict[Register, int] = {}
     for at, instruction in enumerate(block.instructions):
         sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
@@ -168,7 +167,7 @@ def _temporaries(block: Block, size: object, *, top: bool) -> float:
         outs = (instruction.target,) if isinstance(instruction, Box) else instruction.outs
         fused = isinstance(instruction, Apply) and instruction.node.op in _FUSED
         for register in outs:
-            bytes_ = 0.0 if fused or (top and register in kept) else float(size(register.value, register.codes))
+            bytes_ = 0.0 if fused or (top and register in kept) else size(register.value, register.codes)
             if register in last or register in kept:
                 held[register] = bytes_
                 live += bytes_

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sbp.errors import Span
 from sbp.infer.constraints import PinSite
-from sbp.mesh import MeshSpec
 from sbp.infer.space import decode
+from sbp.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 

@@ -17,6 +17,8 @@ from sbp.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, offsets
 from sbp.signatures import rule_for
+from sbp.signatures.region import REGION_OPS, parts
+from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node
 
 
@@ -82,7 +84,7 @@ class Interpreter:
                     results = self.apply(instruction, [read(s) for s in instruction.ins])
                     env.update(zip(instruction.outs, results, strict=True))
                 case Box():
-                    info = (instruction.reader or instruction.maker)
+                    info = instruction.reader or instruction.maker
                     with _jax.source_context(info.source_info if info else None):
                         shape = self.graph.avals[instruction.source.value].shape
                         env[instruction.target] = self.boxing.run(env[instruction.source], shape, instruction.steps)
@@ -116,6 +118,10 @@ class Interpreter:
         expected = tuple(self.local(a.shape, c) for a, c in zip(outs, row.outs, strict=True))
         if node.op == "sbp_annotate":
             return args
+        if node.op in REGION_OPS:
+            results = self.region(instruction, args)
+            self.check_shards(instruction, results, expected)
+            return results
         found = rule_for(node.op)
         ins = tuple(self.graph.aval(o) for o in node.inputs)
         place = Place(
@@ -135,10 +141,28 @@ class Interpreter:
                 results = _jax.bind(node.primitive, args, node.params)
             else:
                 results = found.local(place, args)
+        self.check_shards(instruction, results, expected)
+        return results
+
+    def check_shards(self, instruction: Apply, results: Sequence[Any], expected: tuple[tuple[int, ...], ...]) -> None:
+        """Raises when a kernel's shards have other shapes than their types say."""
         got = tuple(tuple(np.shape(r)) for r in results)
         if got != expected:
+            node, row = instruction.node, instruction.row
             raise SbpInternalError(f"{node.op} (node {node.id}) under {row} gives shards {got}, its type says {expected}")
-        return results
+
+    def region(self, instruction: Apply, args: list[Any]) -> list[Any]:
+        """A hand-written region: its own collectives run over our axis names; operands and results go in and out as parts."""
+        node = instruction.node
+        with _jax.source_context(node.source_info):
+            if node.op == "shard_map":
+                return evaluate(node.params["body"], args)
+            (x,) = args
+            if node.op == "sbp_pick":
+                return [x[0]]
+            mesh_axis = node.params["mesh_axis"]
+            whole = instruction.row.ins[0][self.mesh.names.index(mesh_axis)] == 0 and self.mesh.size(mesh_axis) > 1
+            return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
 
     def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
         """Runs a region with JAX's own control flow over our bodies."""

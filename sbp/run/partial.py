@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from sbp.run.boxing import identity_of
 from sbp.types import NdSbp, Unreduced
@@ -59,8 +60,8 @@ class Partial:
             case "prod":
                 return jnp.prod(self.parts, axes)
             case monoid:
-                op = jnp.bitwise_and if monoid == "and" else jnp.bitwise_or
-                return op.reduce(self.parts, axis=axes, initial=identity_of(monoid, self.parts.dtype))
+                op = lax.bitwise_and if monoid == "and" else lax.bitwise_or
+                return lax.reduce(self.parts, identity_of(monoid, self.parts.dtype), op, axes)
 
     def __repr__(self) -> str:
         return f"Partial({self.parts.shape}, {self.type!r})"

@@ -9,6 +9,7 @@ from sbp.signatures import random as random
 from sbp.signatures import reduction as reduction
 from sbp.signatures import structural as structural
 from sbp.signatures.factors import FactorMap as FactorMap
+from sbp.signatures.fallback import REFUSED as REFUSED
 from sbp.signatures.rule import LocalContext as LocalContext
 from sbp.signatures.rule import Op as Op
 from sbp.signatures.rule import Row as Row

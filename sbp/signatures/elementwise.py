@@ -197,7 +197,6 @@ add_rule(
         name="optimization_barrier",
         rows=_barrier_rows,
         local=lambda ctx, args: _jax.optimization_barrier(args),
-        operandwise=True,
     )
 )
 

@@ -14,6 +14,7 @@ _TABLE: dict[str, str] = {
         layout_constraint relayout with_memory_space_constraint""",
     "a region: typed by infer, which types its bodies": "cond scan while",
     "an annotation: typed by infer": "sbp_annotate",
+    "where a hand-written region begins and ends: typed by infer, by the name of the mesh axis": "sbp_parts sbp_pick",
     "a hand-written region over named axes, where types are claimed and checked as a whole": "shard_map core_map custom_partitioning",
     "a collective, or something about named axes: inside hand-written regions alone": """
         all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start all_to_all

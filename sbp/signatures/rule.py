@@ -91,14 +91,12 @@ class Rule:
       name: the primitive's name.
       rows: the rows for an op; all operands and results B is always among them.
       local: computes shards of the results from shards of the operands; None binds the primitive with the same parameters.
-      operandwise: operands and results are independent pairs (optimization_barrier): each pair has its own row.
       reason: for a rule with the all-B row alone, why that is right.
     """
 
     name: str
     rows: Callable[[Op], Sequence[Row]]
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
-    operandwise: bool = False
     reason: str = ""
 
 

@@ -28,7 +28,7 @@ _INLINED = {
 """Primitives that only call a jaxpr, with the parameter that holds it; names of several JAX releases."""
 
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
-_DROPPED = frozenset({"sharding_constraint", "reshard", "mesh_cast", "copy_p", "pvary", "pcast"})
+_DROPPED = frozenset({"sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"})
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()) -> tuple[Graph, Any]:
@@ -57,6 +57,11 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str
     return graph, out_shape
 
 
+def body_graph(jaxpr: Any) -> Graph:
+    """The graph of a jaxpr that is at hand, such as the body of a hand-written region."""
+    return _Builder().graph(jaxpr)
+
+
 class _Builder:
     def __init__(self) -> None:
         self.value_ids = itertools.count()
@@ -66,14 +71,14 @@ class _Builder:
 
     def new_value(self, aval: Any) -> int:
         value = next(self.value_ids)
-        self.avals[value] = _jax.empty_aval(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
+        self.avals[value] = _jax.plain_aval(aval)
         return value
 
     def graph(self, jaxpr: Any, input_names: tuple[str, ...] = (), stack: tuple[Span, ...] = (), scope: str = "") -> Graph:
         opened, consts = _jax.open_jaxpr(jaxpr)
         env: dict[Any, Operand] = {}
         for var, value in zip(opened.constvars, consts, strict=True):
-            env[var] = Constant(value, _jax.empty_aval(var.aval.shape, var.aval.dtype))
+            env[var] = Constant(value, _jax.plain_aval(var.aval))
         for var in opened.invars:
             env[var] = self.new_value(var.aval)
         inputs = tuple(v for v in (env[var] for var in opened.invars) if isinstance(v, int))
@@ -89,7 +94,7 @@ class _Builder:
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
         if isinstance(atom, _jax.Literal):
-            return Constant(atom.val, _jax.empty_aval(atom.aval.shape, atom.aval.dtype, bool(getattr(atom.aval, "weak_type", False))))
+            return Constant(atom.val, _jax.plain_aval(atom.aval))
         return env[atom]
 
     def equations(self, jaxpr: Any, env: dict[Any, Operand], nodes: list[Node], stack: tuple[Span, ...], scope: str) -> None:
@@ -104,7 +109,7 @@ class _Builder:
                     operands = self.barrier(eqn, operands, nodes, frames, here)
                 inner: dict[Any, Operand] = {}
                 for var, value in zip(body.constvars, consts, strict=True):
-                    inner[var] = Constant(value, _jax.empty_aval(var.aval.shape, var.aval.dtype))
+                    inner[var] = Constant(value, _jax.plain_aval(var.aval))
                 inner.update(zip(body.invars, operands, strict=True))
                 inside = here + "/rematted_computation" if name in _REMAT and eqn.params.get("differentiated") else here
                 self.equations(body, inner, nodes, frames, inside)
@@ -135,7 +140,9 @@ class _Builder:
                 )
             )
 
-    def barrier(self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], frames: tuple[Span, ...], scope: str) -> tuple[Operand, ...]:
+    def barrier(
+        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], frames: tuple[Span, ...], scope: str
+    ) -> tuple[Operand, ...]:
         """The barrier that rematerialisation needs: without it XLA merges the second computation with the first (pitfall 4.3.4)."""
         prevent = eqn.params["prevent_cse"]
         held = [isinstance(o, int) and p for o, p in zip(operands, _flags(prevent, operands), strict=True)]
@@ -171,6 +178,7 @@ class _Builder:
                 branches = params.pop("branches")
                 return tuple(self.graph(b, stack=stack, scope=scope) for b in branches)
             case "shard_map":
+                params["body"] = self.graph(params.pop("jaxpr"), stack=stack, scope=scope)
                 return ()
             case _:
                 return ()

@@ -53,7 +53,7 @@ def _megatron(axes: Sequence[str]) -> Callable[..., Any]:
 def _data_parallel(axes: Sequence[str]) -> Callable[..., Any]:
     def step(x: Any, y: Any, w1: Any, w2: Any) -> Any:
         x, y = sbp.split(x, 0, *axes), sbp.split(y, 0, *axes)
-        loss = lambda w: jnp.mean((jnp.tanh(x @ w[0]) @ w[1] - y) ** 2)  # noqa: E731
+        loss = lambda w: jnp.mean((jnp.tanh(x @ w[0]) @ w[1] - y) ** 2)
         value, grads = jax.value_and_grad(loss)((w1, w2))
         return value, jax.tree.map(lambda w, g: w - 0.1 * g, (w1, w2), grads)
 

@@ -1,0 +1,274 @@
+"""Helps: edits that give a program without a typing one, each tried and priced by solving again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbp.annotate import annotate_p
+from sbp.errors import Help
+from sbp.infer.check import Checker, CheckResult
+from sbp.infer.constraints import Constraint, End, PinSite, System, allowed
+from sbp.infer.space import Code, Policy, decode, encode
+from sbp.plan.edits import Case, alike
+from sbp.plan.program import Program
+from sbp.plan.source import Names, source_text
+from sbp.plan.text import place
+from sbp.signatures import Op, rule_for
+from sbp.trace.graph import Node
+
+MAX_HELPS = 3
+
+LARGE = 1000
+"""Nodes above which a plan takes a second or more, and few are made."""
+
+PLANS, PLANS_LARGE, NODES_PLANNED = 12, 3, 6000
+"""Plans made for one fault: so many; in large programs at most so many, and of all faults so many nodes, but one help each."""
+
+
+def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
+    """The rows of a node on one mesh axis."""
+    found = rule_for(node.op)
+    ins, outs = [case.graph.aval(o) for o in node.inputs], [case.graph.avals[o] for o in node.outputs]
+    return () if found is None else found.rows(Op(node.op, node.params, tuple(ins), tuple(outs), case.mesh.sizes[position]))
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A candidate: its words, how to make it, and what it does to the constraints of the fault's mesh axis.
+
+    Arguments:
+      text: what the user is told.
+      make: the edited program.
+      without: constraints that the edit takes away.
+      assumed: literals of states, one of which holds after it; empty for any.
+    """
+
+    text: str
+    make: Callable[[], Case]
+    without: frozenset[str]
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Trials:
+    """A program without a typing, and what has been tried on it.
+
+    A plan of a large program takes seconds. So every edit is first put to the constraints at hand, as literals left out and states
+    assumed, which builds nothing; that answer may be a wrong yes, so a plan is then made, which gives the price.
+
+    Arguments:
+      case: the program.
+      checker: its constraints.
+      faults: all that were found in it.
+    """
+
+    case: Case
+    checker: Checker
+    faults: Sequence[CheckResult]
+    size: int = 0
+    by_policy: dict[Policy, Program | None] = field(default_factory=dict)
+    answers: dict[Any, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.size = sum(1 for _ in self.case.graph.walk())
+
+    @property
+    def large(self) -> bool:
+        """Whether plans are few."""
+        return self.size > LARGE
+
+    def plans(self, shown: int) -> tuple[int, int]:
+        """For one of so many faults: how many plans are made, and how many when none of these gives a typing."""
+        if not self.large:
+            return PLANS, PLANS
+        return min(PLANS_LARGE, max(1, NODES_PLANNED // (self.size * shown))), PLANS_LARGE
+
+    def may_hold(self, mesh_axis: str, without: set[tuple[str, str]], assumed: Sequence[str]) -> bool:
+        """Whether the constraints of every axis can hold; those of one also in one of the assumed states."""
+        for system in self.checker.systems:
+            mine = frozenset(name for axis, name in without if axis == system.mesh_axis)
+            states = tuple(assumed) if system.mesh_axis == mesh_axis else ()
+            if not any(self._axis_may_hold(system, mine, state) for state in states or ("",)):
+                return False
+        return True
+
+    def _axis_may_hold(self, system: System, without: frozenset[str], state: str) -> bool:
+        key = system.mesh_axis, without, state
+        if key not in self.answers:
+            names = [c.name for c in system.constraints if c.name not in without]
+            self.answers[key] = self.checker.axis(system).check([*names, state] if state else names)[0] != "unsat"
+        return self.answers[key]
+
+    def policy(self, policy: Policy) -> Program | None:
+        """The plan under another policy, the same for all faults."""
+        if policy not in self.by_policy:
+            case = dataclasses.replace(self.case, boxing=policy)
+            hopeless = policy != "auto" and Checker(case.graph, case.mesh, case.demand, policy).check(explain=False).status == "unsat"
+            self.by_policy[policy] = None if hopeless else case.plan()
+        return self.by_policy[policy]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Looks for the helps of one fault.
+
+    Arguments:
+      trials: the program.
+      fault: what is wrong.
+      node: where it shows.
+      names: of the program's values.
+      shown: how many faults are told.
+    """
+
+    trials: Trials
+    fault: CheckResult
+    node: Node
+    names: Names
+    shown: int
+
+    @property
+    def position(self) -> int:
+        """Of the fault's mesh axis."""
+        return self.trials.case.mesh.names.index(self.fault.mesh_axis)
+
+    @property
+    def system(self) -> System:
+        """The constraints of the fault's mesh axis."""
+        return next(s for s in self.trials.checker.systems if s.mesh_axis == self.fault.mesh_axis)
+
+    def helps(self) -> tuple[Help, ...]:
+        """Edits that give the program a typing, cheapest first; the other faults' pins are out of the way."""
+        base, gone = self.base()
+        enough, most = self.trials.plans(self.shown)
+        found: list[tuple[float, int, Help]] = []
+        told: set[str] = set()
+        made = 0
+        for number, edit in enumerate(self.edits(base)):
+            if edit.text in told or made >= (enough if found else most):
+                continue
+            told.add(edit.text)
+            without = gone | {(self.fault.mesh_axis, name) for name in edit.without}
+            if not self.trials.may_hold(self.fault.mesh_axis, without, edit.assumed):
+                continue
+            made += 1
+            program = edit.make().plan()
+            if program is not None:
+                price = program.cost.bytes_per_device
+                found.append((price, number, Help(text=edit.text + self.became(program), bytes_per_device=price)))
+        for number, policy in enumerate(self.policies(), len(told)):
+            if found and self.trials.large and policy not in self.trials.by_policy:
+                continue
+            program, every = self.trials.policy(policy), ", which clears every error" if len(self.trials.faults) > 1 else ""
+            if program is None and len(self.trials.faults) > 1 and not self.trials.large:
+                program, every = dataclasses.replace(base, boxing=policy).plan(), ""
+            if program is not None:
+                price = program.cost.bytes_per_device
+                found.append((price, number, Help(text=f'boxing="{policy}"{every}', bytes_per_device=price)))
+        return tuple(h for _, _, h in sorted(found, key=lambda f: f[:2])[:MAX_HELPS])
+
+    def base(self) -> tuple[Case, set[tuple[str, str]]]:
+        """The program without what is to blame for its other faults, and the names of those constraints."""
+        base, gone = self.trials.case, set[tuple[str, str]]()
+        mine = {(self.fault.mesh_axis, c.name) for c in self.fault.pins}
+        for other in self.trials.faults:
+            position = base.mesh.names.index(other.mesh_axis)
+            for c in other.pins:
+                if c.site is not None and (other.mesh_axis, c.name) not in mine | gone:
+                    site = base.site(c.site)
+                    base = base.drop(site, position) if site else base
+                    gone.add((other.mesh_axis, c.name))
+        return base, gone
+
+    def became(self, program: Program) -> str:
+        """What the node's result is after the edit."""
+        name = self.names.value(self.node.outputs[0]) if self.node.outputs else ""
+        code = program.typing.values.get(self.node.outputs[0]) if self.node.outputs else None
+        return f"; {name or 'the result'} becomes {decode(code[self.position])!r}" if code is not None else ""
+
+    def policies(self) -> tuple[Policy, ...]:
+        """Policies that allow more."""
+        if not self.fault.policy or self.trials.case.boxing == "auto":
+            return ()
+        return ("reduce", "auto") if self.trials.case.boxing == "explicit" else ("auto",)
+
+    # ---- candidates ----------------------------------------------------------------------------------------------------------------
+
+    def edits(self, base: Case) -> Iterator[Edit]:
+        """One operand of the line brought to a row, a split moved to another dim, a pin dropped."""
+        if self.fault.sink[0].kind == "equation" and self.node.span and not self.node.backward:
+            yield from self.insertions(base)
+        for pin in self.fault.pins:
+            site = base.site(pin.site) if pin.site else None
+            if site is not None:
+                yield from self.moves(base, pin, site)
+
+    def moves(self, base: Case, pin: Constraint, site: PinSite) -> Iterator[Edit]:
+        """A pin moved to another dim, or dropped."""
+        k, where = self.position, self.where(site)
+        name = self.names.site(site)
+        twin = site.span is not None and sum(self.names.site(c.site) == name for c in self.twins(site) if c.site) > 1
+        shape = base.graph.aval(base.value(site)).shape
+        for dim, size in enumerate(shape if pin.code > 0 else ()):
+            if dim != pin.code - 1 and size % base.mesh.sizes[k] == 0:
+                states = _states(self.system, pin.fixed[0], 1 + dim)
+                text = f"in `{source_text(site.span)}` split dim {dim} {where}" if twin else f"split {name} on dim {dim} {where}"
+                if states:
+                    yield Edit(text, functools.partial(base.repin, site, k, 1 + dim), frozenset({pin.name}), states)
+        if site.source == "annotation" and sum(c is not None for c in site.codes) == 1:
+            text = f"drop `{source_text(site.span)}` {where}"
+        elif site.source == "annotation":
+            text = f"leave {name} free on `{self.fault.mesh_axis}` {where}"
+        else:
+            text = f'leave {name} free on `{self.fault.mesh_axis}` {where} ("{self.fault.mesh_axis}:?")'
+        yield Edit(text, functools.partial(base.drop, site, k), frozenset({pin.name}))
+
+    def twins(self, site: PinSite) -> list[Constraint]:
+        """The fault's pins on the line of one of them."""
+        lines = [(c, c.site.span) for c in self.fault.pins if c.site]
+        return [c for c, span in lines if span and site.span and (span.file, span.line) == (site.span.file, site.span.line)]
+
+    def where(self, site: PinSite) -> str:
+        """The place of a pin, with its file when that is another one."""
+        if site.span is None:
+            return "in in_types" if site.source == "input" else "in out_types"
+        here = self.node.span is None or self.node.span.file == site.span.file
+        texts = [source_text(c.site.span) for c in self.twins(site) if c.site]
+        column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
+        return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
+
+    def insertions(self, base: Case) -> Iterator[Edit]:
+        """An annotation before the line, on the one operand that does not fit a row that the others fit."""
+        node, span, graph = self.node, self.node.span, base.graph
+        assert span is not None
+        made = {c.operand: codes for c, codes in zip(self.fault.sink, self.fault.made, strict=True)}
+        seen: set[tuple[int, Code]] = set()
+        for row in axis_rows(base, node, self.position):
+            wrong = [i for i, codes in made.items() if not any(allowed(c, encode(row.ins[i]), base.boxing) for c in codes)]
+            if len(wrong) != 1 or (wrong[0], encode(row.ins[wrong[0]])) in seen:
+                continue
+            (number,) = wrong
+            code = encode(row.ins[number])
+            seen.add((number, code))
+            name, operand = self.names.operand(node, number), node.inputs[number]
+            maker = self.names.makers.get(operand) if isinstance(operand, int) else None
+            inline = maker is not None and maker.op == annotate_p.name and maker.span and maker.span.line == span.line
+            if not name or code < 0 or inline:
+                continue
+            lines = {n.inputs[number] for n in graph.walk() if alike(n, node)}
+            freed = frozenset(c.name for c in self.system.constraints if c.convert is not None and c.convert.value in lines)
+            end = next(c.convert.target for c in self.fault.sink if c.operand == number and c.convert)
+            assumed = _states(self.system, end, code)
+            axis = self.fault.mesh_axis
+            call = f'sbp.replicate({name}, "{axis}")' if code == 0 else f'sbp.split({name}, {code - 1}, "{axis}")'
+            text = f"{call} {'before' if name.isidentifier() else 'at'} line {span.line}"
+            if assumed:
+                yield Edit(text, functools.partial(base.insert, node, number, self.position, code), freed, assumed)
+
+
+def _states(system: System, end: End, code: Code) -> tuple[str, ...]:
+    """The literals of the states in which an end has a code."""
+    return tuple(f"s{end.variable}_{i}" for i, s in enumerate(system.variables[end.variable].states) if s[end.column] == code)

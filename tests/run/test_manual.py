@@ -1,0 +1,342 @@
+"""Hand-written regions: inside an auto program they give the plain program's values and gradients, and false claims are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import sbp
+from sbp import B, P, S
+
+ONE, TWO = (("model", 8),), (("data", 2), ("model", 4))
+MESHES = [ONE, TWO]
+
+
+def mesh_of(axes: Any) -> Any:
+    return sbp.make_mesh([n for _, n in axes], [name for name, _ in axes])
+
+
+@pytest.fixture(params=MESHES, ids=["8", "2x4"])
+def mesh(request: pytest.FixtureRequest) -> Any:
+    return mesh_of(request.param)
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[Any]:
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
+
+
+def assert_close(got: Any, want: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5), got, want)
+
+
+def kinds(plan: Any) -> list[str]:
+    return [step.kind for box in plan.program.boxes() for step in box.box.steps if step.bytes_sent]
+
+
+FFN = ("B", "model:S(1)", "model:S(0)")
+
+
+def ffn(x: Any, w: Any, v: Any) -> Any:
+    """A Megatron feed-forward layer: the reduction is written by hand."""
+    return lax.psum(jnp.tanh(x @ w) @ v, "model")
+
+
+def plain_ffn(x: Any, w: Any, v: Any) -> Any:
+    return jnp.tanh(x @ w) @ v
+
+
+def total(fn: Any) -> Any:
+    return lambda *args: jnp.sum(jnp.sin(fn(*args)))
+
+
+# ---- values and gradients ---------------------------------------------------------------------------------------------------------
+
+
+def test_gather_inside_an_auto_region(mesh: Any):
+    """Checklist S4: GShard's manual Gather; the embedding table is split by rows, each device looks up its own."""
+
+    def lookup(table: Any, ids: Any) -> Any:
+        ids = ids - lax.axis_index("model") * table.shape[0]
+        here = (ids >= 0) & (ids < table.shape[0])
+        return jnp.where(here[..., None], table[jnp.clip(ids, 0, table.shape[0] - 1)], 0)
+
+    gather = sbp.manual(lambda t, i: lax.psum(lookup(t, i), "model"), in_types=("model:S(0)", "B"), out_types="B")
+
+    def program(table: Any, ids: Any, w: Any, take: Any) -> Any:
+        return jax.nn.relu(take(table * 2, ids) @ w)
+
+    table, w = arrays((24, 16), (16, 8))
+    ids = jnp.arange(10).reshape(2, 5) * 7 % 24
+    want = program(table, ids, w, lambda t, i: t[i])
+    assert_close(sbp.jit(lambda t, i, w: program(t, i, w, gather), mesh)(table, ids, w), want)
+    grads = jax.grad(lambda t, w: jnp.sum(program(t, ids, w, lambda t, i: t[i])), (0, 1))(table, w)
+    assert_close(sbp.jit(jax.grad(lambda t, w: jnp.sum(program(t, ids, w, gather)), (0, 1)), mesh)(table, w), grads)
+
+
+def test_megatron_ffn_and_its_gradient(mesh: Any):
+    x, w, v = arrays((8, 16), (16, 32), (32, 16))
+    g = sbp.manual(ffn, in_types=FFN, out_types="B")
+    assert_close(sbp.jit(g, mesh)(x, w, v), plain_ffn(x, w, v))
+    want = jax.value_and_grad(total(plain_ffn), (0, 1, 2))(x, w, v)
+    assert_close(sbp.jit(jax.value_and_grad(total(g), (0, 1, 2)), mesh)(x, w, v), want)
+
+
+def test_data_parallel_gradient_of_a_b_operand_is_partial():
+    """A region over the batch: the weight is B, so its gradient leaves the region P and is reduced once, outside."""
+    mesh = mesh_of(TWO)
+    x, w = arrays((8, 16), (16, 4))
+    g = sbp.manual(lambda x, w: jnp.tanh(x @ w), in_types=("data:S(0) model:B", "B"), out_types="data:S(0)")
+    f = sbp.jit(jax.grad(total(g), 1), mesh, in_types=("data:S(0)", "B"), out_types="B")
+    plan = f.plan(x, w)
+    assert "psum" not in str(plan)
+    assert_close(f(x, w), jax.grad(total(lambda x, w: jnp.tanh(x @ w)), 1)(x, w))
+
+
+def test_partial_results_are_reduced_once(mesh: Any):
+    """Two regions that return P: the sum of both is reduced, in one collective, where it is needed."""
+    g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="model:P(sum)")
+
+    def program(x: Any, w: Any, v: Any, mm: Any) -> Any:
+        return jnp.tanh(mm(x, w) + mm(x, v))
+
+    x, w, v = arrays((8, 64), (64, 16), (64, 16))
+    f = sbp.jit(lambda *a: program(*a, g), mesh, in_types=("model:S(1)", "model:S(0)", "model:S(0)"), out_types="B")
+    plan = f.plan(x, w, v)
+    assert kinds(plan) in (["all_reduce"], ["reduce_scatter", "all_gather"])
+    assert_close(f(x, w, v), program(x, w, v, jnp.matmul))
+    want = jax.grad(lambda *a: program(*a, jnp.matmul).sum(), (0, 1, 2))(x, w, v)
+    assert_close(sbp.jit(jax.grad(lambda *a: program(*a, g).sum(), (0, 1, 2)), mesh)(x, w, v), want)
+
+
+def test_partial_operands_come_as_they_are(mesh: Any):
+    """What is P goes into the region without a collective; the region reduces it."""
+    g = sbp.manual(lambda h: jnp.tanh(lax.psum(h, "model")), in_types="model:P(sum)", out_types="B")
+    x, w = arrays((8, 64), (64, 16))
+    f = sbp.jit(lambda x, w: g(x @ w), mesh, in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    assert kinds(f.plan(x, w)) == []
+    assert_close(f(x, w), jnp.tanh(x @ w))
+    want = jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), (0, 1))(x, w)
+    assert_close(sbp.jit(jax.grad(lambda x, w: g(x @ w).sum(), (0, 1)), mesh)(x, w), want)
+
+
+@pytest.mark.parametrize("monoid", ["max", "min"])
+def test_extrema_in_and_out(monoid: str):
+    mesh = mesh_of(TWO)
+    local, reduce = (jnp.max, lax.pmax) if monoid == "max" else (jnp.min, lax.pmin)
+    out = sbp.manual(lambda x: local(x, 1), in_types="model:S(1)", out_types=f"model:P({monoid})")
+    inn = sbp.manual(lambda x: reduce(x, "model") * 2, in_types=f"model:P({monoid})", out_types="B")
+    (x,) = arrays((8, 64))
+    assert_close(sbp.jit(lambda x: inn(out(x)), mesh)(x), 2 * local(x, 1))
+
+
+def test_bits_and_products_out():
+    mesh = mesh_of(ONE)
+    x = jnp.arange(1, 17, dtype=jnp.int32).reshape(16)
+    g = sbp.manual(
+        lambda x: (jnp.prod(x % 5 + 1), jnp.any(x == 7), jnp.all(x > 3)),
+        in_types="model:S(0)",
+        out_types=("model:P(prod)", "model:P(or)", "model:P(and)"),
+    )
+    want = (jnp.prod(x % 5 + 1), jnp.array(True), jnp.array(False))
+    jax.tree.map(np.testing.assert_array_equal, sbp.jit(g, mesh)(x), want)
+
+
+def test_in_scan_under_vmap_and_with_pytrees(mesh: Any):
+    g = sbp.manual(
+        lambda p, x: {"y": lax.psum(x @ p["w"], "model") + p["b"]},
+        in_types=({"w": "model:S(0)", "b": "B"}, "model:S(1)"),
+        out_types="B",
+    )
+
+    def program(layers: Any, x: Any, layer: Any) -> Any:
+        def step(x: Any, p: Any) -> Any:
+            y = jnp.tanh(jax.vmap(layer, (None, 0))(p, x)["y"])
+            return y, y.sum()
+
+        return lax.scan(step, x, layers)
+
+    w, b, x = arrays((3, 16, 16), (3, 16), (2, 8, 16))
+    layers = {"w": w / 4, "b": b}
+    plain = lambda p, x: {"y": x @ p["w"] + p["b"]}
+    assert_close(sbp.jit(lambda p, x: program(p, x, g), mesh)(layers, x), program(layers, x, plain))
+    loss = lambda layer: lambda p, x: program(p, x, layer)[0].sum()
+    assert_close(sbp.jit(jax.grad(loss(g)), mesh)(layers, x), jax.grad(loss(plain))(layers, x))
+
+
+def test_arrays_closed_over_are_b(mesh: Any):
+    x, w = arrays((8, 16), (16, 16))
+
+    def program(x: Any, w: Any) -> Any:
+        w = w * 2
+        return sbp.manual(lambda x: x @ w + jnp.ones(16), in_types="model:S(0)", out_types="model:S(0)")(x).sum()
+
+    assert_close(sbp.jit(jax.grad(program, (0, 1)), mesh)(x, w), jax.grad(lambda x, w: (x @ (w * 2)).sum(), (0, 1))(x, w))
+
+
+def test_collectives_of_all_kinds():
+    """All of them over one axis, a gather over two; random keys and integers as operands."""
+
+    def body(key: Any, x: Any) -> Any:
+        n = lax.axis_size("model")
+        ring = [(k, (k + 1) % n) for k in range(n)]
+        back = [(b, a) for a, b in ring]
+        x = lax.ppermute(lax.ppermute(x, "model", ring), "model", back)
+        x = lax.all_to_all(lax.all_to_all(x, "model", 0, 1, tiled=True), "model", 1, 0, tiled=True)
+        whole = lax.all_gather(x, ("data", "model"), axis=0, tiled=True)
+        part = lax.psum_scatter(whole, ("data", "model"), scatter_dimension=0, tiled=True) / (2 * n)
+        return whole, part, jax.random.normal(key, (3,))
+
+    (x,) = arrays((64, 8))
+    key = jax.random.key(3)
+    g = sbp.manual(body, in_types=("B", "data:S(0) model:S(0)"), out_types=("B", "data:S(0) model:S(0)", "B"))
+    assert_close(sbp.jit(g, mesh_of(TWO))(key, x), (x, x, jax.random.normal(key, (3,))))
+
+
+def test_several_meshes_one_traced_function():
+    """JAX's trace caches do not hand the region of one mesh to another: the scan's body is one and the same function."""
+    g = sbp.manual(lambda x: lax.psum(x.sum(0, keepdims=True), "model") + 0 * x, in_types="model:S(0)", out_types="model:S(0)")
+
+    def step(x: Any, _: Any) -> Any:
+        return g(x), None
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        return lax.scan(step, x, None, length=2)[0]
+
+    (x,) = arrays((16, 4))
+    want = jnp.broadcast_to(16 * x.sum(0, keepdims=True), x.shape)
+    for axes in MESHES:
+        np.testing.assert_allclose(sbp.jit(program, mesh_of(axes))(x), want, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(program(x), want, rtol=1e-5, atol=1e-4)
+
+
+# ---- uneven dims, and outside sbp.jit ---------------------------------------------------------------------------------------------
+
+
+def test_uneven_dims_need_padding(mesh: Any):
+    (x,) = arrays((15, 4))
+    body = lambda x: jnp.sin(x)
+    with pytest.raises(sbp.SbpError, match="15 elements on dim 0.*padded=True"):
+        sbp.jit(sbp.manual(body, "model:S(0)", "model:S(0)"), mesh)(x)
+    out = sbp.jit(sbp.manual(body, "model:S(0)", "model:S(0)", padded=True), mesh)(x)
+    assert out.shape[0] == 16
+    assert_close(out[:15], jnp.sin(x))
+
+
+def test_outside_of_jit_axes_have_size_one():
+    """Also an axis that no type names, and gradients."""
+    x, w, v = arrays((8, 16), (16, 32), (32, 16))
+    g = sbp.manual(ffn, in_types=FFN, out_types="B")
+    assert_close(g(x, w, v), plain_ffn(x, w, v))
+    assert_close(jax.jit(jax.grad(total(g), (0, 1, 2)))(x, w, v), jax.grad(total(plain_ffn), (0, 1, 2))(x, w, v))
+    h = sbp.manual(lambda x: (lax.psum(x, ("data", "model")) * lax.axis_size("other"), {"p": x}), in_types="model:P", out_types="B")
+    assert_close(h(x), (x, {"p": x}))
+
+
+# ---- jax.shard_map of the user's own ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_a_users_shard_map(check_vma: bool, mesh: Any):
+    """With and without JAX's own type check, scan and gradient inside."""
+    specs = (PartitionSpec(), PartitionSpec(None, "model"), PartitionSpec("model"))
+
+    def body(x: Any, w: Any, v: Any) -> Any:
+        y = ffn(x, w, v)
+        return lax.scan(lambda c, _: (jnp.sin(c), None), y, None, length=2)[0]
+
+    def program(x: Any, w: Any, v: Any) -> Any:
+        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma)(x * 2, w, v)
+
+    x, w, v = arrays((8, 16), (16, 32), (32, 16))
+    plain = lambda x, w, v: jnp.sin(jnp.sin(plain_ffn(x * 2, w, v)))
+    assert_close(sbp.jit(program, mesh)(x, w, v), plain(x, w, v))
+    want = jax.value_and_grad(total(plain), (0, 1, 2))(x, w, v)
+    assert_close(sbp.jit(jax.value_and_grad(total(program), (0, 1, 2)), mesh)(x, w, v), want)
+
+
+def test_a_shard_map_of_another_mesh_is_refused():
+    (x,) = arrays((8, 16))
+    one, two = mesh_of(ONE), mesh_of(TWO)
+    f = lambda mesh, spec: jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    with pytest.raises(sbp.SbpError, match="over the mesh model=8, sbp.jit over data=2 model=4"):
+        sbp.jit(f(one, PartitionSpec("model")), two)(x)
+    with pytest.raises(sbp.SbpError, match="against the order of the mesh"):
+        sbp.jit(f(two, PartitionSpec(("model", "data"))), two)(x)
+
+
+# ---- false claims -----------------------------------------------------------------------------------------------------------------
+
+
+def refused(fn: Any, mesh: Any, *args: Any) -> Any:
+    with pytest.raises(sbp.SbpTypeError) as caught:
+        sbp.jit(fn, mesh).plan(*args)
+    (found,) = caught.value.diagnostics
+    assert found.code == "manual-types" and found.primary is not None
+    assert found.primary.span.file == __file__
+    return found
+
+
+def test_a_missing_reduction_is_refused(mesh: Any):
+    x, w = arrays((8, 16), (16, 4))
+    g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    found = refused(lambda x, w: g(x, w) * 2, mesh, x, w)
+    assert found.primary.text == "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
+    report = sbp.jit(g, mesh).check(x, w)
+    assert not report.ok and report.diagnostics[0].code == "manual-types"
+
+
+def test_a_reduction_over_the_wrong_axis_is_refused():
+    x, w = arrays((8, 16), (16, 4))
+    g = sbp.manual(lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    assert "`model`" in refused(g, mesh_of(TWO), x, w).primary.text
+
+
+def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
+    """tanh of a part, summed, is not tanh of the sum; a sum of doubled parts is double the sum."""
+    (x,) = arrays((8, 16))
+    wrong = sbp.manual(lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B")
+    assert "depends on how operand 0 (model:P(sum)) is parted" in refused(wrong, mesh, x).primary.text
+    right = sbp.manual(lambda h: lax.psum(2 * h, "model"), in_types="model:P(sum)", out_types="B")
+    assert_close(sbp.jit(right, mesh)(x), 2 * x)
+    through = sbp.manual(lambda h: 2 * h, in_types="model:P(sum)", out_types="model:P(sum)")
+    assert_close(sbp.jit(through, mesh)(x), 2 * x)
+    shifted = sbp.manual(lambda h: h + 1, in_types="model:P(sum)", out_types="model:P(sum)")
+    assert_close(sbp.jit(shifted, mesh_of(ONE))(x), x + 8)  # it may: 8 parts, each one more
+
+
+def test_what_cannot_be_checked_is_said(mesh: Any):
+    groups = lambda x: lax.psum(x, "model", axis_index_groups=[list(range(lax.axis_size("model")))])
+    g = sbp.manual(groups, in_types="model:S(0)", out_types="B")
+    with pytest.warns(sbp.SbpWarning, match="manual-types: .*are not checked"):
+        sbp.jit(g, mesh).plan(jnp.ones((16, 2)))
+
+
+@pytest.mark.parametrize(
+    ("in_types", "out_types", "text"),
+    [
+        (("modle:S(0)",), "B", 'no axis "modle"|no axis .modle.; did you mean "model"'),
+        (("model:S(2)",), "B", "dim-out-of-range"),
+        (("model:?",), "B", "complete types"),
+        ((None,), "B", "complete types"),
+        (("B", "B"), "B", "2 entries for 1 arguments"),
+        (("B",), "model:P(and)", "cannot be P"),
+        (("B",), {"a": "B"}, "no prefix"),
+    ],
+)
+def test_types_that_do_not_fit(in_types: Any, out_types: Any, text: str):
+    with pytest.raises(sbp.SbpError, match=text):
+        sbp.jit(sbp.manual(jnp.sin, in_types, out_types), mesh_of(ONE)).plan(jnp.ones((8, 8)))
+
+
+def test_the_function_must_be_one():
+    with pytest.raises(sbp.SbpError, match="takes a function"):
+        sbp.manual(3, "B", "B")  # pyright: ignore[reportArgumentType]
+    assert S(0) != B != P
