@@ -28,7 +28,7 @@ TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAM
 .PHONY: train test test-newest test-on-newest test-tpu bench lint format clean
 
 train: $(VENV)/.installed
-	$(PY) -m sbp.moe.train $(ARGS)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
 
 test: lint
 	$(PY) -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)

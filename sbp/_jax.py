@@ -32,7 +32,8 @@ __all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Trace
 
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe` is a user of sbp.
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-for _entry in ("_jax.py", "annotate.py", "api.py", "cli.py", "manual.py", "trace", "infer", "plan", "run", "signatures", "report"):
+_FILES = ["_jax.py", "annotate.py", "api.py", "call.py", "claims.py", "cli.py", "manual.py"]
+for _entry in (*_FILES, "trace", "infer", "plan", "run", "signatures", "report"):
     _source_info.register_exclusion(_HERE + _entry)
 
 

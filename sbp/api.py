@@ -13,14 +13,26 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp import _jax
 from sbp.annotate import Pin, annotate_p
-from sbp.call import CallReader, Options, Signature, broadcast_types, check_types, codes_of, even_boundary, partial_axes, tied_outputs
+from sbp.call import (
+    CallReader,
+    Options,
+    Signature,
+    broadcast_types,
+    check_types,
+    codes_of,
+    even_boundary,
+    partial_axes,
+    quick_key,
+    tied_outputs,
+)
 from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest
 from sbp.infer.pins import resolve_pins
 from sbp.infer.problem import Demand
 from sbp.infer.space import Policy
 from sbp.manual import tracing_for
 from sbp.mesh import Hardware, mesh_spec
-from sbp.plan.blame import costly_annotations, explain, memory_diagnostic
+from sbp.plan.blame import explain
+from sbp.plan.costly import costly_annotations, memory_diagnostic
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
 from sbp.report.report import Report
@@ -41,6 +53,7 @@ class Jitted:
         self._spec = mesh_spec(mesh, options.hardware)
         self._reader = CallReader(fn, mesh, self._spec, options)
         self._plans: dict[Any, Plan] = {}
+        self._quick: dict[Any, Plan] = {}
         check_types(options.in_types, self._spec)
         check_types(options.out_types, self._spec)
 
@@ -64,7 +77,8 @@ class Jitted:
         Raises:
           SbpTypeError: when there is no typing under the policy.
         """
-        if any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+        flat, tree = jax.tree.flatten((args, kwargs))
+        if any(isinstance(leaf, _jax.Tracer) for leaf in flat):
             name = getattr(self._fn, "__name__", "the function")
             warnings.warn(
                 f"nested-jit: {name} was called with tracers (inside jit, grad, vmap or another sbp.jit) and runs as the plain function",
@@ -72,8 +86,14 @@ class Jitted:
                 stacklevel=2,
             )
             return self._fn(*args, **kwargs)
+        quick = quick_key(flat, tree)
+        if quick is not None and quick in self._quick:
+            return self._quick[quick].run(flat)
         signature, leaves = self._reader.read(args, kwargs)
-        return self._plan_of(signature).run(leaves)
+        plan = self._plan_of(signature)
+        if quick is not None and not any(signature.partial):
+            self._quick[quick] = plan
+        return plan.run(leaves)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The resolved plan for arguments or `jax.ShapeDtypeStruct`s.
@@ -165,6 +185,7 @@ class Plan:
         self._demand = demand
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self._moved = False
+        self._quick: tuple[Any, ...] | None = None
 
     @functools.cached_property
     def _executable(self) -> Executable:
@@ -199,9 +220,15 @@ class Plan:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan on arguments of the signature that it was made for."""
+        flat, tree = jax.tree.flatten((args, kwargs))
+        quick = quick_key(flat, tree)
+        if quick is not None and quick == self._quick:
+            return self.run(flat)
         signature, leaves = self._jitted.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
             raise SbpError("the plan was made for other shapes, dtypes or static arguments; call the sbp.jit function instead")
+        if not any(signature.partial):
+            self._quick = quick
         return self.run(leaves)
 
     def lower(self) -> Any:

@@ -73,6 +73,19 @@ class Signature:
     donated_args: tuple[tuple[int, ...], ...]
 
 
+def config_key() -> tuple[Any, ...]:
+    """The settings of JAX that change what a function traces to."""
+    config: Any = jax.config
+    return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+
+
+def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
+    """A key for calls whose flat arguments are all JAX arrays, cheap enough for every step; None for other calls."""
+    if not all(isinstance(x, jax.Array) for x in leaves):
+        return None
+    return tree, tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves]), config_key()
+
+
 class CallReader:
     """Reads calls of one function on one mesh.
 
@@ -153,9 +166,7 @@ class CallReader:
             tuple(sorted(statics.items())),
             tuple(sorted(static_kwargs.items())),
             tuple(wanted),
-            bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]  # a config flag made at run time
-            str(jax.config.jax_default_matmul_precision),  # pyright: ignore[reportAttributeAccessIssue]
-            str(jax.config.jax_numpy_dtype_promotion),  # pyright: ignore[reportAttributeAccessIssue]
+            config_key(),
         )
         signature = Signature(
             key,

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,18 +30,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.annotate import as_type
-from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, SbpWarning, Span, nearest
+from sbp.claims import Held, false_claims, stacked
+from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, SbpWarning, Span
 from sbp.mesh import MeshSpec
 from sbp.signatures.factors import admissible
-from sbp.signatures.laws import Types, assemble, localised, place
+from sbp.signatures.region import parts_p, pick_p
 from sbp.signatures.shards import neutral
 from sbp.trace.build import body_graph
-from sbp.trace.evaluate import evaluate
-from sbp.trace.graph import Graph, Node
-from sbp.types import B, NdSbp, Split, Unreduced
-
-CHECKED_ELEMENTS = 2**22
-"""Claims are checked on values of the region's real shapes up to this many elements over all devices."""
+from sbp.types import Broadcast, NdSbp, Split, Unreduced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,79 +60,6 @@ def tracing_for(mesh: MeshSpec) -> Iterator[None]:
             yield
     finally:
         _SCOPE.reset(token)
-
-
-# ---- two primitives: a value as the parts of a mesh axis, and back ----------------------------------------------------------------
-
-parts_p = _jax.Primitive("sbp_parts")
-"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x (x itself and neutral elements)."""
-
-pick_p = _jax.Primitive("sbp_pick")
-"""[n, ..] -> [..]: one of parts that are all equal (the first)."""
-
-
-def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
-    del mesh_axis
-    rest = jnp.broadcast_to(jnp.asarray(neutral(monoid, x.dtype), x.dtype), (n - 1, *x.shape))
-    return jnp.concatenate([x[None], rest])
-
-
-def _pick(x: Any, *, mesh_axis: str) -> Any:
-    del mesh_axis
-    return x[0]
-
-
-def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
-    (x,), (t,) = primals, tangents
-    out = parts_p.bind(x, mesh_axis=mesh_axis, n=n, monoid=monoid)
-    if type(t) is _jax.ad.Zero:
-        return out, _jax.ad.Zero.from_primal_value(out)
-    if monoid == "sum":
-        return out, parts_p.bind(t, mesh_axis=mesh_axis, n=n, monoid=monoid)
-    if monoid in ("max", "min"):  # only the part that holds the extremum matters, whichever it is
-        return out, jnp.broadcast_to(t[None], (n, *t.shape))
-    raise SbpError(f"a manual region has no gradient for an operand that is P({monoid}); reduce it before the region")
-
-
-def _parts_batch(args: Any, dims: Any, **params: Any) -> Any:
-    return parts_p.bind(*args, **params), dims[0] + 1
-
-
-def _pick_batch(args: Any, dims: Any, **params: Any) -> Any:
-    (x,), (d,) = args, dims
-    return pick_p.bind(jnp.moveaxis(x, 0, 1) if d == 0 else x, **params), max(d - 1, 0)
-
-
-def _pick_transpose(ct: Any, x: Any, *, mesh_axis: str) -> Any:
-    if type(ct) is _jax.ad.Zero:
-        return [_jax.ad.Zero(x.aval)]
-    return [parts_p.bind(ct, mesh_axis=mesh_axis, n=x.aval.shape[0], monoid="sum")]
-
-
-def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
-    del n, monoid  # linear in sums alone
-    return [_jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)]
-
-
-def _pick_jvp(primals: Any, tangents: Any, *, mesh_axis: str) -> Any:
-    (x,), (t,) = primals, tangents
-    out = pick_p.bind(x, mesh_axis=mesh_axis)
-    zero = type(t) is _jax.ad.Zero
-    return out, _jax.ad.Zero.from_primal_value(out) if zero else pick_p.bind(t, mesh_axis=mesh_axis)
-
-
-parts_p.def_impl(_parts)
-parts_p.def_abstract_eval(lambda x, *, mesh_axis, n, monoid: _jax.empty_aval((n, *x.shape), x.dtype))
-pick_p.def_impl(_pick)
-pick_p.def_abstract_eval(lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype))
-_jax.mlir.register_lowering(parts_p, _jax.mlir.lower_fun(_parts, multiple_results=False))
-_jax.mlir.register_lowering(pick_p, _jax.mlir.lower_fun(_pick, multiple_results=False))
-_jax.ad.primitive_jvps[parts_p] = _parts_jvp
-_jax.ad.primitive_jvps[pick_p] = _pick_jvp
-_jax.ad.primitive_transposes[parts_p] = _parts_transpose
-_jax.ad.primitive_transposes[pick_p] = _pick_transpose
-_jax.batching.primitive_batchers[parts_p] = _parts_batch
-_jax.batching.primitive_batchers[pick_p] = _pick_batch
 
 
 # ---- the public function ----------------------------------------------------------------------------------------------------------
@@ -166,19 +89,20 @@ def manual(fn: Callable[..., Any], in_types: Any, out_types: Any, *, padded: boo
     """
     if not callable(fn):
         raise SbpError(f"sbp.manual takes a function, got {fn!r}")
+    made = _jax.caller_span()
 
     @functools.wraps(fn)
     def region(*args: Any) -> Any:
         scope = _SCOPE.get()
         if scope is None:
             return _alone(fn, in_types, out_types, args)
-        return _Region(fn, scope, padded).run(in_types, out_types, args)
+        return _Region(fn, scope, padded, made).run(in_types, out_types, args)
 
     return region
 
 
 def _is_type(x: Any) -> bool:
-    return x is None or isinstance(x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | type(B))
+    return x is None or isinstance(x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast)
 
 
 def _leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list[NdSbp]:
@@ -223,7 +147,7 @@ def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence
         inner = fn
         for name in names:
             inner = jax.vmap(inner, axis_size=1, axis_name=name)
-        lifted = jax.tree.map(lambda x: x[(None,) * len(names)], args)  # noqa: B023  # called at once
+        lifted = jax.tree.map(lambda x: x[(None,) * len(names)], args)
         try:
             outs = inner(*lifted)
         except NameError as error:
@@ -232,7 +156,7 @@ def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence
                 raise
             names.append(missing)
             continue
-        result = jax.tree.map(lambda y: y[(0,) * len(names)], outs)  # noqa: B023
+        result = jax.tree.map(lambda y: y[(0,) * len(names)], outs)
         _leaf_types(out_types, result, "out_types", None)
         return result
 
@@ -240,24 +164,11 @@ def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence
 # ---- inside sbp.jit ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """One operand or result of a region: its type, and its shape as the whole program sees it."""
-
-    type: NdSbp
-    atoms: Types
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        return localised(self.shape, self.atoms, sizes)
-
-
 class _Region:
     """One call of a manual region on the mesh of the `sbp.jit` that is tracing."""
 
-    def __init__(self, fn: Callable[..., Any], scope: _Scope, padded: bool) -> None:
-        self.fn, self.scope, self.mesh, self.padded = fn, scope, scope.mesh, padded
+    def __init__(self, fn: Callable[..., Any], scope: _Scope, padded: bool, made: Span | None) -> None:
+        self.fn, self.scope, self.mesh, self.padded, self.made = fn, scope, scope.mesh, padded, made
         names, sizes = self.mesh.names, self.mesh.sizes
         self.abstract = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
         self.ones = (1,) * len(sizes)
@@ -290,17 +201,16 @@ class _Region:
 
     # ---- operands and results ------------------------------------------------------------------------------------------------
 
-    def held(self, x: Any, t: NdSbp) -> _Held:
-        aval = jax.typeof(x)
-        return _Held(t, t.over(self.mesh.names), tuple(aval.shape), aval.dtype)
+    def held(self, x: Any, t: NdSbp) -> Held:
+        return Held(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
 
-    def whole(self, local: Any, t: NdSbp) -> _Held:
+    def whole(self, local: Any, t: NdSbp) -> Held:
         """A result as the whole program sees it: split dims are as long as their blocks together."""
         shape = list(local.shape)
         for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True):
             if isinstance(atom, Split):
                 shape[atom.dim] *= n
-        return _Held(t, t.over(self.mesh.names), tuple(shape), local.dtype)
+        return Held(t, t.over(self.mesh.names), tuple(shape), local.dtype)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
         """An operand whose split dims divide: padded block by block where that is asked for."""
@@ -310,13 +220,13 @@ class _Region:
                 continue
             if not self.padded:
                 raise SbpError(
-                    f"operand {number} of manual region {self.name!r} has {size} elements on dim {dim}, which {math.prod(counts)} devices do "
-                    f"not share evenly under {t!r}; pad it, or pass padded=True to get blocks that are rounded up"
+                    f"operand {number} of manual region {self.name!r} has {size} elements on dim {dim}, which {math.prod(counts)} devices "
+                    f"do not share evenly under {t!r}; pad it, or pass padded=True to get blocks that are rounded up"
                 )
             x = _padded(x, dim, counts)
         return x
 
-    def spec(self, held: _Held) -> PartitionSpec:
+    def spec(self, held: Held) -> PartitionSpec:
         """Leading dims for the axes that split no dim, in the order of the mesh, then the tensor's own."""
         leading = [name for name, atom in zip(self.mesh.names, held.atoms, strict=True) if not isinstance(atom, Split)]
         dims: list[tuple[str, ...]] = [()] * len(held.shape)
@@ -325,7 +235,7 @@ class _Region:
                 dims[atom.dim] = (*dims[atom.dim], name)
         return PartitionSpec(*leading, *(d or None for d in dims))
 
-    def encode(self, x: Any, held: _Held) -> Any:
+    def encode(self, x: Any, held: Held) -> Any:
         for name, n, atom in reversed(list(zip(self.mesh.names, self.mesh.sizes, held.atoms, strict=True))):
             if isinstance(atom, Unreduced):
                 x = parts_p.bind(x, mesh_axis=name, n=n, monoid=atom.monoid)
@@ -333,7 +243,7 @@ class _Region:
                 x = jnp.broadcast_to(x, (n, *x.shape))
         return x
 
-    def decode(self, y: Any, held: _Held) -> Any:
+    def decode(self, y: Any, held: Held) -> Any:
         for name, atom in zip(self.mesh.names, held.atoms, strict=True):
             if isinstance(atom, Unreduced):
                 y = _reduced(y, atom.monoid)
@@ -343,7 +253,7 @@ class _Region:
 
     # ---- the body ------------------------------------------------------------------------------------------------------------
 
-    def body(self, ins: Sequence[_Held], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
+    def body(self, ins: Sequence[Held], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
         """The body as a jaxpr from shards to shards, each with one leading dim of size 1 per mesh axis.
 
         Returns:
@@ -371,167 +281,36 @@ class _Region:
             raise SbpInternalError(f"the operands of a manual region are not where they are expected:\n{outer}")
         return eqn.params["jaxpr"], [jnp.asarray(c) for c in closed_over], out_tree, outs
 
-    def shards(self, body: Any, ins: Sequence[_Held], outs: Sequence[_Held], captured: int, shards: Sequence[Any]) -> tuple[Any, ...]:
+    def shards(self, body: Any, ins: Sequence[Held], outs: Sequence[Held], captured: int, shards: Sequence[Any]) -> tuple[Any, ...]:
         """The body on shards with the leading dims of their specs, instead of one for each mesh axis."""
-        results = _jax.eval_jaxpr(body, self.stacked(ins, captured, shards))
+        results = _jax.eval_jaxpr(body, stacked(ins, captured, self.mesh, shards))
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in outs]
         return tuple(y.reshape((1,) * k + y.shape[len(self.ones) :]) for y, k in zip(results, leading, strict=True))
 
-    def stacked(self, ins: Sequence[_Held], captured: int, shards: Sequence[Any]) -> list[Any]:
-        """Shards as the body takes them: what it closes over plainly, the others with one leading dim for each mesh axis."""
-        shapes = [h.local(self.mesh.sizes) if i < captured else self.ones + h.local(self.mesh.sizes) for i, h in enumerate(ins)]
-        return [x.reshape(s) for x, s in zip(shards, shapes, strict=True)]
-
     # ---- the claims ----------------------------------------------------------------------------------------------------------
 
-    def check(self, body: Any, ins: Sequence[_Held], outs: Sequence[_Held], captured: int) -> None:
-        """Whether the claimed types hold: on random values, B results are equal on all devices, and what a P operand's parts are
-        does not matter as long as their reduction is the same.
-
-        Raises:
-          SbpTypeError: `manual-types` naming every claim that does not hold.
-        """
-        claims_b = [i for i, h in enumerate(outs) if any(a == B and n > 1 for a, n in zip(h.atoms, self.mesh.sizes, strict=True))]
-        claims_p = [i for i, h in enumerate(ins) if any(isinstance(a, Unreduced) and n > 1 for a, n in zip(h.atoms, self.mesh.sizes, strict=True))]
+    def check(self, body: Any, ins: Sequence[Held], outs: Sequence[Held], captured: int) -> None:
+        """Refuses a region whose claims do not hold, with all that do not; warns of one that cannot be tried."""
         key = f"{body}\n{[h.type for h in ins]}\n{[h.type for h in outs]}"
-        if not (claims_b or claims_p) or key in self.scope.checked:
+        if key in self.scope.checked:
             return
         self.scope.checked.add(key)
-        graph = body_graph(body)
-        size = sum(math.prod(h.local(self.mesh.sizes)) for h in (*ins, *outs)) * self.mesh.num_devices
-        size = max(size, self.mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0))
-        if size > CHECKED_ELEMENTS:
-            self.unchecked(f"it holds {size:,} elements over all devices, more than the {CHECKED_ELEMENTS:,} that are tried")
-            return
-        first = self.outcome(graph, ins, outs, captured, 0)
-        if first is None:
-            return
-        found = [text for i in claims_b for text in self.unequal(first[i], outs[i], i)]
-        if claims_p and not found:
-            second = self.outcome(graph, ins, outs, captured, 1)
-            assert second is not None
-            for i, h in enumerate(outs):
-                one, other = (assemble(v[i], h.atoms, self.mesh.sizes, h.shape, self.zeros) for v in (first, second))
-                if _differ(one, other):
-                    which = ", ".join(f"operand {k} ({ins[k].type!r})" for k in claims_p)
-                    found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
-        if found:
-            labels = () if self.span is None else (Label(span=self.span, text=found[0], primary=True),)
-            notes = (*found[not labels or 1 :], "the region was run on random values, device by device")
-            title = f"manual region `{self.name}` does not keep the types it claims"
-            raise SbpTypeError([Diagnostic(code="manual-types", severity="error", title=title, labels=labels, notes=notes)])
-
-    @property
-    def zeros(self) -> tuple[int, ...]:
-        return (0,) * len(self.ones)
-
-    def unequal(self, values: _Placed, held: _Held, number: int) -> Iterator[str]:
-        """Mesh axes on which a result claims B though its readers see different values."""
-        want = assemble(values, held.atoms, self.mesh.sizes, held.shape, self.zeros)
-        for k, (name, n, atom) in enumerate(zip(self.mesh.names, self.mesh.sizes, held.atoms, strict=True)):
-            for i in range(1, n if atom == B else 0):
-                reader = (*self.zeros[:k], i, *self.zeros[k + 1 :])
-                if _differ(assemble(values, held.atoms, self.mesh.sizes, held.shape, reader), want):
-                    yield f"result {number} claims B on mesh axis `{name}`, but index {i} holds another value than index 0"
-                    break
-
-    def outcome(self, graph: Graph, ins: Sequence[_Held], outs: Sequence[_Held], captured: int, way: int) -> list[_Placed] | None:
-        """The results of all devices on random operands; None where the collectives cannot be run on one device.
-
-        Arguments:
-          way: values are the same for all ways, the parts of P operands are not.
-        """
-        sizes = self.mesh.sizes
-        spread = [_spread(h, sizes, np.random.default_rng([7, i]), np.random.default_rng([way, i])) for i, h in enumerate(ins)]
-
-        def one(*shards: Any) -> list[Any]:
-            return [y.reshape(y.shape[len(self.ones) :]) for y in evaluate(graph, self.stacked(ins, captured, shards), _ONE_AXIS_AT_A_TIME)]
-
-        emulated: Callable[..., Any] = one
-        for name in reversed(self.mesh.names):
-            emulated = jax.vmap(emulated, axis_name=name)
-        try:
-            with jax.ensure_compile_time_eval():
-                results = jax.device_get([_plain(y) for y in jax.jit(emulated)(*spread)])
-        except (NotImplementedError, AssertionError, ValueError) as error:
-            self.unchecked(f"one device alone cannot run it: {(str(error).splitlines() or ['?'])[0]}")
-            return None
-        return [{index: np.asarray(y[index]) for index in np.ndindex(*sizes)} for y in results]
-
-    def unchecked(self, why: str) -> None:
         where = f" at {self.span}" if self.span else ""
-        warnings.warn(f"manual-types: the types that manual region {self.name!r}{where} claims are not checked; {why}", SbpWarning, stacklevel=2)
+        found, untried = false_claims(body_graph(body), ins, outs, captured, self.mesh)
+        if untried:
+            text = f"manual-types: the types that manual region {self.name!r}{where} claims are not checked: {untried}"
+            warnings.warn(text, SbpWarning, stacklevel=4)
+        if found:
+            at = self.span or self.made
+            labels = [Label(span=at, text=found[0], primary=True)] if at else []
+            if at and self.made and (self.made.file, self.made.line) != (at.file, at.line):
+                labels.append(Label(span=self.made, text="its types are claimed here"))
+            notes = (*found[1 if labels else 0 :], "the region was run on random values, device by device")
+            title = f"manual region `{self.name}` does not keep the types it claims"
+            raise SbpTypeError([Diagnostic(code="manual-types", severity="error", title=title, labels=tuple(labels), notes=notes)])
 
 
-_Placed = dict[tuple[int, ...], np.ndarray]
-"""The part of each device, by its index on each mesh axis."""
-
-_CHECK_TOLERANCE = {8: 1e-8, 4: 1e-3, 2: 1e-1, 1: 5e-1}
-"""Relative tolerance of the check by bytes of one real number: parts that cancel lose digits, a claim that does not hold loses all."""
-
-
-def _differ(got: np.ndarray, want: np.ndarray) -> bool:
-    if not jnp.issubdtype(want.dtype, np.inexact):
-        return not np.array_equal(got, want)
-    itemsize = want.dtype.itemsize // (2 if jnp.issubdtype(want.dtype, np.complexfloating) else 1)
-    wide = np.complex128 if jnp.issubdtype(want.dtype, np.complexfloating) else np.float64
-    got, want = got.astype(wide), want.astype(wide)
-    finite = np.isfinite(want) & np.isfinite(got)
-    scale = max(1e-6, float(np.max(np.abs(want), where=finite, initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= _CHECK_TOLERANCE[itemsize] * scale
-    return not bool(np.where(finite, near, ~np.isfinite(want) & ~np.isfinite(got)).all())
-
-
-def _spread(held: _Held, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator) -> Any:
-    """Random values of an operand, parted among the devices by its type: an array with one leading dim for each mesh axis."""
-    key = _jax.is_extended(held.dtype)
-    dtype = np.dtype(np.uint32) if key else np.dtype(held.dtype)
-    shape = (*held.shape, *_jax.key_shape(held.dtype)) if key else held.shape
-    if dtype == np.bool_:
-        x = values.integers(0, 2, shape).astype(np.bool_)
-    elif jnp.issubdtype(dtype, np.integer):
-        x = values.integers(0, 8, shape).astype(dtype)
-    else:
-        x = values.standard_normal(shape).astype(dtype)
-    placed = place(x, held.atoms, sizes, ways)
-    out = np.stack([placed[index] for index in np.ndindex(*sizes)])
-    out = out.reshape(*sizes, *out.shape[1:])
-    return _jax.wrap_key(out, held.dtype) if key else out
-
-
-def _plain(y: Any) -> Any:
-    return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
-
-
-def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
-    """An all-gather axis by axis, the inner one first; `vmap` has none over several axes."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    if len(names) == 1 or p.get("axis_index_groups") is not None or not p["tiled"]:
-        return _jax.bind(node.primitive, args, p)
-    (x,) = args
-    for name in reversed(names):
-        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=True)
-    return [x]
-
-
-def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A reduce-scatter axis by axis, the outer one first."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    if len(names) == 1 or p.get("axis_index_groups") is not None or not p["tiled"]:
-        return _jax.bind(node.primitive, args, p)
-    (x,) = args
-    for name in names:
-        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=True)
-    return [x]
-
-
-_ONE_AXIS_AT_A_TIME = {"all_gather": _gather, "reduce_scatter": _scatter}
-
-
-def _reduced(y: Any, monoid: Literal["sum", "max", "min", "prod", "and", "or"] | str) -> Any:
+def _reduced(y: Any, monoid: str) -> Any:
     """The reduction of the leading dim."""
     match monoid:
         case "sum":

@@ -28,6 +28,9 @@ from sbp.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import MONOIDS
 
+DEFERRAL = 1e-12
+"""Seconds by which a row that carries a partial on is preferred to one that wants it reduced."""
+
 WHILE_TRIPS = 8
 """Trips assumed of a while loop, whose count nobody knows."""
 
@@ -178,7 +181,9 @@ class Problem:
         rows = self.table.rows(node, ins, outs, native)
         key = id(rows), node.op
         if key not in self._row_costs:
-            self._row_costs[key] = np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
+            # Among equals, reductions wait: a row that carries a partial on is ahead by less than any real cost.
+            carries = np.array([any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t) for r in rows])
+            self._row_costs[key] = np.array([row_seconds(graph, node, r, self.mesh) for r in rows]) - DEFERRAL * carries
         variable = self.costs.variable(weight * self._row_costs[key])
         self.node_rows[node.id] = (variable, rows)
         for i, operand in enumerate(node.inputs):

@@ -156,8 +156,9 @@ class RowTable:
 
 
 def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
+    """Rows that take only P and B are worth having when an operand can be P by itself; with a split operand the parts differ anyhow."""
     partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
-    return not partial or any(MONOIDS[-1 - c] in m for c, m in partial)
+    return not partial or any(c > 0 for c in codes) or any(MONOIDS[-1 - c] in m for c, m in partial)
 
 
 def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:

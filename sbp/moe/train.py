@@ -174,7 +174,7 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     mesh = make_mesh(run.mesh)
     step = sbp.jit(make_train_step(run.model, run.train, layout_of(run.mesh)), mesh, donate_argnums=(0,))
     plan = step.plan(state_shapes(run), batch_shapes(run.model))
-    console.print(plan.report())
+    console.print(plan.report().short())
     console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
     return plan
 

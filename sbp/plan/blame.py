@@ -18,8 +18,6 @@ from sbp.infer.constraints import Constraint, allowed
 from sbp.infer.problem import Demand
 from sbp.infer.space import Code, Policy, decode, encode
 from sbp.mesh import MeshSpec
-from sbp.plan.costly import costly_annotations as costly_annotations
-from sbp.plan.costly import memory_diagnostic as memory_diagnostic
 from sbp.plan.edits import Case
 from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials, axis_rows
 from sbp.plan.program import Program
@@ -39,15 +37,15 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
     case = Case(graph, mesh, demand, boxing)
     checker = Checker(graph, mesh, demand, boxing)
     most = MAX_FAULTS_LARGE if sum(1 for _ in graph.walk()) > LARGE else MAX_FAULTS
-    faults: list[CheckResult] = []
+    same: dict[Any, list[CheckResult]] = {}  # what ends in one place is one fault, whatever the pins and the axis
     without: set[tuple[str, str]] = set()
     found = checker.check()
-    while found.status == "unsat" and len(faults) < 3 * most:  # those that are not told have to be out of the way, too
+    while found.status == "unsat" and len(same) < 3 * most:  # those that are not told have to be out of the way, too
         without |= {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
-        if _key(found) not in {_key(f) for f in faults}:  # else more pins that end in the same place, or the same on another axis
-            faults.append(found)
+        same.setdefault(_key(found), []).append(found)
         found = checker.check(without)
-    names, trials = Names.of(graph), Trials(case, checker, faults)
+    faults = [first for first, *_ in same.values()]
+    names, trials = Names.of(graph), Trials(case, checker, faults, [rest for _, *rest in same.values()])
     shown = min(len(faults), most)
     diagnostics = [_Fault(trials, fault, names, shown).diagnostic() for fault in faults[:shown]]
     if found.status == "unknown":
@@ -105,6 +103,7 @@ class _Fault:
         if not labels:
             spans = [c.because.span for c in reversed(self.found.equations) if c.because.span]
             labels = [Label(span=s, text="the types of its operands end here", primary=True) for s in spans[:1]]
+        helps = Repair(self.trials, self.found, node, self.names, self.shown).helps()
         return Diagnostic(
             code="annotation-conflict" if conflict else "no-signature",
             severity="error",
@@ -112,8 +111,8 @@ class _Fault:
             labels=tuple(labels),
             rule="" if region else self.rule(node),
             rows=() if region else self.rows(node),
-            notes=tuple(self.notes(node)),
-            helps=Repair(self.trials, self.found, node, self.names, self.shown).helps(),
+            notes=tuple(self.notes(node, helps)),
+            helps=helps,
             scope=scope_of(node),
         )
 
@@ -205,7 +204,7 @@ class _Fault:
         near = [r for r in ranked if r[2].remark]
         return tuple(r for _, _, r in (near or ranked)[:MAX_ROWS])
 
-    def notes(self, node: Node) -> Iterator[str]:
+    def notes(self, node: Node, helps: Sequence[Help]) -> Iterator[str]:
         for c in self.found.pins:
             if c.site and c.site.source == "input":
                 where = f"{decode(c.code)!r} on `{self.axis}` by in_types or by the sharding it arrives with"
@@ -219,10 +218,11 @@ class _Fault:
             what = "no operand may be resharded here" if self.case.boxing == "explicit" else "only partial values may be converted here"
             yield f'boxing is "{self.case.boxing}", so {what}'
         others = len(self.trials.faults) - 1
-        if others:
+        if others and any(not h.text.startswith("boxing=") for h in helps):
             yield f"helps are priced with the other {others} error{'s' * (others > 1)} out of the way"
-        if self.shown <= others:
-            yield f"{1 + others - self.shown} of the errors are not told; they are when these are gone"
+        untold = 1 + others - self.shown
+        if untold > 0:
+            yield f"{untold} more error{'s are' if untold > 1 else ' is'} told when these are gone"
 
     # ---- a pin that nothing satisfies ---------------------------------------------------------------------------------------------
 
@@ -252,7 +252,8 @@ def _lines(spans: Sequence[Span], here: Span | None) -> str:
     near = sorted({s.line for s in spans if here is None or s.file == here.file})
     far = sorted({place(s) for s in spans if here is not None and s.file != here.file})
     texts = [f"line{'s' * (len(near) > 1)} {', '.join(map(str, near))}"] if near else []
-    return " and ".join([*texts, *([", ".join(far)] if far else [])])
+    texts += [", ".join(far[:4]) + (" .." if len(far) > 4 else "")] if far else []
+    return " and ".join(texts)
 
 
 def _help(text: str, program: Program) -> Help:

@@ -25,6 +25,9 @@ MAX_HELPS = 3
 LARGE = 1000
 """Nodes above which a plan takes a second or more, and few are made."""
 
+HUGE = 3000
+"""Nodes above which the one plan of another policy, that serves all faults, comes before any edit."""
+
 PLANS, PLANS_LARGE, NODES_PLANNED = 12, 3, 6000
 """Plans made for one fault: so many; in large programs at most so many, and of all faults so many nodes, but one help each."""
 
@@ -38,18 +41,18 @@ def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A candidate: its words, how to make it, and what it does to the constraints of the fault's mesh axis.
+    """A candidate: its words, how to make it, and what it does to the constraints.
 
     Arguments:
       text: what the user is told.
       make: the edited program.
-      without: constraints that the edit takes away.
-      assumed: literals of states, one of which holds after it; empty for any.
+      without: (mesh axis, name) of constraints that the edit takes away.
+      assumed: literals of states on the fault's mesh axis, one of which holds after it; empty for any.
     """
 
     text: str
     make: Callable[[], Case]
-    without: frozenset[str]
+    without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
 
 
@@ -64,11 +67,13 @@ class Trials:
       case: the program.
       checker: its constraints.
       faults: all that were found in it.
+      same: for each of them what else was found to end in the same place: other pins, or the same on another axis.
     """
 
     case: Case
     checker: Checker
     faults: Sequence[CheckResult]
+    same: Sequence[Sequence[CheckResult]] = ()
     size: int = 0
     by_policy: dict[Policy, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
@@ -147,34 +152,45 @@ class Repair:
         found: list[tuple[float, int, Help]] = []
         told: set[str] = set()
         made = 0
-        for number, edit in enumerate(self.edits(base)):
+        if self.trials.size > HUGE:
+            found = self.by_policy(base, 0)
+        for number, edit in enumerate(self.edits(base) if not found else ()):
             if edit.text in told or made >= (enough if found else most):
                 continue
             told.add(edit.text)
-            without = gone | {(self.fault.mesh_axis, name) for name in edit.without}
-            if not self.trials.may_hold(self.fault.mesh_axis, without, edit.assumed):
+            if not self.trials.may_hold(self.fault.mesh_axis, gone | edit.without, edit.assumed):
                 continue
             made += 1
             program = edit.make().plan()
             if program is not None:
                 price = program.cost.bytes_per_device
                 found.append((price, number, Help(text=edit.text + self.became(program), bytes_per_device=price)))
-        for number, policy in enumerate(self.policies(), len(told)):
-            if found and self.trials.large and policy not in self.trials.by_policy:
-                continue
-            program, every = self.trials.policy(policy), ", which clears every error" if len(self.trials.faults) > 1 else ""
-            if program is None and len(self.trials.faults) > 1 and not self.trials.large:
+        if self.trials.size <= HUGE and (not found or not self.trials.large):
+            found += self.by_policy(base, len(told))
+        return tuple(h for _, _, h in sorted(found, key=lambda f: f[:2])[:MAX_HELPS])
+
+    def by_policy(self, base: Case, number: int) -> list[tuple[float, int, Help]]:
+        """Policies that allow more; in a large program the first that does."""
+        found: list[tuple[float, int, Help]] = []
+        several = len(self.trials.faults) > 1
+        for policy in self.policies():
+            if found and self.trials.large:
+                break
+            program, every = self.trials.policy(policy), ", which clears every error" if several else ""
+            if program is None and several and not self.trials.large:
                 program, every = dataclasses.replace(base, boxing=policy).plan(), ""
             if program is not None:
                 price = program.cost.bytes_per_device
-                found.append((price, number, Help(text=f'boxing="{policy}"{every}', bytes_per_device=price)))
-        return tuple(h for _, _, h in sorted(found, key=lambda f: f[:2])[:MAX_HELPS])
+                found.append((price, number + len(found), Help(text=f'boxing="{policy}"{every}', bytes_per_device=price)))
+        return found
 
     def base(self) -> tuple[Case, set[tuple[str, str]]]:
         """The program without what is to blame for its other faults, and the names of those constraints."""
         base, gone = self.trials.case, set[tuple[str, str]]()
-        mine = {(self.fault.mesh_axis, c.name) for c in self.fault.pins}
-        for other in self.trials.faults:
+        whole = next(same for f, same in zip(self.trials.faults, self.trials.same, strict=True) if f is self.fault)
+        mine = {(r.mesh_axis, c.name) for r in (self.fault, *whole) for c in r.pins}
+        others = [r for f, same in zip(self.trials.faults, self.trials.same, strict=True) if f is not self.fault for r in (f, *same)]
+        for other in others:
             position = base.mesh.names.index(other.mesh_axis)
             for c in other.pins:
                 if c.site is not None and (other.mesh_axis, c.name) not in mine | gone:
@@ -208,7 +224,7 @@ class Repair:
 
     def moves(self, base: Case, pin: Constraint, site: PinSite) -> Iterator[Edit]:
         """A pin moved to another dim, or dropped."""
-        k, where = self.position, self.where(site)
+        k, axis, where = self.position, self.fault.mesh_axis, self.where(site)
         name = self.names.site(site)
         twin = site.span is not None and sum(self.names.site(c.site) == name for c in self.twins(site) if c.site) > 1
         shape = base.graph.aval(base.value(site)).shape
@@ -217,14 +233,14 @@ class Repair:
                 states = _states(self.system, pin.fixed[0], 1 + dim)
                 text = f"in `{source_text(site.span)}` split dim {dim} {where}" if twin else f"split {name} on dim {dim} {where}"
                 if states:
-                    yield Edit(text, functools.partial(base.repin, site, k, 1 + dim), frozenset({pin.name}), states)
-        if site.source == "annotation" and sum(c is not None for c in site.codes) == 1:
-            text = f"drop `{source_text(site.span)}` {where}"
-        elif site.source == "annotation":
-            text = f"leave {name} free on `{self.fault.mesh_axis}` {where}"
-        else:
-            text = f'leave {name} free on `{self.fault.mesh_axis}` {where} ("{self.fault.mesh_axis}:?")'
-        yield Edit(text, functools.partial(base.drop, site, k), frozenset({pin.name}))
+                    yield Edit(text, functools.partial(base.repin, site, k, 1 + dim), frozenset({(axis, pin.name)}), states)
+        several = sum(c is not None for c in site.codes) > 1
+        if several or site.source != "annotation":
+            note = "" if site.source == "annotation" else f' ("{axis}:?")'
+            yield Edit(f"leave {name} free on `{axis}` {where}{note}", functools.partial(base.drop, site, k), frozenset({(axis, pin.name)}))
+        if several or site.source == "annotation":
+            text = f"drop `{source_text(site.span)}` {where}" if site.span else f"leave {name} free {where}"
+            yield Edit(text, functools.partial(base.drop, site), frozenset((a, pin.name) for a in base.mesh.names))
 
     def twins(self, site: PinSite) -> list[Constraint]:
         """The fault's pins on the line of one of them."""
@@ -259,7 +275,8 @@ class Repair:
             if not name or code < 0 or inline:
                 continue
             lines = {n.inputs[number] for n in graph.walk() if alike(n, node)}
-            freed = frozenset(c.name for c in self.system.constraints if c.convert is not None and c.convert.value in lines)
+            reads = [c for c in self.system.constraints if c.convert is not None and c.convert.value in lines]
+            freed = frozenset((self.fault.mesh_axis, c.name) for c in reads)
             end = next(c.convert.target for c in self.fault.sink if c.operand == number and c.convert)
             assumed = _states(self.system, end, code)
             axis = self.fault.mesh_axis

@@ -10,6 +10,7 @@ from sbp import _jax
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
+from sbp.plan.handwritten import handwritten_bytes
 from sbp.plan.ir import Apply, Block, Box, Loop, Register
 from sbp.plan.lower import lower
 from sbp.plan.text import listing
@@ -121,6 +122,8 @@ def bytes_sent(block: Block) -> float:
         elif isinstance(instruction, Loop):
             inner = [bytes_sent(b) for b in instruction.blocks]
             total += max(inner) if instruction.node.op == "cond" else instruction.trips * sum(inner)
+        elif instruction.node.op == "shard_map":
+            total += handwritten_bytes(instruction.node)
     return total
 
 

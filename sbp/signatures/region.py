@@ -13,11 +13,78 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from sbp import _jax
 from sbp.errors import SbpError
 from sbp.signatures.factors import moved_rows
 from sbp.signatures.rule import Op, Row, all_b
 from sbp.signatures.shards import neutral
 from sbp.types import Atom, B, Split, Unreduced
+
+# ---- the primitives -------------------------------------------------------------------------------------------------------------
+
+parts_p = _jax.Primitive("sbp_parts")
+"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x (x itself and neutral elements)."""
+
+pick_p = _jax.Primitive("sbp_pick")
+"""[n, ..] -> [..]: one of parts that are all equal (the first)."""
+
+
+def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
+    del mesh_axis
+    rest = jnp.broadcast_to(jnp.asarray(neutral(monoid, x.dtype), x.dtype), (n - 1, *x.shape))
+    return jnp.concatenate([x[None], rest])
+
+
+def _pick(x: Any, *, mesh_axis: str) -> Any:
+    del mesh_axis
+    return x[0]
+
+
+def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
+    (x,), (t,) = primals, tangents
+    out = parts_p.bind(x, mesh_axis=mesh_axis, n=n, monoid=monoid)
+    match monoid:
+        case "sum":
+            return out, parts_p.bind(t, mesh_axis=mesh_axis, n=n, monoid=monoid)
+        case "max" | "min":  # only the part that holds the extremum matters, whichever it is
+            return out, jnp.broadcast_to(t[None], (n, *t.shape))
+        case _:
+            raise SbpError(f"a manual region has no gradient for an operand that is P({monoid}); reduce it before the region")
+
+
+def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
+    del n, monoid  # linear in sums alone
+    return [_jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)]
+
+
+def _pick_transpose(ct: Any, x: Any, *, mesh_axis: str) -> Any:
+    return [parts_p.bind(ct, mesh_axis=mesh_axis, n=x.aval.shape[0], monoid="sum")]
+
+
+def _parts_batch(args: Any, dims: Any, **params: Any) -> Any:
+    return parts_p.bind(*args, **params), dims[0] + 1
+
+
+def _pick_batch(args: Any, dims: Any, **params: Any) -> Any:
+    (x,), (d,) = args, dims
+    return pick_p.bind(jnp.moveaxis(x, 0, 1) if d == 0 else x, **params), max(d - 1, 0)
+
+
+parts_p.def_impl(_parts)
+parts_p.def_abstract_eval(lambda x, *, mesh_axis, n, monoid: _jax.empty_aval((n, *x.shape), x.dtype))
+_jax.mlir.register_lowering(parts_p, _jax.mlir.lower_fun(_parts, multiple_results=False))
+_jax.ad.primitive_jvps[parts_p] = _parts_jvp
+_jax.ad.primitive_transposes[parts_p] = _parts_transpose
+_jax.batching.primitive_batchers[parts_p] = _parts_batch
+
+pick_p.def_impl(_pick)
+pick_p.def_abstract_eval(lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype))
+_jax.mlir.register_lowering(pick_p, _jax.mlir.lower_fun(_pick, multiple_results=False))
+_jax.ad.deflinear2(pick_p, _pick_transpose)
+_jax.batching.primitive_batchers[pick_p] = _pick_batch
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------------------
 
 REGION_OPS = frozenset({"shard_map", "sbp_parts", "sbp_pick"})
 """Operations whose rows depend on which mesh axis is asked for."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 
@@ -18,8 +19,15 @@ from sbp.errors import Diagnostic
 from sbp.infer.check import Checker
 from sbp.infer.problem import Demand
 from sbp.infer.space import Policy
-from sbp.mesh import mesh_spec
+from sbp.mesh import HARDWARE, mesh_spec
+from sbp.moe import model as moe_model
+from sbp.moe.config import preset
+from sbp.moe.gating import expert_capacity, top2_gating
+from sbp.moe.layout import Layout
+from sbp.moe.step import batch_shapes
+from sbp.plan import blame, helps
 from sbp.plan.blame import explain
+from sbp.plan.edits import Case
 from sbp.trace.build import trace
 
 MESH = AbstractMesh((8,), ("tensor",))
@@ -185,8 +193,11 @@ def test_one_cause_on_two_axes_is_one_fault():
         y = sbp.split(y, 1, "data", "tensor")  # and: y is S(1) on `data`
         return x + y  # error: no-signature: `x + y` has no SBP signature on mesh axis `data`
 
-    diagnose_with = sbp.jit(program, MESH_2D, boxing="explicit").check(SQUARE, SQUARE).diagnostics
-    assert len(diagnose_with) == 1
+    (d,) = sbp.jit(program, MESH_2D, boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    assert [re.sub(r"line \d+.*", "line N", h.text) for h in d.helps][:2] == [
+        'drop `sbp.split(x, 0, "data", "tensor")` at line N',
+        'drop `sbp.split(y, 1, "data", "tensor")` at line N',
+    ]
 
 
 def test_fault_inside_a_scan_body():
@@ -290,6 +301,97 @@ def test_a_limit_of_the_checker_is_its_own_code(monkeypatch):
     assert d.code == "solver-limit"
 
 
+def test_two_pins_on_one_line_have_helps_that_can_be_told_apart():
+    def program(x):
+        return sbp.split(x, 0, "tensor") + sbp.split(x, 1, "tensor")
+
+    def alike(x):
+        return jnp.sin(sbp.split(x, 0, "tensor")) @ jnp.cos(sbp.split(x, 0, "tensor").T).T.T
+
+    for fn in (program, alike):
+        (d,) = sbp.jit(fn, MESH, boxing="explicit").check(SQUARE).diagnostics
+        assert d.helps
+        assert len({h.text for h in d.helps}) == len(d.helps), d.text()
+    (d,) = sbp.jit(program, MESH, boxing="explicit").check(SQUARE).diagnostics
+    assert d.helps[0].text.startswith('in `sbp.split(x, 0, "tensor")` split dim 1 at line')
+
+
+@pytest.mark.parametrize(("size", "unit", "scale"), [(8, "B", 1), (256, "KiB", 2**10), (4096, "MiB", 2**20)])
+def test_bytes_are_told_in_the_unit_that_fits(size, unit, scale):
+    def program(x, w):
+        x = sbp.split(x, 1, "tensor")
+        return jnp.tanh(x) @ sbp.split(w, 1, "tensor")
+
+    (d,) = sbp.jit(program, MESH, boxing="reduce", in_types=("tensor:S(1)", None)).check(shape(size, size), shape(size, size)).diagnostics
+    dear = d.helps[-1].bytes_per_device
+    assert dear > 0
+    assert d.text().endswith(f"({dear / scale:.1f} {unit} per device)")
+
+
+def test_a_large_program_makes_few_plans(monkeypatch):
+    """Every plan of a large program costs seconds: edits are refused by the constraints at hand."""
+    made: list[int] = []
+    plan = Case.plan
+    monkeypatch.setattr(Case, "plan", lambda case: made.append(1) or plan(case))
+    monkeypatch.setattr(helps, "LARGE", 1)
+    monkeypatch.setattr(blame, "LARGE", 1)
+    monkeypatch.setattr(helps, "NODES_PLANNED", 1)
+
+    def program(x, y, z):
+        a = sbp.split(x, 0, "tensor") + sbp.split(y, 1, "tensor")
+        b = jnp.sin(sbp.partial(z, "tensor"))
+        c = jnp.cos(sbp.partial(y * 2, "tensor"))
+        d = jnp.tanh(sbp.partial(x * 2, "tensor"))
+        return a, b, c, d
+
+    found = sbp.jit(program, MESH, boxing="explicit").check(SQUARE, SQUARE, SQUARE).diagnostics
+    assert len(found) == 3 and all(d.helps for d in found)
+    assert all("1 more error is told when these are gone" in d.notes for d in found)
+    assert len(made) <= 6
+
+
+# ---- the MoE layer ----------------------------------------------------------------------------------------------------------------------
+
+
+def wrong_layer(params, x, mask, cfg, *, rnd=None, layout):
+    """`sbp.moe.layers.moe_feed_forward` with one annotation too many: what is dispatched is split on its slots, not its experts."""
+    capacity = expert_capacity(x.shape[1], params["gate"].shape[-1], cfg.eval_capacity_factor_per_choice)
+    gating = top2_gating(jnp.einsum("gsm,me->gse", x, params["gate"]), capacity, mask=mask, rnd=rnd)
+    expert_in, expert_out = layout.split_experts(params["expert_in"]), layout.split_experts(params["expert_out"])
+    dispatched = jnp.einsum("gsec,gsm->egcm", gating.dispatch.astype(x.dtype), x)
+    dispatched = sbp.annotate(dispatched, expert=sbp.S(1))
+    hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched, expert_in))  # the fault
+    outputs = jnp.einsum("egch,ehm->gecm", hidden, expert_out)
+    combined = jnp.einsum("gsec,gecm->gsm", gating.combine.astype(x.dtype), outputs)
+    return layout.split_groups(combined), gating.aux, gating.metrics
+
+
+@pytest.mark.parametrize("boxing", ["explicit", "reduce"])
+def test_a_conflicting_annotation_in_the_moe_layer(boxing, monkeypatch):
+    """The loss of the whole encoder-decoder on a mesh of 8: the line of the fault, both pins, and an edit with its price."""
+    monkeypatch.setattr(moe_model, "moe_feed_forward", wrong_layer)
+    model = preset("tiny-test").model
+    layout = Layout(groups=("data", "expert"), experts=("expert",))
+    params = jax.eval_shape(lambda: moe_model.init_params(jax.random.key(0), model))
+    mesh = AbstractMesh((2, 4), ("data", "expert"))
+    loss = sbp.jit(lambda params, batch: moe_model.loss_fn(params, batch, model, layout=layout)[0], mesh, boxing=boxing)
+    found = loss.check(params, batch_shapes(model)).diagnostics
+    lines, start = inspect.getsourcelines(wrong_layer)
+    line = start + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# the fault"))
+    d = next(d for d in found if d.primary is not None and (d.primary.span.file, d.primary.span.line) == (__file__, line))
+    assert d.code in ("no-signature", "annotation-conflict") and "mesh axis `expert`" in d.title
+    assert d.primary is not None
+    text = lines[line - start][d.primary.span.column - 1 : d.primary.span.end_column - 1]
+    assert text == 'jnp.einsum("egcm,emh->egch", dispatched, expert_in)'
+    # The expert weights' pin is to blame, with the one added; under `explicit` with that of the tokens, which come split as it asks.
+    assert any(label.text == "x is S(0) on `expert`, a batch dim" for label in d.labels)
+    told = [label.text for label in d.labels]
+    assert any("dispatched is S(1)" in text for text in told), d.text()
+    check_wording(d)
+    edits = [h for h in d.helps if h.text.startswith("drop `sbp.annotate(")]
+    assert edits and edits[0].bytes_per_device > 0
+
+
 def test_diagnostics_repeat():
     def program(x, y):
         return sbp.split(x, 0, "tensor") + sbp.split(y, 1, "tensor")
@@ -334,6 +436,22 @@ def test_only_the_dear_one_of_several_annotations_is_named():
 
     big = shape(4096, 4096)
     diagnose(program, big, big, big, boxing="auto", in_types=("tensor:S(0)", None, None))
+
+
+def test_annotations_that_cost_next_to_nothing_are_not_named():
+    """Below 10 microseconds a warning is noise, unless the plan moves a MiB and a tenth of it for the annotation."""
+
+    def program(x, w1, w2):
+        return (jnp.tanh(sbp.replicate(x @ w1, "tensor")) @ w2).sum()
+
+    def warned(size, hardware):
+        f = sbp.jit(program, MESH, in_types=("tensor:S(0)", None, None), hardware=hardware)
+        return bool(f.check(*[shape(size, size)] * 3).diagnostics)
+
+    slow = dataclasses.replace(HARDWARE["tpu-v3"], latency_seconds=0.0)
+    fast = dataclasses.replace(slow, link_bytes_per_second=slow.link_bytes_per_second * 100)
+    assert [warned(size, slow) for size in (64, 1024)] == [False, True]
+    assert [warned(size, fast) for size in (64, 1024)] == [False, True]
 
 
 def test_memory_limit_names_what_is_large():

@@ -136,14 +136,16 @@ def f(x, w):
     w = sbp.split(w, 1, "model")
     return jnp.tanh(x @ w)
 
-report = sbp.jit(f, mesh).check(x, w)
+large = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+report = sbp.jit(f, mesh).check(large, large)
 """,
         """
 def f(x, w):
     w = sbp.split(w, 1, "model")
     return jnp.tanh(x @ w)
 
-report = sbp.jit(f, mesh).check(x, w)
+large = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+report = sbp.jit(f, mesh).check(large, large)
 """,
     ),
     CodePage(
@@ -161,6 +163,5 @@ sbp.jit(g, mesh).plan(x, w)
 g = sbp.manual(lambda x, w: jax.lax.psum(x @ w, "model"), in_types=("model:S(1)", "model:S(0)"), out_types="B")
 sbp.jit(g, mesh).plan(x, w)
 """,
-        runs=False,
     ),
 )

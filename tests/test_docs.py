@@ -1,0 +1,76 @@
+"""Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints what the page shows."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def examples(page: Path) -> Iterator[tuple[int, str, str | None]]:
+    """Each Python block of a page with its line, and the text block that follows before the next Python block or heading, if any."""
+    code: str | None = None
+    at = 0
+    fence = re.compile(r"^```(python|text)\n(.*?)^```$|^#+ ", re.MULTILINE | re.DOTALL)
+    text = page.read_text("utf-8")
+    for found in fence.finditer(text):
+        if found[1] == "text":
+            if code is not None:
+                yield at, code, found[2]
+            code = None
+            continue
+        if code is not None:
+            yield at, code, None
+        code = found[2]
+        at = text.count("\n", 0, found.start()) + 1
+    if code is not None:
+        yield at, code, None
+
+
+EXAMPLES = [pytest.param(code, shown, id=f"{page.name}:{line}") for page in PAGES for line, code, shown in examples(page)]
+
+
+def unmatched(shown: str, printed: str) -> str | None:
+    """The first line of an excerpt that is not in what was printed, in order; `...` stands for lines left out."""
+    lines = iter([line.rstrip() for line in printed.splitlines()])
+    for line in shown.splitlines():
+        if line.strip() != "..." and line.rstrip() not in lines:
+            return line
+    return None
+
+
+def test_pages_have_examples():
+    assert {page.name for page in PAGES} >= {"README.md", "types.md", "how-it-works.md", "moe.md"}
+    assert len(EXAMPLES) == sum(page.read_text("utf-8").count("```python\n") for page in PAGES)
+
+
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES)
+def test_example_runs(code: str, shown: str | None, tmp_path: Path):
+    (tmp_path / "quickstart.py").write_text(code, "utf-8")
+    devices = "--xla_force_host_platform_device_count=8"
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "quickstart.py"], cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if shown is not None:
+        line = unmatched(shown, done.stdout)
+        assert line is None, f"the page shows {line!r}; printed was:\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path):
+    broken = [target for target in LINK.findall(page.read_text("utf-8")) if not (page.parent / target).exists()]
+    assert not broken
+
+
+def test_excerpts_are_compared():
+    assert unmatched("a\n...\nc\n", "a\nb\nc\n") is None
+    assert unmatched("c\na\n", "a\nb\nc\n") == "a"
