@@ -28,6 +28,7 @@ from sbp.call import (
 from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest
 from sbp.infer.pins import resolve_pins
 from sbp.infer.problem import Demand
+from sbp.infer.rows import check_rules
 from sbp.infer.space import Policy
 from sbp.manual import tracing_for
 from sbp.mesh import Hardware, mesh_spec
@@ -135,6 +136,7 @@ class Jitted:
             graph, out_shape = trace(call, signature.avals, signature.names)
         ids = None if isinstance(self._mesh, AbstractMesh) else np.vectorize(lambda d: d.id, otypes=[int])(self._mesh.devices)
         graph = resolve_pins(graph, spec, ids)
+        check_rules(graph)
         out_leaves, out_tree = jax.tree.flatten(out_shape)
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 Severity = Literal["error", "warning", "note"]
 
@@ -135,8 +135,16 @@ class SbpTypeError(SbpError):
             raise SbpInternalError("SbpTypeError needs at least one diagnostic")
         super().__init__(self.diagnostics[0].title, code=self.diagnostics[0].code)
 
+    renderer: ClassVar[Callable[[SbpTypeError], list[str]] | None] = None
+    """What shows the error in a notebook; the report sets it."""
+
     def __str__(self) -> str:
         return "\n\n".join(d.text() for d in self.diagnostics)
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of a stack trace: the diagnostics, in the user's own lines."""
+        render = type(self).renderer
+        return str(self).splitlines() if render is None else render(self)
 
 
 class SbpInternalError(AssertionError):

@@ -19,6 +19,9 @@ from sbp.types import MONOIDS, Unreduced
 
 EMPTY: frozenset[str] = frozenset()
 
+TYPED_ELSEWHERE = frozenset({"scan", "while", "cond", "sbp_annotate"}) | REGION_OPS
+"""Nodes whose types come from their regions, pins or specs."""
+
 
 @dataclass(frozen=True, slots=True)
 class NdRow:
@@ -48,7 +51,6 @@ class RowTable:
         self.mesh = mesh
         self._cache: dict[Any, tuple[NdRow, ...]] = {}
         self._axis_cache: dict[Any, tuple[Row, ...]] = {}
-        self._warned: set[str] = set()
         self._keep: list[Any] = []
 
     def axis_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int) -> tuple[Row, ...]:
@@ -58,7 +60,6 @@ class RowTable:
             found = rule_for(node.op)
             op = Op(node.op, node.params, tuple(ins), tuple(outs), n)
             if found is None:
-                self._missing(node)
                 rows: Sequence[Row] = (all_b(op),)
             else:
                 rows = found.rows(op)
@@ -85,20 +86,6 @@ class RowTable:
                 value = id(value)
             items.append((name, value))
         return tuple(items)
-
-    def _missing(self, node: Node) -> None:
-        where = f" at {node.span}" if node.span else ""
-        if node.op in REFUSED:
-            raise SbpError(f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random", code="unsupported-effect")
-        if any("Ordered" in type(e).__name__ or "IO" in type(e).__name__ for e in getattr(node.primitive, "effects", ())):
-            raise SbpError(f"effectful primitive {node.op!r} has no signature", code="unsupported-effect")
-        if node.op not in self._warned:
-            self._warned.add(node.op)
-            warnings.warn(
-                f"missing-rule: primitive {node.op!r}{where} has no signature; its operands and results are held B",
-                SbpWarning,
-                stacklevel=2,
-            )
 
     def rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]) -> tuple[NdRow, ...]:
         """All ND rows of a node.
@@ -168,6 +155,27 @@ def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
 
 def _aval_key(avals: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((a.shape, a.dtype) for a in avals)
+
+
+def check_rules(graph: Graph) -> None:
+    """Says once for each primitive without a signature that it falls back to all B; refuses what no type is right for.
+
+    Raises:
+      SbpError: `unsupported-effect` for a primitive in `REFUSED`, or one with ordered effects and no rule.
+    """
+    said: set[str] = set()
+    for node in graph.walk():
+        where = f" at {node.span}" if node.span else ""
+        if node.op in REFUSED:
+            raise SbpError(f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random", code="unsupported-effect")
+        if node.op in said or node.op in TYPED_ELSEWHERE or rule_for(node.op) is not None:
+            continue
+        said.add(node.op)
+        warnings.warn(
+            f"missing-rule: primitive {node.op!r}{where} has no signature; its operands and results are held B",
+            SbpWarning,
+            stacklevel=2,
+        )
 
 
 def native_partials(graph: Graph, table: RowTable, seeds: dict[int, frozenset[str]]) -> dict[int, frozenset[str]]:

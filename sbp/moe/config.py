@@ -229,8 +229,8 @@ def preset(name: str) -> Preset:
       SbpError: `unknown-option`, with the nearest name.
     """
     if name not in PRESETS:
-        hint = nearest(name, PRESETS)
-        raise SbpError(f"no preset {name!r}{hint}; there are {', '.join(sorted(PRESETS))}", code="unknown-option")
+        hint = nearest(name, PRESETS).rstrip("?") + "."
+        raise SbpError(f"no preset {name!r}{hint} There are {', '.join(sorted(PRESETS))}", code="unknown-option")
     return PRESETS[name]
 
 

@@ -75,7 +75,9 @@ def _title(program: Program, title: str) -> str:
 
 
 def _choice(program: Program) -> str:
-    how = "proved cheapest in the cost model" if program.typing.optimal else "the cheapest that were found, not proved to be"
+    gap = program.typing.gap
+    found = f"at most {gap:.1%} above the cheapest" if gap < 1 else "the cheapest that were found, without a bound"
+    how = "proved cheapest in the cost model" if program.typing.optimal else found
     return f"{counted(instructions(program.block), 'local operation')}; boxing `{program.typing.boxing}`; the types are {how}"
 
 

@@ -121,3 +121,6 @@ def _findings(error: SbpError) -> Iterator[Finding]:
         return
     title, *rest = error.message.split("\n")
     yield Finding(severity="error", code=error.code, title=title, notes=tuple(line for line in rest if line.strip()))
+
+
+SbpTypeError.renderer = render_error
