@@ -37,11 +37,6 @@ for _entry in (*_FILES, "trace", "infer", "plan", "run", "signatures", "report")
     _source_info.register_exclusion(_HERE + _entry)
 
 
-def is_jaxpr(value: object) -> bool:
-    """Whether a parameter is a jaxpr, open or closed (one class since JAX 0.11)."""
-    return isinstance(value, Jaxpr | ClosedJaxpr)
-
-
 def open_jaxpr(value: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The open jaxpr and its constants, for open and closed jaxprs of every supported version."""
     return getattr(value, "jaxpr", value), tuple(getattr(value, "consts", ()))
@@ -87,11 +82,6 @@ def dead_code_free(closed: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr, consts = open_jaxpr(closed)
     pruned, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return ClosedJaxpr(pruned, consts)
-
-
-def effects_of(eqn: Any) -> tuple[Any, ...]:
-    """The effects of an equation."""
-    return tuple(eqn.effects)
 
 
 def frames_of(source_info: Any) -> tuple[Span, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sbp import _jax
 from sbp.annotate import Pin
-from sbp.errors import SbpError, SbpInternalError, SbpWarning
+from sbp.errors import SbpError, SbpWarning
 from sbp.infer.space import Code, Codes, encode
 from sbp.mesh import MeshSpec
 from sbp.signatures import REFUSED, Op, Row, all_b, rule_for
@@ -259,9 +259,3 @@ def _native_of_node(g: Graph, node: Node, table: RowTable, positions: Iterable[i
                 monoid = getattr(atom, "monoid", None)
                 if monoid is not None:
                     join(value, frozenset({monoid}))
-
-
-def check_row_arity(node: Node, row: Row) -> None:
-    """A rule gives one atom for each operand and result."""
-    if len(row.ins) != len(node.inputs) or len(row.outs) != len(node.outputs):
-        raise SbpInternalError(f"row {row} does not fit {node.op}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sbp.infer.space import Step, decode
+from sbp.plan.handwritten import handwritten_bytes
 from sbp.plan.ir import Apply, Block, Loop
 from sbp.plan.program import Program
 from sbp.plan.text import node_place, place, shape_text
@@ -58,7 +59,32 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
                 one = _collective(program, spot, step, origins, output_names)
                 key = (one.kind, one.mesh_axes, *one.changes, *one.made, "" if spot.box.reader is None else one.needed[0])
                 groups.setdefault(key, []).append(one)
+    for one in _handwritten(program, program.block, 1):
+        groups.setdefault((one.kind, one.line), []).append(one)
     return sorted((_merged(group) for group in groups.values()), key=lambda c: -c.bytes_per_device)
+
+
+def _handwritten(program: Program, block: Block, trips: int) -> Iterator[Collective]:
+    """What regions written by hand send themselves: one entry for each region."""
+    for instruction in block.instructions:
+        if isinstance(instruction, Loop):
+            for inner in instruction.blocks:
+                yield from _handwritten(program, inner, trips * instruction.trips)
+        elif isinstance(instruction, Apply) and instruction.node.op == "shard_map":
+            node = instruction.node
+            sent = handwritten_bytes(node)
+            if sent:
+                yield Collective(
+                    kind="by hand",
+                    mesh_axes=", ".join(program.mesh.names),
+                    changes=("in a manual region",),
+                    runs=trips,
+                    bytes_per_device=trips * sent,
+                    tensors=tuple(shape_text(program.graph.avals[v]) for v in node.outputs),
+                    line=place(node.span) if node.span else "",
+                    made=(f"a region written by hand {node_place(node)}",),
+                    needed=("it stands there",),
+                )
 
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:

@@ -8,12 +8,15 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jax
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+import sbp
 from sbp.errors import SbpError, SbpTypeError
 from sbp.report import pages
+from sbp.report.collectives import collectives
 from sbp.report.report import Report, render_error
 from sbp.report.terminal import wrap
 from sbp.report.wording import bytes_text, seconds_text
@@ -297,3 +300,12 @@ def test_output_does_not_depend_on_the_hash_seed():
         printed.add(made.stdout)
     assert len(printed) == 1
     assert len(printed.pop()) > 10_000
+
+
+def test_what_a_manual_region_sends_is_listed():
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    product = sbp.manual(lambda x, w: jax.lax.psum(x @ w, "model"), in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    plan = sbp.jit(product, mesh).plan(jax.ShapeDtypeStruct((16, 8), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
+    found = collectives(plan.program)
+    assert [c.kind for c in found] == ["by hand"]
+    assert found[0].bytes_per_device == plan.cost.bytes_per_device == 2 * 3 / 4 * 16 * 16 * 4
