@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from sbp.errors import Span
+from sbp.errors import bytes_text as bytes_text
 from sbp.infer.space import Step, decode
 from sbp.mesh import MeshSpec
 from sbp.plan.text import place
@@ -17,19 +18,6 @@ from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
 """Longest piece of source, in characters, that a sentence quotes."""
-
-
-def bytes_text(count: float) -> str:
-    """Bytes with one decimal in the largest unit that leaves at least 1.
-
-    >>> bytes_text(448), bytes_text(6 * 2**20)
-    ('448.0 B', '6.0 MiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1023.95:
-            return f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def seconds_text(seconds: float) -> str:
