@@ -182,6 +182,9 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     """
     if not mesh_axes:
         raise SbpError('split needs a mesh axis: split(x, 0, "data")')
+    _check_names(mesh_axes)
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise SbpError(f'split takes a dim and then mesh axes, got dim {dim!r}; write for example split(x, 0, "data")')
     x = _array(x)
     if not -x.ndim <= dim < x.ndim:
         raise SbpError(f"split of dim {dim} on a tensor of shape {x.shape}; it has {x.ndim} dims", code="dim-out-of-range")
@@ -195,6 +198,7 @@ def replicate(x: Any, *mesh_axes: str) -> Any:
     >>> replicate(jnp.zeros(3)).shape
     (3,)
     """
+    _check_names(mesh_axes)
     pin = Pin(NdSbp(dict.fromkeys(mesh_axes, B))) if mesh_axes else Pin(NdSbp(), complete=True)
     return annotate_p.bind(_array(x), pin=pin, cotangent=None)
 
@@ -207,6 +211,7 @@ def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     """
     if not mesh_axes:
         raise SbpError('partial needs a mesh axis: partial(x, "model")')
+    _check_names(mesh_axes)
     return annotate_p.bind(_array(x), pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))), cotangent=None)
 
 
@@ -224,6 +229,12 @@ def shard(x: Any, device_assignment: Any) -> Any:
         raise SbpError(f"device_assignment has rank {ids.ndim}, the tensor {x.ndim}; they must agree", code="bad-placement")
     nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))
     return annotate_p.bind(x, pin=Pin(NdSbp(), complete=True, device_assignment=nested), cotangent=None)
+
+
+def _check_names(mesh_axes: tuple[Any, ...]) -> None:
+    for name in mesh_axes:
+        if not isinstance(name, str):
+            raise SbpError(f'mesh axes are named by strings, got {name!r}; write for example split(x, 0, "data")')
 
 
 def _array(x: Any) -> Any:

@@ -26,7 +26,7 @@ from sbp.call import (
     tied_outputs,
 )
 from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest
-from sbp.infer.pins import resolve_pins
+from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.problem import Demand
 from sbp.infer.rows import check_rules
 from sbp.infer.space import Policy
@@ -124,6 +124,7 @@ class Jitted:
         boundary: list[NdSbp | None] = []
         inner: list[Pin | None] = []
         for want, aval, name in zip(signature.wanted, signature.avals, signature.names, strict=True):
+            check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
             held, pin = even_boundary(want, aval.shape, spec, f"input {name}")
             boundary.append(held)
             inner.append(pin)
@@ -156,6 +157,7 @@ class Jitted:
             return [None] * len(out_leaves), names
         wanted: list[NdSbp | None] = []
         for t, leaf, name in zip(broadcast_types(out_types, out_shape, "out_types", self._spec), out_leaves, names, strict=True):
+            check_monoids(t or NdSbp(), leaf.dtype, f"output {name}")
             wanted.append(even_boundary(t, leaf.shape, self._spec, f"output {name}")[0])
         return wanted, names
 
@@ -341,7 +343,7 @@ def jit(
     policies = get_args(Policy)
     if boxing not in policies:
         raise SbpError(f"no boxing policy {boxing!r}{nearest(str(boxing), policies)}", code="unknown-option")
-    if memory_limit is not None and not memory_limit > 0:
+    if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
         raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")
     options = Options(
         in_types=in_types,

@@ -163,8 +163,8 @@ class CallReader:
         key = (
             tree,
             tuple((a.shape, a.dtype, bool(getattr(a, "weak_type", False))) for a in avals),
-            tuple(sorted(statics.items())),
-            tuple(sorted(static_kwargs.items())),
+            tuple((i, type(v), v) for i, v in sorted(statics.items())),  # 1, 1.0 and True are equal, and trace differently
+            tuple((k, type(v), v) for k, v in sorted(static_kwargs.items())),
             tuple(wanted),
             config_key(),
         )
@@ -263,7 +263,10 @@ def _carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return None
     if isinstance(mesh, Mesh) and isinstance(sharding.mesh, Mesh) and not np.array_equal(sharding.mesh.devices, mesh.devices):
         return None
-    return as_type(sharding, len(leaf.shape))
+    try:
+        return as_type(sharding, len(leaf.shape))
+    except SbpError:
+        return None  # a split order against the mesh is no type: the array is moved, as from any other layout
 
 
 def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[NdSbp | None]:
@@ -304,9 +307,10 @@ def even_boundary(t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where
         return t, None
     atoms: dict[str, Atom] = {}
     for axis in mesh.names:
-        trial = NdSbp({**atoms, axis: t.get(axis)})
-        atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
-    held = NdSbp(atoms | {a: B for a in ()}, t.free)
+        if axis not in t.free:
+            trial = NdSbp({**atoms, axis: t.get(axis)})
+            atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
+    held = NdSbp(atoms, t.free)
     warnings.warn(
         f"uneven-boundary: {where} of shape {shape} does not divide under {t!r}; it is held {held!r} there and sliced or gathered inside",
         SbpWarning,

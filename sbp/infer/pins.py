@@ -13,8 +13,9 @@ from sbp.annotate import Pin
 from sbp.errors import SbpError, nearest
 from sbp.infer.space import to_type
 from sbp.mesh import MeshSpec
+from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node
-from sbp.types import NdSbp
+from sbp.types import NdSbp, Unreduced
 
 
 def check_axes(t: NdSbp, mesh: MeshSpec, where: str) -> None:
@@ -22,6 +23,14 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str) -> None:
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
             raise SbpError(f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}", code="unknown-axis")
+
+
+def check_monoids(t: NdSbp, dtype: Any, where: str) -> None:
+    """Raises when a type is partial under a monoid that the dtype lacks: booleans have no sum, floats no bits."""
+    for axis, atom in t.items():
+        if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
+            known = ", ".join(admissible(dtype)) or "no monoid"
+            raise SbpError(f"{where}: {axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin another type")
 
 
 def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) -> Graph:
@@ -48,6 +57,7 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
             t = placement(g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where)
             return dataclasses.replace(node, params=node.params | {"pin": Pin(t, complete=True)})
         check_axes(pin.type, mesh, where)
+        check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where)
         return node
 
     return visit(graph)

@@ -125,6 +125,13 @@ class TrainConfig:
     checkpoint_every: int = 200
     data: str = ""
 
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {getattr(self, name)}; it must be at least 1" for name in ("steps", "checkpoint_every") if getattr(self, name) < 1
+        ]
+        if faults:
+            raise SbpError("; ".join(faults), code="unknown-option")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:

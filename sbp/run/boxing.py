@@ -18,19 +18,45 @@ from sbp.mesh import MeshSpec
 from sbp.types import Split, Unreduced
 
 
-def identity_of(monoid: str, dtype: Any) -> Any:
-    """The neutral element of a monoid in a dtype."""
-    if monoid == "sum" or (monoid == "or"):
-        return jnp.zeros((), dtype)
+def identity_of(monoid: str, dtype: Any) -> np.ndarray:
+    """The neutral element of a monoid in a dtype, as a NumPy scalar array (known when the plan is traced)."""
+    kind = np.dtype(dtype)
+    if monoid in ("sum", "or"):
+        return np.zeros((), kind)
     if monoid == "prod":
-        return jnp.ones((), dtype)
-    if jnp.issubdtype(dtype, np.inexact):
-        return jnp.array(-np.inf if monoid == "max" else np.inf, dtype)
-    if dtype == np.bool_:
-        return jnp.array(monoid in ("min", "and"), dtype)
+        return np.ones((), kind)
+    if kind == np.bool_:
+        return np.array(monoid in ("min", "and"), kind)
+    if jnp.issubdtype(kind, np.inexact):
+        return np.array(-np.inf if monoid == "max" else np.inf, kind)
     if monoid == "and":
-        return jnp.array(-1 if jnp.issubdtype(dtype, np.signedinteger) else jnp.iinfo(dtype).max, dtype)
-    return jnp.array(jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype)
+        return np.array(-1 if jnp.issubdtype(kind, np.signedinteger) else jnp.iinfo(kind).max, kind)
+    return np.array(jnp.iinfo(kind).min if monoid == "max" else jnp.iinfo(kind).max, kind)
+
+
+def _ordered_bits(x: Any, nan_bits: int) -> Any:
+    """Floats as integers of the same width in the same order; every NaN becomes `nan_bits`, which orders first or last."""
+    width = x.dtype.itemsize * 8
+    signed = jnp.dtype(f"int{width}")
+    bits = lax.bitcast_convert_type(x, signed)
+    return _flip(jnp.where(jnp.isnan(x), jnp.array(nan_bits, signed), bits))
+
+
+def _flip(bits: Any) -> Any:
+    """Turns sign-and-magnitude order into two's complement order, and back."""
+    width = bits.dtype.itemsize * 8
+    return bits ^ (lax.shift_right_arithmetic(bits, jnp.array(width - 1, bits.dtype)) & jnp.iinfo(bits.dtype).max)
+
+
+def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
+    """The maximum or minimum of all parts. A NaN in any part gives NaN: CPU's own collective ignores them, so integers are compared."""
+    reduce = lax.pmax if monoid == "max" else lax.pmin
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return reduce(x, names)
+    quiet = np.array(np.nan, x.dtype).view(f"int{x.dtype.itemsize * 8}")
+    top = int(quiet) & int(jnp.iinfo(quiet.dtype).max)
+    nan_bits = top if monoid == "max" else top - int(jnp.iinfo(quiet.dtype).max) - 1
+    return lax.bitcast_convert_type(_flip(reduce(_ordered_bits(x, nan_bits), names)), x.dtype)
 
 
 def _local_reduce(x: Any, monoid: str, dim: int) -> Any:
@@ -44,9 +70,9 @@ def _local_reduce(x: Any, monoid: str, dim: int) -> Any:
         case "prod":
             return jnp.prod(x, dim, dtype=x.dtype)
         case "and":
-            return lax.reduce(x, np.array(identity_of("and", x.dtype)), lax.bitwise_and, (dim,))
+            return lax.reduce(x, identity_of("and", x.dtype), lax.bitwise_and, (dim,))
         case _:
-            return lax.reduce(x, np.array(identity_of("or", x.dtype)), lax.bitwise_or, (dim,))
+            return lax.reduce(x, identity_of("or", x.dtype), lax.bitwise_or, (dim,))
 
 
 def _is_half(dtype: Any) -> bool:
@@ -96,6 +122,8 @@ class Boxing:
         n = math.prod(self.mesh.sizes[i] for i in step.mesh_axes)
         before, after = decode(step.source[position]), decode(step.target[position])
         there = local_shape(global_shape, step.target, self.mesh.sizes)
+        if 0 in global_shape:
+            return jnp.zeros(there, x.dtype)  # nothing to send
         match step.kind, before, after:
             case "all_reduce", Unreduced(monoid=monoid), _:
                 return self.all_reduce(x, monoid, names, n)
@@ -131,7 +159,7 @@ class Boxing:
             case "sum":
                 return lax.psum(x, names)
             case "max" | "min":
-                return lax.pmax(x, names) if monoid == "max" else lax.pmin(x, names)
+                return _extreme(x, monoid, names)
             case "and" | "or" if x.dtype == np.bool_:
                 reduce = lax.pmin if monoid == "and" else lax.pmax
                 return reduce(x.astype(jnp.uint8), names).astype(np.bool_)

@@ -60,8 +60,11 @@ class Executable:
 
         self.in_shardings = tuple(NamedSharding(self.inner, s) for s in in_specs)
         self.out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
+        # A host callback is lowered with the body's own mesh, and JAX wants one mesh in a program: results change mesh after it.
+        self._rehome = any(node.op.endswith("_callback") for node in graph.walk())
+        leaving = tuple(NamedSharding(self.inner, s) for s in out_specs) if self._rehome else self.out_shardings
         mapped = jax.shard_map(body, mesh=self.inner, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        self.jitted = jax.jit(mapped, in_shardings=self.in_shardings, out_shardings=self.out_shardings, donate_argnums=donated)
+        self.jitted = jax.jit(mapped, in_shardings=self.in_shardings, out_shardings=leaving, donate_argnums=donated)
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on few cores.
         simulated = isinstance(mesh, Mesh) and mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
@@ -79,6 +82,8 @@ class Executable:
         else:
             with _jax.no_mesh():
                 outs = self.jitted(*flat)
+        if self._rehome:
+            outs = tuple(jax.device_put(x, s) for x, s in zip(outs, self.out_shardings, strict=True))
         if self._in_flight is not None and outs:
             self._in_flight.append(outs)
         return outs
