@@ -1,6 +1,7 @@
 """Corners of values and types: NaN in an extreme, bits, empty tensors, callbacks, statics, uneven free types; and bad input."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +107,8 @@ def test_under_another_transformation_it_is_the_plain_function(mesh):
         np.testing.assert_array_equal(jax.grad(f)(GRID), 2 * GRID)
 
 
+WRONG: Any = {"policy": "explict", "axis": 1, "limit": "2GB"}  # values that a type checker would refuse
+
 BAD = {
     "unknown axis": (lambda m: sbp.jit(lambda x: sbp.split(x, 0, "z"), m)(GRID), "unknown-axis: .*test_edges.py:.* has no axis 'z'"),
     "unknown axis, near": (lambda m: sbp.jit(lambda x: x, m, in_types=("xx:S(0)",)), 'did you mean "x"'),
@@ -114,15 +117,15 @@ BAD = {
     "type text": (lambda m: sbp.jit(lambda x: x, m, in_types=("x:S(0 y",)), "type-syntax: .* column 3"),
     "mesh too large": (lambda m: sbp.make_mesh((4, 4), ("a", "b")), "mesh-devices: .*16 devices, but 8 present"),
     "not partial": (lambda m: sbp.jit(lambda x: x, m, in_types=("x:P(sum)",))(GRID), "not-partial: input x"),
-    "policy": (lambda m: sbp.jit(lambda x: x, m, boxing="explict"), 'did you mean "explicit"'),
+    "policy": (lambda m: sbp.jit(lambda x: x, m, boxing=WRONG["policy"]), 'did you mean "explicit"'),
     "hardware": (lambda m: sbp.jit(lambda x: x, m, hardware="tpu-v33"), 'did you mean "tpu-v3"'),
     "split order": (lambda m: sbp.jit(lambda x: x, m, in_types=(PartitionSpec(("y", "x")),)), "bad-placement: .*against the mesh order"),
     "abstract mesh": (lambda m: sbp.jit(lambda x: x, AbstractMesh((2,), ("a",)))(GRID), "abstract-mesh"),
     "entry count": (lambda m: sbp.jit(lambda x, y: x, m, in_types=("B",))(GRID, GRID), "1 entries for 2"),
     "no array": (lambda m: sbp.jit(lambda x: x, m)("text"), "input x is no array: str"),
     "sum of booleans": (lambda m: sbp.jit(lambda x: sbp.partial(x > 0, "x"), m)(GRID), "x:P\\(sum\\) on bool"),
-    "axis by number": (lambda m: sbp.split(GRID, 0, 1), "named by strings"),
-    "memory limit": (lambda m: sbp.jit(lambda x: x, m, memory_limit="2GB"), "memory_limit is bytes"),
+    "axis by number": (lambda m: sbp.split(GRID, 0, WRONG["axis"]), "named by strings"),
+    "memory limit": (lambda m: sbp.jit(lambda x: x, m, memory_limit=WRONG["limit"]), "memory_limit is bytes"),
     "two monoids": (lambda m: sbp.annotate(GRID, x=sbp.P, y=sbp.P("max")), "mixed-monoids"),
     "device order": (lambda m: sbp.jit(lambda x: sbp.shard(x, np.arange(8)[::-1].reshape(2, 4)), m)(GRID), "bad-placement"),
 }
