@@ -13,7 +13,7 @@ MARKS = {"tokens": 0, "dispatched": 0, "outputs": 1}
 
 
 def plan_seconds(cores: int) -> tuple[float, sbp.Plan]:
-    """Seconds to trace and plan 12 layers with as many experts as cores, from the paper's annotations alone."""
+    """Processor seconds to trace and plan 12 layers with as many experts as cores, from the paper's annotations alone."""
     params, batch = abstract_arguments(Config(layers=12, experts=cores, groups=cores))
 
     def spec(path, _):
@@ -28,9 +28,9 @@ def plan_seconds(cores: int) -> tuple[float, sbp.Plan]:
         in_types=(jax.tree_util.tree_map_with_path(spec, params), PartitionSpec("d")),
         donate_argnums=(0,),
     )
-    start = time.perf_counter()
+    start = time.process_time()  # planning runs in this process alone, and other tests keep the cores busy
     plan = f.plan(params, batch)
-    return time.perf_counter() - start, plan
+    return time.process_time() - start, plan
 
 
 def test_twelve_layers_in_seconds_whatever_the_device_count():
