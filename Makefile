@@ -31,7 +31,7 @@ train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
 
 test: lint
-	$(PY) -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-newest:
 	@python=$$($(call first-python,"$(NEWEST)/bin/python" $(NEWER_PYTHONS),12)); \
@@ -43,7 +43,7 @@ test-newest:
 
 test-on-newest: $(NEWEST)/.installed
 	@$(NEWEST)/bin/python -c 'import jax, sys; print("test-newest: Python", sys.version.split()[0], "with JAX", jax.__version__)'
-	$(NEWEST)/bin/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
+	$(NEWEST)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-tpu: $(VENV)/.installed-tpu
 	$(TPU_AOT_ENV) $(PY) -m pytest tests/tpu -m tpu $(PYTEST_ARGS)
