@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp.errors import SbpError, nearest
@@ -190,6 +191,4 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
             f"XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",
         )
-    import numpy as np
-
     return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), tuple(axis_names))

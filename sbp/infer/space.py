@@ -9,7 +9,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -258,9 +258,8 @@ class TypeSpace:
 class Spaces:
     """The type spaces of a program, one per shape and dtype."""
 
-    def __init__(self, mesh: MeshSpec, monoids: Iterable[str] = ("sum",)) -> None:
+    def __init__(self, mesh: MeshSpec) -> None:
         self.mesh = mesh
-        self.monoids = frozenset(monoids)
         self._get = functools.cache(self._make)
 
     def _make(self, shape: tuple[int, ...], itemsize: int, monoids: frozenset[str], forced: frozenset[tuple[int, int]]) -> TypeSpace:

@@ -84,7 +84,7 @@ def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetItera
 
     Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never stopped.
     """
-    dataset = grain.MapDataset.source(_Batches(encoded, cfg, seed))  # pyright: ignore[reportArgumentType]
+    dataset = grain.MapDataset.source(_Batches(encoded, cfg, seed))  # pyright: ignore[reportArgumentType]  # a protocol to grain
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(dataset.to_iter_dataset(options))
 

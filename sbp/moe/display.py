@@ -101,7 +101,7 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
     """Print BLEU by language group and sample translations."""
     table = Table(title="held-out BLEU", title_justify="left")
     for name, justify in (("languages", "left"), ("sentences", "right"), ("BLEU", "right"), ("copying", "right"), ("", "left")):
-        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
+        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]  # a literal
     for score in (*result.groups, result.overall):
         codes = "" if score is result.overall else " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)
         table.add_row(score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", codes)

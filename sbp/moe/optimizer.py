@@ -69,7 +69,7 @@ def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_
     clip = optax.clip_by_block_rms(1.0)
     by_param_rms = optax.scale_by_param_block_rms(1e-3)
     # The count is one for all, everything else has a row per stacked weight.
-    axes: Any = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)  # pyright: ignore[reportArgumentType]
+    axes: Any = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)  # pyright: ignore[reportArgumentType]  # axes
 
     def init(params: Tree) -> AdafactorState:
         def one(depth: int, w: jax.Array) -> Any:

@@ -160,7 +160,7 @@ def test_language_groups_cover_all():
 
 def test_summary_recounts_drops():
     side = GatingMetrics(*(np.asarray(x, np.float32) for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0])))
-    values = summarize(Metrics(1.0, 0.9, 1.1, 0.5, side, side))  # pyright: ignore[reportArgumentType]
+    values = summarize(Metrics(1.0, 0.9, 1.1, 0.5, side, side))  # pyright: ignore[reportArgumentType]  # floats serve
     assert values["tokens"] == 20
     assert values["drop"] == pytest.approx(8 / (40 - 16))
     assert values["imbalance"] == 1.5
