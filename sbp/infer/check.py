@@ -239,7 +239,7 @@ def certify(typing: Typing, demand: Demand | None = None, *, table: RowTable | N
     graph = typing.graph
     if demand is None:
         demand = Demand(inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs)
-    table = table or RowTable(typing.mesh)
+    table = table or RowTable(typing.mesh, communicates=typing.boxing == "auto")
     systems = constraints_of(graph, typing.mesh, demand, typing.boxing, table)
     states = [[_state_of(v, typing, system.position) for v in system.variables] for system in systems]
     for system, have in zip(systems, states, strict=True):

@@ -23,6 +23,6 @@ def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "au
     Returns:
       The typing, or None when there is none under the policy.
     """
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh), byte_price)
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh, communicates=boxing == "auto"), byte_price)
     problem.build()
     return problem.solve()

@@ -161,7 +161,7 @@ def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ..
 
 def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, table: RowTable | None = None) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
-    table = table or RowTable(mesh)
+    table = table or RowTable(mesh, communicates=policy == "auto")
     sites = pin_sites(graph, mesh, demand)
     seeds = {
         value: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)

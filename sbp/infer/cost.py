@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sbp import _jax
-from sbp.infer.rows import NdRow
+from sbp.infer.rows import NdRow, row_sends
 from sbp.infer.space import Codes, local_shape
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph, Node
@@ -28,7 +28,17 @@ def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
 
 
 def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
-    """Seconds of a node's local operation under a row, redundant work of B operands included."""
+    """Seconds of a node's kernel under a row: its work, redundant work of B operands included, and its own collectives."""
+    return _local_seconds(graph, node, row, mesh) + sent_seconds(graph, node, row, mesh)
+
+
+def sent_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
+    """Alpha-beta time of the collectives inside a row's kernels."""
+    sent = [s for _, s in row_sends(graph, node, row, mesh)] if row.kernels else []
+    return sum(s.rounds * mesh.hardware.latency_seconds + s.bytes / mesh.hardware.link_bytes_per_second for s in sent)
+
+
+def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     hardware = mesh.hardware
 
     def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:

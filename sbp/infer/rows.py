@@ -10,9 +10,9 @@ from typing import Any
 from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import SbpError, SbpWarning
-from sbp.infer.space import Code, Codes, encode
+from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.mesh import MeshSpec
-from sbp.signatures import REFUSED, Op, Row, all_b, rule_for
+from sbp.signatures import REFUSED, Op, Row, Sent, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS, Unreduced
@@ -45,10 +45,12 @@ class RowTable:
 
     Arguments:
       mesh: the mesh.
+      communicates: whether rows may be had whose kernels have collectives; a policy that forbids conversions forbids them too.
     """
 
-    def __init__(self, mesh: MeshSpec) -> None:
+    def __init__(self, mesh: MeshSpec, *, communicates: bool = True) -> None:
         self.mesh = mesh
+        self.communicates = communicates
         self._cache: dict[Any, tuple[NdRow, ...]] = {}
         self._axis_cache: dict[Any, tuple[Row, ...]] = {}
         self._keep: list[Any] = []
@@ -63,7 +65,7 @@ class RowTable:
                 rows: Sequence[Row] = (all_b(op),)
             else:
                 rows = found.rows(op)
-            self._axis_cache[key] = tuple(rows)
+            self._axis_cache[key] = tuple(r for r in rows if self.communicates or not kernel_named(r.kernel).communicates)
         return self._axis_cache[key]
 
     def rows_on(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int) -> tuple[Row, ...]:
@@ -119,7 +121,7 @@ class RowTable:
             row = NdRow(tuple(zip(*done_ins, strict=True)) if ins else (), tuple(zip(*done_outs, strict=True)) if outs else (), kernels)
             if not ins:
                 row = NdRow((), row.outs, kernels)
-            if all(len({c for c in t if c < 0}) <= 1 for t in (*row.ins, *row.outs)):
+            if all(len({c for c in t if c < 0}) <= 1 for t in (*row.ins, *row.outs)) and _nests(row):
                 found.append(row)
             return
         n = self.mesh.sizes[len(kernels)]
@@ -146,6 +148,36 @@ def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
     """Rows that take only P and B are worth having when an operand can be P by itself; with a split operand the parts differ anyhow."""
     partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
     return not partial or any(c > 0 for c in codes) or any(MONOIDS[-1 - c] in m for c, m in partial)
+
+
+def _nests(row: NdRow) -> bool:
+    """Whether kernels that take a dim for split over one axis alone have it so."""
+    for position, name in enumerate(row.kernels):
+        if not kernel_named(name).nests:
+            for t in (*row.ins, *row.outs):
+                if t[position] > 0 and t.count(t[position]) > 1:
+                    return False
+    return True
+
+
+def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:
+    """What the kernels of a row send, with the position of the mesh axis: each on shapes that the other axes have localised."""
+    found: list[tuple[int, Sent]] = []
+    for position, name in enumerate(row.kernels):
+        sends = kernel_named(name).sends
+        if sends is None:
+            continue
+        ins = [_localised_by_others(graph.aval(o), c, mesh, position) for o, c in zip(node.inputs, row.ins, strict=True)]
+        outs = [_localised_by_others(graph.avals[v], c, mesh, position) for v, c in zip(node.outputs, row.outs, strict=True)]
+        op = Op(node.op, node.params, tuple(ins), tuple(outs), mesh.sizes[position])
+        on_axis = Row(tuple(decode(c[position]) for c in row.ins), tuple(decode(c[position]) for c in row.outs), name)
+        found += [(position, sent) for sent in sends(op, on_axis)]
+    return tuple(found)
+
+
+def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:
+    kept = tuple(0 if i == position else c for i, c in enumerate(codes))
+    return _jax.empty_aval(local_shape(aval.shape, kept, mesh.sizes), aval.dtype)
 
 
 def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:

@@ -194,10 +194,10 @@ class TypeSpace:
                 if kind is None or target not in self.index:
                     continue
                 steps.append(self._step(kind, (position,), source, target, n, here))
-        if len(reduced) > 1:
-            target = tuple(0 if c < 0 else c for c in source)
-            n = math.prod(self.sizes[i] for i in reduced)
-            steps.append(self._step("all_reduce", reduced, source, target, n, here))
+        for count in range(2, len(reduced) + 1):
+            for axes in itertools.combinations(reduced, count):
+                target = tuple(0 if i in axes else c for i, c in enumerate(source))
+                steps.append(self._step("all_reduce", axes, source, target, math.prod(self.sizes[i] for i in axes), here))
         return steps
 
     def _step(self, kind: StepKind, axes: tuple[int, ...], source: Codes, target: Codes, n: int, here: float) -> Step:
@@ -205,18 +205,23 @@ class TypeSpace:
         share = (n - 1) / n
         match kind:
             case "all_reduce":
-                gathers = any(MONOIDS[-1 - source[a]] == "prod" for a in axes)
-                sent = (n - 1) * here if gathers else 2 * share * here
+                sent = 2 * share * here
             case "reduce_scatter":
                 whole = n == self.mesh.num_devices and not self.mesh.hardware.scatters_whole_mesh
                 sent = (2 if whole else 1) * share * max(here, there * n)
             case "all_gather":
                 sent = (n - 1) * here
             case "all_to_all":
-                sent = share * max(here, there)
+                sent = share * self._exchanged(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
         return Step(kind, axes, source, target, sent, step_seconds(kind, sent, max(here, there), self.mesh.hardware))
+
+    def _exchanged(self, source: Codes, dim: int, n: int) -> int:
+        """Bytes of one device's part, padded so that `dim` falls into n blocks."""
+        part = list(local_shape(self.shape, source, self.sizes))
+        part[dim] = -(-part[dim] // n) * n
+        return math.prod(part) * self.itemsize
 
     def seconds(self, policy: Policy) -> np.ndarray:
         """Seconds of the cheapest way between every two types; infinite where the policy has none."""

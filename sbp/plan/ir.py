@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sbp.errors import Span
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, Step
+from sbp.signatures import Sent
 from sbp.trace.graph import Constant, Node
 
 
@@ -31,12 +32,26 @@ Source = Register | ConstantRegister
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apply:
-    """A local operation: the node's kernel on the shards."""
+    """An operation: the node's kernel on the shards.
+
+    Arguments:
+      node: the node.
+      row: its signature.
+      ins: operands in the types that the row takes.
+      outs: results.
+      sends: what the row's kernels send themselves, with the position of the mesh axis.
+    """
 
     node: Node
     row: NdRow
     ins: tuple[Source, ...]
     outs: tuple[Register, ...]
+    sends: tuple[tuple[int, Sent], ...] = ()
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes one device sends each time the operation runs."""
+        return sum(sent.bytes for _, sent in self.sends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

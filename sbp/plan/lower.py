@@ -8,7 +8,7 @@ from typing import Any
 
 from sbp import _jax
 from sbp.infer.problem import WHILE_TRIPS
-from sbp.infer.rows import EMPTY
+from sbp.infer.rows import EMPTY, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
@@ -81,7 +81,8 @@ class _Lowering:
                 blocks = tuple(self.block(r, typing.region_outputs[node.id, i]) for i, r in enumerate(node.regions))
                 instructions.append(Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node)))
             else:
-                instructions.append(Apply(node=node, row=row, ins=ins, outs=outs))
+                sends = row_sends(graph, node, row, typing.mesh)
+                instructions.append(Apply(node=node, row=row, ins=ins, outs=outs, sends=sends))
         outputs = tuple(fetch(o, c, None) for o, c in zip(graph.outputs, returned, strict=True))
         inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
         return Block(inputs=inputs, instructions=tuple(instructions), outputs=outputs)

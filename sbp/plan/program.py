@@ -97,6 +97,10 @@ class Program:
         """All conversions in program order, those in loops with their trips."""
         yield from _boxes(self.block, 1, 0)
 
+    def kernels(self) -> Iterator[tuple[Apply, int]]:
+        """All operations whose kernels send something, in program order, with how often each runs per call."""
+        yield from _kernels(self.block, 1)
+
 
 def resolve(typing: Typing, *, aliased: tuple[int, ...] = ()) -> Program:
     """Typing -> Program: lowers, verifies and prices.
@@ -124,7 +128,18 @@ def bytes_sent(block: Block) -> float:
             total += max(inner) if instruction.node.op == "cond" else instruction.trips * sum(inner)
         elif instruction.node.op == "shard_map":
             total += handwritten_bytes(instruction.node)
+        else:
+            total += instruction.bytes_sent
     return total
+
+
+def _kernels(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
+    for instruction in block.instructions:
+        if isinstance(instruction, Apply) and instruction.sends:
+            yield instruction, trips
+        elif isinstance(instruction, Loop):
+            for inner in instruction.blocks:
+                yield from _kernels(inner, trips * instruction.trips)
 
 
 def _boxes(block: Block, trips: int, depth: int) -> Iterator[PlannedBox]:

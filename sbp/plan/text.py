@@ -39,12 +39,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A local operation; `kernels` names those mesh axes on which it runs another kernel than the primitive itself."""
+    """An operation; `kernels`: on which mesh axes it runs another kernel than the primitive itself, `bytes_sent`: what those send."""
 
     results: tuple[Value, ...]
     op: str
     kernels: tuple[str, ...] = ()
     operands: tuple[str, ...]
+    bytes_sent: float = 0.0
     comment: str = ""
 
 
@@ -118,7 +119,8 @@ def _body_lines(body: Body, indent: str) -> Iterator[str]:
             case Operation():
                 kernels = f"<{', '.join(line.kernels)}>" if line.kernels else ""
                 call = f"{line.op}{kernels}({', '.join(line.operands)})"
-                yield f"{indent}{_results(line.results)}{call}{_comment(line.comment)}"
+                sent = f"  {_figure(line.bytes_sent)} B" if line.bytes_sent else ""
+                yield f"{indent}{_results(line.results)}{call}{sent}{_comment(line.comment)}"
             case Conversion():
                 call = f"{line.kind}[{', '.join(line.mesh_axes)}]({line.operand})"
                 yield f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)} B{_comment(line.comment)}"
@@ -251,7 +253,8 @@ class _Writer:
                         if kernel not in ("", "local")
                     )
                     outs = tuple(map(self.define, instruction.outs))
-                    lines.append(Operation(results=outs, op=node.op, kernels=kernels, operands=ins, comment=node_place(node)))
+                    sent, where = instruction.bytes_sent, node_place(node)
+                    lines.append(Operation(results=outs, op=node.op, kernels=kernels, operands=ins, bytes_sent=sent, comment=where))
                 case Box():
                     lines += self.conversions(instruction)
                 case Loop(node=node):
@@ -383,12 +386,12 @@ class _Reader:
         op, kernels, axes, inner, figure, unit = found.groups()
         operands = self.operands(inner, known)
         known.update(r.name for r in results)
-        if unit == "B":
+        if unit == "B" and not kernels:
             if axes is None or len(results) != 1 or len(operands) != 1:
                 raise self.fail("%NUMBER: TYPE = COLLECTIVE[AXES](OPERAND)  BYTES B", self.at - 1)
             over, sent = tuple(axes.split(", ")), self.number(figure)
             return Conversion(result=results[0], kind=op, mesh_axes=over, operand=operands[0], bytes_sent=sent, comment=comment)
-        if unit:
+        if unit and unit != "B":
             trips = int(self.number(figure))
             bodies: list[Body] = []
             while self.at < len(self.lines) and self.lines[self.at].strip() == "{":
@@ -396,4 +399,5 @@ class _Reader:
                 bodies.append(self.body())
             return Region(results=results, op=op, operands=operands, trips=trips, bodies=tuple(bodies), comment=comment)
         names = tuple(kernels.split(", ")) if kernels else ()
-        return Operation(results=results, op=op, kernels=names, operands=operands, comment=comment)
+        own = self.number(figure) if unit else 0.0
+        return Operation(results=results, op=op, kernels=names, operands=operands, bytes_sent=own, comment=comment)

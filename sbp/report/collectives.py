@@ -13,7 +13,7 @@ from sbp.plan.program import Program
 from sbp.plan.text import node_place, place, shape_text
 from sbp.report.facts import Spot, output_name, spots
 from sbp.report.wording import annotation_span, axes_text, change_text, listed, node_text, quoted
-from sbp.signatures import Op, rule_for
+from sbp.signatures import Op, kernel_named, rule_for
 from sbp.trace.graph import Node
 from sbp.types import Unreduced
 
@@ -59,8 +59,8 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
                 one = _collective(program, spot, step, origins, output_names)
                 key = (one.kind, one.mesh_axes, *one.changes, *one.made, "" if spot.box.reader is None else one.needed[0])
                 groups.setdefault(key, []).append(one)
-    for one in _handwritten(program, program.block, 1):
-        groups.setdefault((one.kind, one.line), []).append(one)
+    for one in (*_handwritten(program, program.block, 1), *_inside_kernels(program)):
+        groups.setdefault((one.kind, one.mesh_axes, one.line), []).append(one)
     return sorted((_merged(group) for group in groups.values()), key=lambda c: -c.bytes_per_device)
 
 
@@ -85,6 +85,25 @@ def _handwritten(program: Program, block: Block, trips: int) -> Iterator[Collect
                     made=(f"a region written by hand {node_place(node)}",),
                     needed=("it stands there",),
                 )
+
+
+def _inside_kernels(program: Program) -> Iterator[Collective]:
+    """What operations send themselves, one entry for each mesh axis and operation."""
+    for operation, runs in program.kernels():
+        node = operation.node
+        for position, sent in operation.sends:
+            kernel = kernel_named(operation.row.kernels[position])
+            yield Collective(
+                kind=sent.kind,
+                mesh_axes=program.mesh.names[position],
+                changes=(f"inside {node.op}",),
+                runs=runs * sent.rounds,
+                bytes_per_device=runs * sent.bytes,
+                tensors=tuple(shape_text(program.graph.avals[v]) for v in node.outputs),
+                line=place(node.span) if node.span else "",
+                made=(node_text(node),),
+                needed=(f"its kernel {kernel.name!r}: {kernel.summary}",),
+            )
 
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:

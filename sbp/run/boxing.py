@@ -150,32 +150,37 @@ class Boxing:
 
     def all_reduce(self, x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
         """The reduction of all parts, on every device."""
-        if monoid == "sum" and _is_half(x.dtype) and self.acc == "f32":
-            flat = pad_dim(x.reshape(-1), 0, -(-x.size // n) * n)
-            part = lax.all_to_all(flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True)
-            total = jnp.sum(part.astype(jnp.float32), 0).astype(x.dtype)
-            return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(x.shape)
         match monoid:
-            case "sum":
+            case "sum" if not self._widens(x.dtype):
                 return lax.psum(x, names)
             case "max" | "min":
                 return _extreme(x, monoid, names)
             case "and" | "or" if x.dtype == np.bool_:
                 reduce = lax.pmin if monoid == "and" else lax.pmax
                 return reduce(x.astype(jnp.uint8), names).astype(np.bool_)
-            case _:
-                return _local_reduce(lax.all_gather(x, names, axis=0, tiled=False), monoid, 0)
+            case _:  # each device reduces one block: the bytes of a ring all-reduce
+                flat = pad_dim(x.reshape(-1), 0, -(-x.size // n) * n)
+                blocks = lax.all_to_all(flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True)
+                total = self._local_reduce(blocks, monoid, 0)
+                return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(x.shape)
+
+    def _widens(self, dtype: Any) -> bool:
+        """Whether sums of a dtype are taken in float32."""
+        return _is_half(dtype) and self.acc == "f32"
+
+    def _local_reduce(self, x: Any, monoid: str, dim: int) -> Any:
+        if monoid == "sum" and self._widens(x.dtype):
+            return jnp.sum(x.astype(jnp.float32), dim).astype(x.dtype)
+        return _local_reduce(x, monoid, dim)
 
     def reduce_scatter(self, x: Any, monoid: str, name: str, n: int, dim: int, size: int) -> Any:
         """Each device's slice of the reduction."""
         x = pad_dim(x, dim, n * size)
-        if monoid == "sum" and not (_is_half(x.dtype) and self.acc == "f32"):
+        if monoid == "sum" and not self._widens(x.dtype):
             return lax.psum_scatter(x, name, scatter_dimension=dim, tiled=True)
         parts = x.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :])
         parts = lax.all_to_all(parts, name, split_axis=dim, concat_axis=dim, tiled=True)
-        if monoid == "sum":
-            return jnp.sum(parts.astype(jnp.float32), dim).astype(x.dtype)
-        return _local_reduce(parts, monoid, dim)
+        return self._local_reduce(parts, monoid, dim)
 
 
 def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:

@@ -49,6 +49,14 @@ class Place:
         """How many elements of this device's shard of an operand are real along one dim."""
         return extent(self.global_ins[operand].shape[dim], dim, self.in_codes[operand], self.mesh)
 
+    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of an operand."""
+        return tuple(axis for axis, code in zip(self.mesh.axes, self.in_codes[operand], strict=True) if code == dim + 1)
+
+    def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
+        """What the source of this device's pair holds."""
+        return lax.ppermute(x, axis, pairs)
+
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
         first = jnp.array(True)

@@ -1,4 +1,4 @@
-"""dot_general and its kin: batch and free factors split the result, contracting ones leave it partial; bilinear in the operands."""
+"""dot_general and ragged_dot: batch and free factors split the result, contracting ones leave it partial; bilinear in the operands."""
 
 from __future__ import annotations
 
@@ -65,46 +65,3 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("dot_general", local=_dot_local)
 def _dot_general(op: Op) -> Sequence[Row]:
     return _rows(op, dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape)))
-
-
-def _ragged_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    (lhs_contract, rhs_contract), _ = ctx.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    lhs = without_padding(ctx, 0, args[0], tuple(lhs_contract), "sum")
-    return bind_with(ctx, (lhs, without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum"), *args[2:]))
-
-
-@rule("ragged_dot_general", local=_ragged_local)
-def _ragged_dot_general(op: Op) -> Sequence[Row]:
-    """Rows of lhs in groups, one matrix of rhs for each: the ragged and the group dim stay whole, as groups are counted from the start."""
-    numbers = op.params["ragged_dot_dimension_numbers"]
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
-    (ragged,) = numbers.lhs_ragged_dimensions
-    if ragged in (*lhs_contract, *lhs_batch) or lhs_batch or len(op.ins) != 3:
-        return []
-    m = dot_factors(((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)), len(op.ins[0].shape), len(op.ins[1].shape))
-    groups = {f"r{d}" for d in numbers.rhs_group_dimensions}
-    whole = {f"l{ragged}", *groups}
-    lhs, rhs = (tuple(None if f in whole else f for f in dims) for dims in m.ins)
-    out = tuple(None if f in whole else f for f in m.outs[0] if f not in groups)
-    return _rows(op, FactorMap(ins=(lhs, rhs, (None,)), outs=(out,), contract="sum", masks_padding=True))
-
-
-def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    numbers = ctx.params["dimension_numbers"]
-    lhs = without_padding(ctx, 0, args[0], (numbers.lhs_spec[1],), "sum")
-    return bind_with(ctx, (lhs, without_padding(ctx, 1, args[1], (numbers.rhs_spec[1],), "sum")))
-
-
-@rule("conv_general_dilated", local=_conv_local)
-def _conv_general_dilated(op: Op) -> Sequence[Row]:
-    """Batch and output features split, input features contract; with groups they stay whole. Spatial dims would need their neighbours."""
-    numbers = op.params["dimension_numbers"]
-    lhs: list[str | None] = [None] * len(op.ins[0].shape)
-    rhs: list[str | None] = [None] * len(op.ins[1].shape)
-    out: list[str | None] = [None] * len(op.outs[0].shape)
-    if op.params["batch_group_count"] == 1:
-        lhs[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = "batch"
-    if op.params["batch_group_count"] == op.params["feature_group_count"] == 1:
-        rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = "features"
-        lhs[numbers.lhs_spec[1]] = rhs[numbers.rhs_spec[1]] = "contracted"
-    return _rows(op, FactorMap(ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum", masks_padding=True))

@@ -17,9 +17,9 @@ ELEMENTWISE = names("""
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
     convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
     igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
-    one_minus_square or polygamma polynomial population_count pow real reduce_precision regularized_incomplete_beta rem
-    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
-    tanh threefry2x32 tie xor zeta
+    one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
+    square stop_gradient sub tan tanh threefry2x32 threefry4x32 tie xor zeta
 """)
 
 _LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
@@ -29,15 +29,22 @@ MONOTONE: dict[str, str] = {
     **dict.fromkeys(names("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh"), "+"),
     **dict.fromkeys(names("add add_any max min nextafter"), "++"),
     "clamp": "+++",
+    "clz": "-",
     "erfc": "-",
+    "mulhi": "++",
     "neg": "-",
     "not": "-",
+    "shift_right_arithmetic": "+.",
+    "shift_right_logical": "+.",
     "sub": "+-",
 }
 """For each operand, whether the function rises or falls in it, on its *whole* domain (sqrt does not: a part may be negative).
 
-What rises carries P(max) and P(min), what falls swaps them; the other operands are B.
+What rises carries P(max) and P(min), what falls swaps them; the other operands are B. A dot is an operand that it does neither in.
 """
+
+_OF_UNSIGNED = frozenset(names("clz mulhi shift_right_logical"))
+"""Monotone on unsigned integers alone: they see a sign as a bit."""
 
 _RISES_ABOVE = frozenset(names("acosh log log1p log2 sqrt"))
 """NaN up to some point and rising from there: P(min) alone, for a part is never below the value."""
@@ -49,6 +56,8 @@ _WRAPS = frozenset(names("add add_any neg sub"))
 """Monotone on floats alone: integers wrap around."""
 
 _SWAPPED = {"max": "min", "min": "max"}
+
+PMAX, PMIN = Unreduced("max"), Unreduced("min")
 
 
 def split_atoms(op: Op) -> list[Row]:
@@ -77,7 +86,7 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
     """P(max) or P(min) in one operand, the others B."""
     rows = []
     for position, direction in enumerate(directions):
-        for monoid in ("max", "min"):
+        for monoid in ("max", "min") if direction != "." else ():
             ins = tuple(Unreduced(monoid) if i == position else B for i in range(len(op.ins)))
             rows.append(Row(ins, (Unreduced(monoid if direction == "+" else _SWAPPED[monoid]),)))
     return rows
@@ -108,21 +117,31 @@ def partial_rows(op: Op) -> list[Row]:
         rows += moved_rows(op)
     if op.name in _LINEAR and "sum" in has:
         rows += linear_rows(op)
-    if op.name in MONOTONE and "max" in has and (op.name not in _WRAPS or is_float(op.ins[0].dtype)):
+    if op.name in MONOTONE and "max" in has and _rises_on(op):
         rows += monotone_rows(op, MONOTONE[op.name])
     if op.name in _RISES_ABOVE and is_float(op.ins[0].dtype):
         rows += monoid_rows(op, "min")
     if op.name in _COMPARISONS and "max" in has:
         rows += comparison_rows(op, _COMPARISONS[op.name])
     match op.name:
-        case "shift_left":
-            rows += multilinear_rows(op, (0,))
+        case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
+            # A shift moves bits, which do not see each other; to the left it is also a product with a power of two.
+            rows += [Row((Unreduced(m), B), (Unreduced(m),)) for m in ("and", "or")]
+            rows += multilinear_rows(op, (0,)) if op.name == "shift_left" else []
+        case "clamp":
+            # min(max(x, low), high): a maximum of two, then a minimum with a third that is whole; or the other way round.
+            rows += [Row((PMAX, PMAX, B), (PMAX,)), Row((B, PMIN, PMIN), (PMIN,))] if "max" in has else []
+        case "square" | "conj":
+            rows += monoid_rows(op, "prod")
+        case "abs" if is_float(op.ins[0].dtype):
+            rows += monoid_rows(op, "prod")
         case "mul" if "sum" in has:
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
-            rows += multilinear_rows(op, (0,))
-        case "integer_pow" if is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1:
-            rows += monotone_rows(op, "+")
+            rows += [*multilinear_rows(op, (0,)), *monoid_rows(op, "prod")]
+        case "integer_pow" if op.params["y"] > 0:
+            rows += monoid_rows(op, "prod")
+            rows += monotone_rows(op, "+") if is_float(op.ins[0].dtype) and op.params["y"] % 2 == 1 else []
         case "select_n":
             rows += moved_rows(op, range(1, len(op.ins)))
         case "tie":
@@ -146,13 +165,21 @@ def partial_rows(op: Op) -> list[Row]:
     return rows
 
 
+def _rises_on(op: Op) -> bool:
+    """Whether what rises or falls does so on the operands' dtype."""
+    if op.name in _WRAPS:
+        return is_float(op.ins[0].dtype)
+    return op.name not in _OF_UNSIGNED or jnp.issubdtype(op.ins[0].dtype, np.unsignedinteger)
+
+
 def cast_rows(op: Op) -> list[Row]:
     """Which partials a cast carries.
 
     Sums: float to a wider float, and integer to an integer of no more bits (reduction modulo 2**k is a homomorphism). A float cast
     down rounds every part before the reduction; float to integer truncates every part; integer parts wrap, so no wider type sees
-    their sum. Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number there), nor a cast to a
-    float without infinities (the neutral element becomes NaN).
+    their sum. Products likewise. Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number
+    there), nor a cast to a float without infinities (the neutral element becomes NaN). Bits: a cast of integers drops some, or
+    repeats the sign; one to booleans asks whether there are any.
     """
     source, target = op.ins[0].dtype, op.outs[0].dtype
     if source == target:
@@ -160,13 +187,19 @@ def cast_rows(op: Op) -> list[Row]:
     if source == np.bool_:
         if "max" not in admissible(target):
             return []
-        return [Row((Unreduced("or"),), (Unreduced("max"),)), Row((Unreduced("and"),), (Unreduced("min"),))]
+        bits = monoid_rows(op, "and", "or") if jnp.issubdtype(target, np.integer) else []
+        return [Row((Unreduced("or"),), (PMAX,)), Row((Unreduced("and"),), (PMIN,)), *bits]
     rows: list[Row] = []
+    if jnp.issubdtype(source, np.integer) and target == np.bool_:
+        return monoid_rows(op, "or")
     integers = all(jnp.issubdtype(d, np.integer) for d in (source, target))
+    if integers:
+        rows += monoid_rows(op, "and", "or")
     if integers and jnp.iinfo(target).bits <= jnp.iinfo(source).bits:
-        rows += linear_rows(op)
+        rows += [*linear_rows(op), *monoid_rows(op, "prod")]
     if not integers and all(jnp.issubdtype(d, np.inexact) for d in (source, target)):
-        rows += linear_rows(op) if target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source)) else []
+        wider = target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source))
+        rows += [*linear_rows(op), *monoid_rows(op, "prod")] if wider else []
     holds_all = integers and jnp.iinfo(target).min <= jnp.iinfo(source).min and jnp.iinfo(source).max <= jnp.iinfo(target).max
     if not is_complex(source) and (holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))):
         rows += monoid_rows(op, "max", "min")

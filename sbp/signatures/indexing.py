@@ -9,9 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, admissible, linear_rows, moved_rows, split_rows
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import clipped, without_padding
 from sbp.types import B, Split, Unreduced
+
+add_kernel(Kernel(name="masked_gather", summary="each device looks up what it owns, zeros elsewhere; the parts add up"))
+add_kernel(Kernel(name="shifted_scatter", summary="each device writes what falls on its shard"))
+# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a window from the whole dim.
+add_kernel(Kernel(name="masked_windows", summary="each device reads the part of each window that it owns; the parts add up", nests=False))
+add_kernel(Kernel(name="shifted_windows", summary="each device writes the part of each window that falls on its shard", nests=False))
 
 _MODE = lax.GatherScatterMode
 _SCATTER_MONOID = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-mul": "prod", "scatter-min": "min", "scatter-max": "max"}
@@ -27,7 +33,7 @@ def gather_factors(params: dict[str, Any], operand_shape: Sequence[int], indices
     window = [d for d in range(len(operand_shape)) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
     out: list[str | None] = [None] * out_rank
     for d, o in zip(window, numbers.offset_dims, strict=True):
-        if sizes[d] == operand_shape[d] and d not in numbers.start_index_map:
+        if sizes[d] == operand_shape[d]:  # an index into a dim that is read whole is clipped to 0, or fills, on a shard as on the whole
             operand[d] = out[o] = f"w{d}"
     batch = iter(indices[:-1])
     for o in range(out_rank):
@@ -41,6 +47,12 @@ def _looked_up(numbers: Any) -> list[int]:
     return [int(d) for d in numbers.collapsed_slice_dims if d in numbers.start_index_map]
 
 
+def _in_windows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Operand dims that an index picks a window of."""
+    kept = (d for d in numbers.start_index_map if d not in numbers.collapsed_slice_dims)
+    return [int(d) for d in kept if 0 < sizes[d] < shape[d]]
+
+
 def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
     """Slice sizes on the shard: a whole slice is the shard's, one element stays one element."""
     wholes = zip(ctx.params["slice_sizes"], ctx.global_ins[0].shape, ctx.local_ins[0], strict=True)
@@ -48,37 +60,57 @@ def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
 
 
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The gather on the shard; where a looked-up dim is split, by its owner alone.
+    """The gather on the shard; where a dim that an index picks of is split, each element by its owner alone.
 
     The owner of an index is the device that holds the element it is clipped to, so that each result has exactly one; an index outside
-    stays outside on its owner, which then fills.
+    stays outside on its owner, which then fills. A window lies across shards: each is put between zeros, as many as a window has, so
+    that a window that misses it reads zeros alone.
     """
     operand, indices = args
-    numbers, mode = ctx.params["dimension_numbers"], _MODE.from_any(ctx.params["mode"])
+    numbers = ctx.params["dimension_numbers"]
+    sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
+    windows = [d for d in _in_windows(numbers, sizes, shape) if ctx.in_axes(0, d)]
+    picked = [d for d in _looked_up(numbers) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]]
     changes: dict[str, Any] = {"slice_sizes": _local_sizes(ctx)}
-    mine = None
-    for d in _looked_up(numbers):
-        whole, local = ctx.global_ins[0].shape[d], ctx.local_ins[0][d]
-        if whole == local:
-            continue
-        c = numbers.start_index_map.index(d)
-        inside, outside = clipped(indices[..., c], whole)
-        here = inside - ctx.in_offset(0, d)
-        owned = (here >= 0) & (here < ctx.in_extent(0, d))
-        mine = owned if mine is None else mine & owned
-        here = jnp.clip(here, 0, local - 1)
-        if mode == _MODE.FILL_OR_DROP:
-            here = jnp.where(outside, local, here)
-        # The other components keep their meaning: all are compared as int32, into which each is clipped first.
-        others = [here if k == c else _as_int32(indices[..., k]) for k in range(indices.shape[-1])]
-        indices = jnp.stack(others, -1)
-    if args[1].shape != tuple(ctx.global_ins[1].shape) or mine is not None:
-        changes["indices_are_sorted"] = False  # padding and foreign indices are not
-    if mine is None:
+    if not windows and not picked:
+        if indices.shape != tuple(ctx.global_ins[1].shape):
+            changes["indices_are_sorted"] = False  # padding is not
         return bind_with(ctx, args, **changes)
-    (out,) = bind_with(ctx, (operand, indices), **changes)
+    mine: Any = True
+    filled = _filled(ctx, indices)
+    components = []
+    for c, d in enumerate(numbers.start_index_map):
+        inside, outside = clipped(indices[..., c], shape[d] - sizes[d] + 1)
+        if d not in (*windows, *picked):
+            components.append(_as_int32(indices[..., c]))
+            continue
+        here, local = inside - ctx.in_offset(0, d), ctx.local_ins[0][d]
+        owned = (here >= 0) & (here < ctx.in_extent(0, d))
+        if d in picked:
+            mine = mine & owned
+            components.append(jnp.where(filled & outside, local, jnp.clip(here, 0, local - 1)))
+            continue
+        mine = mine & (owned | ~filled)
+        operand = without_padding(ctx, 0, operand, (d,), "sum")
+        between = [(sizes[d], sizes[d], 0) if k == d else (0, 0, 0) for k in range(operand.ndim)]
+        operand = lax.pad(operand, jnp.zeros((), operand.dtype), between)
+        components.append(jnp.where(filled & outside, operand.shape[d], jnp.clip(here + sizes[d], 0, local + sizes[d])))
+    # All components are compared as int32, into which each is clipped first; foreign indices are not in order.
+    changes["indices_are_sorted"] = False
+    (out,) = bind_with(ctx, (operand, jnp.stack(components, -1)), **changes)
     batch = [o for o in range(out.ndim) if o not in numbers.offset_dims]
+    mine = jnp.broadcast_to(mine, indices.shape[:-1])
     return [jnp.where(lax.broadcast_in_dim(mine, out.shape, batch), out, jnp.zeros((), out.dtype))]
+
+
+def _filled(ctx: LocalContext, indices: Any) -> Any:
+    """Which slices reach outside of the operand, along any dim, and are filled."""
+    sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
+    filled = jnp.zeros(indices.shape[:-1], jnp.bool_)
+    if _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP:
+        for c, d in enumerate(ctx.params["dimension_numbers"].start_index_map):
+            filled = filled | clipped(indices[..., c], shape[d] - sizes[d] + 1)[1]
+    return filled
 
 
 def _as_int32(index: Any) -> Any:
@@ -97,6 +129,8 @@ def _gather(op: Op) -> Sequence[Row]:
     if monoids and mode != _MODE.ONE_HOT:
         joined = Unreduced("sum" if "sum" in monoids else "or")
         rows += [Row((Split(d), B), (joined,), kernel="masked_gather") for d in _looked_up(numbers) if op.ins[0].shape[d] > 1]
+        windows = _in_windows(numbers, params["slice_sizes"], op.ins[0].shape)
+        rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in windows]
     for row in moved_rows(op, (0,)):
         if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0]):
             rows.append(row)
@@ -134,7 +168,7 @@ def scatter_factors(params: dict[str, Any], operand: Sequence[int], indices_rank
     for n, (d, i) in enumerate(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)):
         on_operand[d] = on_indices[i] = f"b{n}"
     for d, u in zip(_scatter_window(numbers, len(operand)), numbers.update_window_dims, strict=True):
-        if updates[u] == operand[d] and d not in numbers.scatter_dims_to_operand_dims:
+        if updates[u] == operand[d]:  # an index into a dim that is written whole is clipped to 0, or drops, on a shard as on the whole
             on_operand[d] = on_updates[u] = f"w{d}"
     batch = iter(on_indices[:-1])
     for u in range(len(updates)):
@@ -152,34 +186,49 @@ def _hit(numbers: Any) -> list[int]:
     return [int(d) for d in numbers.inserted_window_dims if d in numbers.scatter_dims_to_operand_dims]
 
 
+def _scatter_windows(numbers: Any, operand: Sequence[int], updates: Sequence[int]) -> dict[int, int]:
+    """The size of the window of each operand dim that an index picks a window of."""
+    sizes = zip(_scatter_window(numbers, len(operand)), (updates[u] for u in numbers.update_window_dims), strict=True)
+    return {d: size for d, size in sizes if d in numbers.scatter_dims_to_operand_dims and 0 < size < operand[d]}
+
+
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The scatter on the shard; where a dim that indices hit is split, indices are shifted and foreign ones dropped."""
+    """The scatter on the shard; where a dim that indices hit is split, indices are shifted and foreign ones dropped.
+
+    A window lies across shards: it is written to the shard with as much margin on both sides as it has elements, which is cut off.
+    """
     operand, indices, updates = args
     numbers, mode = ctx.params["dimension_numbers"], _MODE.from_any(ctx.params["mode"])
     monoid = _SCATTER_MONOID.get(ctx.primitive.name)
     batch = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]
     if monoid is not None:
         updates = without_padding(ctx, 2, updates, tuple(batch), monoid)
-    split = [d for d in _hit(numbers) if ctx.global_ins[0].shape[d] != ctx.local_ins[0][d]]
+    windows = _scatter_windows(numbers, ctx.global_ins[0].shape, ctx.global_ins[2].shape)
+    split = [d for d in (*_hit(numbers), *windows) if ctx.in_axes(0, d) and ctx.global_ins[0].shape[d] != ctx.local_ins[0][d]]
     changes: dict[str, Any] = {}
     if split or tuple(indices.shape) != tuple(ctx.global_ins[1].shape):
         changes = {"indices_are_sorted": False, "unique_indices": False}  # padding and dropped indices are neither
-    if split:
-        window = dict(zip(_scatter_window(numbers, operand.ndim), (updates.shape[u] for u in numbers.update_window_dims), strict=True))
-        components = []
-        for c, d in enumerate(numbers.scatter_dims_to_operand_dims):
-            whole = ctx.global_ins[0].shape[d]
-            index = _as_int32(indices[..., c])
-            if mode == _MODE.CLIP:
-                index = jnp.clip(index, 0, whole - window.get(d, 1))
-            if d in split:
-                local = ctx.local_ins[0][d]
-                here = index - ctx.in_offset(0, d)
-                index = jnp.where((index >= 0) & (index < whole) & (here >= 0) & (here < local), here, local)
-            components.append(index)
-        indices = jnp.stack(components, -1)
-        changes["mode"] = _MODE.FILL_OR_DROP
-    return bind_with(ctx, (operand, indices, updates), **changes)
+    if not split:
+        return bind_with(ctx, (operand, indices, updates), **changes)
+    local = ctx.local_ins[0]
+    margin = [windows[d] if d in split and d in windows else 0 for d in range(operand.ndim)]
+    whole_window = dict(zip(_scatter_window(numbers, operand.ndim), (updates.shape[u] for u in numbers.update_window_dims), strict=True))
+    components = []
+    for c, d in enumerate(numbers.scatter_dims_to_operand_dims):
+        index, whole = _as_int32(indices[..., c]), ctx.global_ins[0].shape[d]
+        size = windows.get(d, 1)
+        if d not in split:
+            last = operand.shape[d] - whole_window.get(d, 1)
+            components.append(jnp.clip(index, 0, last) if mode == _MODE.CLIP else index)
+            continue
+        index = jnp.clip(index, 0, whole - size) if mode == _MODE.CLIP else index
+        here = index - ctx.in_offset(0, d)
+        hits = (index >= 0) & (index <= whole - size) & (here > -size) & (here < local[d])
+        components.append(jnp.where(hits, here + margin[d], local[d] + 2 * margin[d]))
+    zero = jnp.zeros((), operand.dtype)
+    operand = lax.pad(operand, zero, [(m, m, 0) for m in margin])
+    (out,) = bind_with(ctx, (operand, jnp.stack(components, -1), updates), mode=_MODE.FILL_OR_DROP, **changes)
+    return [lax.slice(out, margin, [m + size for m, size in zip(margin, local, strict=True)])]
 
 
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max", local=_scatter_local)
@@ -193,6 +242,8 @@ def _scatter(op: Op) -> Sequence[Row]:
     m = FactorMap(ins=(operand, indices, updates), outs=(operand,), contract=monoid, accumulate=(0,), masks_padding=True)
     rows = split_rows(op, m)
     rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter") for d in _hit(numbers) if op.ins[0].shape[d] > 1]
+    windows = _scatter_windows(numbers, op.ins[0].shape, op.ins[2].shape)
+    rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in windows]
     match op.name:
         case "scatter-add" | "scatter-sub":
             rows += linear_rows(op, (0, 2)) if monoid else []

@@ -1,4 +1,4 @@
-"""Decompositions, solves and Fourier transforms: leading batch dims split, each matrix stays whole."""
+"""Decompositions, solves and Fourier transforms: leading batch dims split; of a matrix, those columns or rows that are solved for alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 from sbp.signatures.factors import FactorMap, linear_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.shards import without_padding
 
 _CORE: dict[str, tuple[int, ...]] = {
     "cholesky": (2,),
+    "cholesky_update": (2, 1),
     "eig": (2,),
     "eigh": (2,),
+    "geqp3": (2, 1),
     "geqrf": (2,),
     "hessenberg": (2,),
     "householder_product": (2, 1),
@@ -28,7 +31,7 @@ _CORE: dict[str, tuple[int, ...]] = {
 """For each operand, how many trailing dims one matrix or vector has."""
 
 _LINEAR_IN = {"triangular_solve": 1, "tridiagonal_solve": 3, "ormqr": 2}
-"""The operand that a solve or a product is linear in."""
+"""The operand that a solve or a product is linear in, and whose columns (rows, from the right) are apart from each other."""
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -39,9 +42,26 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _batched(op: Op) -> Sequence[Row]:
     batch = len(op.ins[0].shape) - _CORE[op.name][0]
     letters = tuple(f"b{i}" for i in range(batch))
-    ins, outs = (tuple(letters + (None,) * (len(a.shape) - batch) for a in avals) for avals in (op.ins, op.outs))
-    rows = split_rows(op, FactorMap(ins=ins, outs=outs))
-    return [*rows, *(linear_rows(op, (_LINEAR_IN[op.name],)) if op.name in _LINEAR_IN else [])]
+    ins, outs = ([letters + (None,) * (len(a.shape) - batch) for a in avals] for avals in (op.ins, op.outs))
+    if op.name not in _LINEAR_IN:
+        return split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs)))
+    solved = _LINEAR_IN[op.name]
+    from_left = op.params.get("left_side", op.params.get("left", True))
+    sides = ("columns",) if from_left else ("rows", None)
+    ins[solved] = outs[0] = (letters + (None, None))[: -len(sides)] + sides
+    return [*split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs))), *linear_rows(op, (solved,))]
+
+
+@rule("symmetric_product", local=lambda ctx, args: bind_with(ctx, (_summed(ctx, args[0]), args[1])))
+def _symmetric_product(op: Op) -> Sequence[Row]:
+    """alpha a a' + beta c: contracts the columns of a onto a partial c."""
+    letters = tuple(f"b{i}" for i in range(len(op.ins[0].shape) - 2))
+    a, c = (*letters, None, "k"), (*letters, None, None)
+    return split_rows(op, FactorMap(ins=(a, c), outs=(c,), contract="sum", accumulate=(1,), masks_padding=True))
+
+
+def _summed(ctx: LocalContext, a: Any) -> Any:
+    return without_padding(ctx, 0, a, (a.ndim - 1,), "sum")
 
 
 @rule("fft", local=_local)

@@ -14,11 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sbp import _jax
 from sbp.signatures.laws import Types, assemble, difference, localised, place
-from sbp.signatures.rule import Op, Row, rule_for
+from sbp.signatures.rule import Op, Row, kernel_named, rule_for
 from sbp.types import Broadcast, P, Split
+
+Parts = dict[tuple[int, ...], np.ndarray]
+"""What each device holds of a value, by its index on each mesh axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,18 @@ class Layout:
       ins: types of the operands.
       outs: types of the results.
       sizes: sizes of the mesh axes.
+      communicates: whether the kernel has collectives, so that all devices run at once.
     """
 
     ins: tuple[Types, ...]
     outs: tuple[Types, ...]
     sizes: tuple[int, ...]
+    communicates: bool = False
+
+    @property
+    def whole(self) -> list[bool]:
+        """For each operand, whether all devices hold all of it."""
+        return [all(isinstance(a, Broadcast) for a in t) for t in self.ins]
 
     def devices(self) -> list[tuple[int, ...]]:
         """The devices, by their index on each mesh axis."""
@@ -51,6 +62,14 @@ class Layout:
         """For each value and dim, whether no part has padding."""
         counts = [self.spans(avals, types, device) for device in self.devices()]
         return tuple(tuple(len({c[i][d][1] for c in counts}) == 1 for d in range(len(a.shape))) for i, a in enumerate(avals))
+
+    def axes(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[tuple[tuple[str, int], ...], ...], ...]:
+        """For each value and dim, names and sizes of the axes that split it."""
+        named = [(f"axis{k}", n) for k, n in enumerate(self.sizes)]
+        return tuple(
+            tuple(tuple(axis for axis, atom in zip(named, t, strict=True) if atom == Split(d)) for d in range(len(a.shape)))
+            for a, t in zip(avals, types, strict=True)
+        )
 
     def _span(self, size: int, dim: int, atoms: Types, device: tuple[int, ...]) -> tuple[int, int]:
         start, real = 0, size
@@ -72,6 +91,7 @@ class ListPlace:
     local_ins: tuple[tuple[int, ...], ...]
     local_outs: tuple[tuple[int, ...], ...]
     in_even: tuple[tuple[bool, ...], ...]
+    split_axes: tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
     in_spans: Any
     out_spans: Any
     first: Any
@@ -87,6 +107,16 @@ class ListPlace:
     def in_extent(self, operand: int, dim: int) -> Any:
         """How many elements of this device's shard of an operand are real along one dim."""
         return self.local_ins[operand][dim] if self.in_even[operand][dim] else self.in_spans[operand][dim][1]
+
+    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of an operand."""
+        return self.split_axes[operand][dim]
+
+    def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
+        """What the source of this device's pair holds. A batch dim can only be permuted whole: who is left out gets what is left over."""
+        size = lax.axis_size(axis)
+        sources, targets = (set(range(size)) - {p[k] for p in pairs} for k in (0, 1))
+        return lax.ppermute(x, axis, [*pairs, *zip(sorted(sources), sorted(targets), strict=True)])
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
@@ -134,20 +164,28 @@ class Oracle:
         """
         shapes = layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
         even = layout.even(self.op.ins, layout.ins)
-        if (shapes, even) not in self._kernels:
+        axes = layout.axes(self.op.ins, layout.ins)
+        key = shapes, even, axes, (layout.sizes, *layout.whole) if layout.communicates else ()
+        if key not in self._kernels:
             found = rule_for(self.op.name)
 
             def run(args: Any, in_spans: Any, out_spans: Any, first: Any) -> list[Any]:
                 if found is None or found.local is None:
                     return self._plain(*args)
-                return found.local(
-                    ListPlace(self.primitive, self.op.params, self.op.ins, self.op.outs, *shapes, even, in_spans, out_spans, first), args
-                )
+                avals = self.op.ins, self.op.outs
+                return found.local(ListPlace(self.primitive, self.op.params, *avals, *shapes, even, axes, in_spans, out_spans, first), args)
 
             avals = self.op.ins, self.op.outs
             is_whole = all(map(all, even)) and shapes == tuple(tuple(tuple(a.shape) for a in side) for side in avals)
-            self._kernels[shapes, even] = run if is_whole or found is None or found.local is None else jax.jit(run)
-        return self._kernels[shapes, even]
+            compiled: Any = run
+            if layout.communicates:
+                varying = [None if whole else 0 for whole in layout.whole]
+                for axis in reversed(range(len(layout.sizes))):
+                    compiled = jax.vmap(compiled, (varying, 0, 0, 0), axis_name=f"axis{axis}")
+            if layout.communicates or not (is_whole or found is None or found.local is None):
+                compiled = jax.jit(compiled)
+            self._kernels[key] = compiled
+        return self._kernels[key]
 
     def _shapes(self, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
         return layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
@@ -160,20 +198,15 @@ class Oracle:
           rng: draws the parts.
         """
         placed = [place(_words(x), t, layout.sizes, rng) for x, t in zip(self.args, layout.ins, strict=True)]
-        results: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in layout.outs]
+        try:
+            results = self._together(layout, placed) if layout.communicates else self._one_by_one(layout, placed)
+        except (TypeError, ValueError) as error:  # JAX's shape rules and lowering
+            return f"the kernel does not run on {self._shapes(layout)}: {error}"
         expected = layout.shapes(self.op.outs, layout.outs)
         for device in layout.devices():
-            args = [_keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
-            spans = (layout.spans(self.op.ins, layout.ins, device), layout.spans(self.op.outs, layout.outs, device))
-            try:
-                got = self._kernel(layout)(args, *jax.tree.map(np.int32, spans), np.bool_(not any(device)))
-            except (TypeError, ValueError) as error:  # JAX's shape rules and lowering
-                return f"device {device} cannot run the kernel on {self._shapes(layout)}: {error}"
-            shapes = tuple(tuple(r.shape) for r in got)
+            shapes = tuple(result[device].shape[: len(want)] for result, want in zip(results, expected, strict=True))
             if shapes != expected:
                 return f"device {device} gives shapes {shapes}, the types say {expected}"
-            for result, value in zip(results, got, strict=True):
-                result[device] = _words(value)
         for position, (result, atoms, want) in enumerate(zip(results, layout.outs, self.whole, strict=True)):
             scale = _scale(result, layout, atoms, want.shape)
             readers = [range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, layout.sizes, strict=True)]
@@ -185,9 +218,40 @@ class Oracle:
                     return f"result {position} as {atoms}: {wrong}"
         return ""
 
+    def _spans(self, layout: Layout, device: tuple[int, ...]) -> Any:
+        spans = layout.spans(self.op.ins, layout.ins, device), layout.spans(self.op.outs, layout.outs, device)
+        return jax.tree.map(np.int32, spans)
+
+    def _one_by_one(self, layout: Layout, placed: list[Parts]) -> list[Parts]:
+        """The results of a local kernel, device by device."""
+        results: list[Parts] = [{} for _ in layout.outs]
+        for device in layout.devices():
+            args = [_keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
+            got = self._kernel(layout)(args, *self._spans(layout, device), np.bool_(not any(device)))
+            for result, value in zip(results, got, strict=True):
+                result[device] = _words(value)
+        return results
+
+    def _together(self, layout: Layout, placed: list[Parts]) -> list[Parts]:
+        """The results of a kernel with collectives: devices are batch dims with the names of mesh axes."""
+        devices = layout.devices()
+
+        def stacked(values: Sequence[Any]) -> Any:
+            whole = np.stack(values)
+            return whole.reshape(*layout.sizes, *whole.shape[1:])
+
+        args = [
+            x if whole else _keys_like(stacked([p[d] for d in devices]), x)
+            for p, x, whole in zip(placed, self.args, layout.whole, strict=True)
+        ]
+        spans = jax.tree.map(lambda *each: stacked(each), *(self._spans(layout, d) for d in devices))
+        got = self._kernel(layout)(args, *spans, stacked([np.bool_(not any(d)) for d in devices]))
+        return [{d: _words(value)[d] for d in devices} for value in got]
+
     def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
         """A counterexample to one row on one mesh axis of size n; empty when these parts give none."""
-        return self.refute(Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,)), rng)
+        communicates = kernel_named(row.kernel).communicates
+        return self.refute(Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,), communicates), rng)
 
 
 def _scale(values: dict[tuple[int, ...], np.ndarray], layout: Layout, atoms: Types, shape: Sequence[int]) -> np.ndarray | float:

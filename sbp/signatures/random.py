@@ -1,4 +1,4 @@
-"""Random bits: the shard of a split result is the slice of the global draw, bit for bit."""
+"""Random numbers: the shard of a split result is the slice of the global draw, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,41 +11,95 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
+from sbp.signatures.elementwise import split_atoms
 from sbp.signatures.factors import FactorMap, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, replicated, rule
+from sbp.types import Atom, B, Split
 
-replicated(
-    "random_seed",
-    "random_wrap",
-    "random_unwrap",
-    "random_split",
-    "random_fold_in",
-    "random_clone",
-    "random_gamma",
-    reason="keys are a few words; every device derives the same ones",
-)
 replicated("rng_bit_generator", reason="the algorithm's state is one stream: a slice of the draw needs the whole draw")
 
+_HARDWARE = {
+    "key<rbg>": frozenset({"random_bits", "random_gamma"}),
+    "key<urbg>": frozenset({"random_bits", "random_fold_in", "random_gamma", "random_split"}),
+}
+"""What these keys do by rng_bit_generator, which JAX gives one draw from the first key where there is a batch of keys."""
 
-def _counters(ctx: LocalContext, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """High and low words of the global linear index of each element of this shard (jax_threefry_partitionable's counters)."""
-    global_shape = ctx.global_outs[0].shape
+_OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
+
+
+def _each_key_alone(op: Op, keys: Any) -> bool:
+    """Whether each key of a batch draws what it draws alone; of keys that are not JAX's own, nothing is known."""
+    dtype = str(keys.dtype)
+    return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())
+
+
+def batch_rows(op: Op) -> list[Row]:
+    """The rows that split a dim of the batch, which leads in every operand and result that has it."""
+    rank = min(len(a.shape) for a in (*op.ins, *op.outs))
+    return [Row((Split(d),) * len(op.ins), (Split(d),) * len(op.outs)) for d in range(rank)]
+
+
+def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    return bind_with(ctx, args)
+
+
+@rule("random_wrap", "random_unwrap", "random_clone", "to_edtype", "from_edtype", local=_local)
+def _words(op: Op) -> Sequence[Row]:
+    """Keys as their words, and back."""
+    return batch_rows(op)
+
+
+@rule("random_seed", local=_local)
+def _seed(op: Op) -> Sequence[Row]:
+    return batch_rows(op) if str(op.outs[0].dtype) in _OF_EACH_KEY else []
+
+
+@rule("random_split", local=_local)
+def _random_split(op: Op) -> Sequence[Row]:
+    """Batches of keys split; the new dims of a split are a few words, that every device derives alike."""
+    return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
+
+
+@rule("random_fold_in", local=_local)
+def _fold_in(op: Op) -> Sequence[Row]:
+    return split_atoms(op) if _each_key_alone(op, op.ins[0]) else []
+
+
+@rule("random_gamma", local=_local)
+def _random_gamma(op: Op) -> Sequence[Row]:
+    """A key for each of some leading dims; the other dims draw by the position in the whole, and JAX tells them apart inside."""
+    return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
+
+
+def counters(shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Sequence[Any]) -> tuple[Any, Any]:
+    """High and low words of the global linear index of each element of a shard (jax_threefry_partitionable's counters).
+
+    The high words are 0: a rule asks for fewer than 2**32 elements.
+    """
     low = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for dim in reversed(range(len(shape))):
-        index = lax.broadcasted_iota(jnp.uint32, shape, dim) + jnp.asarray(ctx.out_offset(0, dim), jnp.uint32)
+        index = lax.broadcasted_iota(jnp.uint32, shape, dim) + jnp.asarray(offsets[dim], jnp.uint32)
         low = low + index * jnp.uint32(stride)
         stride *= global_shape[dim]
     return jnp.zeros(shape, jnp.uint32), low
 
 
+def _counts(op: Op) -> bool:
+    return getattr(jax.config, "jax_threefry_partitionable", True) and math.prod(op.params["shape"]) < 2**32
+
+
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Elements of one key's draw by their counters; a batch of keys by JAX itself."""
     (key,) = args
-    shape, width = ctx.local_outs[0], ctx.params["bit_width"]
-    if ctx.local_outs[0] == tuple(ctx.global_outs[0].shape):
+    batch, shape, width = key.ndim, ctx.local_outs[0], ctx.params["bit_width"]
+    drawn = tuple(ctx.global_outs[0].shape[batch:])
+    if shape[batch:] == drawn:
         return bind_with(ctx, args)
     words = jax.random.key_data(key)
-    high, low = _jax.uint_bits(jnp.broadcast_to(words[0], shape), jnp.broadcast_to(words[1], shape), *_counters(ctx, shape))
+    count = counters(shape[batch:], drawn, [ctx.out_offset(0, d) for d in range(batch, len(shape))])
+    spread = [lax.broadcast_in_dim(words[..., w], shape, tuple(range(batch))) for w in range(2)]
+    high, low = _jax.uint_bits(*spread, *(jnp.broadcast_to(c, shape) for c in count))
     dtype = ctx.global_outs[0].dtype
     if width == 64:
         return [lax.shift_left(high.astype(dtype), jnp.asarray(32, dtype)) | low.astype(dtype)]
@@ -56,9 +110,25 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("random_bits", local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
-    """Splits of any dim, for one threefry key with partitionable counters below 2**32; else all B."""
+    """Splits of any dim of a draw by threefry with partitionable counters below 2**32, and of the keys' dims by most keys."""
     key = op.ins[0]
-    counted = getattr(jax.config, "jax_threefry_partitionable", True) and math.prod(op.params["shape"]) < 2**32
-    if key.shape != () or "fry" not in str(key.dtype) or not counted:
-        return []
-    return split_rows(op, FactorMap(ins=((),), outs=(tuple(f"d{i}" for i in range(len(op.outs[0].shape))),)))
+    rows = batch_rows(op) if _each_key_alone(op, key) else []
+    if str(key.dtype) == "key<fry>" and _counts(op):
+        drawn: list[Atom] = [Split(d) for d in range(len(key.shape), len(op.outs[0].shape))]
+        rows += [Row((B,), (atom,)) for atom in drawn]
+    return rows
+
+
+def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    del args
+    shape, whole = ctx.local_outs[0], tuple(ctx.global_outs[0].shape)
+    if shape == whole:
+        return bind_with(ctx, ())
+    return list(counters(shape, whole, [ctx.out_offset(0, d) for d in range(len(shape))]))
+
+
+@rule("iota_2x32_shape", local=_iota_2x32_local)
+def _iota_2x32(op: Op) -> Sequence[Row]:
+    """The counters themselves."""
+    dims = tuple(f"d{i}" for i in range(len(op.outs[0].shape)))
+    return split_rows(op, FactorMap(ins=(), outs=(dims, dims))) if _counts(op) else []

@@ -78,9 +78,54 @@ class LocalContext(Protocol):
         """
         ...
 
+    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of an operand, outer first: what a kernel's collectives run over."""
+        ...
+
+    def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
+        """What the source of this device's (source, destination) pair holds; anything where it is no destination."""
+        ...
+
     def is_first_device(self) -> Any:
         """True on the device whose index is 0 on every mesh axis."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a kernel sends over one mesh axis each time it runs.
+
+    Arguments:
+      kind: the collective, in the plan's words.
+      bytes: bytes one device sends.
+      rounds: how many collectives, each of which pays its start-up time.
+    """
+
+    kind: str
+    bytes: float
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What a row runs on the shards, by name.
+
+    Arguments:
+      name: the name that rows give.
+      summary: what it does, in a line.
+      sends: for an op on shapes that all other mesh axes have localised, what the kernel sends over this one; None when it is local.
+      nests: whether other mesh axes may split the same dims.
+    """
+
+    name: str
+    summary: str
+    sends: Callable[[Op, Row], tuple[Sent, ...]] | None = None
+    nests: bool = True
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the kernel has collectives of its own."""
+        return self.sends is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +146,7 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+_KERNELS: dict[str, Kernel] = {}
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -113,6 +159,29 @@ def add_rule(rule: Rule) -> None:
     if rule.name in _RULES:
         raise SbpInternalError(f"two rules for primitive {rule.name!r}")
     _RULES[rule.name] = rule
+
+
+def add_kernel(kernel: Kernel) -> Kernel:
+    """Enters a kernel; a second one of the same name is an error."""
+    if kernel.name in _KERNELS:
+        raise SbpInternalError(f"two kernels named {kernel.name!r}")
+    _KERNELS[kernel.name] = kernel
+    return kernel
+
+
+def kernel_named(name: str) -> Kernel:
+    """The kernel of a row."""
+    if name not in _KERNELS:
+        raise SbpInternalError(f"no kernel named {name!r}: a row gives it, nothing enters it")
+    return _KERNELS[name]
+
+
+def known_kernels() -> tuple[Kernel, ...]:
+    """All kernels, by name."""
+    return tuple(_KERNELS[name] for name in sorted(_KERNELS))
+
+
+add_kernel(Kernel(name="local", summary="the primitive itself"))
 
 
 def rule_for(name: str) -> Rule | None:

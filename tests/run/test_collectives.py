@@ -29,6 +29,9 @@ def planned_bytes(plan):
         for step in planned.box.steps:
             if step.bytes_sent:
                 found[frozenset(step.mesh_axes)] += step.bytes_sent * planned.trips
+    for operation, trips in plan.program.kernels():
+        for position, sent in operation.sends:
+            found[frozenset([position])] += sent.bytes * trips
     return dict(found)
 
 

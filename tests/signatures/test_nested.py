@@ -15,6 +15,7 @@ from samples import FILL, Equation, equation, f, i, keys
 from sbp.infer.rows import RowTable
 from sbp.infer.space import decode
 from sbp.mesh import mesh_spec
+from sbp.signatures import kernel_named
 from sbp.signatures.oracle import Layout, ListPlace, Oracle
 from sbp.trace.graph import Node
 from sbp.types import MONOIDS, B, P, S
@@ -35,7 +36,16 @@ CASES = {
     "broadcast_in_dim": [(lambda x: jnp.broadcast_to(x, (6, 4)), (f(4),))],
     "iota": [(lambda: lax.iota(np.int32, 10), ())],
     "random_bits": [(lambda k: jax.random.bits(k, (10,)), (keys(),))],
-    "cumsum": [(lambda x: jnp.cumsum(x, 1), (f(10, 2),))],
+    "cumsum": [(lambda x: jnp.cumsum(x, 1), (f(10, 2),)), (lambda x: jnp.cumsum(x, 0), (f(11, 2),))],
+    "cummax": [(lambda x: lax.cummax(x, 0, reverse=True), (f(11, 3),))],
+    "argmax": [(lambda x: lax.argmax(x, 0, np.int32), (i(11, 4, low=0, high=3),)), (lambda x: lax.argmax(x, 0, np.int32), (f(5, 3),))],
+    "top_k": [(lambda x: lax.top_k(x, 3), (i(4, 11, low=0, high=4),))],
+    "sort": [(lambda x, y: lax.sort((x, y), dimension=0), (i(11, 4, low=0, high=4), f(11, 4)))],
+    "rev": [(lambda x: lax.rev(x, (0, 1)), (f(7, 5),))],
+    "concatenate": [(lambda x, y: jnp.concatenate([x, y]), (f(7, 4), f(5, 4)))],
+    "pad": [(lambda x: lax.pad(x, np.float32(1), [(1, 2, 1), (-1, 3, 0)]), (f(6, 7),))],
+    "conv_general_dilated": [(lambda x, y: lax.conv_general_dilated(x, y, (1, 2), "SAME"), (f(4, 2, 6, 9), f(4, 2, 3, 3)))],
+    "reduce_window_max": [(lambda x: lax.reduce_window(x, -np.inf, lax.max, (3, 2), (1, 2), "SAME"), (f(6, 9),))],
     "select_n": [(lambda p, x, y: lax.select_n(p, x, y), (np.arange(10) % 3 == 0, f(10), f(10)))],
     "slice": [(lambda x: x[:, 1:3], (f(10, 4),))],
 }
@@ -55,7 +65,15 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[Layout]:
     )
     native = (frozenset(MONOIDS),) * count
     found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, native)
-    return [Layout(tuple(tuple(map(decode, t)) for t in r.ins), tuple(tuple(map(decode, t)) for t in r.outs), sizes) for r in found]
+    return [
+        Layout(
+            tuple(tuple(map(decode, t)) for t in r.ins),
+            tuple(tuple(map(decode, t)) for t in r.outs),
+            sizes,
+            any(kernel_named(k).communicates for k in r.kernels),
+        )
+        for r in found
+    ]
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)

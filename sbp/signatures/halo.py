@@ -1,0 +1,128 @@
+"""Halo exchange: operators whose results read a range of neighbouring elements, with the dim split on both sides.
+
+`Windows` is what they have in common. A result element o reads the elements at `stride * o - low + dilation * k`, k below `window`,
+of its operand with `base - 1` holes between elements: a slice has windows of one element, a pad has a base, a convolution has it
+all. The kernel fetches what its own results read and puts it down without padding and holes to pad, so that the primitive runs on it
+with neither. Where a formula is printed wrong in the GSPMD paper (the limit of a shard's range, appendix A.4), this is the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import _jax
+from sbp.signatures.exchange import Need, elements_sent, fetch
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Which elements of a dim each element of the result's dim reads.
+
+    Arguments:
+      size: elements of the operand's dim.
+      out: elements of the result's dim.
+      stride: between windows.
+      low: padding before the first element; negative where elements are left out.
+      window: elements in a window.
+      dilation: distance between elements of a window.
+      base: distance between elements of the operand in the padded array (base dilation).
+    """
+
+    size: int
+    out: int
+    stride: int = 1
+    low: int = 0
+    window: int = 1
+    dilation: int = 1
+    base: int = 1
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether each element reads the one at its own place."""
+        return self.size == self.out and self.stride == self.window == self.base == 1 and self.low == 0
+
+    def first(self, out: int) -> int:
+        """The position in the padded array of the first element that a result element reads."""
+        return self.stride * out - self.low
+
+    def padded(self, chunk: int) -> int:
+        """Positions of the padded array that `chunk` results in a row read."""
+        return self.stride * (chunk - 1) + self.dilation * (self.window - 1) + 1
+
+    def phases(self, n: int) -> tuple[int, ...]:
+        """For each device, how many positions lie before the first element in what it reads."""
+        chunk = -(-self.out // n)
+        return tuple(-self.first(chunk * i) % self.base for i in range(n))
+
+    def need(self, n: int) -> Need:
+        """What the devices of a mesh axis want, each for its own results."""
+        chunk = -(-self.out // n)
+        starts = tuple(-(-self.first(chunk * i) // self.base) for i in range(n))
+        ends = ((self.first(chunk * i) + self.padded(chunk) - 1) // self.base for i in range(n))
+        return Need(self.size, -(-self.size // n), starts, max(1, *(e - s + 1 for s, e in zip(starts, ends, strict=True))))
+
+    def halos(self, n: int) -> tuple[tuple[int, int], ...]:
+        """For each device, how many elements it needs from its left and from its right (negative: how many of its own it does not).
+
+        >>> Windows(size=12, out=8, stride=2, low=1, window=3).halos(4)
+        ((1, 1), (0, 2), (-1, 3), (-2, 4))
+        """
+        chunk, held = -(-self.out // n), -(-self.size // n)
+        starts = self.need(n).starts
+        ends = [(self.first(chunk * i) + self.padded(chunk) - 1) // self.base + 1 for i in range(n)]
+        return tuple((held * i - s, e - held * (i + 1)) for i, (s, e) in enumerate(zip(starts, ends, strict=True)))
+
+
+def padded_shard(ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows: Windows, fill: Any) -> Any:
+    """The part of the padded array that this device's results read: elements at their positions, `fill` between and around them."""
+    found = fetch(ctx, x, dim, axis, windows.need(n), fill)
+    if windows.base == 1:
+        return found
+    # Three cases in the paper, by how the phases of the devices differ; here each device cuts at its own.
+    phases = windows.phases(n)
+    phase = phases[0] if len(set(phases)) == 1 else jnp.asarray(np.array(phases))[lax.axis_index(axis)]
+    length = windows.padded(-(-windows.out // n))
+    config = [(windows.base - 1, max(length, windows.base), windows.base - 1) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    return lax.dynamic_slice_in_dim(lax.pad(found, fill, config), windows.base - 1 - phase, length, dim)
+
+
+def bytes_beside(aval: Any, *dims: int) -> float:
+    """Bytes of a tensor for each element along some of its dims."""
+    return math.prod(s for d, s in enumerate(aval.shape) if d not in dims) * _jax.itemsize(aval.dtype)
+
+
+def sent_for(need: Need, bytes_each: float) -> tuple[Sent, ...]:
+    """What an exchange sends, when an element along the dim has so many bytes."""
+    elements, count = elements_sent(need)
+    return (Sent("permute", elements * bytes_each, count),) if elements else ()
+
+
+Exchanges = list[tuple[Need, float]]
+"""What a row's kernel exchanges: for each operand, who needs what along its dim, and the bytes of an element there."""
+
+_EXCHANGES: dict[str, Callable[[Op, Row], Exchanges]] = {}
+
+
+def exchanges(*names: str) -> Callable[[Callable[[Op, Row], Exchanges]], Callable[[Op, Row], Exchanges]]:
+    """Decorator: says what the halo kernel of some primitives exchanges under a row."""
+
+    def enter(of: Callable[[Op, Row], Exchanges]) -> Callable[[Op, Row], Exchanges]:
+        _EXCHANGES.update(dict.fromkeys(names, of))
+        return of
+
+    return enter
+
+
+def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    return tuple(sent for need, bytes_each in _EXCHANGES[op.name](op, row) for sent in sent_for(need, bytes_each))
+
+
+add_kernel(Kernel(name="halo", summary="neighbours send the elements that windows reach", sends=_halo_sends, nests=False))

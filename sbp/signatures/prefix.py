@@ -1,0 +1,70 @@
+"""Cumulative operators: along a split dim each shard is corrected by the total of the shards before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp.signatures.factors import FactorMap, admissible, monoid_rows, split_rows
+from sbp.signatures.halo import bytes_beside
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
+from sbp.signatures.shards import neutral
+from sbp.types import Split
+
+_MONOID = {"cumsum": "sum", "cummax": "max", "cummin": "min", "cumprod": "prod"}
+_JOIN = {"cumsum": lax.add, "cummax": lax.max, "cummin": lax.min, "cumprod": lax.mul, "cumlogsumexp": jnp.logaddexp}
+
+
+def _start(name: str, dtype: Any) -> np.ndarray:
+    """What a cumulative operator starts from; a logarithm of a sum starts from the logarithm of nothing."""
+    return neutral(_MONOID.get(name, "max"), dtype)
+
+
+def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    (x,) = args
+    name, dim, reverse = ctx.primitive.name, ctx.params["axis"], ctx.params["reverse"]
+    axes = ctx.in_axes(0, dim)
+    if not axes:
+        return bind_with(ctx, args)
+    start = _start(name, x.dtype)
+    extent = ctx.in_extent(0, dim)
+    if not isinstance(extent, int):
+        x = jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent, x, start)
+    (own,) = bind_with(ctx, (x,))
+    total = lax.index_in_dim(own, 0 if reverse else own.shape[dim] - 1, dim)
+    for axis, _ in reversed(axes):
+        totals = lax.all_gather(total, axis)
+        place, mine = lax.broadcasted_iota(jnp.int32, totals.shape, 0), lax.axis_index(axis)
+        before = jnp.where(place > mine if reverse else place < mine, totals, start)
+        own = _JOIN[name](own, _joined(ctx, before))
+        total = _joined(ctx, totals)
+    return [own]
+
+
+def _joined(ctx: LocalContext, totals: Any) -> Any:
+    """The join along the leading dim: the last result of the operator itself."""
+    (running,) = bind_with(ctx, (totals,), axis=0, reverse=False)
+    return lax.index_in_dim(running, running.shape[0] - 1, 0, keepdims=False)
+
+
+def _prefix_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    return (Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),)
+
+
+add_kernel(Kernel(name="prefix", summary="totals of all shards are gathered; those before are joined in", sends=_prefix_sends))
+
+
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", local=_cumulative_local)
+def _cumulative(op: Op) -> Sequence[Row]:
+    axis = int(op.params["axis"])
+    dims = tuple(None if d == axis else f"d{d}" for d in range(len(op.ins[0].shape)))
+    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
+    monoid = _MONOID.get(op.name)
+    rows += monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []
+    if op.ins[0].shape[axis] > 0:
+        rows.append(Row((Split(axis),), (Split(axis),), kernel="prefix"))
+    return rows

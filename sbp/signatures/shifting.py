@@ -1,0 +1,342 @@
+"""Primitives that move elements along a dim: slice, pad, rev, concatenate, split, reshape. A split dim is exchanged with neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from sbp.signatures.exchange import Need, fetch
+from sbp.signatures.factors import FactorMap, admissible, moved_rows, split_rows
+from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
+from sbp.types import Atom, B, Split, Unreduced
+
+add_kernel(Kernel(name="masked_slice", summary="each device puts down the elements it owns; the parts add up"))
+
+
+def split_dim(row: Row) -> int:
+    """The dim of the first result that a row splits."""
+    (atom,) = set(row.outs)
+    assert isinstance(atom, Split)
+    return atom.dim
+
+
+def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
+    """Rows that split a dim of operands and results alike; an operand too small for that is B."""
+    rows = []
+    for d in map(int, dims):
+        if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape):
+            ins: list[Atom] = [Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins]
+            if Split(d) in ins:
+                rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
+    return rows
+
+
+def owned_monoid(dtype: Any) -> str | None:
+    """The monoid under which one owner and zeros elsewhere are parts of a value; None where the dtype has none."""
+    monoids = admissible(dtype)
+    return "sum" if "sum" in monoids else "or" if "or" in monoids else None
+
+
+# ---- slice -------------------------------------------------------------------------------------------------------------------------
+
+
+def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    strides = params["strides"]
+    return Windows(size=size, out=out, stride=strides[dim] if strides else 1, low=-params["start_indices"][dim])
+
+
+def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Split dims that are cut: their window is fetched, or each device puts down what it owns of it."""
+    (x,) = args
+    start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
+    strides = list(ctx.params["strides"] or (1,) * x.ndim)
+    owned = []
+    for d, (size, out) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)):
+        windows = _slice_windows(ctx.params, d, size, out)
+        if not ctx.in_axes(0, d):
+            continue
+        if windows.is_identity:
+            start[d], limit[d] = 0, x.shape[d]
+        elif ctx.local_outs[0][d] != out:
+            ((axis, n),) = ctx.in_axes(0, d)
+            x = padded_shard(ctx, x, d, axis, n, windows, None)
+            start[d], limit[d] = 0, x.shape[d]
+        else:
+            owned.append(d)
+            start[d], limit[d], strides[d] = 0, x.shape[d], 1
+    (out,) = bind_with(ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides))
+    for d in owned:
+        out = _owned_part(ctx, out, d)
+    return [out]
+
+
+def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
+    """Of a slice along a split dim, the elements in this shard at their places, zeros elsewhere."""
+    windows = _slice_windows(ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim])
+    index = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low - ctx.in_offset(0, dim)
+    mine = (index >= 0) & (index < ctx.in_extent(0, dim))
+    picked = jnp.take(x, jnp.clip(index, 0, x.shape[dim] - 1), axis=dim)
+    return jnp.where(lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype))
+
+
+@exchanges("slice")
+def _slice_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    windows = _slice_windows(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
+    return [(windows.need(op.axis_size), bytes_beside(op.ins[0], d))]
+
+
+@rule("slice", local=_slice_local)
+def _slice(op: Op) -> Sequence[Row]:
+    sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
+    whole = [_slice_windows(op.params, d, size, out).is_identity for d, (size, out) in enumerate(sizes)]
+    dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
+    cut = [d for d, w in enumerate(whole) if not w]
+    rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op), *halo_rows(op, cut)]
+    monoid = owned_monoid(op.outs[0].dtype)
+    if monoid and all(op.outs[0].shape):
+        rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in cut]
+    return rows
+
+
+# ---- split into several results ----------------------------------------------------------------------------------------------------
+
+
+def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
+    """For each result, who needs what of the operand."""
+    total, needs, before = sum(sizes), [], 0
+    for size in sizes:
+        chunk = -(-size // n)
+        needs.append(Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk))
+        before += size
+    return needs
+
+
+def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    axis = ctx.params["axis"]
+    if not ctx.in_axes(0, axis):
+        return bind_with(ctx, args)
+    ((name, n),) = ctx.in_axes(0, axis)
+    return [fetch(ctx, args[0], axis, name, need, None) for need in _split_needs(ctx.params["sizes"], n)]
+
+
+@exchanges("split")
+def _split_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    return [(need, bytes_beside(op.ins[0], d)) for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)]
+
+
+@rule("split", local=_split_local)
+def _split(op: Op) -> Sequence[Row]:
+    axis = op.params["axis"]
+    dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.ins[0].shape)))
+    rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs))), *moved_rows(op)]
+    return [*rows, *(halo_rows(op, [axis]) if all(a.shape[axis] >= op.axis_size for a in op.outs) else [])]
+
+
+# ---- pad ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    low, _, interior = params["padding_config"][dim]
+    return Windows(size=size, out=out, low=low, base=interior + 1)
+
+
+def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    x, value = args
+    config = list(ctx.params["padding_config"])
+    for d, (size, out) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)):
+        windows = _pad_windows(ctx.params, d, size, out)
+        if ctx.in_axes(0, d) and not windows.is_identity:
+            ((axis, n),) = ctx.in_axes(0, d)
+            x, config[d] = padded_shard(ctx, x, d, axis, n, windows, value), (0, 0, 0)
+    return bind_with(ctx, (x, value), padding_config=tuple(config))
+
+
+@exchanges("pad")
+def _pad_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    windows = _pad_windows(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
+    return [(windows.need(op.axis_size), bytes_beside(op.ins[0], d))]
+
+
+@rule("pad", local=_pad_local)
+def _pad(op: Op) -> Sequence[Row]:
+    """Operand and padding value together: a partial operand wants a partial value, so `pad(P, 1.0)` adds 1 once."""
+    whole = [tuple(c) == (0, 0, 0) for c in op.params["padding_config"]]
+    dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
+    padded = [d for d, w in enumerate(whole) if not w and op.ins[0].shape[d] >= op.axis_size]
+    return [*split_rows(op, FactorMap(ins=(dims, ()), outs=(dims,))), *moved_rows(op), *halo_rows(op, padded)]
+
+
+# ---- rev ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _mirrored(size: int, n: int) -> Need:
+    chunk = -(-size // n)
+    return Need(size, chunk, tuple(size - chunk * (i + 1) for i in range(n)), chunk)
+
+
+def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    (x,) = args
+    for d in ctx.params["dimensions"]:
+        if ctx.in_axes(0, d):
+            ((axis, n),) = ctx.in_axes(0, d)
+            x = fetch(ctx, x, d, axis, _mirrored(ctx.global_ins[0].shape[d], n), None)
+    return bind_with(ctx, (x,))
+
+
+@exchanges("rev")
+def _rev_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    return [(_mirrored(op.ins[0].shape[d], op.axis_size), bytes_beside(op.ins[0], d))]
+
+
+@rule("rev", local=_rev_local)
+def _rev(op: Op) -> Sequence[Row]:
+    dims = tuple(None if i in op.params["dimensions"] else f"d{i}" for i in range(len(op.ins[0].shape)))
+    return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op), *halo_rows(op, op.params["dimensions"])]
+
+
+# ---- concatenate -------------------------------------------------------------------------------------------------------------------
+
+
+def _joined(sizes: Sequence[int], n: int) -> list[Need]:
+    """For each operand, who needs what of it."""
+    chunk = -(-sum(sizes) // n)
+    needs, before = [], 0
+    for size in sizes:
+        needs.append(Need(size, -(-size // n), tuple(chunk * i - before for i in range(n)), chunk))
+        before += size
+    return needs
+
+
+def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    d = ctx.params["dimension"]
+    axes = next((ctx.in_axes(k, d) for k in range(len(args)) if ctx.in_axes(k, d)), ())
+    if not axes:
+        return bind_with(ctx, args)
+    ((axis, n),) = axes
+    needs = _joined([a.shape[d] for a in ctx.global_ins], n)
+    shape = ctx.local_outs[0]
+    index = lax.broadcasted_iota(jnp.int32, shape, d) + ctx.out_offset(0, d)
+    out, before = None, 0
+    for k, (x, need) in enumerate(zip(args, needs, strict=True)):
+        if ctx.in_axes(k, d):
+            piece = fetch(ctx, x, d, axis, need, None)
+        else:
+            piece = jnp.take(x, jnp.clip(lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, 0, need.size - 1), axis=d)
+        out = piece if out is None else jnp.where(index >= before, piece, out)
+        before += need.size
+    return [out]
+
+
+@exchanges("concatenate")
+def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
+    return [(need, bytes_beside(a, d)) for need, a, atom in zip(needs, op.ins, row.ins, strict=True) if atom == Split(d)]
+
+
+@rule("concatenate", local=_concatenate_local)
+def _concatenate(op: Op) -> Sequence[Row]:
+    axis = int(op.params["dimension"])
+    dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.outs[0].shape)))
+    return [*split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))), *moved_rows(op), *halo_rows(op, [axis])]
+
+
+# ---- reshape -----------------------------------------------------------------------------------------------------------------------
+
+
+def reshape_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The finest common grouping of dims of a reshape: each pair of dim lists holds the same number of elements.
+
+    >>> reshape_groups((6, 4), (2, 3, 4))
+    [([0], [0, 1]), ([1], [2])]
+    """
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        left, right = [], []
+        a = b = 1
+        if i < len(source):
+            left, a, i = [i], source[i], i + 1
+        if j < len(target):
+            right, b, j = [j], target[j], j + 1
+        while a != b:
+            if a < b and i < len(source):
+                left.append(i)
+                a, i = a * source[i], i + 1
+            elif b < a and j < len(target):
+                right.append(j)
+                b, j = b * target[j], j + 1
+            else:
+                return groups
+        groups.append((left, right))
+    return groups
+
+
+def _leads(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+    """For each group of a reshape, the leading dims on both sides and the source's dims of the group."""
+    found = []
+    for left, right in reshape_groups(source, target):
+        lead = next((d for d in left if source[d] > 1), None)
+        lead_out = next((d for d in right if target[d] > 1), None)
+        if lead is not None and lead_out is not None:
+            found.append((lead, lead_out, left))
+    return found
+
+
+def _keeps(source: Sequence[int], target: Sequence[int], lead: int, lead_out: int, group: Sequence[int], n: int) -> bool:
+    """Whether the shards of a split leading dim, reshaped, are the shards of the result's."""
+    a, b = source[lead], target[lead_out]
+    return (a % n == 0 and b % n == 0) or (a == b and a == math.prod(source[d] for d in group))
+
+
+def _regrouped(source: Sequence[int], target: Sequence[int], lead: int, lead_out: int, group: Sequence[int], n: int) -> Need:
+    """Who needs what of a group's elements in order: blocks of whole rows of the leading dims on both sides."""
+    size = math.prod(source[d] for d in group)
+    wanted = -(-target[lead_out] // n) * (size // target[lead_out])
+    return Need(size, -(-source[lead] // n) * (size // source[lead]), tuple(wanted * i for i in range(n)), wanted)
+
+
+def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    x = args[0]
+    source, target = ctx.global_ins[0].shape, ctx.global_outs[0].shape
+    if 0 not in source:
+        for lead, lead_out, group in reversed(_leads(source, target)):
+            axes = ctx.in_axes(0, lead)
+            if len(axes) == 1 and not _keeps(source, target, lead, lead_out, group, axes[0][1]):
+                # From the last group on, so that dims before keep their numbers.
+                ((axis, n),) = axes
+                flat = x.reshape(*x.shape[: group[0]], -1, *x.shape[group[-1] + 1 :])
+                x = fetch(ctx, flat, group[0], axis, _regrouped(source, target, lead, lead_out, group, n), None)
+    return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
+
+
+@exchanges("reshape")
+def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
+    source, target = op.ins[0].shape, op.outs[0].shape
+    lead, lead_out, group = next(g for g in _leads(source, target) if (Split(g[0]), Split(g[1])) == (row.ins[0], row.outs[0]))
+    return [(_regrouped(source, target, lead, lead_out, group, op.axis_size), bytes_beside(op.ins[0], *group))]
+
+
+@rule("reshape", local=_reshape_local)
+def _reshape(op: Op) -> Sequence[Row]:
+    """The leading dim of each group of dims splits: where the axis divides both sides or the dim is kept, locally; else elements move."""
+    source, target = op.ins[0].shape, op.outs[0].shape
+    dims: list[str | None] = [None] * len(source)
+    out: list[str | None] = [None] * len(target)
+    moved: list[Row] = []
+    if op.params.get("dimensions") is None and 0 not in source:
+        for lead, lead_out, group in _leads(source, target):
+            if _keeps(source, target, lead, lead_out, group, op.axis_size):
+                dims[lead] = out[lead_out] = f"g{lead}"
+            elif min(source[lead], target[lead_out]) >= op.axis_size:
+                moved.append(Row((Split(lead),), (Split(lead_out),), kernel="halo"))
+    return [*split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))), *moved_rows(op), *moved]

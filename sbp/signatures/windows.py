@@ -1,0 +1,179 @@
+"""Reductions over sliding windows and the derivatives of their maxima; along a split dim, neighbours send what windows reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp.signatures.exchange import Need, fetch
+from sbp.signatures.factors import FactorMap, admissible, linear_rows, monoid_rows, split_rows
+from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
+from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.shards import neutral
+from sbp.signatures.shifting import halo_rows, split_dim
+
+
+def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    """How the windows of a reduction lie along a dim."""
+
+    def of(name: str) -> int:
+        found = params.get(name)
+        return found[dim] if found is not None else 1
+
+    return Windows(
+        size=size,
+        out=out,
+        stride=of("window_strides"),
+        low=params["padding"][dim][0],
+        window=of("window_dimensions"),
+        dilation=of("window_dilation"),
+        base=of("base_dilation"),
+    )
+
+
+def _dims(op: Op, source: int = 0) -> tuple[tuple[str | None, ...], list[int]]:
+    """Factors of the dims that windows do not slide along, and the other dims; `source` is the operand that windows read."""
+    sizes = zip(op.ins[source].shape, op.outs[0].shape, strict=True)
+    slides = [d for d, (size, out) in enumerate(sizes) if not windows_of(op.params, d, size, out).is_identity]
+    return tuple(None if d in slides else f"d{d}" for d in range(len(op.ins[source].shape))), slides
+
+
+def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
+    """The window parameters with no padding and no base dilation along some dims: the exchange has put both down."""
+    changed: dict[str, Any] = {"padding": tuple((0, 0) if d in dims else tuple(p) for d, p in enumerate(params["padding"]))}
+    if params.get("base_dilation") is not None:
+        changed["base_dilation"] = tuple(1 if d in dims else b for d, b in enumerate(params["base_dilation"]))
+    return changed
+
+
+def _fetched(ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The operands of a window reduction with what their windows read along split dims, and those dims."""
+    out, dims = list(xs), []
+    for d, (size, result) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)):
+        windows = windows_of(ctx.params, d, size, result)
+        if ctx.in_axes(0, d) and not windows.is_identity:
+            ((axis, n),) = ctx.in_axes(0, d)
+            out = [padded_shard(ctx, x, d, axis, n, windows, fill) for x, fill in zip(out, fills, strict=True)]
+            dims.append(d)
+    return out, dims
+
+
+def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    monoid = ctx.primitive.name.rsplit("_", 1)[-1]
+    (x,), dims = _fetched(ctx, args, [neutral(monoid, args[0].dtype)])
+    return bind_with(ctx, [x], **(_without_padding(ctx.params, dims) if dims else {}))
+
+
+def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    count = len(args) // 2
+    xs, dims = _fetched(ctx, args[:count], args[count:])
+    return bind_with(ctx, [*xs, *args[count:]], **(_without_padding(ctx.params, dims) if dims else {}))
+
+
+@exchanges("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_gather_add")
+def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    moved = [a for a in op.ins if a.shape]
+    return [(windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).need(op.axis_size), bytes_beside(a, d)) for a in moved]
+
+
+@rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", local=_reduce_local)
+def _reduce_window(op: Op) -> Sequence[Row]:
+    dims, slides = _dims(op)
+    monoid = op.name.rsplit("_", 1)[-1]
+    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
+    return [*rows, *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []), *_halo(op, slides)]
+
+
+@rule("reduce_window", local=_reduce_by_local)
+def _reduce_window_by(op: Op) -> Sequence[Row]:
+    """By any function, from initial values, which are the padding too."""
+    count = len(op.ins) // 2
+    dims, slides = _dims(op)
+    return [*split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)), *_halo(op, slides)]
+
+
+def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
+    return halo_rows(op, [d for d in dims if all(a.shape[d] >= op.axis_size for a in (*op.ins, *op.outs) if a.shape)])
+
+
+# ---- derivatives of a maximum over windows -----------------------------------------------------------------------------------------
+
+
+def _chosen_first(params: dict[str, Any], dtype: Any) -> np.ndarray:
+    """What is chosen last by a selection: padding loses to every element."""
+    smallest = params["select_prim"].name in ("ge", "gt")
+    return neutral("max" if smallest else "min", dtype)
+
+
+def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    tangents, operand = args
+    fills = [np.zeros((), tangents.dtype), _chosen_first(ctx.params, operand.dtype)]
+    xs, dims = _fetched(ctx, args, fills)
+    return bind_with(ctx, xs, **(_without_padding(ctx.params, dims) if dims else {}))
+
+
+@rule("select_and_gather_add", local=_gather_local)
+def _select_and_gather_add(op: Op) -> Sequence[Row]:
+    """The tangent of the element that each window chooses by the second operand; linear in the first."""
+    dims, slides = _dims(op)
+    return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *linear_rows(op, (0,)), *_halo(op, slides)]
+
+
+def _touching(windows: Windows, n: int) -> tuple[Need, Need, int]:
+    """For the devices of an axis: which windows touch their elements, what these windows read, and how many windows there are."""
+    held = -(-windows.size // n)
+    first = [-((windows.window - 1 - windows.low - held * i) // windows.stride) for i in range(n)]
+    last = [(held * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
+    count = max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)))
+    cotangents = Need(windows.out, -(-windows.out // n), tuple(first), count)
+    read = Need(windows.size, held, tuple(windows.first(a) for a in first), windows.padded(count))
+    return cotangents, read, count
+
+
+def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """All windows that touch the shard run on what they read; of their result, the shard's own elements are kept."""
+    source, operand = args
+    padding, cuts = list(map(tuple, ctx.params["padding"])), []
+    for d, (out, size) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_ins[1].shape, strict=True)):
+        windows = windows_of(ctx.params, d, size, out)
+        if not ctx.in_axes(1, d):
+            continue
+        if windows.is_identity:
+            continue
+        ((axis, n),) = ctx.in_axes(1, d)
+        cotangents, read, _ = _touching(windows, n)
+        source = fetch(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
+        operand = fetch(ctx, operand, d, axis, read, _chosen_first(ctx.params, operand.dtype))
+        # Elements that no window reaches lie before or behind: room for them on both sides.
+        held = ctx.local_ins[1][d]
+        room = max(0, *(abs(held * i - s) for i, s in enumerate(read.starts)), held)
+        config = [(room, room, 0) if e == d else (0, 0, 0) for e in range(operand.ndim)]
+        cuts.append((d, config, ctx.in_offset(1, d) - jnp.asarray(np.array(read.starts))[lax.axis_index(axis)] + room, held))
+        padding[d] = (0, 0)
+    (out,) = bind_with(ctx, (source, operand), padding=tuple(padding))
+    for d, config, start, held in cuts:
+        out = lax.dynamic_slice_in_dim(lax.pad(out, np.zeros((), out.dtype), config), start, held, d)
+    return [out]
+
+
+@exchanges("select_and_scatter_add")
+def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    source, operand = op.ins
+    cotangents, read, _ = _touching(windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size)
+    return [(cotangents, bytes_beside(source, d)), (read, bytes_beside(operand, d))]
+
+
+@rule("select_and_scatter_add", local=_scatter_local)
+def _select_and_scatter_add(op: Op) -> Sequence[Row]:
+    """Adds each window's cotangent to the element that it chooses by the second operand; linear in the first."""
+    source, operand = op.ins
+    sizes = zip(operand.shape, source.shape, strict=True)
+    slides = [d for d, (size, out) in enumerate(sizes) if not windows_of(op.params, d, size, out).is_identity]
+    dims = tuple(None if d in slides else f"d{d}" for d in range(len(operand.shape)))
+    return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *linear_rows(op, (0,)), *_halo(op, slides)]
