@@ -39,6 +39,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _GROUPS_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
 _GROUPS_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\s*\d+\},?\s*)+)\}")
 _GROUPS_LIST = re.compile(r"replica_groups=\{((?:\{[0-9, ]*\},?)+)\}")
 
 
@@ -49,7 +50,8 @@ class Collective:
     Arguments:
         kind: XLA's opcode, e.g. `all-gather`.
         group_size: devices that take part together.
-        members: the devices that device 0 takes part with, itself included, by position in the mesh.
+        members: the devices that device 0 takes part with, itself included, by position in the mesh; of a permute, those that its
+            first source reaches.
         executions: how often one call of the program runs it.
         bytes_per_device: what one device sends in all executions.
         shape: the result's shape, as HLO writes it.
@@ -177,7 +179,18 @@ def _members(line: str, num_devices: int) -> tuple[int, ...]:
     if match := _GROUPS_LIST.search(line):
         groups_ = [[int(d) for d in group.split(",") if d.strip()] for group in re.findall(r"\{([0-9, ]*)\}", match.group(1))]
         return tuple(next(group for group in groups_ if 0 in group))
+    if match := _PAIRS.search(line):
+        return _reached([tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),\s*(\d+)\}", match.group(1))])
     return tuple(range(num_devices))
+
+
+def _reached(pairs: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The devices that a permute connects with the first one it names."""
+    found, size = {pairs[0][0]}, 0
+    while size != len(found):
+        size = len(found)
+        found |= {d for pair in pairs if found & set(pair) for d in pair}
+    return tuple(sorted(found))
 
 
 def _sent(kind: str, input_bytes: float, group_size: int) -> float:

@@ -84,6 +84,19 @@ def dead_code_free(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(pruned, consts)
 
 
+def op_name(eqn: Any) -> str:
+    """What an equation is called: its primitive's name, after which a Pallas call and `custom_partitioning` name their function."""
+    name = eqn.primitive.name
+    match name:
+        case "pallas_call":
+            function = eqn.params.get("name") or open_jaxpr(eqn.params["jaxpr"])[0].debug_info.func_name
+        case "custom_partitioning":
+            function = open_jaxpr(eqn.params["call"])[0].debug_info.func_name
+        case _:
+            return name
+    return f"{name}:{function}" if re.fullmatch(r"[\w.-]+", function) else name
+
+
 def frames_of(source_info: Any) -> tuple[Span, ...]:
     """The user's frames of an equation, innermost first, with exact columns (1-based)."""
     spans = []

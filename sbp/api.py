@@ -28,6 +28,7 @@ from sbp.call import (
 from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest
 from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.problem import Demand
+from sbp.infer.registered import check_registered
 from sbp.infer.rows import check_rules
 from sbp.infer.space import Policy
 from sbp.manual import tracing_for
@@ -138,6 +139,7 @@ class Jitted:
         ids = None if isinstance(self._mesh, AbstractMesh) else np.vectorize(lambda d: d.id, otypes=[int])(self._mesh.devices)
         graph = resolve_pins(graph, spec, ids)
         check_rules(graph)
+        check_registered(graph, spec.sizes)
         out_leaves, out_tree = jax.tree.flatten(out_shape)
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)

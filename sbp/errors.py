@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "bad-placement": "a device assignment that is no SBP placement of the mesh",
     "unsupported-effect": "an effect that cannot be kept in a distributed program",
     "missing-rule": "a primitive without a signature; its operands are held B",
+    "wrong-signature": "a registered signature with a row that does not hold",
     "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
     "input-moved": "an input arrived on other devices or in another layout and was moved",
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",

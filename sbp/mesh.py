@@ -28,6 +28,7 @@ class Hardware:
       topology: `torus` or `switch`.
       scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it does not (two cores a chip), it
         runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
+      overlaps: whether a device computes while it sends.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Hardware:
     latency_seconds: float = 1e-6
     topology: Literal["torus", "switch"] = "torus"
     scatters_whole_mesh: bool = True
+    overlaps: bool = True
 
 
 HARDWARE: dict[str, Hardware] = {
@@ -81,6 +83,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=2e9,
             latency_seconds=20e-6,
             topology="switch",
+            overlaps=False,
         ),
     )
 }

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from sbp import _jax
-from sbp.infer.rows import NdRow, row_sends
-from sbp.infer.space import Codes, local_shape
+from sbp.infer.rows import NdRow, row_sends, seen_codes
+from sbp.infer.space import Codes, Spaces, local_shape
 from sbp.mesh import MeshSpec
+from sbp.signatures import kernel_named
 from sbp.trace.graph import Graph, Node
+from sbp.types import MONOIDS
 
 _MOVES = frozenset(
     {"reshape", "broadcast_in_dim", "transpose", "squeeze", "iota", "convert_element_type", "sbp_annotate", "optimization_barrier"}
@@ -29,13 +33,40 @@ def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
 
 def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     """Seconds of a node's kernel under a row: its work, redundant work of B operands included, and its own collectives."""
-    return _local_seconds(graph, node, row, mesh) + sent_seconds(graph, node, row, mesh)
+    hardware = mesh.hardware
+    seconds, hidden = _local_seconds(graph, node, row, mesh), 0.0
+    for position, sent in row_sends(graph, node, row, mesh):
+        transfer = sent.bytes / hardware.link_bytes_per_second
+        seconds += sent.rounds * hardware.latency_seconds
+        if kernel_named(row.kernels[position]).overlaps and hardware.overlaps:
+            hidden = max(hidden, transfer)  # one exchange goes on under the work, others before it
+        else:
+            seconds += transfer
+    return max(seconds, hidden)
 
 
-def sent_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
-    """Alpha-beta time of the collectives inside a row's kernels."""
-    sent = [s for _, s in row_sends(graph, node, row, mesh)] if row.kernels else []
-    return sum(s.rounds * mesh.hardware.latency_seconds + s.bytes / mesh.hardware.link_bytes_per_second for s in sent)
+def worth_having(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: Graph, spaces: Spaces) -> np.ndarray:
+    """Which rows can be in a cheapest typing: one whose kernel gathers an operand has to beat gathering it before the operation."""
+    found = {(r.ins, r.outs, r.kernels): k for k, r in enumerate(rows)}
+    keep = np.ones(len(rows), dtype=bool)
+    for k, row in enumerate(rows):
+        for position, name in enumerate(row.kernels):
+            operand = kernel_named(name).gathers
+            if operand is None:
+                continue
+            whole = tuple(0 if p == position else c for p, c in enumerate(row.ins[operand]))
+            ins = tuple(whole if i == operand else t for i, t in enumerate(row.ins))
+            instead = found.get((ins, row.outs, tuple("local" if p == position else name for p, name in enumerate(row.kernels))))
+            aval = graph.aval(node.inputs[operand])
+            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), _monoids(whole))
+            if instead is not None and whole in space.index and row.ins[operand] in space.index:
+                gathering = space.seconds("auto")[space.index[row.ins[operand]], space.index[whole]]
+                keep[k] &= seconds[k] < seconds[instead] + gathering
+    return keep
+
+
+def _monoids(codes: Codes) -> frozenset[str]:
+    return frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
 
 
 def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
@@ -44,7 +75,7 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
     def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
         return local_shape(shape, codes, mesh.sizes)
 
-    ins = [local(graph.aval(o).shape, c) for o, c in zip(node.inputs, row.ins, strict=True)]
+    ins = [local(graph.aval(o).shape, c) for o, c in zip(node.inputs, seen_codes(row), strict=True)]
     outs = [local(graph.avals[o].shape, c) for o, c in zip(node.outputs, row.outs, strict=True)]
     traffic = sum(math.prod(s) * _jax.itemsize(graph.aval(o).dtype) for o, s in zip(node.inputs, ins, strict=True))
     traffic += sum(math.prod(s) * _jax.itemsize(graph.avals[o].dtype) for o, s in zip(node.outputs, outs, strict=True))

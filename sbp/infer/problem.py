@@ -19,7 +19,7 @@ from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.axes import solve_axes
-from sbp.infer.cost import row_seconds
+from sbp.infer.cost import row_seconds, worth_having
 from sbp.infer.costgraph import CostGraph
 from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials
 from sbp.infer.space import Codes, Policy, Spaces, TypeSpace, from_type, is_even
@@ -88,7 +88,7 @@ class Problem:
     returned: dict[tuple[int, int], list[_End | None]] = field(default_factory=dict)
     program_outputs: list[_End | None] = field(default_factory=list)
     typed: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
-    _row_costs: dict[Any, np.ndarray] = field(default_factory=dict)
+    _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
 
     def build(self) -> None:
         """Fills `costs`."""
@@ -183,8 +183,11 @@ class Problem:
         if key not in self._row_costs:
             # Among equals, reductions wait: a row that carries a partial on is ahead by less than any real cost.
             carries = np.array([any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t) for r in rows])
-            self._row_costs[key] = np.array([row_seconds(graph, node, r, self.mesh) for r in rows]) - DEFERRAL * carries
-        variable = self.costs.variable(weight * self._row_costs[key])
+            seconds = np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
+            kept = worth_having(rows, seconds, node, graph, self.spaces)
+            self._row_costs[key] = tuple(r for r, k in zip(rows, kept, strict=True) if k), (seconds - DEFERRAL * carries)[kept], rows
+        rows, seconds, _ = self._row_costs[key]
+        variable = self.costs.variable(weight * seconds)
         self.node_rows[node.id] = (variable, rows)
         for i, operand in enumerate(node.inputs):
             self._read(operand, _End(variable, tuple(r.ins[i] for r in rows), weight))

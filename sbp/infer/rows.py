@@ -132,9 +132,10 @@ class RowTable:
                 continue
             if not _worth(codes_in, native) or not _large(ins, codes_in, n) or not _large(outs, codes_out, n):
                 continue
+            gathered = kernel_named(row.kernel).gathers
             self._extend(
                 node,
-                tuple(_localised(a, c, n) for a, c in zip(ins, codes_in, strict=True)),
+                tuple(a if i == gathered else _localised(a, c, n) for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))),
                 tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)),
                 native,
                 (*done_ins, codes_in),
@@ -153,11 +154,22 @@ def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
 def _nests(row: NdRow) -> bool:
     """Whether kernels that take a dim for split over one axis alone have it so."""
     for position, name in enumerate(row.kernels):
-        if not kernel_named(name).nests:
-            for t in (*row.ins, *row.outs):
-                if t[position] > 0 and t.count(t[position]) > 1:
-                    return False
+        kernel = kernel_named(name)
+        if not kernel.nests:
+            concerned = (*row.ins, *row.outs) if kernel.gathers is None else (row.ins[kernel.gathers],)
+            if any(t[position] > 0 and t.count(t[position]) > 1 for t in concerned):
+                return False
     return True
+
+
+def seen_codes(row: NdRow) -> tuple[Codes, ...]:
+    """The operands' types as the local computation sees them: whole over axes whose kernels gather them."""
+    seen = [list(t) for t in row.ins]
+    for position, name in enumerate(row.kernels):
+        gathered = kernel_named(name).gathers
+        if gathered is not None:
+            seen[gathered][position] = 0
+    return tuple(map(tuple, seen))
 
 
 def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:

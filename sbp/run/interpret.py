@@ -53,6 +53,10 @@ class Place:
         """Names and sizes of the mesh axes that split a dim of an operand."""
         return tuple(axis for axis, code in zip(self.mesh.axes, self.in_codes[operand], strict=True) if code == dim + 1)
 
+    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of a result."""
+        return tuple(axis for axis, code in zip(self.mesh.axes, self.out_codes[result], strict=True) if code == dim + 1)
+
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """What the source of this device's pair holds."""
         return lax.ppermute(x, axis, pairs)

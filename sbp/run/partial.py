@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from sbp import _jax
 from sbp.run.boxing import identity_of
 from sbp.types import NdSbp, Unreduced
 
@@ -49,19 +51,26 @@ class Partial:
 
     def reduce(self) -> jax.Array:
         """The value: parts reduced over their leading dims."""
-        axes = tuple(range(self.rank))
+        axes, parts = tuple(range(self.rank)), self._together()
         match self.monoid:
             case "sum":
-                return jnp.sum(self.parts, axes)
+                return jnp.sum(parts, axes, dtype=parts.dtype)  # which NumPy would widen for small integers
             case "max":
-                return jnp.max(self.parts, axes)
+                return jnp.max(parts, axes)
             case "min":
-                return jnp.min(self.parts, axes)
+                return jnp.min(parts, axes)
             case "prod":
-                return jnp.prod(self.parts, axes)
+                return jnp.prod(parts, axes, dtype=parts.dtype)
             case monoid:
                 op = lax.bitwise_and if monoid == "and" else lax.bitwise_or
-                return lax.reduce(self.parts, identity_of(monoid, self.parts.dtype), op, axes)
+                return lax.reduce(parts, identity_of(monoid, parts.dtype), op, axes)
+
+    def _together(self) -> Any:
+        """The parts, each device with all of its own: a reduction across devices would be XLA's, which on CPU drops NaN and lacks bits."""
+        sharding = getattr(self.parts, "sharding", None)
+        if isinstance(self.parts, _jax.Tracer) or not isinstance(sharding, NamedSharding):
+            return self.parts
+        return jax.device_put(self.parts, NamedSharding(sharding.mesh, PartitionSpec(*(None,) * self.rank, *sharding.spec[self.rank :])))
 
     def __repr__(self) -> str:
         return f"Partial({self.parts.shape}, {self.type!r})"

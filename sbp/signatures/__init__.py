@@ -15,6 +15,9 @@ from sbp.signatures import reduction as reduction
 from sbp.signatures import shifting as shifting
 from sbp.signatures import structural as structural
 from sbp.signatures import windows as windows
+from sbp.signatures.custom import register as register
+from sbp.signatures.custom import registered as registered
+from sbp.signatures.custom import unregister as unregister
 from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.fallback import REFUSED as REFUSED
 from sbp.signatures.rule import Kernel as Kernel

@@ -1,4 +1,4 @@
-"""dot_general and ragged_dot: batch and free factors split the result, contracting ones leave it partial; bilinear in the operands."""
+"""dot_general and scaled_dot: batch and free factors split the result, contracting ones leave it partial; bilinear in the operands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.signatures.factors import FactorMap, admissible, multilinear_rows, split_rows
+from sbp.signatures.rotation import rotated, rotation_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
+from sbp.types import Atom, B, P, Split
 
 
 def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorMap:
@@ -59,9 +61,33 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Both operands are masked: zero times a NaN of the other one's padding is NaN."""
     (lhs_contract, rhs_contract), _ = ctx.params["dimension_numbers"]
     lhs = without_padding(ctx, 0, args[0], tuple(lhs_contract), "sum")
-    return bind_with(ctx, (lhs, without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum")))
+    rhs = without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum")
+
+    def product(x: Any, y: Any, dtype: np.dtype) -> Any:
+        changed = {} if dtype == ctx.global_outs[0].dtype else {"preferred_element_type": dtype}
+        (found,) = bind_with(ctx, (x, y), **changed)
+        return found
+
+    m = dot_factors(ctx.params["dimension_numbers"], lhs.ndim, rhs.ndim)
+    return [rotated(ctx, m, (lhs, rhs), product)]
 
 
 @rule("dot_general", local=_dot_local)
 def _dot_general(op: Op) -> Sequence[Row]:
-    return _rows(op, dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape)))
+    m = dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape))
+    return [*_rows(op, m), *rotation_rows(op, m)]
+
+
+@rule("scaled_dot", local=lambda ctx, args: bind_with(ctx, args))
+def _scaled_dot(op: Op) -> Sequence[Row]:
+    """A product with a scale for each block of the contracted dims, which split at the bounds of blocks."""
+    numbers = op.params["dimension_numbers"]
+    m = dot_factors(numbers, len(op.ins[0].shape), len(op.ins[1].shape))
+    lhs, rhs = (tuple(f if f and f[0] != "k" else None for f in dims) for dims in m.ins)
+    rows = split_rows(op, FactorMap(ins=(lhs, rhs, lhs, rhs), outs=m.outs))
+    for dims in zip(*numbers[0], strict=True):
+        sizes = [op.ins[k].shape[dims[k % 2]] for k in range(4)]
+        if all(op.divides(size) for size in sizes[:2]) and all(size == 1 or op.divides(size) for size in sizes[2:]):
+            ins: list[Atom] = [Split(dims[k % 2]) if size > 1 else B for k, size in enumerate(sizes)]
+            rows.append(Row(tuple(ins), (P,)))
+    return rows

@@ -135,7 +135,7 @@ def partial_rows(op: Op) -> list[Row]:
             rows += monoid_rows(op, "prod")
         case "abs" if is_float(op.ins[0].dtype):
             rows += monoid_rows(op, "prod")
-        case "mul" if "sum" in has:
+        case "mul" if "sum" in has and same_ring(op):
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
             rows += [*multilinear_rows(op, (0,)), *monoid_rows(op, "prod")]
@@ -163,6 +163,13 @@ def partial_rows(op: Op) -> list[Row]:
         case _:
             pass
     return rows
+
+
+def same_ring(op: Op) -> bool:
+    """Whether parts add up in the dtype that products are computed in: integers of fewer bits wrap, floats of fewer are rounded."""
+    source, target = op.ins[0].dtype, op.outs[0].dtype
+    inexact = all(jnp.issubdtype(d, np.inexact) for d in (source, target))
+    return source == target or (inexact and target.itemsize > source.itemsize)
 
 
 def _rises_on(op: Op) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 _TABLE: dict[str, str] = {
     "taken apart by the trace: its body's equations are typed in its place": """
-        call checkpoint closed_call core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_vjp_call custom_vjp_call_jaxpr
-        eval_jaxpr jit pjit remat remat2 remat_opt""",
+        call checkpoint closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_linear_solve
+        custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat remat2 remat_opt""",
     "dropped by the trace: says where a value lies, which is what types are for": "mesh_cast pvary reshard sharding_constraint",
     "asks for a layout in memory, or a memory, of the whole array: its shards would need another": """
         layout_constraint relayout with_memory_space_constraint""",
@@ -27,21 +27,17 @@ _TABLE: dict[str, str] = {
         accum_grad_in_ref addupdate box_get box_set broadcast_to create_linear empty2 empty_ref free_ref freeze get log_extend log_read
         new_box new_log new_ref pin run_state swap unpin""",
     "orders effects and carries no numbers": "after_all create_token",
-    "a function of its own with rules for transformations: opaque, held whole": """
-        call_exported call_hi_primitive call_hi_primitive_linearized composite custom_linear_solve custom_vmap_call ffi_call linear_call""",
+    "a compiled program, or a call of a library, without a body to type: held whole": """
+        call_exported call_hi_primitive call_hi_primitive_linearized ffi_call""",
     "a fused kernel of one GPU library, whose splits that library does not state": """
         cudnn_fusion dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
         dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
-        dot_product_attention_fwd dot_product_attention_fwd_wrapper scaled_dot scaled_matmul scaled_matmul_wrapper""",
-    "a matrix without batch dims, or a batch that the backends do not share: held whole": "cholesky_update geqp3 symmetric_product",
-    "random bits below the keys' interface: the counter of an element depends on the whole shape": """
-        iota_2x32_shape philox2x32 philox4x32 threefry4x32""",
+        dot_product_attention_fwd dot_product_attention_fwd_wrapper scaled_matmul scaled_matmul_wrapper""",
     "a choice of the platform, or a check, made once for the whole program": "check platform_index shape_assertion unreachable",
     "a size that is known when the program is traced": "dim_as_value dimension_size",
-    "views of keys as their words: a few words": "from_edtype to_edtype",
+    "between numbers and an extended dtype that allows it, which none of JAX's own does": "from_edtype to_edtype",
     "never in a traced program: evaluated, erased or turned into another primitive while tracing": """
         dce_sink random_gamma_grad stage zeros_like""",
-    "a window reduction by any pair of functions: JAX traces the two that occur to primitives of their own": "select_and_scatter",
 }
 
 FALLBACK: dict[str, str] = {name: reason for reason, names in _TABLE.items() for name in names.split()}

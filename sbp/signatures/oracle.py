@@ -24,6 +24,9 @@ from sbp.types import Broadcast, P, Split
 Parts = dict[tuple[int, ...], np.ndarray]
 """What each device holds of a value, by its index on each mesh axis."""
 
+SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
+"""For each value and dim, names and sizes of the mesh axes that split it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -63,7 +66,7 @@ class Layout:
         counts = [self.spans(avals, types, device) for device in self.devices()]
         return tuple(tuple(len({c[i][d][1] for c in counts}) == 1 for d in range(len(a.shape))) for i, a in enumerate(avals))
 
-    def axes(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[tuple[tuple[str, int], ...], ...], ...]:
+    def axes(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
         """For each value and dim, names and sizes of the axes that split it."""
         named = [(f"axis{k}", n) for k, n in enumerate(self.sizes)]
         return tuple(
@@ -91,7 +94,8 @@ class ListPlace:
     local_ins: tuple[tuple[int, ...], ...]
     local_outs: tuple[tuple[int, ...], ...]
     in_even: tuple[tuple[bool, ...], ...]
-    split_axes: tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
+    operand_axes: SplitAxes
+    result_axes: SplitAxes
     in_spans: Any
     out_spans: Any
     first: Any
@@ -110,7 +114,11 @@ class ListPlace:
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand."""
-        return self.split_axes[operand][dim]
+        return self.operand_axes[operand][dim]
+
+    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of a result."""
+        return self.result_axes[result][dim]
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """What the source of this device's pair holds. A batch dim can only be permuted whole: who is left out gets what is left over."""
@@ -164,7 +172,7 @@ class Oracle:
         """
         shapes = layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
         even = layout.even(self.op.ins, layout.ins)
-        axes = layout.axes(self.op.ins, layout.ins)
+        axes = layout.axes(self.op.ins, layout.ins), layout.axes(self.op.outs, layout.outs)
         key = shapes, even, axes, (layout.sizes, *layout.whole) if layout.communicates else ()
         if key not in self._kernels:
             found = rule_for(self.op.name)
@@ -172,8 +180,8 @@ class Oracle:
             def run(args: Any, in_spans: Any, out_spans: Any, first: Any) -> list[Any]:
                 if found is None or found.local is None:
                     return self._plain(*args)
-                avals = self.op.ins, self.op.outs
-                return found.local(ListPlace(self.primitive, self.op.params, *avals, *shapes, even, axes, in_spans, out_spans, first), args)
+                avals, spans = (self.op.ins, self.op.outs), (in_spans, out_spans)
+                return found.local(ListPlace(self.primitive, self.op.params, *avals, *shapes, even, *axes, *spans, first), args)
 
             avals = self.op.ins, self.op.outs
             is_whole = all(map(all, even)) and shapes == tuple(tuple(tuple(a.shape) for a in side) for side in avals)

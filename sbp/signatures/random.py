@@ -43,7 +43,7 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, args)
 
 
-@rule("random_wrap", "random_unwrap", "random_clone", "to_edtype", "from_edtype", local=_local)
+@rule("random_wrap", "random_unwrap", "random_clone", local=_local)
 def _words(op: Op) -> Sequence[Row]:
     """Keys as their words, and back."""
     return batch_rows(op)

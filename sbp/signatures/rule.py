@@ -82,6 +82,10 @@ class LocalContext(Protocol):
         """Names and sizes of the mesh axes that split a dim of an operand, outer first: what a kernel's collectives run over."""
         ...
 
+    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of a result, outer first."""
+        ...
+
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """What the source of this device's (source, destination) pair holds; anything where it is no destination."""
         ...
@@ -115,12 +119,16 @@ class Kernel:
       summary: what it does, in a line.
       sends: for an op on shapes that all other mesh axes have localised, what the kernel sends over this one; None when it is local.
       nests: whether other mesh axes may split the same dims.
+      gathers: the operand whose shards all devices get to see: for the other mesh axes it is whole.
+      overlaps: whether the device computes while it sends.
     """
 
     name: str
     summary: str
     sends: Callable[[Op, Row], tuple[Sent, ...]] | None = None
     nests: bool = True
+    gathers: int | None = None
+    overlaps: bool = False
 
     @property
     def communicates(self) -> bool:

@@ -15,7 +15,8 @@ from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, pad
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.types import Atom, B, Split, Unreduced
 
-add_kernel(Kernel(name="masked_slice", summary="each device puts down the elements it owns; the parts add up"))
+# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a slice from the whole dim.
+add_kernel(Kernel(name="masked_slice", summary="each device puts down the elements it owns; the parts add up", nests=False))
 
 
 def split_dim(row: Row) -> int:

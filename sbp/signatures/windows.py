@@ -177,3 +177,11 @@ def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     slides = [d for d, (size, out) in enumerate(sizes) if not windows_of(op.params, d, size, out).is_identity]
     dims = tuple(None if d in slides else f"d{d}" for d in range(len(operand.shape)))
     return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *linear_rows(op, (0,)), *_halo(op, slides)]
+
+
+@rule("select_and_scatter", local=lambda ctx, args: bind_with(ctx, args))
+def _select_and_scatter(op: Op) -> Sequence[Row]:
+    """By any pair of functions, from an initial value: dims that windows do not slide along."""
+    sizes = zip(op.ins[0].shape, op.ins[1].shape, strict=True)
+    dims = tuple(f"d{d}" if windows_of(op.params, d, size, out).is_identity else None for d, (size, out) in enumerate(sizes))
+    return split_rows(op, FactorMap(ins=(dims, dims, ()), outs=(dims,)))

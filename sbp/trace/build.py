@@ -24,8 +24,11 @@ _INLINED = {
     "remat": "jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
+    "composite": "jaxpr call_jaxpr",
+    "custom_vmap_call": "call",
+    "linear_call": "callee",
 }
-"""Primitives that only call a jaxpr, with the parameter that holds it; names of several JAX releases."""
+"""Primitives that only call a jaxpr, with the parameter that holds it (one of several names); names of several JAX releases."""
 
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
 _DROPPED = frozenset({"sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"})
@@ -103,8 +106,12 @@ class _Builder:
             frames = self.frames_of(eqn) or stack
             here = "/".join(s for s in (scope, _jax.name_stack_of(eqn.source_info)) if s)
             operands = tuple(self.read(env, v) for v in eqn.invars)
-            if name in _INLINED:
-                body, consts = _jax.open_jaxpr(eqn.params[_INLINED[name]])
+            if name in _INLINED or name == "custom_linear_solve":
+                if name == "custom_linear_solve":
+                    called, operands = eqn.params["jaxprs"].solve, _solve_operands(eqn.params["const_lengths"], operands)
+                else:
+                    called = next(eqn.params[k] for k in _INLINED[name].split() if k in eqn.params)
+                body, consts = _jax.open_jaxpr(called)
                 if name in _REMAT and eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
                     operands = self.barrier(eqn, operands, nodes, frames, here)
                 inner: dict[Any, Operand] = {}
@@ -127,7 +134,7 @@ class _Builder:
             nodes.append(
                 Node(
                     id=next(self.node_ids),
-                    op=name,
+                    op=_jax.op_name(eqn),
                     primitive=eqn.primitive,
                     params=params,
                     inputs=operands,
@@ -197,6 +204,12 @@ class _Builder:
                 f"io_callback with results{where} cannot run once for all devices; use jax.pure_callback or return nothing",
                 code="unsupported-effect",
             )
+
+
+def _solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """What the solve of a custom_linear_solve takes: its own constants and the right-hand sides; the others are for derivatives."""
+    before = lengths.matvec + lengths.vecmat
+    return operands[before : before + lengths.solve] + operands[sum(lengths) :]
 
 
 def _flags(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:

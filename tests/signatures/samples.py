@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -144,6 +145,8 @@ more("add", (lax.add, (c(5), c(5, seed=1))), (lax.add, (bf(5), bf(5, seed=1))), 
 more("sub", (lambda x: 1.5 - x, (f(5),)), (lax.sub, (c(5), c(5, seed=1))))
 more("mul", (lax.mul, (c(5), c(5, seed=1))), (lambda x: x * 0.5, (f(5, 3),)))
 more("div", (lax.div, (c(5), c(5, seed=9) + 5)), (lambda x: x / 4, (f(5),)))
+if "out_dtype" in inspect.signature(lax.mul).parameters:  # JAX 0.12
+    more("mul", (bind("mul", out_dtype=np.dtype(np.int32)), (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1))))
 more("add_any", (bind("add_any"), (f(5), f(5, seed=1))))
 more("abs", (lax.abs, (f(5),)), (lax.abs, (i(5),)), (lax.abs, (c(5),)))
 more("sign", (lax.sign, (SPECIAL,)), (lax.sign, (i(5),)), (lax.sign, (c(5),)))
@@ -193,6 +196,8 @@ for _name in ("eq_to", "le_to", "lt_to"):
     more(_name, (bind(_name), (SPECIAL, f(5, seed=1))))
 more("igamma_grad_a", (bind("igamma_grad_a"), (f(2, low=1), f(2, seed=1, low=1))))
 more("regularized_incomplete_beta", (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4))))
+for _name, _count in (("philox2x32", 3), ("philox4x32", 6), ("threefry4x32", 8)):
+    more(_name, (bind(_name), tuple(u(3, seed=k) for k in range(_count))))
 more("threefry2x32", (bind("threefry2x32"), (u(5), u(5, seed=1), u(5, seed=2), u(5, seed=3))))
 more("log2", (jnp.log2, (f(5, low=1),)))
 more("one_minus_square", (bind("one_minus_square"), (f(5),)))
@@ -209,7 +214,28 @@ more("dot_general", (lambda x, y: lax.dot(x, y, preferred_element_type=np.int32)
 more("dot_general", (lambda x, y: lax.dot(x, y, preferred_element_type=np.float32), (bf(2, 5), bf(5, 2))))
 more("dot_general", (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.bfloat16), (f(2, 5), f(5, 3))))
 more("dot_general", (lax.dot, (b(2, 5), b(5, 2))))
-more("ragged_dot_general", (lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array([2, 4, 1], np.int32))))
+for _sizes in ([2, 4, 1], [0, 5, 0], [3, 0, 4]):
+    more("ragged_dot_general", (lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array(_sizes, np.int32))))
+
+
+def _ragged(contract: Any, batch: Any, ragged: int, groups: list[int]) -> Callable[..., Any]:
+    numbers = lax.RaggedDotDimensionNumbers(((contract), (batch)), [ragged], groups)
+    return lambda x, y, g: lax.ragged_dot_general(x, y, g, numbers)
+
+
+# The ragged dim contracts, as in the gradient of the matrices; is a batch dim; lies behind another dim; groups differ by batch.
+more("ragged_dot_general", (_ragged(([0], [0]), ([], []), 0, []), (f(7, 2), f(7, 3), np.array([2, 0, 3], np.int32))))
+more("ragged_dot_general", (_ragged(([2], [1]), ([0], [0]), 0, []), (f(5, 2, 3), f(5, 3, 2), np.array([2, 0, 3], np.int32))))
+more("ragged_dot_general", (_ragged(([2], [1]), ([], []), 1, [0]), (f(2, 5, 3), f(3, 3, 2), np.array([[2, 3, 0], [1, 0, 3]], np.int32))))
+more(
+    "ragged_dot_general",
+    (_ragged(([2], [2]), ([0], [1]), 1, [0]), (f(3, 5, 2), f(3, 3, 2, 2), np.array([[2, 3, 0], [1, 0, 3], [0, 5, 0]], np.int32))),
+)
+_scaled = bind("scaled_dot", dimension_numbers=(((2,), (2,)), ((0,), (0,))), preferred_element_type=np.dtype(np.float32))
+for _blocks, _rows_of in ((4, 3), (2, 5)):
+    _ones = np.ones((2, 1, 1), jnp.float8_e8m0fnu)
+    _scale = (2.0 ** i(2, _rows_of, _blocks, low=-2, high=2)).astype(jnp.float8_e8m0fnu)
+    more("scaled_dot", (_scaled, (bf(2, _rows_of, 8), bf(2, 3, 8), _scale, np.ones((2, 3, 1), jnp.float8_e8m0fnu))))
 _conv = functools.partial(lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)])
 more("conv_general_dilated", (_conv, (f(3, 5, 4), f(2, 5, 3))), (functools.partial(_conv, feature_group_count=2), (f(2, 4, 6), f(6, 2, 3))))
 more("conv_general_dilated", (functools.partial(_conv, batch_group_count=2), (f(4, 3, 6), f(6, 3, 3))))
@@ -248,6 +274,24 @@ _pool = functools.partial(
     lax.reduce_window, init_value=-np.inf, computation=lax.max, window_dimensions=(1, 2), window_strides=(1, 2), padding="VALID"
 )
 more("select_and_scatter_add", (lambda x, g: jax.vjp(_pool, x)[1](g), (f(5, 6, seed=2), f(5, 3))))
+more(
+    "select_and_scatter",
+    (
+        lambda x, g: primitives()["select_and_scatter"].bind(
+            x,
+            g,
+            np.float32(0),
+            select_jaxpr=jax.make_jaxpr(lax.ge)(np.float32(0), np.float32(0)).jaxpr,
+            select_consts=(),
+            scatter_jaxpr=jax.make_jaxpr(lambda p, q: p + 2 * q)(np.float32(0), np.float32(0)).jaxpr,
+            scatter_consts=(),
+            window_dimensions=(1, 2),
+            window_strides=(1, 2),
+            padding=((0, 0), (0, 0)),
+        ),
+        (f(5, 6, seed=2), f(5, 3)),
+    ),
+)
 more("select_and_gather_add", (lambda x, t: jax.jvp(_pool, (x,), (t,)), (f(5, 6, seed=2), f(5, 6))))
 
 # movement
@@ -290,8 +334,17 @@ more(
     "dynamic_slice",
     (lambda x: lax.dynamic_slice(x, (np.int32(2), np.int32(1)), (2, 5)), (f(5, 5),)),
     (lambda x: lax.dynamic_slice(x, (9,), (2,)), (b(5),)),
+    (lambda x, k: lax.dynamic_slice(x, (k, k), (2, 1)), (f(7, 3), np.int32(-1))),
+    (lambda x, k: lax.dynamic_slice(x, (k,), (6,)), (i(7), np.int32(1))),
+    (lambda x, k: lax.dynamic_slice(x, (k,), (2,)), (f(300), np.uint8(250))),
+    (lambda x, k: lax.dynamic_slice(x, (k,), (2,)), (keys(5), np.int32(1))),
 )
 more("dynamic_update_slice", (lambda x, y: lax.dynamic_update_slice(x, y, (np.int32(3), np.int32(2))), (f(5, 3), f(2, 3))))
+more("dynamic_update_slice", (lambda x, y, k: lax.dynamic_update_slice(x, y, (k, k)), (f(7, 5), f(4, 2), np.int32(1))))
+more("dynamic_update_slice", (lambda x, y, k: lax.dynamic_update_slice(x, y, (k,)), (f(300), f(3), np.int16(149))))
+for _start in (-3, 1, 9):
+    more("dynamic_update_slice", (lambda x, y, k: lax.dynamic_update_slice(x, y, (k,)), (b(5), b(4, seed=1), np.int32(_start))))
+more("dynamic_update_slice", (lambda x, y: lax.dynamic_update_slice(x, y, (2,)), (keys(5), keys(2))))
 more("iota", (lambda: lax.broadcasted_iota(np.int32, (5, 3), 0), ()), (lambda: lax.broadcasted_iota(jnp.bfloat16, (3, 1030), 1), ()))
 more("iota", (lambda: lax.broadcasted_iota(np.uint8, (7, 2), 0), ()), (lambda: lax.iota(np.complex64, 5), ()))
 more("empty", (bind("empty", shape=(5, 3), dtype=np.dtype(np.float32), out_sharding=None), ()))
@@ -314,6 +367,12 @@ more("svd", (lambda x: lax.linalg.svd(x, full_matrices=False), (_spd,)))
 more("tridiagonal", (lambda x: lax.linalg.tridiagonal(x), (_general + _general.transpose(0, 2, 1),)))
 more("triangular_solve", (lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True, lower=True), (_general, f(5, 3, 2))))
 more("tridiagonal_solve", (lax.linalg.tridiagonal_solve, (f(5, 3) / 8, f(5, 3) + 9, f(5, 3) / 8, f(5, 3, 2))))
+for _side, _shape in ((True, (5, 3, 4)), (False, (5, 4, 3))):
+    more("triangular_solve", (functools.partial(lax.linalg.triangular_solve, left_side=_side, lower=True), (_general, f(*_shape))))
+    more("ormqr", (bind("ormqr", left=_side, transpose=True), (_general / 8, f(5, 3) / 8, f(*_shape))))
+more("cholesky_update", (jax.jit(bind("cholesky_update")), (_spd[0], f(2))))
+more("geqp3", (bind("geqp3", use_magma=None), (_general, np.zeros((5, 3), np.int32))))
+more("symmetric_product", (bind("symmetric_product", alpha=2.0, beta=0.5), (f(3, 2, 5), f(3, 2, 2))))
 more("fft", (lambda x: jnp.fft.fft(x), (c(5, 4),)), (lambda x: jnp.fft.rfft2(x), (f(5, 4, 6),)), (lambda x: jnp.fft.irfft(x), (c(3, 4),)))
 
 # indexing: duplicates, negative and large indices, each mode
@@ -338,6 +397,14 @@ more(
         (f(5, 2, 3), np.array([1, 9, 0, -1]), np.array([2, 0, 3, 1])),
     ),
 )
+# windows across shards: each mode, beside a looked-up dim, along two dims, of booleans
+_windows = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
+_picked = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(1,), start_index_map=(1, 0))
+_corners = np.array([[0, 0], [2, 1], [4, -1], [-9, 2], [3, 0]], np.int32)
+for _mode in (CLIP, FILL, PROMISE):
+    more("gather", (lambda x, k, m=_mode: lax.gather(x, k, _windows, (2, 2), mode=m), (f(5, 3), _corners)))
+    more("gather", (lambda x, k, m=_mode: lax.gather(x, k, _picked, (3, 1), mode=m), (i(7, 5), np.array([[1, 0], [4, 5], [9, 2], [0, 3]]))))
+more("gather", (lambda x, k: lax.gather(x, k, _windows, (4, 1), mode=FILL), (b(5, 3), _corners)))
 more("gather", (lambda x, k: jnp.take_along_axis(x, k, 1), (f(3, 5), i(3, 4, low=0, high=5))))
 more("gather", (lambda x, k: jax.vmap(lambda r, s: lax.dynamic_slice(r, (s,), (2,)))(x, k), (f(3, 5), i(3, low=0, high=5))))
 more("gather", (lambda x, k: jax.vmap(lambda s: lax.dynamic_slice(x, (s, 0), (2, 3)))(k), (f(5, 3), i(4, low=-3, high=7))))
@@ -372,6 +439,17 @@ more(
     (lambda x, k, y: x.at[k].set(y), (b(5), np.int32(2), np.bool_(True))),
 )
 more("scatter-add", (lambda x, k, y: jax.vmap(lambda r, s, t: r.at[s].add(t))(x, k, y), (f(3, 5), i(3, 4, low=0, high=5), f(3, 4))))
+_into_windows = lax.ScatterDimensionNumbers(update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1))
+for _mode in (CLIP, FILL, PROMISE):
+    for _name, _scatter in (("scatter-add", lax.scatter_add), ("scatter-max", lax.scatter_max), ("scatter", lax.scatter)):
+        for _window in ((2, 2), (4, 1), (5, 2)):
+            more(
+                _name,
+                (
+                    lambda x, k, y, m=_mode, g=_scatter: g(x, k, y, _into_windows, mode=m),
+                    (f(5, 3), _corners[:3] if _mode == PROMISE else _corners[1:4], f(3, *_window)),
+                ),
+            )
 more("scatter-add", (_into("add", FILL), (f(7), np.array([3, 250], np.uint8), f(2))))
 
 # random numbers
@@ -382,6 +460,19 @@ more("random_split", (lambda k: jax.random.split(k, 3), (keys(),)))
 more("random_fold_in", (lambda k: jax.random.fold_in(k, 5), (keys(),)))
 more("random_clone", (jax.random.clone, (keys(),)))
 more("random_gamma", (lambda k: jax.random.gamma(k, np.float32(2), (3,)), (keys(),)))
+more("random_gamma", (bind("random_gamma", log_space=False), (keys(3), f(3, low=4))))
+more("random_wrap", (lambda d: jax.random.wrap_key_data(d), (u(5, 2, 2),)))
+more("random_unwrap", (jax.random.key_data, (keys(5, 2),)))
+more("random_clone", (jax.random.clone, (keys(5),)))
+for _impl in ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32"):
+    _batch = jax.vmap(functools.partial(jax.random.key, impl=_impl))(np.arange(5))
+    more("random_seed", (jax.vmap(functools.partial(jax.random.key, impl=_impl)), (np.arange(5, dtype=np.int32),)))
+    more("random_split", (jax.vmap(lambda k: jax.random.split(k, 3)), (_batch,)))
+    more("random_fold_in", (jax.vmap(jax.random.fold_in), (_batch, np.arange(5, dtype=np.uint32))))
+    more("random_fold_in", (jax.vmap(jax.random.fold_in, (None, 0)), (_batch[0], np.arange(5, dtype=np.uint32))))
+    more("random_bits", (jax.vmap(lambda k: jax.random.bits(k, (3, 2))), (_batch,)))
+more("random_bits", (lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="threefry4x32"),)))
+more("iota_2x32_shape", (bind("iota_2x32_shape", shape=(5, 3)), ()))
 for _width, _shape in ((np.uint8, (5,)), (np.uint32, (5, 2))):
     more("random_bits", (lambda k, w=_width, s=_shape: jax.random.bits(k, s, w), (keys(),)))
 more("random_bits", (lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="rbg"),)))

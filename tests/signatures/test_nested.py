@@ -20,6 +20,9 @@ from sbp.signatures.oracle import Layout, ListPlace, Oracle
 from sbp.trace.graph import Node
 from sbp.types import MONOIDS, B, P, S
 
+WINDOWS_OF = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
+WINDOWS_INTO = lax.ScatterDimensionNumbers(update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1))
+
 CASES = {
     "reshape": [
         (lambda x: x.reshape(4, 2), (f(8),)),
@@ -28,10 +31,14 @@ CASES = {
         (lambda x: x.reshape(10, 2, 2), (f(10, 4),)),
         (lambda x: x.reshape(2, 2, 6), (f(4, 6),)),
     ],
-    "dot_general": [(lambda x, y: x @ y, (f(2, 10), f(10, 4)))],
+    "dot_general": [(lambda x, y: x @ y, (f(2, 10), f(10, 4))), (lambda x, y: x @ y, (f(5, 9), f(9, 7)))],
     "reduce_sum": [(lambda x: jnp.sum(x, 0), (f(10, 4),))],
     "reduce_max": [(lambda x: jnp.max(x, 0), (f(7),))],
-    "gather": [(lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (f(10), np.array([0, 9, 5, 4, 5, -1, 10, 6], np.int32)))],
+    "gather": [
+        (lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (f(10), np.array([0, 9, 5, 4, 5, -1, 10, 6], np.int32))),
+        (lambda x, k: lax.gather(x, k, WINDOWS_OF, (4, 2), mode=FILL), (f(8, 8), np.array([[3, 1], [5, 2], [9, 0]], np.int32))),
+    ],
+    "scatter": [(lambda x, k, y: lax.scatter(x, k, y, WINDOWS_INTO), (f(8, 4), np.array([[1, 0], [4, 1]], np.int32), f(2, 4, 2)))],
     "scatter-add": [(lambda x, k, y: x.at[k].add(y, mode=FILL, wrap_negative_indices=False), (f(10), i(5, low=-2, high=12), f(5)))],
     "broadcast_in_dim": [(lambda x: jnp.broadcast_to(x, (6, 4)), (f(4),))],
     "iota": [(lambda: lax.iota(np.int32, 10), ())],
@@ -47,7 +54,23 @@ CASES = {
     "conv_general_dilated": [(lambda x, y: lax.conv_general_dilated(x, y, (1, 2), "SAME"), (f(4, 2, 6, 9), f(4, 2, 3, 3)))],
     "reduce_window_max": [(lambda x: lax.reduce_window(x, -np.inf, lax.max, (3, 2), (1, 2), "SAME"), (f(6, 9),))],
     "select_n": [(lambda p, x, y: lax.select_n(p, x, y), (np.arange(10) % 3 == 0, f(10), f(10)))],
-    "slice": [(lambda x: x[:, 1:3], (f(10, 4),))],
+    "slice": [(lambda x: x[:, 1:3], (f(10, 4),)), (lambda x: x[:4], (f(8),))],
+    # Over the outer axis a window becomes as large as what is left of its dim.
+    "dynamic_slice": [
+        (lambda x, k: lax.dynamic_slice(x, (k, 0), (4, 3)), (f(8, 4), np.int32(3))),
+        (lambda x, k: lax.dynamic_slice(x, (k, 0), (1, 5)), (f(4, 10), np.int32(2))),
+    ],
+    "dynamic_update_slice": [(lambda x, y, k: lax.dynamic_update_slice(x, y, (k, 0)), (f(8, 4), f(4, 2), np.int32(3)))],
+    "ragged_dot_general": [
+        (lax.ragged_dot, (f(10, 4), f(8, 4, 2), np.array([1, 2, 0, 3, 0, 1, 1, 1], np.int32))),
+        (
+            lambda x, y, g: lax.ragged_dot_general(x, y, g, lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], [])),
+            (f(10, 4), f(10, 4), np.array([1, 2, 0, 3, 0, 1, 1, 1], np.int32)),
+        ),
+    ],
+    "triangular_solve": [
+        (lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True, lower=True), (f(3, 3) + 4 * np.eye(3, dtype=np.float32), f(3, 10)))
+    ],
 }
 MESHES = [(4, 2), (2, 4)]
 
@@ -112,6 +135,13 @@ def test_a_table_is_split_over_both_axes():
 
 def test_a_contraction_over_both_axes():
     assert any(layout.ins == ((S(1), S(1)), (S(0), S(0))) and layout.outs == ((P, P),) for layout in layouts_of("dot_general", 0, (2, 4)))
+
+
+def test_both_operands_over_both_axes():
+    """SUMMA: rows and columns of both operands over the two axes, and of the result; neither operand is whole anywhere."""
+    both = (S(0), S(1))
+    found = layouts_of("dot_general", 1, (2, 4))
+    assert any(layout.ins == (both, both) and layout.outs == (both,) and layout.communicates for layout in found)
 
 
 def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):

@@ -34,7 +34,7 @@ sbp.jit(f, mesh).plan(x)
         sbp has no signature for this primitive. The program is right all the same: its operands are gathered, every device
         computes the whole result, and that costs memory, time and bytes. `sbp signatures` lists the primitives that have one.
 
-        Compute it another way, or write that part as a manual region.
+        Compute it another way, give the primitive a signature with sbp.signatures.register, or write that part as a manual region.
         """,
         """
 y = sbp.jit(some_rare_primitive, mesh).plan(x)
@@ -43,6 +43,39 @@ y = sbp.jit(some_rare_primitive, mesh).plan(x)
 y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
 """,
         runs=False,
+    ),
+    CodePage(
+        "wrong-signature",
+        """
+        A signature that was registered with sbp.signatures.register has a row that does not hold. The message shows the row, what
+        each device held, and the value that comes out instead of the right one.
+
+        Take the row out, or correct `local`, which computes a device's part of the result: most often it must not let the padding of
+        an uneven split into a reduction (`even=True` leaves such splits out), or the operation is not linear, as P(sum) needs.
+        """,
+        """
+from jax.experimental import pallas as pl
+
+def cube(x):
+    def kernel(x_ref, y_ref):
+        y_ref[...] = x_ref[...] * x_ref[...] * x_ref[...]
+    return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="cube")(x)
+
+rows = ["S(0) -> S(0)", "P(sum) -> P(sum)"]
+with sbp.signatures.registered("pallas_call:cube", rows, local=lambda ctx, x: cube(x)):
+    sbp.jit(cube, mesh).plan(x)
+""",
+        """
+from jax.experimental import pallas as pl
+
+def cube(x):
+    def kernel(x_ref, y_ref):
+        y_ref[...] = x_ref[...] * x_ref[...] * x_ref[...]
+    return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="cube")(x)
+
+with sbp.signatures.registered("pallas_call:cube", ["S(0) -> S(0)"], local=lambda ctx, x: cube(x)):
+    sbp.jit(cube, mesh).plan(x)
+""",
     ),
     CodePage(
         "uneven-boundary",
