@@ -198,7 +198,7 @@ class CallReader:
                 wanted.append(_carried_type(leaf, self._mesh))
             return wanted
         if not isinstance(in_types, tuple):
-            in_types = (in_types,)
+            in_types = (in_types,) * (len(dynamic) if is_type_leaf(in_types) else 1)
         if len(in_types) != len(dynamic):
             raise SbpError(f"in_types has {len(in_types)} entries for {len(dynamic)} non-static positional arguments; give one each")
         for number, (entry, arg) in enumerate(zip(in_types, dynamic, strict=True)):

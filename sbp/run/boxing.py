@@ -18,6 +18,18 @@ from sbp.mesh import MeshSpec
 from sbp.types import Split, Unreduced
 
 
+_MERGES_SLICES = tuple(int(p) for p in jax.__version__.split(".")[:2]) < (0, 12)
+
+
+def _apart(x: Any) -> Any:
+    """`x`, kept from being merged with an operation beside it.
+
+    Below JAX 0.12, XLA for CPU and GPU makes one of two dynamic slices, or of a slice and a scatter, and forgets that the other start was
+    clamped: a program's index out of bounds would reach into other shards (tests/run/test_edges.py). XLA for TPU clamps both.
+    """
+    return lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier) if _MERGES_SLICES else x
+
+
 def identity_of(monoid: str, dtype: Any) -> np.ndarray:
     """The neutral element of a monoid in a dtype, as a NumPy scalar array (known when the plan is traced)."""
     kind = np.dtype(dtype)
@@ -136,7 +148,7 @@ class Boxing:
                 return _first(lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True), d, there[d])
             case "slice", _, Split(dim=d):
                 x = pad_dim(x, d, n * there[d])
-                return lax.dynamic_slice_in_dim(x, lax.axis_index(names[0]) * there[d], there[d], d)
+                return _apart(lax.dynamic_slice_in_dim(_apart(x), lax.axis_index(names[0]) * there[d], there[d], d))
             case "mask", _, Unreduced(monoid=monoid):
                 if monoid not in ("sum", "prod"):
                     return x

@@ -1,4 +1,4 @@
-"""Slices at indices that only the running program knows: where a sliced dim is split, each device reads or writes what falls on its shard."""
+"""Slices at indices that the running program finds: of a split dim, each device reads or writes what falls on its shard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, admissible, moved_rows, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
+from sbp.signatures.shards import picked_along
 from sbp.types import B, Split, Unreduced
 
 # Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a window from the whole dim.
@@ -57,7 +58,7 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for d in cut:
         index = lax.iota(jnp.int32, window[d]) + first[d]
         mine = (index >= 0) & (index < ctx.in_extent(0, d))
-        picked = jnp.take(out, index, axis=d, mode="clip")
+        picked = picked_along(out, index, d)
         out = jnp.where(_along(picked.shape, d, mine), picked, jnp.zeros((), x.dtype))
     return [out]
 
@@ -87,7 +88,7 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
         size = min(window[d], x.shape[d])
         here = jnp.clip(start, 0, x.shape[d] - size)
         index = lax.iota(jnp.int32, size) + here - start
-        update = jnp.take(update, index, axis=d, mode="clip")
+        update = picked_along(update, index, d)
         mine = mine & jnp.expand_dims((index >= 0) & (index < window[d]), [k for k in range(x.ndim) if k != d])
         starts[d] = here.astype(starts[d].dtype)
     held = lax.dynamic_slice(x, starts, update.shape)

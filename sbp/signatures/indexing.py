@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from sbp import _jax
 from sbp.signatures.factors import Dims, FactorMap, admissible, linear_rows, moved_rows, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import clipped, without_padding
@@ -227,6 +229,10 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         components.append(jnp.where(hits, here + margin[d], local[d] + 2 * margin[d]))
     zero = jnp.zeros((), operand.dtype)
     operand = lax.pad(operand, zero, [(m, m, 0) for m in margin])
+    if math.prod(args[1].shape[:-1]) == 1:
+        # XLA's CPU compiler in JAX 0.10 merges the slice that made the shard with the one element that a lone index hits, without
+        # the bound: an index outside writes an element of another shard into this one.
+        (operand,) = _jax.optimization_barrier((operand,))
     (out,) = bind_with(ctx, (operand, jnp.stack(components, -1), updates), mode=_MODE.FILL_OR_DROP, **changes)
     return [lax.slice(out, margin, [m + size for m, size in zip(margin, local, strict=True)])]
 

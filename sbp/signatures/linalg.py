@@ -47,8 +47,7 @@ def _batched(op: Op) -> Sequence[Row]:
         return split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs)))
     solved = _LINEAR_IN[op.name]
     from_left = op.params.get("left_side", op.params.get("left", True))
-    sides = ("columns",) if from_left else ("rows", None)
-    ins[solved] = outs[0] = (letters + (None, None))[: -len(sides)] + sides
+    ins[solved] = outs[0] = (*letters, None, "columns") if from_left else (*letters, "rows", None)
     return [*split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs))), *linear_rows(op, (solved,))]
 
 

@@ -53,6 +53,22 @@ def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
     return "proved" if found == z3.unsat else "refuted" if found == z3.sat else "unknown"
 
 
+def counterexample(theorem: Theorem, rlimit: int = RLIMIT) -> str:
+    """Values that a theorem's claim is wrong for; empty where it holds, or where none were found within the limit.
+
+    >>> x = z3.Real("x")
+    >>> counterexample(Theorem((x > 0, x <= 1), x < 1))
+    'x = 1'
+    """
+    solver = z3.Solver()
+    solver.set(rlimit=rlimit)
+    solver.add(*theorem.premises, z3.Not(theorem.claim))
+    if solver.check() != z3.sat:
+        return ""
+    model = solver.model()
+    return ", ".join(sorted(f"{d.name()} = {model[d]}" for d in model.decls()))
+
+
 def _join(monoid: str, x: Term, y: Term) -> Term:
     match monoid:
         case "sum":

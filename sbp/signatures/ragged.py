@@ -66,7 +66,7 @@ def _spread(x: Any, factors: Dims, over: Dims, shape: Sequence[int]) -> Any:
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Contracted dims are masked in both operands, as zero times a NaN of the other one's padding is NaN; so are matrices that no row has."""
+    """Contracted dims are masked in both operands (zero times a NaN of the other one's padding is NaN), and matrices that no row has."""
     roles = _of_context(ctx)
     operands = list(args[:2])
     for k, factors in enumerate((roles.lhs, roles.rhs)):

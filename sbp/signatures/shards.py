@@ -39,6 +39,14 @@ def without_padding(ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ..
     return x
 
 
+def picked_along(x: Any, index: Any, dim: int) -> Any:
+    """Elements along a dim, at a vector of indices, each brought into the shard first.
+
+    Here and not by XLA, whose CPU compiler in JAX 0.10 merges the slice that made a shard with one of its elements, without the bound.
+    """
+    return jnp.take(x, jnp.clip(index, 0, x.shape[dim] - 1), axis=dim, mode="clip")
+
+
 def clipped(index: Any, size: int) -> tuple[Any, Any]:
     """Indices brought into [0, size) as int32, and which were outside; compared in their own dtype, which may be too narrow for size."""
     last = min(size - 1, int(jnp.iinfo(index.dtype).max))

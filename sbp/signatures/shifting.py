@@ -13,6 +13,7 @@ from sbp.signatures.exchange import Need, fetch
 from sbp.signatures.factors import FactorMap, admissible, moved_rows, split_rows
 from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
+from sbp.signatures.shards import picked_along
 from sbp.types import Atom, B, Split, Unreduced
 
 # Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a slice from the whole dim.
@@ -81,7 +82,7 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
     windows = _slice_windows(ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim])
     index = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low - ctx.in_offset(0, dim)
     mine = (index >= 0) & (index < ctx.in_extent(0, dim))
-    picked = jnp.take(x, jnp.clip(index, 0, x.shape[dim] - 1), axis=dim)
+    picked = picked_along(x, index, dim)
     return jnp.where(lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype))
 
 
@@ -231,7 +232,7 @@ def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         if ctx.in_axes(k, d):
             piece = fetch(ctx, x, d, axis, need, None)
         else:
-            piece = jnp.take(x, jnp.clip(lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, 0, need.size - 1), axis=d)
+            piece = picked_along(x, lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, d)
         out = piece if out is None else jnp.where(index >= before, piece, out)
         before += need.size
     return [out]

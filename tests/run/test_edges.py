@@ -96,6 +96,39 @@ def test_partial_in_and_out(mesh):
     np.testing.assert_allclose(g(p), 2 * (GRID @ GRID), rtol=1e-6)
 
 
+@pytest.mark.parametrize("op", ["sum", "prod"])
+def test_partial_keeps_its_dtype(mesh, op):
+    x = np.arange(8, dtype=np.int16)
+    p = sbp.jit(lambda x: x, mesh, out_types=f"y:P({op})")(x)
+    assert p.reduce().dtype == np.int16
+    np.testing.assert_array_equal(p.reduce(), x)
+
+
+@pytest.mark.parametrize(("op", "dtype"), [("or", np.uint32), ("and", np.int8), ("or", bool), ("max", np.float32)])
+def test_partial_reduces_what_xla_cannot_across_devices(mesh, op, dtype):
+    """XLA's CPU collectives have no reduction of bits, and drop NaN."""
+    x = np.array([3, 0, 7, np.nan] if op == "max" else [3, 0, 7, 12], np.float32).astype(dtype)
+    p = sbp.jit(lambda x: x, mesh, out_types=f"x:P({op}) y:P({op})")(x)
+    np.testing.assert_array_equal(p.reduce(), x)
+
+
+SLICED = {
+    "slice, then shard": (lambda x, i: lax.dynamic_slice(x, (i,), (6,)), None, "x:S(0)"),
+    "shard, then scatter": (lambda x, i: sbp.split(x, 0, "x").at[i].add(5.0, mode="drop"), "B", None),
+    "shard, then minimum": (lambda x, i: sbp.split(x, 0, "x").at[i].min(-5.0, mode="drop"), "B", None),
+}
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_indices_outside_a_shard_stay_outside(mesh, name):
+    """XLA below JAX 0.12 merges the slice B -> S with the program's own, without its clamp."""
+    fn, held, out = SLICED[name]
+    x = np.arange(7, dtype=np.float32)
+    f = sbp.jit(fn, mesh, in_types=(held, None), out_types=out)
+    for i in (-20, -1, 1, 4, 6, 9, 40):
+        np.testing.assert_array_equal(f(x, np.int32(i)), jax.jit(fn)(x, np.int32(i)))
+
+
 def test_donated_state_has_one_type(mesh):
     plan = sbp.jit(lambda s, x: (s + x.sum(0), 1.0), mesh, donate_argnums=0).plan(jnp.ones(8), GRID)
     assert plan.out_types[0] == plan.in_types[0][0]
@@ -147,3 +180,18 @@ def test_a_memory_limit_that_nothing_meets(mesh):
 def test_errors_of_the_function_pass_unchanged(mesh):
     with pytest.raises(ZeroDivisionError):
         sbp.jit(lambda x: 1 / 0, mesh)(GRID)
+
+
+@pytest.mark.parametrize("index", [-9, -1, 0, 3, 4, 6, 7, 9])
+def test_a_lone_index_outside_the_shard_changes_nothing(index):
+    """XLA's CPU compiler in JAX 0.10 merges the slice that makes the shard with the element that a lone index hits, without the bound."""
+    mesh = sbp.make_mesh((2,), ("x",))
+    x = np.arange(8, dtype=np.float32).reshape(1, 8)
+
+    def both(x, k):
+        split = sbp.split(x, 1, "x")
+        return split.at[:, k].add(100.0), split.at[:, k].set(7.0), split[:, k], x + 1
+
+    f = sbp.jit(both, mesh, in_types="B")
+    for got, want in zip(f(x, np.int32(index)), jax.jit(both)(x, np.int32(index)), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
