@@ -30,6 +30,9 @@ Tracer = _core.Tracer
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Tracer", "Var", "ad", "batching", "mlir"]
 
+MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
+"""Whether XLA for CPU merges a slice of a slice without the inner one's bounds, seen up to JAX 0.11."""
+
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe` is a user of sbp.
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FILES = ["_jax.py", "annotate.py", "api.py", "call.py", "claims.py", "cli.py", "manual.py"]

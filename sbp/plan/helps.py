@@ -12,12 +12,13 @@ from sbp.annotate import annotate_p
 from sbp.errors import Help
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, End, PinSite, System, allowed
+from sbp.infer.rows import RowTable
 from sbp.infer.space import Code, Policy, decode, encode
 from sbp.plan.edits import Case, alike
 from sbp.plan.program import Program
 from sbp.plan.source import Names, source_text
 from sbp.plan.text import place
-from sbp.signatures import Op, rule_for
+from sbp.signatures import rule_for
 from sbp.trace.graph import Node
 
 MAX_HELPS = 3
@@ -33,10 +34,10 @@ PLANS, PLANS_LARGE, NODES_PLANNED = 12, 3, 6000
 
 
 def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
-    """The rows of a node on one mesh axis."""
-    found = rule_for(node.op)
+    """The rows of a node on one mesh axis that the policy allows."""
     ins, outs = [case.graph.aval(o) for o in node.inputs], [case.graph.avals[o] for o in node.outputs]
-    return () if found is None else found.rows(Op(node.op, node.params, tuple(ins), tuple(outs), case.mesh.sizes[position]))
+    table = RowTable(case.mesh, communicates=case.boxing == "auto")
+    return table.axis_rows(node, ins, outs, case.mesh.sizes[position]) if rule_for(node.op) is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sbp.errors import Span
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, Step
-from sbp.signatures import Sent
+from sbp.signatures import Sent, kernel_named
 from sbp.trace.graph import Constant, Node
 
 
@@ -52,6 +52,13 @@ class Apply:
     def bytes_sent(self) -> float:
         """Bytes one device sends each time the operation runs."""
         return sum(sent.bytes for _, sent in self.sends)
+
+    @property
+    def scratch_bytes(self) -> float:
+        """Memory that kernels hold while they run: what has arrived; of an operand that goes round, two shards."""
+        rings = [s for p, s in self.sends if kernel_named(self.row.kernels[p]).gathers is not None]
+        around = max(rings, key=lambda s: s.bytes / s.rounds, default=None)
+        return sum(2 * s.bytes / s.rounds if s is around else s.bytes for _, s in self.sends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from sbp.infer.space import Codes, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
 from sbp.plan.handwritten import handwritten_bytes
-from sbp.plan.ir import Apply, Block, Box, Loop, Register
+from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.plan.lower import lower
 from sbp.plan.text import listing
 from sbp.plan.verify import verify
@@ -99,7 +99,7 @@ class Program:
 
     def kernels(self) -> Iterator[tuple[Apply, int]]:
         """All operations whose kernels send something, in program order, with how often each runs per call."""
-        yield from _kernels(self.block, 1)
+        yield from sending(self.block, 1)
 
 
 def resolve(typing: Typing, *, aliased: tuple[int, ...] = ()) -> Program:
@@ -133,13 +133,14 @@ def bytes_sent(block: Block) -> float:
     return total
 
 
-def _kernels(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
+def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
+    """The operations of a block whose kernels send something, with how often each runs, when the block runs so many times."""
     for instruction in block.instructions:
         if isinstance(instruction, Apply) and instruction.sends:
             yield instruction, trips
         elif isinstance(instruction, Loop):
             for inner in instruction.blocks:
-                yield from _kernels(inner, trips * instruction.trips)
+                yield from sending(inner, trips * instruction.trips)
 
 
 def _boxes(block: Block, trips: int, depth: int) -> Iterator[PlannedBox]:
@@ -169,6 +170,13 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> float
     return arguments + max(0.0, outputs - donated) + _temporaries(block, size, top=True)
 
 
+def _inner(instruction: Instruction, size: Callable[[int, Codes], float]) -> float:
+    """What an instruction holds besides its operands and results."""
+    if isinstance(instruction, Loop):
+        return max((_temporaries(b, size, top=False) for b in instruction.blocks), default=0.0)
+    return instruction.scratch_bytes if isinstance(instruction, Apply) else 0.0
+
+
 def _temporaries(block: Block, size: Callable[[int, Codes], float], *, top: bool) -> float:
     last: dict[Register, int] = {}
     for at, instruction in enumerate(block.instructions):
@@ -181,7 +189,7 @@ def _temporaries(block: Block, size: Callable[[int, Codes], float], *, top: bool
     held: dict[Register, float] = {}
     inputs = set(block.inputs)
     for at, instruction in enumerate(block.instructions):
-        inner = max((_temporaries(b, size, top=False) for b in instruction.blocks), default=0.0) if isinstance(instruction, Loop) else 0.0
+        inner = _inner(instruction, size)
         outs = (instruction.target,) if isinstance(instruction, Box) else instruction.outs
         fused = isinstance(instruction, Apply) and instruction.node.op in _FUSED
         for register in outs:

@@ -12,7 +12,7 @@ from sbp.annotate import Pin
 from sbp.errors import Span
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Block, Box, Loop, Register, Source
-from sbp.plan.program import Program
+from sbp.plan.program import Program, sending
 from sbp.plan.text import node_place, place, shape_text
 from sbp.report.wording import annotation_span, first_argument, quoted, shortened
 from sbp.trace.graph import Node
@@ -155,13 +155,14 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
         if isinstance(instruction, Loop):
             inside = runs * instruction.trips
             own = [s for inner in instruction.blocks for s in _spots(inner, inside, ())]
+            operations = [k for inner in instruction.blocks for k in sending(inner, inside)]
             yield RegionFact(
                 op=instruction.node.op,
                 where=node_place(instruction.node),
                 trips=instruction.trips,
                 runs=inside,
-                collectives=sum(any(step.bytes_sent for step in s.box.steps) for s in own),
-                bytes_per_device=sum(s.box.bytes_sent * s.runs for s in own),
+                collectives=sum(any(step.bytes_sent for step in s.box.steps) for s in own) + len(operations),
+                bytes_per_device=sum(s.box.bytes_sent * s.runs for s in own) + sum(o.bytes_sent * n for o, n in operations),
             )
             for inner in instruction.blocks:
                 yield from _regions(inner, inside)

@@ -3,96 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
-from sbp.errors import SbpError, nearest
+from sbp.errors import SbpError, bytes_text, nearest
 from sbp.plan.text import shape_text
+from sbp.report.equations import sample
 from sbp.report.parts import Column, Page, Paragraph, Section, Table, TableRow
 from sbp.report.wording import counted
-from sbp.signatures import Op, Rule, known_primitives, rule_for
-from sbp.trace.build import trace
-from sbp.trace.graph import Graph, Node
+from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
+from sbp.signatures.proofs import row_status
 
 AXIS_SIZE = 4
 """Size of the mesh axis that sample rows are shown for; it divides every dim of the samples."""
 
-X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-W = jax.ShapeDtypeStruct((16, 32), jnp.float32)
-Q = jax.ShapeDtypeStruct((8, 16), jnp.bool_)
-
-_UNARY = [
-    "abs",
-    "ceil",
-    "cos",
-    "cosh",
-    "erf",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "log",
-    "log1p",
-    "logistic",
-    "neg",
-    "round",
-    "rsqrt",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-]
-_BINARY = ["add", "atan2", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "nextafter", "pow", "rem", "sub"]
-_REDUCTIONS: dict[str, Callable[[Any], Any]] = {
-    "reduce_sum": lambda x: x.sum(1),
-    "reduce_max": lambda x: x.max(1),
-    "reduce_min": lambda x: x.min(1),
-    "reduce_prod": lambda x: x.prod(1),
-    "argmax": lambda x: jnp.argmax(x, 1),
-    "argmin": lambda x: jnp.argmin(x, 1),
-    "cumsum": lambda x: lax.cumsum(x, 1),
-    "cumprod": lambda x: lax.cumprod(x, 1),
-    "cummax": lambda x: lax.cummax(x, 1),
-    "cummin": lambda x: lax.cummin(x, 1),
+KNOWN = {
+    "proved": "Z3 proves the scalar law behind it",
+    "enumerated": "it holds on small tensors that are cut into adversarial parts",
+    "assumed": "it holds on small tensors, and Z3 has not decided its scalar law",
 }
-SAMPLES: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
-    **{name: (getattr(lax, name), (X,)) for name in _UNARY},
-    **{name: (getattr(lax, name), (X, X)) for name in _BINARY},
-    **{name: (fn, (X,)) for name, fn in _REDUCTIONS.items()},
-    "and": (lax.bitwise_and, (Q, Q)),
-    "or": (lax.bitwise_or, (Q, Q)),
-    "not": (lax.bitwise_not, (Q,)),
-    "reduce_and": (lambda q: q.all(1), (Q,)),
-    "reduce_or": (lambda q: q.any(1), (Q,)),
-    "broadcast_in_dim": (lambda x: jnp.broadcast_to(x, (4, 8, 16)), (X,)),
-    "concatenate": (lambda x, y: lax.concatenate([x, y], 1), (X, X)),
-    "convert_element_type": (lambda x: x.astype(jnp.bfloat16), (X,)),
-    "dot_general": (lambda x, w: x @ w, (X, W)),
-    "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 16)), (X, jax.ShapeDtypeStruct((), jnp.int32))),
-    "gather": (lambda x, i: x[i], (X, jax.ShapeDtypeStruct((4,), jnp.int32))),
-    "integer_pow": (lambda x: x**3, (X,)),
-    "iota": (lambda: lax.iota(jnp.int32, 16), ()),
-    "pad": (lambda x: jnp.pad(x, ((0, 0), (0, 4))), (X,)),
-    "reshape": (lambda x: x.reshape(8, 4, 4), (X,)),
-    "rev": (lambda x: lax.rev(x, (1,)), (X,)),
-    "scatter-add": (lambda x, i: x.at[i].add(1.0), (X, jax.ShapeDtypeStruct((4,), jnp.int32))),
-    "select_n": (lambda q, x, y: jnp.where(q, x, y), (Q, X, X)),
-    "slice": (lambda x: x[:, :8], (X,)),
-    "sort": (lambda x: lax.sort(x, dimension=1), (X,)),
-    "split": (lambda x: lax.split(x, (8, 8), 1), (X,)),
-    "squeeze": (lambda x: x.squeeze(1), (jax.ShapeDtypeStruct((8, 1), jnp.float32),)),
-    "stop_gradient": (lax.stop_gradient, (X,)),
-    "top_k": (lambda x: lax.top_k(x, 2), (X,)),
-    "transpose": (lambda x: x.T, (X,)),
-}
-"""Programs that hold one equation of the primitive, by its name."""
+"""How a row is known to hold."""
 
 
 def signatures_page() -> Page:
@@ -139,24 +69,46 @@ def signature_page(primitive: str) -> Page:
         return Page(title=title, parts=(*parts, Paragraph(text="there is no sample to show its rows on")))
     graph, node = found
     ins, outs = tuple(map(graph.aval, node.inputs)), tuple(graph.avals[o] for o in node.outputs)
-    rows = rule.rows(Op(primitive, node.params, ins, outs, AXIS_SIZE))
-    headings = [*(f"{shape_text(a)}" for a in ins), "", *(shape_text(a) for a in outs), "kernel"]
-    cells = [(*map(repr, r.ins), "->", *map(repr, r.outs), "" if r.kernel == "local" else r.kernel) for r in rows]
-    table = Table(columns=tuple(Column(heading=h) for h in headings), rows=tuple(TableRow(cells=c) for c in cells))
+    op = Op(primitive, node.params, ins, outs, AXIS_SIZE)
+    rows = rule.rows(op)
     head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
-    return Page(title=title, parts=(*parts, Section(title=head, parts=(table,))))
+    return Page(title=title, parts=(*parts, Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)))
+
+
+def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
+    """Atoms, what runs on the shards, what that sends, and how the row is known; columns that say nothing are left out."""
+    cells = [(*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r)) for r in rows]
+    headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs), "kernel", "sends", "known"]
+    shown = [k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)]
+    columns = tuple(Column(heading=headings[k], right=headings[k] == "sends") for k in shown)
+    return Table(columns=columns, rows=tuple(TableRow(cells=tuple(row[k] for k in shown)) for row in cells))
+
+
+def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
+    kernel = kernel_named(row.kernel)
+    sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
+    return "" if row.kernel == "local" else row.kernel, bytes_text(sent) if kernel.communicates else ""
+
+
+def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
+    """What the names of kernels and of proofs mean."""
+    kernels = sorted({r.kernel for r in rows} - {"local"})
+    statuses = {row_status(op, r) for r in rows}
+    legends = (
+        ("kernel", "what runs on the shards", [(name, kernel_named(name).summary) for name in kernels]),
+        ("known", "because", [(name, because) for name, because in KNOWN.items() if name in statuses]),
+    )
+    return tuple(
+        Table(
+            columns=(Column(heading=heading), Column(heading=explained, wraps=True)),
+            rows=tuple(TableRow(cells=pair) for pair in pairs),
+        )
+        for heading, explained, pairs in legends
+        if pairs
+    )
 
 
 def _suggestion(primitive: str) -> str:
     """The nearest name; not the whole list, which `sbp signatures` prints."""
     clause = nearest(primitive, known_primitives())
     return clause if "did you mean" in clause else "; `sbp signatures` lists those that have one"
-
-
-def sample(primitive: str) -> tuple[Graph, Node] | None:
-    """A node of the primitive in a traced sample."""
-    if primitive not in SAMPLES:
-        return None
-    fn, args = SAMPLES[primitive]
-    graph, _ = trace(fn, args)
-    return next(((graph, node) for node in graph.walk() if node.op == primitive), None)

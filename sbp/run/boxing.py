@@ -18,16 +18,13 @@ from sbp.mesh import MeshSpec
 from sbp.types import Split, Unreduced
 
 
-_MERGES_SLICES = tuple(int(p) for p in jax.__version__.split(".")[:2]) < (0, 12)
-
-
 def _apart(x: Any) -> Any:
     """`x`, kept from being merged with an operation beside it.
 
     Below JAX 0.12, XLA for CPU and GPU makes one of two dynamic slices, or of a slice and a scatter, and forgets that the other start was
     clamped: a program's index out of bounds would reach into other shards (tests/run/test_edges.py). XLA for TPU clamps both.
     """
-    return lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier) if _MERGES_SLICES else x
+    return lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier) if _jax.MERGES_SLICES else x
 
 
 def identity_of(monoid: str, dtype: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from sbp.signatures.factors import FactorMap, admissible, multilinear_rows, spli
 from sbp.signatures.rotation import rotated, rotation_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
-from sbp.types import Atom, B, P, Split
+from sbp.types import Atom, B, P, Split, Unreduced
+
+OR = Unreduced("or")
 
 
 def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorMap:
@@ -40,7 +43,7 @@ def bilinear_rows(op: Op) -> list[Row]:
     """
     out = op.outs[0].dtype
     if "sum" not in admissible(out):
-        return []
+        return [Row(tuple(OR if i == k else B for i in range(len(op.ins))), (OR,)) for k in (0, 1)] if _is_boolean(op) else []
     rows = []
     for position in (0, 1):
         dtype = op.ins[position].dtype
@@ -51,10 +54,13 @@ def bilinear_rows(op: Op) -> list[Row]:
 
 
 def _rows(op: Op, m: FactorMap) -> list[Row]:
-    rows = split_rows(op, m)
-    if "sum" not in admissible(op.outs[0].dtype):
-        rows = [r for r in rows if not hasattr(r.outs[0], "monoid")]
-    return [*rows, *bilinear_rows(op)]
+    contract = "sum" if "sum" in admissible(op.outs[0].dtype) else "or" if _is_boolean(op) else None
+    return [*split_rows(op, dataclasses.replace(m, contract=contract)), *bilinear_rows(op)]
+
+
+def _is_boolean(op: Op) -> bool:
+    """Whether this is a product of relations, which takes `and` for product and `or` for sum."""
+    return all(a.dtype == np.bool_ for a in (*op.ins[:2], *op.outs))
 
 
 def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

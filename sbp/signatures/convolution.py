@@ -92,6 +92,7 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
         lhs[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = "batch"
     if batches == features == 1:
         rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = "features"
+    if features == 1:
         lhs[numbers.lhs_spec[1]] = rhs[numbers.rhs_spec[1]] = "contracted"
     if features > 1 and op.divides(features):
         lhs[numbers.lhs_spec[1]] = rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = "groups"

@@ -130,11 +130,14 @@ def partial_rows(op: Op) -> list[Row]:
             rows += multilinear_rows(op, (0,)) if op.name == "shift_left" else []
         case "clamp":
             # min(max(x, low), high): a maximum of two, then a minimum with a third that is whole; or the other way round.
-            rows += [Row((PMAX, PMAX, B), (PMAX,)), Row((B, PMIN, PMIN), (PMIN,))] if "max" in has else []
-        case "square" | "conj":
+            together = [Row((PMAX, PMAX, B), (PMAX,)), Row((B, PMIN, PMIN), (PMIN,)), Row((PMIN, B, PMIN), (PMIN,))]
+            rows += together if "max" in has else []
+        case "square" | "conj" | "cbrt":
             rows += monoid_rows(op, "prod")
-        case "abs" if is_float(op.ins[0].dtype):
+        case "abs" if jnp.issubdtype(op.ins[0].dtype, np.inexact):
             rows += monoid_rows(op, "prod")
+        case "clz":
+            rows.append(Row((Unreduced("or"),), (PMIN,)))  # the first bit of all
         case "mul" if "sum" in has and same_ring(op):
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
@@ -195,7 +198,7 @@ def cast_rows(op: Op) -> list[Row]:
         if "max" not in admissible(target):
             return []
         bits = monoid_rows(op, "and", "or") if jnp.issubdtype(target, np.integer) else []
-        return [Row((Unreduced("or"),), (PMAX,)), Row((Unreduced("and"),), (PMIN,)), *bits]
+        return [*(Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("or", "max"), ("and", "min"), ("and", "prod"))), *bits]
     rows: list[Row] = []
     if jnp.issubdtype(source, np.integer) and target == np.bool_:
         return monoid_rows(op, "or")
@@ -239,13 +242,3 @@ add_rule(
         local=lambda ctx, args: _jax.optimization_barrier(args),
     )
 )
-
-
-@rule("device_put", local=lambda ctx, args: list(args))
-def _device_put(op: Op) -> Sequence[Row]:
-    """The identity on each operand; where a value lives is the plan's to say."""
-    rank = max((len(a.shape) for a in op.ins), default=0)
-    rows = [tuple(Split(d) if d < len(a.shape) else B for a in op.ins) for d in range(rank)]
-    common = set.intersection(*(set(admissible(a.dtype)) for a in op.ins)) if op.ins else set()
-    rows += [(Unreduced(m),) * len(op.ins) for m in sorted(common)]
-    return [Row(row, row) for row in rows]

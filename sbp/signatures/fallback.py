@@ -9,7 +9,7 @@ _TABLE: dict[str, str] = {
     "taken apart by the trace: its body's equations are typed in its place": """
         call checkpoint closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_linear_solve
         custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat remat2 remat_opt""",
-    "dropped by the trace: says where a value lies, which is what types are for": "mesh_cast pvary reshard sharding_constraint",
+    "dropped by the trace: says where a value lies, which is what types are for": "device_put mesh_cast pvary reshard sharding_constraint",
     "asks for a layout in memory, or a memory, of the whole array: its shards would need another": """
         layout_constraint relayout with_memory_space_constraint""",
     "a region: typed by infer, which types its bodies": "cond scan while",

@@ -142,13 +142,11 @@ def _gather(op: Op) -> Sequence[Row]:
 def _fill_is_joined(op: Op, atom: Any) -> bool:
     """Whether joining the fill values of all parts gives the fill value: always for idempotent monoids, for a sum when it is 0 or NaN."""
     fill = op.params["fill_value"]
-    match atom.monoid:
-        case "max" | "min" | "and" | "or":
-            return True
-        case "sum":
-            return fill == 0 if fill is not None else jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
-        case _:
-            return fill in (0, 1) if fill is not None else jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
+    if atom.monoid in ("max", "min", "and", "or"):
+        return True
+    if fill is None or fill != fill:
+        return jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
+    return fill == 0 or (fill == 1 and atom.monoid == "prod")
 
 
 def _localised_sizes(op: Op) -> tuple[int, ...]:

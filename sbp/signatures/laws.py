@@ -91,22 +91,38 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
 
 
 def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Powers of two and signs, the last part makes up for them; integers take signs alone."""
-    exact = not jnp.issubdtype(x.dtype, np.integer)
-    choices = np.array([0.5, 1, 2, -1, -2] if exact else [1, 1, 1], np.float64).astype(x.dtype)
+    """Powers of two and signs, the last part makes up for them; of integers odd numbers, which have an inverse modulo 2**k."""
+    if jnp.issubdtype(x.dtype, np.integer):
+        out = [noise(x.shape, x.dtype, rng) | np.ones((), x.dtype) for _ in range(n - 1)]
+        last = x
+        for p in out:
+            inverse = p  # right modulo 2**3; each step of Newton's method doubles the bits
+            for _ in range(5):
+                inverse = inverse * (np.array(2, x.dtype) - p * inverse)
+            last = last * inverse
+        return [*out, last.astype(x.dtype)]
+    choices = np.array([0.5, 1, 2, -1, -2], np.float64).astype(x.dtype)
     out = [choices[rng.integers(0, len(choices), x.shape)] for _ in range(n - 1)]
-    if not exact:
-        out = [np.where(rng.random(x.shape) < 0.5, p, np.zeros_like(p) - p) for p in out]
     last = x
     for p in out:
-        last = (last / p if exact else last * p).astype(x.dtype)
+        last = (last / p).astype(x.dtype)
     return [*out, last]
 
 
 def _bit_parts(x: np.ndarray, n: int, monoid: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """One device holds the bits; the others hold some of them too (or), or those and others (and)."""
-    holder = rng.integers(0, n, x.shape)
-    return [np.where(holder == i, x, _JOIN["and" if monoid == "or" else "or"](x, noise(x.shape, x.dtype, rng))) for i in range(n)]
+    """Of some elements one device holds the bits and the others hold some of them too; of others each holds those that it is to hold.
+
+    These are the parts under `or`; under `and`, they are those of the complement.
+    """
+    if monoid == "and":
+        return [~p for p in _bit_parts(~x, n, "or", rng)]
+    holder, spread = rng.integers(0, n, x.shape), rng.random(x.shape) < 0.5
+    out, left = [], x
+    for i in range(n):
+        mine = left if i == n - 1 else left & noise(x.shape, x.dtype, rng)
+        left = left & ~mine
+        out.append(np.where(spread, mine, np.where(holder == i, x, x & noise(x.shape, x.dtype, rng))))
+    return out
 
 
 def parts(x: np.ndarray, atom: Atom, n: int, rng: np.random.Generator) -> list[np.ndarray]:

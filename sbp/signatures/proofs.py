@@ -134,7 +134,7 @@ SCALAR: dict[str, Callable[..., Term]] = {
 """What elementwise primitives compute, one element at a time."""
 
 _MOVES = frozenset(
-    names("""broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather name optimization_barrier pad reshape
+    names("""broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather name optimization_barrier pad reshape
     rev scatter slice split squeeze stack stop_gradient tile transpose unstack""")
 )
 """Each element of a result is an element of some operand, chosen by what is B: the law is that of the identity."""
@@ -186,7 +186,8 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if function is None:
         return None
     if op.name == "div":
-        premises = (_variable("b1", dtypes_[1]) != 0,)
+        divisors = ("p1", "q1") if isinstance(row.ins[1], Unreduced) else ("b1",)
+        premises = tuple(_variable(name, dtypes_[1]) != 0 for name in divisors)
     return law(dtypes_, row.ins, out, function, [_shape_of(op, i) for i in range(len(op.ins))], premises)
 
 

@@ -31,7 +31,7 @@ _INLINED = {
 """Primitives that only call a jaxpr, with the parameter that holds it (one of several names); names of several JAX releases."""
 
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
-_DROPPED = frozenset({"sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"})
+_DROPPED = frozenset({"device_put", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"})
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()) -> tuple[Graph, Any]:

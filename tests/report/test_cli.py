@@ -9,7 +9,8 @@ import sbp
 from sbp.cli import main
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
 from sbp.report.codes import PAGES, PRELUDE
-from sbp.report.signatures import SAMPLES, sample, signature_page, signatures_page
+from sbp.report.equations import SAMPLES, sample
+from sbp.report.signatures import signature_page, signatures_page
 from sbp.signatures import known_primitives
 
 

@@ -132,9 +132,9 @@ sbp.jit(enormous_step, mesh_of_many_axes, in_types=(parameter_types, "data:S(0)"
         """,
         """
 def f(x, w):
-    x = sbp.split(x, 1, "model")  # gathered again at the next line
     w = sbp.split(w, 1, "model")
-    return jnp.tanh(x @ w)
+    h = sbp.replicate(x @ w, "model")  # gathered, and all of the next line computed on every device
+    return jnp.tanh(h)
 
 large = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 report = sbp.jit(f, mesh).check(large, large)
