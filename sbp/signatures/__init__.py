@@ -7,6 +7,7 @@ from sbp.signatures import effects as effects
 from sbp.signatures import elementwise as elementwise
 from sbp.signatures import indexing as indexing
 from sbp.signatures import linalg as linalg
+from sbp.signatures import mulhi as mulhi
 from sbp.signatures import order as order
 from sbp.signatures import prefix as prefix
 from sbp.signatures import ragged as ragged

@@ -16,7 +16,7 @@ from sbp.types import Atom, B, Split, Unreduced
 ELEMENTWISE = names("""
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
     convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-    igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
+    igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not
     one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision
     regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
     square stop_gradient sub tan tanh threefry2x32 threefry4x32 tie xor zeta
@@ -43,7 +43,7 @@ MONOTONE: dict[str, str] = {
 What rises carries P(max) and P(min), what falls swaps them; the other operands are B. A dot is an operand that it does neither in.
 """
 
-_OF_UNSIGNED = frozenset(names("clz mulhi shift_right_logical"))
+_OF_UNSIGNED = frozenset(names("clz shift_right_logical"))
 """Monotone on unsigned integers alone: they see a sign as a bit."""
 
 _RISES_ABOVE = frozenset(names("acosh log log1p log2 sqrt"))
@@ -142,9 +142,12 @@ def partial_rows(op: Op) -> list[Row]:
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
             rows += [*multilinear_rows(op, (0,)), *monoid_rows(op, "prod")]
-        case "integer_pow" if op.params["y"] > 0:
+        case "integer_pow":
             rows += monoid_rows(op, "prod")
-            rows += monotone_rows(op, "+") if is_float(op.ins[0].dtype) and op.params["y"] % 2 == 1 else []
+            rises = is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1
+            rows += monotone_rows(op, "+") if rises else []
+        case "sign" if jnp.issubdtype(op.ins[0].dtype, np.integer):
+            rows += monoid_rows(op, "or")  # whether there is a bit, and whether there is the first one
         case "select_n":
             rows += moved_rows(op, range(1, len(op.ins)))
         case "tie":

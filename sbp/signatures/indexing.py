@@ -248,6 +248,7 @@ def _scatter(op: Op) -> Sequence[Row]:
     rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter") for d in _hit(numbers) if op.ins[0].shape[d] > 1]
     windows = _scatter_windows(numbers, op.ins[0].shape, op.ins[2].shape)
     rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in windows]
+    rows += _folded_rows(op)
     match op.name:
         case "scatter-add" | "scatter-sub":
             rows += linear_rows(op, (0, 2)) if monoid else []
@@ -258,6 +259,17 @@ def _scatter(op: Op) -> Sequence[Row]:
         case _:
             pass
     return rows
+
+
+_FOLDED = {"scatter-add": ("max", "min"), "scatter-sub": ("max", "min"), "scatter-mul": ("sum",), "scatter-max": ("min",), "scatter-min": ("max",)}
+"""Over which other monoid each way to combine distributes: what is folded into every part of the operand is folded into the whole."""
+
+
+def _folded_rows(op: Op) -> list[Row]:
+    dtype = op.outs[0].dtype
+    wraps = op.name in ("scatter-add", "scatter-sub") and not jnp.issubdtype(dtype, jnp.floating)
+    found = [m for m in _FOLDED.get(op.name, ()) if m in admissible(dtype) and not wraps]
+    return [Row((Unreduced(m), B, B), (Unreduced(m),)) for m in found]
 
 
 def _once(op: Op) -> bool:

@@ -91,7 +91,7 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
 
 
 def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Powers of two and signs, the last part makes up for them; of integers odd numbers, which have an inverse modulo 2**k."""
+    """Powers of two and units, the last part makes up for them; of integers odd numbers, which have an inverse modulo 2**k."""
     if jnp.issubdtype(x.dtype, np.integer):
         out = [noise(x.shape, x.dtype, rng) | np.ones((), x.dtype) for _ in range(n - 1)]
         last = x
@@ -101,7 +101,8 @@ def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndar
                 inverse = inverse * (np.array(2, x.dtype) - p * inverse)
             last = last * inverse
         return [*out, last.astype(x.dtype)]
-    choices = np.array([0.5, 1, 2, -1, -2], np.float64).astype(x.dtype)
+    units = [0.5, 1, 2, -1, -2, *([1j, -2j] if jnp.issubdtype(x.dtype, np.complexfloating) else [])]
+    choices = np.array(units).astype(x.dtype)
     out = [choices[rng.integers(0, len(choices), x.shape)] for _ in range(n - 1)]
     last = x
     for p in out:

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import FactorMap, split_rows
+from sbp.signatures.factors import FactorMap, admissible, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
 from sbp.signatures.shards import without_padding
-from sbp.types import B, Split
+from sbp.types import B, Split, Unreduced
 
 _NOWHERE = np.int32(np.iinfo(np.int32).max)
 """The index of what lies in no shard: later than all that do."""
@@ -173,4 +173,15 @@ def _sort(op: Op) -> Sequence[Row]:
     rows = split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,) * len(op.outs)))
     if op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape:
         rows.append(Row((Split(axis),) * len(op.ins), (Split(axis),) * len(op.outs), kernel="sorting_network"))
-    return rows
+    return [*rows, *_moved_along(op)]
+
+
+def _moved_along(op: Op) -> list[Row]:
+    """What is not a key is moved by the order of the keys, which a stable sort leaves no choice in."""
+    keys = op.params["num_keys"]
+    moved = op.ins[keys:]
+    if not moved or not op.params["is_stable"]:
+        return []
+    common = set.intersection(*(set(admissible(a.dtype)) for a in moved))
+    atoms = [(B,) * keys + (Unreduced(m),) * len(moved) for m in sorted(common)]
+    return [Row(a, a) for a in atoms]

@@ -150,6 +150,8 @@ def scalar_function(op: Op) -> Callable[..., Term] | None:
         return SCALAR[op.name]
     if op.name in _REDUCES:
         return lambda x: _join(_REDUCES[op.name], x[0], x[1])
+    if op.name in _CONTRACTS and op.outs[0].dtype == np.bool_:
+        return lambda x, y, *rest: z3.Or(z3.And(x[0], y[0]), z3.And(x[1], y[1]))
     if op.name in _CONTRACTS:
         return lambda x, y, *rest: x[0] * y[0] + x[1] * y[1]
     if op.name in _SCATTERS:

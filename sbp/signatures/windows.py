@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sbp.signatures.exchange import Need, fetch
-from sbp.signatures.factors import FactorMap, admissible, linear_rows, monoid_rows, split_rows
+from sbp.signatures.factors import FactorMap, admissible, linear_rows, monoid_rows, moved_rows, split_rows
 from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import neutral
@@ -121,7 +121,7 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window chooses by the second operand; linear in the first."""
     dims, slides = _dims(op)
-    return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *linear_rows(op, (0,)), *_halo(op, slides)]
+    return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *moved_rows(op, (0,)), *_halo(op, slides)]
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need, int]:
