@@ -9,7 +9,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.infer.rows import NdRow, row_sends, seen_codes
-from sbp.infer.space import Codes, Spaces, local_shape
+from sbp.infer.space import Codes, Policy, Spaces, local_shape
 from sbp.mesh import MeshSpec
 from sbp.signatures import kernel_named
 from sbp.trace.graph import Graph, Node
@@ -45,28 +45,32 @@ def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     return max(seconds, hidden)
 
 
-def worth_having(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: Graph, spaces: Spaces) -> np.ndarray:
-    """Which rows can be in a cheapest typing: one whose kernel gathers an operand has to beat gathering it before the operation."""
-    found = {(r.ins, r.outs, r.kernels): k for k, r in enumerate(rows)}
-    keep = np.ones(len(rows), dtype=bool)
-    for k, row in enumerate(rows):
-        for position, name in enumerate(row.kernels):
-            operand = kernel_named(name).gathers
-            if operand is None:
-                continue
-            whole = tuple(0 if p == position else c for p, c in enumerate(row.ins[operand]))
-            ins = tuple(whole if i == operand else t for i, t in enumerate(row.ins))
-            instead = found.get((ins, row.outs, tuple("local" if p == position else name for p, name in enumerate(row.kernels))))
-            aval = graph.aval(node.inputs[operand])
-            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), _monoids(whole))
-            if instead is not None and whole in space.index and row.ins[operand] in space.index:
-                gathering = space.seconds("auto")[space.index[row.ins[operand]], space.index[whole]]
-                keep[k] &= seconds[k] < seconds[instead] + gathering
-    return keep
+def undominated(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: Graph, spaces: Spaces, policy: Policy) -> np.ndarray:
+    """Which rows can be in a cheapest typing: those that no other row replaces with conversions before and behind it.
 
-
-def _monoids(codes: Codes) -> frozenset[str]:
-    return frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
+    Of rows that replace each other at no cost the first one stays. A type too small for its mesh axes has no conversions here.
+    """
+    avals = [*(graph.aval(o) for o in node.inputs), *(graph.avals[v] for v in node.outputs)]
+    # instead[k, l]: what row l costs where row k was, operands and results brought to its types and back.
+    instead = np.broadcast_to(seconds, (len(rows), len(rows))).copy()
+    for position, aval in enumerate(avals):
+        is_operand = position < len(node.inputs)
+        types = [r.ins[position] if is_operand else r.outs[position - len(node.inputs)] for r in rows]
+        distinct = sorted(set(types))
+        if len(distinct) > 1:
+            monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
+            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids)
+            known = [t in space.index for t in distinct]
+            at = [space.index.get(t, 0) for t in distinct]
+            boxing = space.seconds(policy)[np.ix_(at, at)].copy()
+            boxing[~np.array(known), :] = boxing[:, ~np.array(known)] = np.inf
+            np.fill_diagonal(boxing, 0.0)
+            number = np.array([distinct.index(t) for t in types])
+            there = boxing[np.ix_(number, number)]
+            instead += there if is_operand else there.T
+    first = np.arange(len(rows))
+    replaced = (instead < seconds[:, None]) | ((instead == seconds[:, None]) & (first[None, :] < first[:, None]))
+    return ~replaced.any(axis=1)
 
 
 def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:

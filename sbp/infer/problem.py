@@ -19,7 +19,7 @@ from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.axes import solve_axes
-from sbp.infer.cost import row_seconds, worth_having
+from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.costgraph import CostGraph
 from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials
 from sbp.infer.space import Codes, Policy, Spaces, TypeSpace, from_type, is_even
@@ -183,9 +183,9 @@ class Problem:
         if key not in self._row_costs:
             # Among equals, reductions wait: a row that carries a partial on is ahead by less than any real cost.
             carries = np.array([any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t) for r in rows])
-            seconds = np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
-            kept = worth_having(rows, seconds, node, graph, self.spaces)
-            self._row_costs[key] = tuple(r for r, k in zip(rows, kept, strict=True) if k), (seconds - DEFERRAL * carries)[kept], rows
+            seconds = np.array([row_seconds(graph, node, r, self.mesh) for r in rows]) - DEFERRAL * carries
+            kept = undominated(rows, seconds, node, graph, self.spaces, self.boxing)
+            self._row_costs[key] = tuple(r for r, k in zip(rows, kept, strict=True) if k), seconds[kept], rows
         rows, seconds, _ = self._row_costs[key]
         variable = self.costs.variable(weight * seconds)
         self.node_rows[node.id] = (variable, rows)

@@ -289,7 +289,7 @@ _OPERAND = rf"(?:{_NAME}|const:{_SHAPE}(?:\{{[^}}]*\}})?|[-+\w.]+:\w+(?:\{{[^}}]
 _COMMENT = re.compile(r"  # (.*)$")
 _HEAD = re.compile(r"plan ((?:\w+=\d+ )*)boxing=(\w+) (\S+) B per device \{")
 _VALUE = re.compile(rf"({_NAME}): (?:({_SHAPE}) )?(\S.*)")
-_CALL = re.compile(rf"([\w-]+)(?:<([^>]*)>|\[([^\]]*)\])?\(((?:{_OPERAND}(?:, {_OPERAND})*)?)\)(?:  (\S+) (B|trips?))?")
+_CALL = re.compile(rf"([\w:.-]+)(?:<([^>]*)>|\[([^\]]*)\])?\(((?:{_OPERAND}(?:, {_OPERAND})*)?)\)(?:  (\S+) (B|trips?))?")
 _OPERANDS = re.compile(_OPERAND)
 
 

@@ -12,35 +12,21 @@ from jax import lax
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph, Node
 
-X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-W = jax.ShapeDtypeStruct((16, 32), jnp.float32)
-Q = jax.ShapeDtypeStruct((8, 16), jnp.bool_)
 
-_UNARY = [
-    "abs",
-    "ceil",
-    "cos",
-    "cosh",
-    "erf",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "log",
-    "log1p",
-    "logistic",
-    "neg",
-    "round",
-    "rsqrt",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-]
-_BINARY = ["add", "atan2", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "nextafter", "pow", "rem", "sub"]
+def _shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+X, W, Y = _shape(8, 16), _shape(16, 32), _shape(4, 16)
+N, Q, C = _shape(8, 16, dtype=jnp.int32), _shape(8, 16, dtype=jnp.bool_), _shape(8, 16, dtype=jnp.complex64)
+ROWS, AT = _shape(4, dtype=jnp.int32), _shape(dtype=jnp.int32)
+MATRIX, VECTORS = _shape(8, 4, 4), _shape(8, 4, 2)
+KEYS = jax.eval_shape(jax.random.key, 0)
+
+_UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor
+is_finite lgamma log log1p logistic neg round rsqrt sign sin sinh sqrt square stop_gradient tan tanh"""
+_BINARY = "add atan2 complex div eq ge gt igamma igammac le lt max min mul ne nextafter pow rem sub"
+_ON_INTEGERS = "clz population_count shift_left shift_right_arithmetic shift_right_logical"
 _REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": lambda x: x.sum(1),
     "reduce_max": lambda x: x.max(1),
@@ -52,36 +38,78 @@ _REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "cumprod": lambda x: lax.cumprod(x, 1),
     "cummax": lambda x: lax.cummax(x, 1),
     "cummin": lambda x: lax.cummin(x, 1),
+    "cumlogsumexp": lambda x: lax.cumlogsumexp(x, 1),
+    "reduce_window_sum": lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"),
+    "reduce_window_max": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3), (1, 1), "SAME"),
+    "reduce_window_min": lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3), (1, 1), "SAME"),
+    "reduce_precision": lambda x: lax.reduce_precision(x, 8, 7),
 }
-SAMPLES: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
-    **{name: (getattr(lax, name), (X,)) for name in _UNARY},
-    **{name: (getattr(lax, name), (X, X)) for name in _BINARY},
+_SCATTERS = {
+    "scatter": "set",
+    "scatter-add": "add",
+    "scatter-sub": "subtract",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
+_LINALG: dict[str, Callable[[Any], Any]] = {
+    "cholesky": lax.linalg.cholesky,
+    "eigh": lax.linalg.eigh,
+    "lu": lax.linalg.lu,
+    "qr": lax.linalg.qr,
+    "svd": lax.linalg.svd,
+}
+
+
+def _scatter(how: str) -> Callable[..., Any]:
+    return lambda x, i, y: getattr(x.at[i], how)(y)
+
+
+Sample = tuple[Callable[..., Any], tuple[Any, ...]]
+SAMPLES: dict[str, Sample] = {
+    **{name: (getattr(lax, name), (X,)) for name in _UNARY.split()},
+    **{name: (getattr(lax, name), (X, X)) for name in _BINARY.split()},
+    **{name: (getattr(lax, name), (N, N) if "shift" in name else (N,)) for name in _ON_INTEGERS.split()},
+    **{name: (getattr(lax, name), (C,)) for name in ("conj", "imag", "real")},
     **{name: (fn, (X,)) for name, fn in _REDUCTIONS.items()},
+    **{name: (_scatter(how), (X, ROWS, Y)) for name, how in _SCATTERS.items()},
+    **{name: (fn, (MATRIX,)) for name, fn in _LINALG.items()},
     "and": (lax.bitwise_and, (Q, Q)),
     "or": (lax.bitwise_or, (Q, Q)),
+    "xor": (lax.bitwise_xor, (N, N)),
     "not": (lax.bitwise_not, (Q,)),
     "reduce_and": (lambda q: q.all(1), (Q,)),
     "reduce_or": (lambda q: q.any(1), (Q,)),
+    "bitcast_convert_type": (lambda x: lax.bitcast_convert_type(x, jnp.int32), (X,)),
     "broadcast_in_dim": (lambda x: jnp.broadcast_to(x, (4, 8, 16)), (X,)),
+    "clamp": (lambda x: lax.clamp(0.0, x, 1.0), (X,)),
     "concatenate": (lambda x, y: lax.concatenate([x, y], 1), (X, X)),
+    "conv_general_dilated": (lambda x, w: lax.conv(x, w, (1,), "SAME"), (_shape(8, 4, 16), _shape(8, 4, 3))),
     "convert_element_type": (lambda x: x.astype(jnp.bfloat16), (X,)),
+    "copy": (jnp.copy, (X,)),
     "dot_general": (lambda x, w: x @ w, (X, W)),
-    "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 16)), (X, jax.ShapeDtypeStruct((), jnp.int32))),
-    "gather": (lambda x, i: x[i], (X, jax.ShapeDtypeStruct((4,), jnp.int32))),
+    "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 16)), (X, AT)),
+    "dynamic_update_slice": (lambda x, y, i: lax.dynamic_update_slice(x, y, (i, 0)), (X, Y, AT)),
+    "fft": (jnp.fft.fft, (C,)),
+    "gather": (lambda x, i: x[i], (X, ROWS)),
     "integer_pow": (lambda x: x**3, (X,)),
     "iota": (lambda: lax.iota(jnp.int32, 16), ()),
     "pad": (lambda x: jnp.pad(x, ((0, 0), (0, 4))), (X,)),
+    "ragged_dot_general": (lax.ragged_dot, (X, _shape(4, 16, 32), ROWS)),
+    "random_bits": (lambda k: jax.random.bits(k, (8, 16)), (KEYS,)),
+    "random_fold_in": (jax.random.fold_in, (KEYS, _shape(dtype=jnp.uint32))),
+    "random_split": (lambda k: jax.random.split(k, 8), (KEYS,)),
     "reshape": (lambda x: x.reshape(8, 4, 4), (X,)),
     "rev": (lambda x: lax.rev(x, (1,)), (X,)),
-    "scatter-add": (lambda x, i: x.at[i].add(1.0), (X, jax.ShapeDtypeStruct((4,), jnp.int32))),
     "select_n": (lambda q, x, y: jnp.where(q, x, y), (Q, X, X)),
     "slice": (lambda x: x[:, :8], (X,)),
     "sort": (lambda x: lax.sort(x, dimension=1), (X,)),
     "split": (lambda x: lax.split(x, (8, 8), 1), (X,)),
-    "squeeze": (lambda x: x.squeeze(1), (jax.ShapeDtypeStruct((8, 1), jnp.float32),)),
-    "stop_gradient": (lax.stop_gradient, (X,)),
+    "squeeze": (lambda x: x.squeeze(1), (_shape(8, 1),)),
     "top_k": (lambda x: lax.top_k(x, 2), (X,)),
     "transpose": (lambda x: x.T, (X,)),
+    "triangular_solve": (lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True), (MATRIX, VECTORS)),
+    "tridiagonal_solve": (lax.linalg.tridiagonal_solve, (_shape(8, 4), _shape(8, 4), _shape(8, 4), VECTORS)),
 }
 """Programs that hold one equation of the primitive, by its name."""
 

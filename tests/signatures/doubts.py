@@ -1,0 +1,47 @@
+"""What about the registry is not backed by samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from samples import equation, primitives
+
+from sbp.signatures import Op, Row, known_kernels, rule_for
+from sbp.types import B
+
+SIZES = (2, 3, 4)
+"""Of the mesh axes that samples are tried on."""
+
+
+ONE_MATRIX = frozenset({"cholesky_update"})
+"""Primitives of a family with splits along batch dims, that JAX binds without batch dims alone."""
+
+
+def without_samples(known: Iterable[str], samples: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Primitives with a rule and no sample of an equation."""
+    return [name for name in known if not samples.get(name)]
+
+
+def without_rows(samples: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Primitives whose rule gives no reason for the all-B row alone, though the samples show no other."""
+    found = []
+    for name in sorted((samples.keys() & primitives().keys()) - ONE_MATRIX):
+        rule = rule_for(name)
+        if rule is not None and not rule.reason and not any(set((*row.ins, *row.outs)) - {B} for row in _rows(name, samples[name])):
+            found.append(name)
+    return found
+
+
+def unused_kernels(samples: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Kernels that no row on a sample names."""
+    used = {row.kernel for name in samples.keys() & primitives().keys() for row in _rows(name, samples[name])}
+    return [kernel.name for kernel in known_kernels() if kernel.name not in used]
+
+
+def _rows(name: str, samples: Sequence[Any]) -> Iterator[Row]:
+    rule = rule_for(name)
+    for fn, args in samples:
+        op = equation(name, fn, args).op
+        for n in SIZES:
+            yield from () if rule is None else rule.rows(Op(name, op.params, op.ins, op.outs, n))
