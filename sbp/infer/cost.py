@@ -20,6 +20,9 @@ _MOVES = frozenset(
 )
 """Operations that XLA fuses into their consumers nearly always."""
 
+STEP_LATENCIES = 3.0
+"""Latencies that a step of a ring is charged: it starts a message, a smaller product than the whole, and a turn of a loop."""
+
 FUSED_FRACTION = 0.25
 """Share of an elementwise operation's operands and results that reaches memory once XLA has fused it with its neighbours."""
 
@@ -37,11 +40,11 @@ def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     seconds, hidden = _local_seconds(graph, node, row, mesh), 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         transfer = sent.bytes / hardware.link_bytes_per_second
-        seconds += sent.rounds * hardware.latency_seconds
-        if kernel_named(row.kernels[position]).overlaps and hardware.overlaps:
+        if kernel_named(row.kernels[position]).overlaps:
             hidden = max(hidden, transfer)  # one exchange goes on under the work, others before it
+            seconds += STEP_LATENCIES * sent.rounds * hardware.latency_seconds
         else:
-            seconds += transfer
+            seconds += sent.rounds * hardware.latency_seconds + transfer
     return max(seconds, hidden)
 
 

@@ -12,7 +12,7 @@ from sbp.annotate import Pin
 from sbp.errors import SbpError, SbpWarning
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.mesh import MeshSpec
-from sbp.signatures import REFUSED, Op, Row, Sent, all_b, kernel_named, rule_for
+from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS, Unreduced
@@ -65,8 +65,12 @@ class RowTable:
                 rows: Sequence[Row] = (all_b(op),)
             else:
                 rows = found.rows(op)
-            self._axis_cache[key] = tuple(r for r in rows if self.communicates or not kernel_named(r.kernel).communicates)
+            self._axis_cache[key] = tuple(r for r in rows if self._is_offered(kernel_named(r.kernel)))
         return self._axis_cache[key]
+
+    def _is_offered(self, kernel: Kernel) -> bool:
+        """Kernels that compute while they send are of no use to hardware that cannot: it gathers first, for the same bytes."""
+        return not kernel.communicates or (self.communicates and (self.mesh.hardware.overlaps or not kernel.overlaps))
 
     def rows_on(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int) -> tuple[Row, ...]:
         """The rows of a node on the mesh axis at a position, on given avals."""

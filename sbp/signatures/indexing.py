@@ -261,7 +261,13 @@ def _scatter(op: Op) -> Sequence[Row]:
     return rows
 
 
-_FOLDED = {"scatter-add": ("max", "min"), "scatter-sub": ("max", "min"), "scatter-mul": ("sum",), "scatter-max": ("min",), "scatter-min": ("max",)}
+_FOLDED = {
+    "scatter-add": ("max", "min"),
+    "scatter-max": ("min",),
+    "scatter-min": ("max",),
+    "scatter-mul": ("sum",),
+    "scatter-sub": ("max", "min"),
+}
 """Over which other monoid each way to combine distributes: what is folded into every part of the operand is folded into the whole."""
 
 

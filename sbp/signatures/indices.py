@@ -1,0 +1,205 @@
+"""Theorems about where elements lie: what split rows and their kernels rest on, in linear arithmetic over all sizes.
+
+A dim of length L lies on n devices in blocks of c = ceil(L / n): device i holds the elements from i * c on, the last blocks padded.
+Each theorem is stated for n devices at a time; every other number is any integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import z3
+
+from sbp.signatures.theorems import Theorem
+
+Term = Any
+
+
+def _ints(names: str) -> tuple[Term, ...]:
+    return tuple(z3.Ints(names))
+
+
+def _least(a: Term, b: Term) -> Term:
+    return z3.If(a <= b, a, b)
+
+
+def _most(a: Term, b: Term) -> Term:
+    return z3.If(a >= b, a, b)
+
+
+def _clip(x: Term, low: Term, high: Term) -> Term:
+    return _least(_most(x, low), high)
+
+
+class _Blocks:
+    """A dim of any length, split over n devices."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.length, self.chunk = _ints("length chunk")
+        self.premises = [self.length >= 1, n * self.chunk >= self.length, n * (self.chunk - 1) < self.length]
+
+    def start(self, device: int) -> Term:
+        return device * self.chunk
+
+    def extent(self, device: int) -> Term:
+        """How many elements of a block are real."""
+        return _clip(self.length - self.start(device), 0, self.chunk)
+
+    def owns(self, device: int, index: Term) -> Term:
+        here = index - self.start(device)
+        return z3.And(here >= 0, here < self.extent(device))
+
+
+def _total(values: Sequence[Term]) -> Term:
+    return z3.Sum(list(values))
+
+
+def one_holder(n: int) -> Theorem:
+    """Each element is real on exactly one device, within its block: concatenation commutes with any function of one index."""
+    b = _Blocks(n)
+    k: Term = z3.Int("k")
+    held = [z3.And(b.owns(i, k), k - b.start(i) < b.chunk) for i in range(n)]
+    return Theorem((*b.premises, k >= 0, k < b.length), _total([z3.If(h, 1, 0) for h in held]) == 1)
+
+
+def one_reader(n: int) -> Theorem:
+    """A masked lookup: an index, clipped to the dim, is read by its owner and zero by the others; the parts add up to the element."""
+    b = _Blocks(n)
+    x: Term = z3.Function("x", z3.IntSort(), z3.IntSort())
+    index: Term = z3.Int("index")
+    inside = _clip(index, 0, b.length - 1)
+    # A shard's position j holds element start + j; the position is clipped to the shard before it is read.
+    parts = [z3.If(b.owns(i, inside), x(b.start(i) + _clip(inside - b.start(i), 0, b.chunk - 1)), 0) for i in range(n)]
+    return Theorem(tuple(b.premises), _total(parts) == x(inside))
+
+
+def one_reader_of_windows(n: int) -> Theorem:
+    """Windows across shards: each shard between as many zeros as a window has elements, its start clipped; the parts add up."""
+    b = _Blocks(n)
+    x: Term = z3.Function("x", z3.IntSort(), z3.IntSort())
+    start, window, k = _ints("start window k")
+    premises = [*b.premises, window >= 1, window <= b.length, start >= 0, start <= b.length - window, k >= 0, k < window]
+
+    def read(i: int) -> Term:
+        position = _clip(start - b.start(i) + window, 0, b.chunk + window) + k - window
+        return z3.If(z3.And(position >= 0, position < b.extent(i)), x(b.start(i) + position), 0)
+
+    return Theorem(tuple(premises), _total([read(i) for i in range(n)]) == x(start + k))
+
+
+def own_update(_: int) -> Theorem:
+    """An update of a window: a shard writes a position of its own iff the window covers it, and with the right element.
+
+    The shard looks at as many positions as the window has, or at all of its own, from where the window begins or the shard does.
+    """
+    first, chunk, start, window, k = _ints("first chunk start window k")
+    size = _least(window, chunk)
+    here = _clip(start - first, 0, chunk - size)
+    looks = z3.And(k >= here, k < here + size)
+    element = (k - here) + here - (start - first)
+    written = z3.And(looks, element >= 0, element < window)
+    covered = z3.And(first + k >= start, first + k < start + window)
+    premises = (chunk >= 1, window >= 1, k >= 0, k < chunk)
+    return Theorem(premises, z3.And(written == covered, z3.Implies(written, element == first + k - start)))
+
+
+def _prefix(sizes: Sequence[Term], k: int) -> Term:
+    return _total(sizes[:k]) if k else z3.IntVal(0)
+
+
+def ragged_shard(groups: int) -> Theorem:
+    """A row of a shard is in the group that it is in as a whole, when each group counts what of it lies in the shard."""
+    sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
+    start, extent, row = _ints("start extent row")
+    local = []
+    for k, size in enumerate(sizes):
+        first = _prefix(sizes, k)
+        local.append(_most(_least(first + size, start + extent) - _most(first, start), 0))
+    same = []
+    for k in range(groups):
+        whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
+        here = z3.And(row - start >= _prefix(local, k), row - start < _prefix(local, k) + local[k])
+        same.append(whole == here)
+    return Theorem((*(s >= 0 for s in sizes), start >= 0, extent >= 1, row >= start, row < start + extent), z3.And(*same))
+
+
+def ragged_groups(groups: int) -> Theorem:
+    """What lies before a shard of the groups, counted as its first one's and left out, leaves each group its rows."""
+    sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
+    row: Term = z3.Int("row")
+    claims = []
+    for first in range(groups):
+        for last in range(first + 1, groups + 1):
+            skipped = _prefix(sizes, first)
+            counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
+            for k in range(first, last):
+                whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
+                at = _prefix(counted, k - first)
+                claims.append(whole == z3.And(row >= skipped, row >= at, row < at + counted[k - first]))
+    return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
+
+
+WORD = 5
+"""Bits of a word in the theorem about counters: multipliers are slow to reason about, and the law is the same for every width."""
+
+
+def counter(_: int) -> Theorem:
+    """The linear index of an element, in words that wrap, is the one in wider numbers, while the whole has fewer elements than a word."""
+    values: tuple[Term, ...] = tuple(z3.BitVec(name, 2 * WORD) for name in ("r", "c", "at_r", "at_c", "i", "j"))
+    rows, columns, at_row, at_column, row, column = values
+    premises = [
+        *(z3.ULT(v, 2**WORD) for v in values),
+        z3.ULT(rows * columns, 2**WORD),
+        z3.ULT(at_row + row, rows),
+        z3.ULT(at_column + column, columns),
+    ]
+    low: list[Term] = [z3.Extract(WORD - 1, 0, v) for v in values]
+    narrow = (low[2] + low[4]) * low[1] + (low[3] + low[5])
+    wide = (at_row + row) * columns + (at_column + column)
+    return Theorem(tuple(premises), z3.ZeroExt(WORD, narrow) == wide)
+
+
+def neutral_padding(monoid: str) -> Theorem:
+    """A neutral element under padding leaves a reduction as it is."""
+    x, e = z3.Reals("x e")
+    p, q = z3.BitVecs("p q", WORD)
+    match monoid:
+        case "sum":
+            return Theorem((e == 0,), x + e == x)
+        case "prod":
+            return Theorem((e == 1,), x * e == x)
+        case "max":
+            return Theorem((e <= x,), _most(x, e) == x)
+        case "min":
+            return Theorem((e >= x,), _least(x, e) == x)
+        case "and":
+            return Theorem((q == ~z3.BitVecVal(0, WORD),), p & q == p)
+        case _:
+            return Theorem((q == 0,), p | q == p)
+
+
+INDEX_THEOREMS: dict[str, tuple[Callable[[int], Theorem], tuple[int, ...]]] = {
+    "one_holder": (one_holder, (2, 3, 4)),
+    "one_reader": (one_reader, (2, 3, 4)),
+    "one_reader_of_windows": (one_reader_of_windows, (2, 3, 4)),
+    "own_update": (own_update, (2,)),
+    "ragged_shard": (ragged_shard, (2, 3)),
+    "ragged_groups": (ragged_groups, (2, 3)),
+    "counter": (counter, (2,)),
+}
+"""Theorems by name, and for how many devices (of the ragged ones, groups) each is stated."""
+
+OF_KERNEL: dict[str, str] = {
+    "masked_gather": "one_reader",
+    "masked_slice": "one_reader",
+    "masked_dynamic_slice": "one_reader",
+    "masked_windows": "one_reader_of_windows",
+    "owned_update": "own_update",
+    "shifted_scatter": "own_update",
+    "shifted_windows": "own_update",
+    "ragged_shards": "ragged_shard",
+    "ragged_groups": "ragged_groups",
+}
+"""The theorem that the rows of a kernel rest on."""

@@ -1,0 +1,125 @@
+"""What primitives compute on one element of each operand, as terms of Z3: reals for floats, bit vectors for integers, which wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import z3
+
+BITS = 5
+"""Width of the integers in proofs: the laws are the same for every width, and multipliers are slow to reason about."""
+
+Term = Any
+
+
+def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
+    """What two parts stand for under a monoid; integers are signed unless said otherwise."""
+    if unsigned and monoid in ("max", "min"):
+        return z3.If(z3.UGE(x, y) if monoid == "max" else z3.ULE(x, y), x, y)
+    match monoid:
+        case "sum":
+            return x + y
+        case "prod":
+            return x * y
+        case "max":
+            return z3.If(x >= y, x, y)
+        case "min":
+            return z3.If(x <= y, x, y)
+        case "and":
+            return z3.And(x, y) if z3.is_bool(x) else x & y
+        case _:
+            return z3.Or(x, y) if z3.is_bool(x) else x | y
+
+
+def variable(name: str, dtype: np.dtype) -> Term:
+    """Any value of a dtype."""
+    if dtype == np.bool_:
+        return z3.Bool(name)
+    return z3.BitVec(name, BITS) if jnp.issubdtype(dtype, np.integer) else z3.Real(name)
+
+
+def _chosen(index: Term, *cases: Term) -> Term:
+    """select_n: by a boolean or by a number."""
+    out = cases[0]
+    for k, case in enumerate(cases[1:], 1):
+        out = z3.If(index if z3.is_bool(index) else index == k, case, out)
+    return out
+
+
+def _ceil(x: Term) -> Term:
+    below: Term = z3.ToReal(z3.ToInt(x))
+    return z3.If(z3.IsInt(x), x, below + 1)
+
+
+def _truncated(x: Term) -> Term:
+    above: Term = z3.ToReal(z3.ToInt(-x))
+    return z3.If(x >= 0, z3.ToReal(z3.ToInt(x)), -above)
+
+
+def _sign(x: Term) -> Term:
+    """Also of integers, which are signed here."""
+    one: Term = z3.BitVecVal(1, BITS) if z3.is_bv(x) else z3.RealVal(1)
+    return z3.If(x > 0, one, z3.If(x < 0, -one, one - one))
+
+
+def _leading_zeros(x: Term) -> Term:
+    out: Term = z3.BitVecVal(BITS, BITS)
+    for k in range(BITS):
+        out = z3.If(z3.Extract(k, k, x) == 1, z3.BitVecVal(BITS - 1 - k, BITS), out)
+    return out
+
+
+SCALAR: dict[str, Callable[..., Term]] = {
+    "abs": lambda x: z3.If(x >= 0, x, -x),
+    "add": lambda x, y: x + y,
+    "add_any": lambda x, y: x + y,
+    "and": lambda x, y: join("and", x, y),
+    "ceil": _ceil,
+    "clamp": lambda low, x, high: join("min", join("max", x, low), high),
+    "div": lambda x, y: x / y,
+    "floor": lambda x: z3.ToReal(z3.ToInt(x)),
+    "max": lambda x, y: join("max", x, y),
+    "min": lambda x, y: join("min", x, y),
+    "mul": lambda x, y: x * y,
+    "neg": lambda x: -x,
+    "not": lambda x: z3.Not(x) if z3.is_bool(x) else ~x,
+    "or": lambda x, y: join("or", x, y),
+    "select_n": _chosen,
+    "mulhi": lambda x, y: z3.Extract(2 * BITS - 1, BITS, z3.ZeroExt(BITS, x) * z3.ZeroExt(BITS, y)),
+    "ge": lambda x, y: x >= y,
+    "gt": lambda x, y: x > y,
+    "le": lambda x, y: x <= y,
+    "lt": lambda x, y: x < y,
+    "clz": _leading_zeros,
+    "shift_left": lambda x, y: x << y,
+    "shift_right_arithmetic": lambda x, y: x >> y,
+    "shift_right_logical": lambda x, y: z3.LShR(x, y),
+    "sign": _sign,
+    "square": lambda x: x * x,
+    "sub": lambda x, y: x - y,
+    "tie": lambda x, y: y,
+    "truncate": _truncated,
+}
+"""What elementwise primitives compute, one element at a time."""
+
+
+def cast(source: Any, target: Any) -> Callable[..., Term] | None:
+    """A cast of integers or booleans, on bit vectors whose widths differ as the dtypes' do, by one bit."""
+    if source == np.bool_:
+        one: Term = z3.BitVecVal(1, BITS) if jnp.issubdtype(target, np.integer) else z3.RealVal(1)
+        return lambda x: z3.If(x, one, one - one)
+    if jnp.issubdtype(source, np.integer) and target == np.bool_:
+        return lambda x: x != 0
+    if all(jnp.issubdtype(d, np.inexact) for d in (source, target)):
+        return lambda x: x
+    if not all(jnp.issubdtype(d, np.integer) for d in (source, target)):
+        return None
+    wider = jnp.iinfo(target).bits - jnp.iinfo(source).bits
+    if wider == 0:
+        return lambda x: x
+    if wider < 0:
+        return lambda x: z3.Extract(BITS - 2, 0, x)
+    return lambda x: z3.ZeroExt(1, x) if jnp.issubdtype(source, np.unsignedinteger) else z3.SignExt(1, x)
