@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,12 +33,26 @@ class NdRow:
     kernels: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A row on one mesh axis in codes, and the shapes that it leaves for the axes inside of it."""
+
+    ins: tuple[Code, ...]
+    outs: tuple[Code, ...]
+    kernel: str
+    inner_ins: tuple[Any, ...]
+    inner_outs: tuple[Any, ...]
+
+
 def _localised(aval: Any, code: Code, n: int) -> Any:
     if code <= 0:
         return aval
-    shape = list(aval.shape)
-    shape[code - 1] = -(-shape[code - 1] // n)
-    return _jax.empty_aval(shape, aval.dtype)
+    return _split_aval(tuple(aval.shape), aval.dtype, code - 1, n)
+
+
+@functools.lru_cache(maxsize=65536)
+def _split_aval(shape: tuple[int, ...], dtype: Any, dim: int, n: int) -> Any:
+    return _jax.empty_aval((*shape[:dim], -(-shape[dim] // n), *shape[dim + 1 :]), dtype)
 
 
 class RowTable:
@@ -53,6 +68,9 @@ class RowTable:
         self.communicates = communicates
         self._cache: dict[Any, tuple[NdRow, ...]] = {}
         self._axis_cache: dict[Any, tuple[Row, ...]] = {}
+        self._operations: dict[Any, int] = {}
+        self._all_local = ("local",) * len(mesh.sizes)
+        self._branch_cache: dict[Any, tuple[_Branch, ...]] = {}
         self._keep: list[Any] = []
 
     def axis_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int) -> tuple[Row, ...]:
@@ -106,12 +124,14 @@ class RowTable:
         key = (node.op, self._params_key(node), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
             found: list[NdRow] = []
-            self._extend(node, tuple(ins), tuple(outs), tuple(native), (), (), (), found)
+            operation = self._operations.setdefault(key[:2], len(self._operations))
+            self._extend(operation, node, tuple(ins), tuple(outs), tuple(native), (), (), (), found)
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 
     def _extend(
         self,
+        operation: int,
         node: Node,
         ins: tuple[Any, ...],
         outs: tuple[Any, ...],
@@ -121,38 +141,47 @@ class RowTable:
         kernels: tuple[str, ...],
         found: list[NdRow],
     ) -> None:
-        if len(kernels) == len(self.mesh.sizes):
+        if len(kernels) == len(self._all_local):
             row = NdRow(tuple(zip(*done_ins, strict=True)) if ins else (), tuple(zip(*done_outs, strict=True)) if outs else (), kernels)
             if not ins:
                 row = NdRow((), row.outs, kernels)
-            if all(len({c for c in t if c < 0}) <= 1 for t in (*row.ins, *row.outs)) and _nests(row):
+            if _one_monoid(row) and (kernels == self._all_local or _nests(row)):
                 found.append(row)
             return
-        n = self.mesh.sizes[len(kernels)]
-        for row in self.rows_on(node, ins, outs, len(kernels)):
-            codes_in = tuple(encode(a) for a in row.ins)
-            codes_out = tuple(encode(a) for a in row.outs)
-            if n == 1 and any(c != 0 for c in (*codes_in, *codes_out)):
-                continue
-            if not _worth(codes_in, native) or not _large(ins, codes_in, n) or not _large(outs, codes_out, n):
-                continue
-            gathered = kernel_named(row.kernel).gathers
-            self._extend(
-                node,
-                tuple(a if i == gathered else _localised(a, c, n) for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))),
-                tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)),
-                native,
-                (*done_ins, codes_in),
-                (*done_outs, codes_out),
-                (*kernels, row.kernel),
-                found,
-            )
+        for b in self._branches(operation, node, ins, outs, len(kernels)):
+            if _worth(b.ins, native):
+                done = (*done_ins, b.ins), (*done_outs, b.outs), (*kernels, b.kernel)
+                self._extend(operation, node, b.inner_ins, b.inner_outs, native, *done, found)
+
+    def _branches(self, operation: int, node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int) -> tuple[_Branch, ...]:
+        """The rows of a node on one mesh axis, with what they leave for the axes inside of it."""
+        n = self.mesh.sizes[position]
+        key = operation, _aval_key(ins), _aval_key(outs), position
+        if key not in self._branch_cache:
+            found = []
+            for row in self.rows_on(node, ins, outs, position):
+                codes_in, codes_out = tuple(map(encode, row.ins)), tuple(map(encode, row.outs))
+                if (n > 1 or not any((*codes_in, *codes_out))) and _large(ins, codes_in, n) and _large(outs, codes_out, n):
+                    gathered = kernel_named(row.kernel).gathers
+                    inner = (a if i == gathered else _localised(a, c, n) for i, (a, c) in enumerate(zip(ins, codes_in, strict=True)))
+                    inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
+                    found.append(_Branch(codes_in, codes_out, row.kernel, tuple(inner), inner_outs))
+            self._branch_cache[key] = tuple(found)
+        return self._branch_cache[key]
 
 
 def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
     """Rows that take only P and B are worth having when an operand can be P by itself; with a split operand the parts differ anyhow."""
     partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
     return not partial or any(c > 0 for c in codes) or any(MONOIDS[-1 - c] in m for c, m in partial)
+
+
+def _one_monoid(row: NdRow) -> bool:
+    """Whether no value is partial under different monoids on different axes, which do not commute."""
+    for t in (*row.ins, *row.outs):
+        if min(t, default=0) < 0 and len({c for c in t if c < 0}) > 1:
+            return False
+    return True
 
 
 def _nests(row: NdRow) -> bool:
