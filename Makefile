@@ -2,8 +2,10 @@
 #
 #   make train [ARGS="--preset ..."]    train the MoE Transformer on 8 simulated devices; resumes when interrupted
 #   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, tests and notebooks
+#   make laws                           the laws exhaustively: all conversions on three mesh axes too (tens of minutes)
 #   make test-newest                    the tests on a newer Python with the newest supported JAX, where there is one
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu, large; needs no TPU)
+#   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones are minimised and printed
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
 #   make format / make lint / make clean
 
@@ -25,13 +27,16 @@ make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv
 
 TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
-.PHONY: train test test-newest test-on-newest test-tpu bench lint format clean
+.PHONY: train test laws test-newest test-on-newest test-tpu fuzz bench lint format clean
 
 train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
 
 test: lint
 	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+laws: $(VENV)/.installed
+	SBP_EXHAUSTIVE=1 $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal tests/run/test_boxing.py tests/signatures $(PYTEST_ARGS)
 
 test-newest:
 	@python=$$($(call first-python,"$(NEWEST)/bin/python" $(NEWER_PYTHONS),12)); \
@@ -47,6 +52,9 @@ test-on-newest: $(NEWEST)/.installed
 
 test-tpu: $(VENV)/.installed-tpu
 	$(TPU_AOT_ENV) $(PY) -m pytest tests/tpu -m tpu $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed
+	$(PY) -m tests.fuzz.run $(ARGS)
 
 bench: $(VENV)/.installed-tpu
 	$(TPU_AOT_ENV) $(PY) -m benchmarks.gshard_bytes $(ARGS)

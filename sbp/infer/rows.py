@@ -178,10 +178,7 @@ def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
 
 def _one_monoid(row: NdRow) -> bool:
     """Whether no value is partial under different monoids on different axes, which do not commute."""
-    for t in (*row.ins, *row.outs):
-        if min(t, default=0) < 0 and len({c for c in t if c < 0}) > 1:
-            return False
-    return True
+    return all(min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1 for t in (*row.ins, *row.outs))
 
 
 def _nests(row: NdRow) -> bool:
