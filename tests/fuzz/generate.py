@@ -1,0 +1,297 @@
+"""Seeded generation of well-typed programs: values are drawn from tables of operations until there are equations enough.
+
+>>> generate(0) == generate(0)
+True
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.fuzz import annotations, tables
+from tests.fuzz.draw import MAX_ELEMENTS, MAX_RANK, Body, Draw, Op, Skip, Want, data_of, draw_op, fresh_info, own_step, suits
+from tests.fuzz.laws import settled
+from tests.fuzz.program import SENDS_FREELY, Block, Info, Input, Output, Program, Step, pruned, reads
+from tests.fuzz.source import block_lines, namespace
+
+MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (4,), (8,), (8,), (2, 4), (2, 4), (4, 2), (4, 2), (2, 2, 2))
+EQUATIONS = (20, 60)
+MAX_DEPTH = 2
+LOUD = 8.0  # smooth values of a larger magnitude are scaled down
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What all scopes of one program share."""
+
+    rng: random.Random
+    axes: tuple[str, ...]
+    inputs: list[Input] = field(default_factory=list)
+    count: int = 0
+    primitives: set[str] = field(default_factory=set)
+    names: dict[str, Any] = field(default_factory=namespace)
+
+    def name(self) -> str:
+        """A new name."""
+        self.count += 1
+        return f"v{self.count - 1}"
+
+    def new_input(self, info: Info) -> str:
+        """A new argument."""
+        name = self.name()
+        self.inputs.append(Input(name, info, data_of(info, self.count)))
+        return name
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """A function being generated: the values it may read, and its lines so far.
+
+    One that is `closed` reads no differentiated value but its parameters, which the caller stops: no gradient passes a while loop.
+    """
+
+    state: State
+    depth: int = 0
+    gradient: bool = False
+    outer: list[tuple[str, Info]] = field(default_factory=list)
+    own: list[tuple[str, Info]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    equations: int = 0
+    closed: bool = False
+
+    def pick(self, want: Want, draw: Draw) -> tuple[str, Info]:
+        """A value that suits, lately made ones preferred; else a new argument."""
+        rng = self.state.rng
+        shape = want.shape(draw) if want.shape else None
+        dtype = want.dtype(draw) if want.dtype else None
+        if shape is not None and int(np.prod(shape, dtype=int)) > MAX_ELEMENTS:
+            raise Skip
+        found = [v for v in self.own if suits(want, v[1], shape, dtype, self.gradient)]
+        if not found or rng.random() < 0.1:
+            found += [v for v in self.outer if suits(want, v[1], shape, dtype, self.gradient)]
+        room = len(self.state.inputs) < 10 and not self.closed
+        if found and not (room and rng.random() < 0.1):
+            return rng.choice(found[-6:] if rng.random() < 0.7 else found)
+        if self.closed or (not room and rng.random() < 0.8):
+            raise Skip
+        info = fresh_info(want, rng, shape, dtype, not self.depth)
+        if not suits(want, info, shape, dtype, self.gradient):
+            raise Skip
+        name = self.state.new_input(info)
+        self.outer.append((name, info))
+        return name, info
+
+    def add(self, op: Op) -> bool:
+        """Draws an operation and appends its line; False where it does not come about."""
+        draw = Draw(self.state.rng, self)
+        try:
+            text, args = draw_op(op, draw)
+        except Skip:
+            return False
+        step = own_step(op, ("v",), text, args, (), draw)
+        # The trace gives shapes, and JAX's own word on whether the operation is well-typed.
+        names = [n for n in dict.fromkeys(n for _, n in self.visible()) if n]
+        avals = {n: i for n, i in [*self.outer, *self.own]}
+        used = [n for n in names if n in reads(step)]
+        source = "\n".join(block_lines(Block(", ".join(used), "", (step,), ("v",), "{0}"), "op"))
+        scratch = dict(self.state.names)
+        exec(compile(source, "<operation>", "exec"), scratch)
+        try:
+            jaxpr, result = jax.make_jaxpr(scratch["op"], return_shape=True)(*(struct(avals[n]) for n in used))
+        except (TypeError, ValueError, NotImplementedError, ZeroDivisionError, IndexError):
+            return False
+        outs = [described(a) for a in jaxpr.out_avals]
+        if not outs or any(o is None or o.size > 2 * MAX_ELEMENTS or o.ndim > MAX_RANK for o in outs):
+            return False
+        shaped = [o for o in outs if o is not None]
+        spoiled = any(i.spoiled for i in draw.infos.values()) or op.name == "spoil"
+        infos = tuple(settled(o, k, spoiled) for o, k in zip(shaped, op.law(draw, shaped), strict=True))
+        targets = tuple(self.state.name() for _ in infos)
+        self.steps.append(replace(step, targets=targets, infos=infos, several=isinstance(result, tuple | list)))
+        self.own += zip(targets, infos, strict=True)
+        found = primitives_of(jaxpr.jaxpr)
+        self.equations += min(len(found), 5)  # a random number alone would be a program
+        self.state.primitives |= set(found)
+        for target, info in zip(targets, infos, strict=True):
+            if info.kind in "fc" and not info.exact and info.bound > LOUD:
+                self.quieten(target, info)
+        return True
+
+    def quieten(self, name: str, info: Info) -> None:
+        """Scales a value by a power of two, so that magnitudes stay near 1."""
+        exponent = int(np.ceil(np.log2(min(info.bound, 1e30))))
+        made, target = replace(info, bound=1.0), self.state.name()
+        text = f"{{a}} * {2.0**-exponent!r}"
+        self.steps.append(Step("quieten", (target,), text, (("a", name),), (made,)))
+        self.own = [v for v in self.own if v[0] != name] + [(target, made)]
+        self.equations += 1
+
+    def show_keys(self) -> None:
+        """Turns keys that nothing reads into numbers, which can be returned."""
+        read = set().union(*(reads(step) for step in self.steps))
+        for name, info in [v for v in self.own if v[1].kind == "r" and v[0] not in read and not v[1].shape]:
+            target = self.state.name()
+            made = Info((*info.shape, 2), "uint32", True, 2.0**32)
+            self.steps.append(Step("key_data", (target,), "jax.random.key_data({k})", (("k", name),), (made,)))
+
+    def visible(self) -> list[tuple[Info, str]]:
+        """All values that may be read."""
+        return [(i, n) for n, i in [*self.outer, *self.own]]
+
+    def grow(self, equations: int, ops: Sequence[Op]) -> None:
+        """Adds operations until there are `equations`."""
+        rng, tries = self.state.rng, 0
+        weights = [op.weight for op in ops]
+        while self.equations < equations and tries < 200:
+            tries += 1
+            op = annotations.draw(self.state.axes, rng) if rng.random() < 0.12 else rng.choices(ops, weights)[0]
+            self.add(op)
+
+    def block(self, want: Body, draw: Draw) -> tuple[Block, list[Info], int]:
+        """A function of its own: parameters, some operations, and results of the wanted shapes."""
+        if self.depth >= MAX_DEPTH:
+            raise Skip
+        rng = self.state.rng
+        infos = list(want.params(draw))
+        params = [(self.state.name(), i) for i in infos]
+        closed = self.closed or draw.closed
+        outer = [v for v in (*self.outer, *self.own) if not draw.closed or v[1].kind not in "fc"]
+        gradient = (self.gradient and not draw.closed) or want.gradient
+        inner = Scope(self.state, self.depth + 1, gradient, outer, list(params), closed=closed)
+        inner.grow(rng.randint(3, 9), tables.INNER)
+        wanted = want.results(draw)
+        if wanted is None:
+            values = [v for v in inner.own if v[1].kind != "r" and v not in params] or params[:1]
+            outputs = rng.sample(values, min(len(values), rng.randint(1, 2)))
+            if not outputs:
+                raise Skip
+        else:
+            outputs = [inner.fit(w, params, i) for i, w in enumerate(wanted)]
+        if not closed:  # arguments made inside
+            known = {n for n, _ in [*self.outer, *self.own]}
+            self.outer += [(v.name, v.info) for v in self.state.inputs if v.name not in known]
+        names = [n for n, _ in params]
+        slots = {str(i): n for i, n in enumerate(names)}
+        takes = _filled(want.takes(draw), slots) if want.takes else ", ".join(names)
+        unpack = _filled(want.unpack(draw), slots) if want.unpack else ""
+        draw.params["outs"] = len(outputs)
+        returns = want.returns(draw) if want.returns else ", ".join(f"{{{i}}}" for i in range(len(outputs))) + ","
+        block = Block(takes, unpack, tuple(inner.steps), tuple(n for n, _ in outputs), returns, tuple(params))
+        return block, [i for _, i in outputs], 0
+
+    def fit(self, wanted: Info, params: list[tuple[str, Info]], number: int) -> tuple[str, Info]:
+        """A value of the wanted shape and dtype, made from what the block computed; floats bounded by 1."""
+        made = self.own[len(params) :]
+        same = [v for v in made if (v[1].shape, v[1].dtype) == (wanted.shape, wanted.dtype)]
+        base = next((n for n, i in params if (i.shape, i.dtype) == (wanted.shape, wanted.dtype)), None)
+        zeros = f"jnp.zeros({wanted.shape}, jnp.{wanted.dtype})"
+        args: list[tuple[str, str]] = [("p", base)] if base else []
+        start = "{p}" if base else zeros
+        rng = self.state.rng
+        if same:
+            args.append(("a", rng.choice(same[-3:])[0]))
+            mixed = "{a}"
+        else:
+            pool = [v for v in made if v[1].kind in "fib" and v[1].size and (wanted.kind == "f" or (v[1].exact and v[1].kind != "f"))]
+            if pool:
+                args.append(("a", rng.choice(pool[-3:])[0]))
+            total = "jnp.any({a} != 0)" if wanted.kind == "b" else "jnp.mean({a})" if wanted.kind == "f" else "jnp.sum({a})"
+            mixed = f"{total}.astype(jnp.{wanted.dtype})" if pool else start
+        match wanted.kind:
+            case "f":
+                text = f"jnp.tanh({start} * 0.5 + {mixed}).astype(jnp.{wanted.dtype})"
+            case "b":
+                text = f"{start} ^ {mixed}"
+            case _:
+                text = f"({start} + {mixed}).astype(jnp.{wanted.dtype})"
+        target = self.state.name()
+        self.steps.append(Step("fit", (target,), text, tuple(args), (wanted,)))
+        return target, wanted
+
+
+def _filled(text: str, slots: dict[str, str]) -> str:
+    for slot, name in slots.items():
+        text = text.replace("{" + slot + "}", name)
+    return text
+
+
+def struct(info: Info) -> jax.ShapeDtypeStruct:
+    """The abstract value of an info."""
+    dtype = jax.random.key(0).dtype if info.dtype == "key" else np.dtype(info.dtype)
+    return jax.ShapeDtypeStruct(info.shape, dtype, weak_type=info.weak)
+
+
+def described(aval: Any) -> Info | None:
+    """The info of an abstract value; None for dtypes that programs do without."""
+    name = "key" if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else str(aval.dtype)
+    known = ("float32", "bfloat16", "float16", "int32", "int16", "int8", "uint32", "uint8", "bool", "complex64", "key")
+    return Info(tuple(aval.shape), name, weak=bool(getattr(aval, "weak_type", False))) if name in known else None
+
+
+def primitives_of(jaxpr: Any) -> list[str]:
+    """Names of the primitives of a jaxpr, nested ones included, one for each equation."""
+    found: list[str] = []
+    for eqn in jaxpr.eqns:
+        found.append(eqn.primitive.name)
+        for param in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns"):
+                found += primitives_of(inner)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A program and what it is made of."""
+
+    program: Program
+    primitives: frozenset[str]
+
+
+def generate(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None) -> Program:
+    """The program of a seed; `policy` and `mesh` override what the seed would choose."""
+    return generated(seed, policy, mesh).program
+
+
+def generated(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None) -> Generated:
+    """The program of a seed, with the primitives of its forward pass."""
+    rng = random.Random(f"sbp-{seed}")
+    own = rng.choice(MESHES)
+    mesh = mesh or own
+    axes = ("x", "y", "z")[: len(mesh)]
+    gradients = rng.random() < 0.4
+    state = State(rng, axes)
+    scope = Scope(state, gradient=gradients)
+    for want in (Want("f", 1, 3, empty=True), Want("e", 1, 3), rng.choice((Want("i", 1, 2), Want("f", 2, 3), Want("b", 1, 2)))):
+        info = fresh_info(want, rng, None, None, True)
+        scope.own.append((state.new_input(info), info))
+    low, high = EQUATIONS
+    scope.grow(rng.randint(low, high) // (2 if gradients else 1), tables.ALL)
+    scope.show_keys()
+    made = [(t, i) for s in scope.steps for t, i in zip(s.targets, s.infos, strict=True) if i.kind != "r"]
+    read = set().union(*(reads(step) for step in scope.steps))
+    unread = [v for v in made if v[0] not in read]
+    outputs = made[-1:] + rng.sample(unread, min(len(unread), 8)) + rng.sample(made, min(len(made), 1))
+    if gradients:
+        outputs += [v for v in made if v[1].kind == "f"][-2:]
+    chosen = list(dict.fromkeys(outputs)) or [scope.own[0]]
+    program = Program(
+        seed=seed,
+        inputs=tuple(state.inputs),
+        steps=tuple(scope.steps),
+        outputs=tuple(Output(n, i) for n, i in chosen),
+        mesh=mesh,
+        boxing=policy or rng.choices(("auto", "reduce", "explicit"), (0.76, 0.12, 0.12))[0],
+        gradients=gradients,
+    )
+    program = annotations.with_types(pruned(program), rng)
+    if rng.random() < 0.5:
+        program = replace(program, hardware=SENDS_FREELY)
+    return Generated(program, frozenset(state.primitives))

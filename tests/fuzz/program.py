@@ -1,0 +1,212 @@
+"""What the fuzzer generates, runs, minimises and prints: a program as data, each of its steps one line of Python source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sbp.mesh import Hardware
+
+FLOATS = ("float32", "bfloat16", "float16")
+INTEGERS = ("int32", "int8", "uint32", "uint8", "int16")
+MANTISSA = {"float32": 24, "bfloat16": 8, "float16": 11}
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """Shape and dtype of a value, and what is known of its elements.
+
+    Arguments:
+      shape: its shape.
+      dtype: NumPy's name of its dtype; "key" for new-style random keys.
+      exact: computed without any rounding, so equal on every device and in every order: only such values may decide.
+      bound: no element of an exact value is larger; of other floats the usual magnitude.
+      grid: exact floats are multiples of 2**-grid.
+      weak: whether JAX types it weakly.
+      spoiled: whether it may hold infinities and NaN.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    exact: bool = True
+    bound: float = 1.0
+    grid: int = 0
+    weak: bool = False
+    spoiled: bool = False
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def ndim(self) -> int:
+        """Its rank."""
+        return len(self.shape)
+
+    @property
+    def kind(self) -> str:
+        """f for floats, i for integers, b for booleans, c for complex, r for random keys."""
+        if self.dtype in FLOATS:
+            return "f"
+        return {"bool": "b", "complex64": "c", "key": "r"}.get(self.dtype, "i")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A function inside the program: the body of a loop, a branch, what is mapped or differentiated.
+
+    Arguments:
+      takes: its parameter list as source.
+      unpack: a line that binds the parameters' names, or "".
+      steps: its lines.
+      outputs: the names of the values it returns.
+      returns: what is returned, as source with {0}, {1} for the outputs.
+      params: its parameters, for taking its steps out of it.
+    """
+
+    takes: str
+    unpack: str
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    returns: str
+    params: tuple[tuple[str, Info], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation: `targets = text`, with slots in braces for the values it reads and the functions it calls.
+
+    `several` says that the text makes a tuple or list, be it of one value.
+    """
+
+    op: str
+    targets: tuple[str, ...]
+    text: str
+    args: tuple[tuple[str, str], ...]
+    infos: tuple[Info, ...]
+    blocks: tuple[tuple[str, Block], ...] = ()
+    several: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An argument: its data is an expression of NumPy, so that it prints."""
+
+    name: str
+    info: Info
+    data: str
+    type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A returned value and the type asked of it."""
+
+    name: str
+    info: Info
+    type: str | None = None
+
+
+SENDS_FREELY = Hardware(
+    name="sends freely",
+    flops_per_second=1e6,
+    hbm_bytes_per_second=1e8,
+    hbm_bytes=2**34,
+    link_bytes_per_second=1e12,
+    latency_seconds=1e-9,
+)
+"""Hardware on which every bit of work is worth sharing, so that small programs take the kernels of large ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A function, its arguments, and how `sbp.jit` is asked to run it."""
+
+    seed: int
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    mesh: tuple[int, ...]
+    boxing: str = "auto"
+    gradients: bool = False
+    cotangents: bool = False
+    donate: tuple[str, ...] = ()
+    hardware: Hardware | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes."""
+        return ("x", "y", "z")[: len(self.mesh)]
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """Positions of the arguments that the gradient is taken for."""
+        if not self.gradients or not any(o.info.kind == "f" for o in self.outputs):
+            return ()
+        return tuple(i for i, v in enumerate(self.inputs) if v.info.kind == "f")
+
+    def sbp_options(self) -> dict[str, Any]:
+        """The keyword arguments of `sbp.jit`."""
+        options: dict[str, Any] = {}
+        if any(v.type for v in self.inputs):
+            options["in_types"] = tuple(v.type for v in self.inputs)
+        if any(o.type for o in self.outputs):
+            types = tuple(o.type for o in self.outputs)
+            options["out_types"] = (types, None) if self.differentiated else types
+        if self.boxing != "auto":
+            options["boxing"] = self.boxing
+        if self.hardware is not None:
+            options["hardware"] = self.hardware
+        if self.donate:
+            options["donate_argnums"] = tuple(i for i, v in enumerate(self.inputs) if v.name in self.donate)
+        return options
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------------
+
+
+def reads(step: Step) -> set[str]:
+    """Names that a step reads from around it."""
+    found = {name for _, name in step.args}
+    for _, block in step.blocks:
+        made: set[str] = set()
+        for inner in block.steps:
+            found |= reads(inner) - made
+            made |= set(inner.targets)
+        found |= set(block.outputs) - made
+    return found
+
+
+def without_dead(steps: Iterable[Step], wanted: Iterable[str]) -> tuple[Step, ...]:
+    """The steps that `wanted` depends on; the same inside their blocks."""
+    need = set(wanted)
+    kept: list[Step] = []
+    for step in reversed(tuple(steps)):
+        if need & set(step.targets):
+            blocks = tuple((slot, replace(b, steps=without_dead(b.steps, b.outputs))) for slot, b in step.blocks)
+            kept.append(replace(step, blocks=blocks))
+            need |= reads(kept[-1])
+    return tuple(reversed(kept))
+
+
+def pruned(program: Program) -> Program:
+    """The program without dead steps and without inputs that nothing reads; one input stays."""
+    steps = without_dead(program.steps, [o.name for o in program.outputs])
+    used = set().union(*(reads(s) for s in steps), (o.name for o in program.outputs))
+    inputs = tuple(v for v in program.inputs if v.name in used) or program.inputs[:1]
+    names = {v.name for v in inputs}
+    return replace(program, steps=steps, inputs=inputs, donate=tuple(d for d in program.donate if d in names))
+
+
+def renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """The step reading other values."""
+    args = tuple((slot, names.get(n, n)) for slot, n in step.args)
+    blocks = tuple(
+        (slot, replace(b, steps=tuple(renamed(s, names) for s in b.steps), outputs=tuple(names.get(n, n) for n in b.outputs)))
+        for slot, b in step.blocks
+    )
+    return replace(step, args=args, blocks=blocks)
