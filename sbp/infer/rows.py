@@ -42,6 +42,7 @@ class _Branch:
     kernel: str
     inner_ins: tuple[Any, ...]
     inner_outs: tuple[Any, ...]
+    goes_round: bool
 
 
 def _localised(aval: Any, code: Code, n: int) -> Any:
@@ -149,7 +150,8 @@ class RowTable:
                 found.append(row)
             return
         for b in self._branches(operation, node, ins, outs, len(kernels)):
-            if _worth(b.ins, native):
+            # An operand goes round one axis at most; over others it is gathered before.
+            if _worth(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 done = (*done_ins, b.ins), (*done_outs, b.outs), (*kernels, b.kernel)
                 self._extend(operation, node, b.inner_ins, b.inner_outs, native, *done, found)
 
@@ -165,7 +167,7 @@ class RowTable:
                     gathered = kernel_named(row.kernel).gathers
                     inner = (a if i == gathered else _localised(a, c, n) for i, (a, c) in enumerate(zip(ins, codes_in, strict=True)))
                     inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
-                    found.append(_Branch(codes_in, codes_out, row.kernel, tuple(inner), inner_outs))
+                    found.append(_Branch(codes_in, codes_out, row.kernel, tuple(inner), inner_outs, gathered is not None))
             self._branch_cache[key] = tuple(found)
         return self._branch_cache[key]
 

@@ -21,8 +21,9 @@ from sbp.types import Split, Unreduced
 def _apart(x: Any) -> Any:
     """`x`, kept from being merged with an operation beside it.
 
-    Below JAX 0.12, XLA for CPU and GPU makes one of two dynamic slices, or of a slice and a scatter, and forgets that the other start was
-    clamped: a program's index out of bounds would reach into other shards (tests/run/test_edges.py). XLA for TPU clamps both.
+    Below JAX 0.12, XLA for CPU makes one of two dynamic slices, or of a slice and a scatter, and forgets that the other start was
+    clamped: a program's index out of bounds would reach into other shards (tests/run/test_edges.py). XLA for TPU clamps both, in its
+    compiled text; for GPU it has not been looked at, so it is treated as CPU is.
     """
     return lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier) if _jax.MERGES_SLICES else x
 
