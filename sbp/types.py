@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from sbp.errors import SbpError, nearest
 
 MONOIDS = ("sum", "max", "min", "prod", "and", "or")
@@ -25,6 +27,8 @@ class Split:
     dim: int
 
     def __post_init__(self) -> None:
+        if isinstance(self.dim, np.integer):  # a vmapped equation may have NumPy's integers for dims
+            object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
             raise SbpError(f"S(dim) takes a dim >= 0, got {self.dim!r}; count dims from the front", code="dim-out-of-range")
 

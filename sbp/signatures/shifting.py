@@ -30,7 +30,7 @@ def split_dim(row: Row) -> int:
 def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
     """Rows that split a dim of operands and results alike; an operand too small for that is B."""
     rows = []
-    for d in map(int, dims):
+    for d in dims:
         if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape):
             ins: list[Atom] = [Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins]
             if Split(d) in ins:

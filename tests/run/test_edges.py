@@ -195,3 +195,11 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
     f = sbp.jit(both, mesh, in_types="B")
     for got, want in zip(f(x, np.int32(index)), jax.jit(both)(x, np.int32(index)), strict=True):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_a_vmapped_argmax_along_a_split_dim():
+    """Its equation names the dim by an integer of NumPy."""
+    mesh = sbp.make_mesh((2,), ("x",))
+    x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+    vmapped = jax.vmap(lambda v: jnp.argmax(v, 0, keepdims=True))
+    np.testing.assert_array_equal(np.asarray(sbp.jit(vmapped, mesh)(x)), np.asarray(vmapped(x)))
