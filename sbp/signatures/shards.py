@@ -20,6 +20,8 @@ def neutral(monoid: str, dtype: Any) -> Any:
             return np.ones((), dtype)
         case "and":
             return np.array(True) if dtype == np.bool_ else np.invert(np.zeros((), dtype))
+        case _ if dtype == np.bool_:
+            return np.array(monoid == "min")
         case _:
             if jnp.issubdtype(dtype, np.floating):
                 return np.array(-np.inf if monoid == "max" else np.inf, dtype)

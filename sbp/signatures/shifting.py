@@ -307,12 +307,19 @@ def _regrouped(source: Sequence[int], target: Sequence[int], lead: int, lead_out
     return Need(size, -(-source[lead] // n) * (size // source[lead]), tuple(wanted * i for i in range(n)), wanted)
 
 
+def _order(params: dict[str, Any], rank: int) -> tuple[int, ...]:
+    """The order in which a reshape reads the operand's dims: it may transpose first."""
+    order = params.get("dimensions")
+    return tuple(range(rank)) if order is None else tuple(map(int, order))
+
+
 def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    x = args[0]
-    source, target = ctx.global_ins[0].shape, ctx.global_outs[0].shape
+    order = _order(ctx.params, args[0].ndim)
+    x = lax.transpose(args[0], order)
+    source, target = tuple(ctx.global_ins[0].shape[d] for d in order), ctx.global_outs[0].shape
     if 0 not in source:
         for lead, lead_out, group in reversed(_leads(source, target)):
-            axes = ctx.in_axes(0, lead)
+            axes = ctx.in_axes(0, order[lead])
             if len(axes) == 1 and not _keeps(source, target, lead, lead_out, group, axes[0][1]):
                 # From the last group on, so that dims before keep their numbers.
                 ((axis, n),) = axes
@@ -323,22 +330,24 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @exchanges("reshape")
 def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
-    source, target = op.ins[0].shape, op.outs[0].shape
-    lead, lead_out, group = next(g for g in _leads(source, target) if (Split(g[0]), Split(g[1])) == (row.ins[0], row.outs[0]))
-    return [(_regrouped(source, target, lead, lead_out, group, op.axis_size), bytes_beside(op.ins[0], *group))]
+    order = _order(op.params, len(op.ins[0].shape))
+    source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
+    lead, lead_out, group = next(g for g in _leads(source, target) if (Split(order[g[0]]), Split(g[1])) == (row.ins[0], row.outs[0]))
+    return [(_regrouped(source, target, lead, lead_out, group, op.axis_size), bytes_beside(op.ins[0], *(order[d] for d in group)))]
 
 
 @rule("reshape", local=_reshape_local)
 def _reshape(op: Op) -> Sequence[Row]:
     """The leading dim of each group of dims splits: where the axis divides both sides or the dim is kept, locally; else elements move."""
-    source, target = op.ins[0].shape, op.outs[0].shape
+    order = _order(op.params, len(op.ins[0].shape))
+    source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
     dims: list[str | None] = [None] * len(source)
     out: list[str | None] = [None] * len(target)
     moved: list[Row] = []
-    if op.params.get("dimensions") is None and 0 not in source:
+    if 0 not in source:
         for lead, lead_out, group in _leads(source, target):
             if _keeps(source, target, lead, lead_out, group, op.axis_size):
-                dims[lead] = out[lead_out] = f"g{lead}"
+                dims[order[lead]] = out[lead_out] = f"g{lead}"
             elif min(source[lead], target[lead_out]) >= op.axis_size:
-                moved.append(Row((Split(lead),), (Split(lead_out),), kernel="halo"))
+                moved.append(Row((Split(order[lead]),), (Split(lead_out),), kernel="halo"))
     return [*split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))), *moved_rows(op), *moved]

@@ -155,6 +155,7 @@ for _name in ("and", "or", "xor"):
 for _name in ("argmax", "argmin"):
     _fn = getattr(lax, _name)
     more(_name, (lambda x, r=_fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),)))
+    more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (b(5, 3),)))
 more(
     "reduce",
     (lambda x, y: lax.reduce((x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)), (f(3, 5), f(3, 5))),

@@ -27,6 +27,13 @@ for _from, _to in [
     ((3, 4, 5), (12, 5)), ((6, 4), (4, 6)), ((2, 2, 3), (4, 3)), ((8, 1, 3), (2, 4, 3)), ((1,), ()), ((4, 6), (4, 1, 6)), ((0, 4), (4, 0)),
 ]:  # fmt: skip
     more("reshape", (lambda x, to=_to: lax.reshape(x, to), (f(*_from),)))
+for _from, _to, _order in (
+    ((3, 4), (12,), (1, 0)),
+    ((4, 3, 2), (6, 4), (2, 1, 0)),
+    ((2, 5, 4), (4, 10), (2, 0, 1)),
+    ((5, 3), (5, 3), (1, 0)),
+):
+    more("reshape", (lambda x, to=_to, order=_order: lax.reshape(x, to, dimensions=order), (f(*_from),)))
 more(
     "concatenate",
     (lambda x, y: lax.concatenate((x, y), 0), (f(2, 3), f(3, 3))),
