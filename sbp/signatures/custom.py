@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
@@ -105,15 +107,39 @@ class Custom:
           SbpError: `wrong-signature` with the row, the parts and the values of a counterexample.
         """
         ins = tuple(_jax.empty_aval(np.shape(x), x.dtype) for x in args)
-        oracle = Oracle(Op(self.name, params, ins, tuple(outs), 1), _Compiled(primitive), tuple(args))
+        whole = Op(self.name, params, ins, tuple(outs), 1)
+        # Once more with NaN among the operands, which an order of parts may lose.
+        tried = [tuple(args), *([tuple(map(_with_nan, args))] if _has_floats(args) else [])]
+        oracles = [Oracle(whole, _Compiled(primitive), operands) for operands in tried]
         for n in sizes:
             for row in self.rows_of(Op(self.name, params, ins, tuple(outs), n)):
-                for seed in range(DRAWS):
-                    with np.printoptions(threshold=24, edgeitems=2, precision=6, suppress=True):
-                        wrong = oracle.refute_row(row, n, np.random.default_rng(seed))
-                        if wrong:
-                            found = _counterexample(row, n, seed, args, wrong)
-                            raise self.error(f"row `{row}` does not hold on {n} devices\n{found}", "wrong-signature")
+                for oracle, seed in itertools.product(oracles, range(DRAWS)):
+                    self._refute_row(oracle, row, n, seed)
+
+    def _refute_row(self, oracle: Oracle, row: Row, n: int, seed: int) -> None:
+        with np.printoptions(threshold=24, edgeitems=2, precision=6, suppress=True):
+            try:
+                wrong = oracle.refute_row(row, n, np.random.default_rng(seed))
+            except SbpError:
+                raise
+            except Exception as error:
+                raise self.error(
+                    f"row `{row}` on {n} devices: `local` raised {type(error).__name__}: {error}", "wrong-signature"
+                ) from error
+            if wrong:
+                found = _counterexample(row, n, seed, oracle.args, wrong)
+                raise self.error(f"row `{row}` does not hold on {n} devices\n{found}", "wrong-signature")
+
+
+def _has_floats(args: Sequence[Any]) -> bool:
+    return any(jnp.issubdtype(x.dtype, np.floating) for x in args)
+
+
+def _with_nan(x: Any) -> Any:
+    """The operand with NaN for every third element, when it has real floats."""
+    if not jnp.issubdtype(x.dtype, np.floating):
+        return x
+    return np.where(np.arange(np.size(x)).reshape(np.shape(x)) % 3 == 1, np.asarray(np.nan, x.dtype), x)
 
 
 _CUSTOM: dict[str, Custom] = {}
@@ -155,6 +181,8 @@ def register(
     >>> unregister(twice_p)
     """
     name = _name(primitive)
+    if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
+        raise SbpError(f'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one; got {rows!r}')
     if not callable(rows):
         rows = tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
     if local is not None and not callable(local):

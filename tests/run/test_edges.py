@@ -203,3 +203,21 @@ def test_a_vmapped_argmax_along_a_split_dim():
     x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
     vmapped = jax.vmap(lambda v: jnp.argmax(v, 0, keepdims=True))
     np.testing.assert_array_equal(np.asarray(sbp.jit(vmapped, mesh)(x)), np.asarray(vmapped(x)))
+
+
+def test_a_reshape_may_transpose_first():
+    """Fortran's order, and the gradient of a convolution in groups, are reshapes that name an order of dims."""
+    mesh = sbp.make_mesh((2,), ("x",))
+    x, w = jnp.arange(8.0).reshape(1, 4, 2), jnp.arange(1, 9.0).reshape(4, 2, 1)
+
+    def grouped(x, w):
+        return (jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
+
+    for fn, args in (
+        (lambda x: x.ravel(order="F"), (x,)),
+        (lambda x: sbp.split(x, 1, "x").reshape(2, 4, order="F"), (x[0],)),
+        (jax.grad(grouped, argnums=(0, 1)), (x, w)),
+        (lambda x: jnp.argmax(sbp.split(x > 3, 0, "x")), (jnp.arange(5),)),
+    ):
+        for got, want in zip(jax.tree.leaves(sbp.jit(fn, mesh)(*args)), jax.tree.leaves(fn(*args)), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))

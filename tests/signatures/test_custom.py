@@ -317,3 +317,35 @@ def test_twice_is_refused_at_once():
 def test_rows_parse_back():
     for row in (Row((S(1), S(0)), (P,)), Row((), (B,)), Row((P("max"), B), (P("max"), S(3)))):
         assert parse_row(repr(row)) == row
+
+
+def test_what_only_a_nan_refutes_is_refused():
+    """Parts under a maximum lose the place of a NaN that the function would have replaced."""
+
+    def replaced(x):
+        def kernel(x_ref, y_ref):
+            y_ref[...] = jnp.nan_to_num(x_ref[...])
+
+        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="replaced")(x)
+
+    with registered("pallas_call:replaced", ["P(max) -> P(max)"], local=lambda ctx, x: replaced(x)):
+        with pytest.raises(sbp.SbpError, match="wrong-signature"):
+            sbp.jit(lambda x: replaced(sbp.split(x, 0, "x").max(0)), sbp.make_mesh((2,), ("x",))).plan(jnp.ones((4, 5)))
+
+
+def test_a_local_that_raises_is_an_error_of_the_signature():
+    def doubled(x):
+        def kernel(x_ref, y_ref):
+            y_ref[...] = x_ref[...] * 2
+
+        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="doubled")(x)
+
+    for local, said in ((lambda ctx, x: 1 / 0, "ZeroDivisionError"), (lambda ctx, x: None, "AttributeError|None|result")):
+        with registered("pallas_call:doubled", ["P -> P"], local=local), pytest.raises(sbp.SbpError, match=said):
+            sbp.jit(doubled, sbp.make_mesh((2,), ("x",))).plan(jnp.ones((4, 5)))
+
+
+@pytest.mark.parametrize("rows", [None, "S(0) -> S(0)", 3])
+def test_rows_are_a_list(rows):
+    with pytest.raises(sbp.SbpError, match="rows= is a list of rows"):
+        sbp.signatures.register("pallas_call:nothing", rows)
