@@ -348,4 +348,4 @@ def test_a_local_that_raises_is_an_error_of_the_signature():
 @pytest.mark.parametrize("rows", [None, "S(0) -> S(0)", 3])
 def test_rows_are_a_list(rows):
     with pytest.raises(sbp.SbpError, match="rows= is a list of rows"):
-        sbp.signatures.register("pallas_call:nothing", rows)
+        register("pallas_call:nothing", rows)
