@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -209,14 +210,36 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
     found: list[tuple[int, Sent]] = []
     for position, name in enumerate(row.kernels):
         sends = kernel_named(name).sends
-        if sends is None:
-            continue
-        ins = [_localised_by_others(graph.aval(o), c, mesh, position) for o, c in zip(node.inputs, row.ins, strict=True)]
-        outs = [_localised_by_others(graph.avals[v], c, mesh, position) for v, c in zip(node.outputs, row.outs, strict=True)]
-        op = Op(node.op, node.params, tuple(ins), tuple(outs), mesh.sizes[position])
-        on_axis = Row(tuple(decode(c[position]) for c in row.ins), tuple(decode(c[position]) for c in row.outs), name)
-        found += [(position, sent) for sent in sends(op, on_axis)]
+        if sends is not None:
+            op, on_axis = _on_axis(graph, node, row, mesh, position)
+            ins = list(op.ins)
+            for other in range(len(row.kernels)):
+                ins = _widened(graph, node, row, mesh, other, position, ins) if other != position else ins
+            found += [(position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)]
     return tuple(found)
+
+
+def _on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> tuple[Op, Row]:
+    """The operation and the row as one mesh axis has them, the others having localised the shapes."""
+    ins = tuple(_localised_by_others(graph.aval(o), c, mesh, position) for o, c in zip(node.inputs, row.ins, strict=True))
+    outs = tuple(_localised_by_others(graph.avals[v], c, mesh, position) for v, c in zip(node.outputs, row.outs, strict=True))
+    atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
+    return Op(node.op, node.params, ins, outs, mesh.sizes[position]), Row(*atoms, kernel=row.kernels[position])
+
+
+def _widened(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, other: int, position: int, ins: list[Any]) -> list[Any]:
+    """Operands as they are once the kernel on another mesh axis has exchanged a dim before that of this axis."""
+    widens = kernel_named(row.kernels[other]).widens
+    if widens is None:
+        return ins
+    op, on_axis = _on_axis(graph, node, row, mesh, other)
+    out = list(ins)
+    for operand, dim, size in widens(op, on_axis):
+        if dim + 1 < row.ins[operand][position]:
+            shape = list(out[operand].shape)
+            shape[dim] = size
+            out[operand] = _jax.empty_aval(shape, out[operand].dtype)
+    return out
 
 
 def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sbp.signatures.contraction import bilinear_rows
 from sbp.signatures.factors import FactorMap, admissible, split_rows
-from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
+from sbp.signatures.halo import Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
 from sbp.types import B, P, Split
@@ -49,7 +49,8 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     rhs = without_padding(ctx, 1, args[1], (numbers.rhs_spec[1],), "sum")
     zero = np.zeros((), lhs.dtype)
     changed = {name: list(params[name]) for name in ("padding", "lhs_dilation")}
-    for k, (i, j, _, windows) in enumerate(_spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0])):
+    spatial = enumerate(_spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0]))
+    for k, (i, j, _, windows) in sorted(spatial, key=lambda entry: entry[1][0]):  # in the order of dims, as what is sent is counted
         if not ctx.in_axes(0, i) or (windows.is_identity and not ctx.in_axes(1, j)):
             continue
         ((axis, n),) = ctx.in_axes(0, i)
@@ -75,7 +76,7 @@ def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if row.ins[0] == Split(i):
             reads = _of_window_elements(windows) if row.ins[1] == Split(j) else windows
-            return [(reads.need(op.axis_size), bytes_beside(op.ins[0], i))]
+            return [reads.exchange(0, i, op.axis_size)]
     return []
 
 

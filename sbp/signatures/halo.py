@@ -57,6 +57,11 @@ class Windows:
         """Positions of the padded array that `chunk` results in a row read."""
         return self.stride * (chunk - 1) + self.dilation * (self.window - 1) + 1
 
+    def exchange(self, operand: int, dim: int, n: int) -> Exchange:
+        """The exchange of an operand whose dim is read so."""
+        need = self.need(n)
+        return Exchange(operand, (dim,), need, need.width if self.base == 1 else self.padded(-(-self.out // n)))
+
     def phases(self, n: int) -> tuple[int, ...]:
         """For each device, how many positions lie before the first element in what it reads."""
         chunk = -(-self.out // n)
@@ -105,8 +110,24 @@ def sent_for(need: Need, bytes_each: float) -> tuple[Sent, ...]:
     return (Sent("permute", elements * bytes_each, count),) if elements else ()
 
 
-Exchanges = list[tuple[Need, float]]
-"""What a row's kernel exchanges: for each operand, who needs what along its dim, and the bytes of an element there."""
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a row's kernel exchanges of one operand.
+
+    Arguments:
+      operand: its position.
+      dims: the dim that is split, or the neighbouring dims that are one range of elements.
+      need: who needs what along them.
+      after: how many elements lie along the dim of a shard then.
+    """
+
+    operand: int
+    dims: tuple[int, ...]
+    need: Need
+    after: int
+
+
+Exchanges = list[Exchange]
 
 _EXCHANGES: dict[str, Callable[[Op, Row], Exchanges]] = {}
 
@@ -122,7 +143,15 @@ def exchanges(*names: str) -> Callable[[Callable[[Op, Row], Exchanges]], Callabl
 
 
 def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    return tuple(sent for need, bytes_each in _EXCHANGES[op.name](op, row) for sent in sent_for(need, bytes_each))
+    return tuple(s for e in _EXCHANGES[op.name](op, row) for s in sent_for(e.need, bytes_beside(op.ins[e.operand], *e.dims)))
 
 
-add_kernel(Kernel(name="halo", summary="neighbours send the elements that windows reach", sends=_halo_sends, nests=False))
+def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
+    return tuple((e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1)
+
+
+add_kernel(
+    Kernel(
+        name="halo", summary="neighbours send the elements that windows reach", sends=_halo_sends, widens=_halo_widens, nests=False
+    )
+)  # fmt: skip

@@ -118,6 +118,7 @@ class Kernel:
       name: the name that rows give.
       summary: what it does, in a line.
       sends: for an op on shapes that all other mesh axes have localised, what the kernel sends over this one; None when it is local.
+      widens: for (operand, dim), how long its shard is once the exchange along that dim, which comes before those of later dims, is done.
       nests: whether other mesh axes may split the same dims.
       gathers: the operand whose shards all devices get to see: for the other mesh axes it is whole.
       overlaps: whether the device computes while it sends.
@@ -126,6 +127,7 @@ class Kernel:
     name: str
     summary: str
     sends: Callable[[Op, Row], tuple[Sent, ...]] | None = None
+    widens: Callable[[Op, Row], tuple[tuple[int, int, int], ...]] | None = None
     nests: bool = True
     gathers: int | None = None
     overlaps: bool = False

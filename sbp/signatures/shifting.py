@@ -11,7 +11,7 @@ from jax import lax
 
 from sbp.signatures.exchange import Need, fetch
 from sbp.signatures.factors import FactorMap, admissible, moved_rows, split_rows
-from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
+from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import picked_along
 from sbp.types import Atom, B, Split, Unreduced
@@ -90,7 +90,7 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
 def _slice_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     windows = _slice_windows(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
-    return [(windows.need(op.axis_size), bytes_beside(op.ins[0], d))]
+    return [windows.exchange(0, d, op.axis_size)]
 
 
 @rule("slice", local=_slice_local)
@@ -130,7 +130,7 @@ def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @exchanges("split")
 def _split_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    return [(need, bytes_beside(op.ins[0], d)) for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)]
+    return [Exchange(0, (d,), need, need.width) for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)]
 
 
 @rule("split", local=_split_local)
@@ -164,7 +164,7 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _pad_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     windows = _pad_windows(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
-    return [(windows.need(op.axis_size), bytes_beside(op.ins[0], d))]
+    return [windows.exchange(0, d, op.axis_size)]
 
 
 @rule("pad", local=_pad_local)
@@ -196,7 +196,8 @@ def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @exchanges("rev")
 def _rev_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    return [(_mirrored(op.ins[0].shape[d], op.axis_size), bytes_beside(op.ins[0], d))]
+    need = _mirrored(op.ins[0].shape[d], op.axis_size)
+    return [Exchange(0, (d,), need, need.width)]
 
 
 @rule("rev", local=_rev_local)
@@ -242,7 +243,7 @@ def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
-    return [(need, bytes_beside(a, d)) for need, a, atom in zip(needs, op.ins, row.ins, strict=True) if atom == Split(d)]
+    return [Exchange(k, (d,), need, need.width) for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True)) if atom == Split(d)]
 
 
 @rule("concatenate", local=_concatenate_local)
@@ -333,7 +334,8 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     order = _order(op.params, len(op.ins[0].shape))
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
     lead, lead_out, group = next(g for g in _leads(source, target) if (Split(order[g[0]]), Split(g[1])) == (row.ins[0], row.outs[0]))
-    return [(_regrouped(source, target, lead, lead_out, group, op.axis_size), bytes_beside(op.ins[0], *(order[d] for d in group)))]
+    need = _regrouped(source, target, lead, lead_out, group, op.axis_size)
+    return [Exchange(0, tuple(order[d] for d in group), need, need.width)]
 
 
 @rule("reshape", local=_reshape_local)

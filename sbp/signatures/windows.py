@@ -11,7 +11,7 @@ from jax import lax
 
 from sbp.signatures.exchange import Need, fetch
 from sbp.signatures.factors import FactorMap, admissible, linear_rows, monoid_rows, moved_rows, split_rows
-from sbp.signatures.halo import Exchanges, Windows, bytes_beside, exchanges, padded_shard
+from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import neutral
 from sbp.signatures.shifting import halo_rows, split_dim
@@ -77,8 +77,8 @@ def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @exchanges("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_gather_add")
 def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    moved = [a for a in op.ins if a.shape]
-    return [(windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).need(op.axis_size), bytes_beside(a, d)) for a in moved]
+    moved = [(k, a) for k, a in enumerate(op.ins) if a.shape]
+    return [windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, op.axis_size) for k, a in moved]
 
 
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", local=_reduce_local)
@@ -166,7 +166,7 @@ def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     source, operand = op.ins
     cotangents, read, _ = _touching(windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size)
-    return [(cotangents, bytes_beside(source, d)), (read, bytes_beside(operand, d))]
+    return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
 
 
 @rule("select_and_scatter_add", local=_scatter_local)
