@@ -1,5 +1,7 @@
 """Halos along two dims over two mesh axes: the second exchange carries what the first one has brought, and the plan counts it."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def conv(window, strides=(1, 1), padding="SAME", **options):
+def conv(window, strides=(1, 1), padding: Any = "SAME", **options):
     return lambda x: lax.conv_general_dilated(x, jnp.asarray(normal(4, 4, *window, seed=1)), strides, padding, **options)
 
 
