@@ -60,7 +60,8 @@ def judge(program: Program) -> Outcome:
     """Runs a program both ways.
 
     Returns:
-      `same`, or `rounding` where a difference is the reference's own; `refused` for an SbpTypeError under a policy other than "auto";
+      `same`, or `rounding` where a difference is the reference's own; `refused` for an SbpTypeError under a policy other than "auto",
+      or where JAX has no such program;
       else a failure: `mismatch`, `no-typing` (an SbpTypeError under "auto"), `crash`, `time-out`.
     """
     with warnings.catch_warnings(), _alarm():
@@ -70,6 +71,8 @@ def judge(program: Program) -> Outcome:
             fn = load(source, f"fuzz-{program.seed}")["program"]
             want = jax.block_until_ready(jax.jit(fn)(*arguments(program)))
         except Exception as error:
+            if "can't apply forward-mode autodiff" in str(error):
+                return Outcome("refused", "JAX has no tangent of a custom_vjp function", "reference")
             return Outcome("crash", f"the reference: {type(error).__name__}: {error}", f"reference {type(error).__name__}")
         try:
             got = jax.block_until_ready(run(fn, program))
