@@ -144,9 +144,7 @@ class RowTable:
         found: list[NdRow],
     ) -> None:
         if len(kernels) == len(self._all_local):
-            row = NdRow(tuple(zip(*done_ins, strict=True)) if ins else (), tuple(zip(*done_outs, strict=True)) if outs else (), kernels)
-            if not ins:
-                row = NdRow((), row.outs, kernels)
+            row = NdRow(tuple(zip(*done_ins, strict=True)), tuple(zip(*done_outs, strict=True)), kernels)
             if _one_monoid(row) and (kernels == self._all_local or _nests(row)):
                 found.append(row)
             return

@@ -15,6 +15,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.mesh import MeshSpec
+from sbp.signatures.shards import neutral
 from sbp.types import Split, Unreduced
 
 
@@ -26,22 +27,6 @@ def _apart(x: Any) -> Any:
     compiled text; for GPU it has not been looked at, so it is treated as CPU is.
     """
     return lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier) if _jax.MERGES_SLICES else x
-
-
-def identity_of(monoid: str, dtype: Any) -> np.ndarray:
-    """The neutral element of a monoid in a dtype, as a NumPy scalar array (known when the plan is traced)."""
-    kind = np.dtype(dtype)
-    if monoid in ("sum", "or"):
-        return np.zeros((), kind)
-    if monoid == "prod":
-        return np.ones((), kind)
-    if kind == np.bool_:
-        return np.array(monoid in ("min", "and"), kind)
-    if jnp.issubdtype(kind, np.inexact):
-        return np.array(-np.inf if monoid == "max" else np.inf, kind)
-    if monoid == "and":
-        return np.array(-1 if jnp.issubdtype(kind, np.signedinteger) else jnp.iinfo(kind).max, kind)
-    return np.array(jnp.iinfo(kind).min if monoid == "max" else jnp.iinfo(kind).max, kind)
 
 
 def _ordered_bits(x: Any, nan_bits: int) -> Any:
@@ -80,9 +65,9 @@ def _local_reduce(x: Any, monoid: str, dim: int) -> Any:
         case "prod":
             return jnp.prod(x, dim, dtype=x.dtype)
         case "and":
-            return lax.reduce(x, identity_of("and", x.dtype), lax.bitwise_and, (dim,))
+            return lax.reduce(x, neutral("and", x.dtype), lax.bitwise_and, (dim,))
         case _:
-            return lax.reduce(x, identity_of("or", x.dtype), lax.bitwise_or, (dim,))
+            return lax.reduce(x, neutral("or", x.dtype), lax.bitwise_or, (dim,))
 
 
 def _is_half(dtype: Any) -> bool:
@@ -150,10 +135,10 @@ class Boxing:
             case "mask", _, Unreduced(monoid=monoid):
                 if monoid not in ("sum", "prod"):
                     return x
-                return jnp.where(lax.axis_index(names[0]) == 0, x, identity_of(monoid, x.dtype))
+                return jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
             case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
                 size = x.shape[d]
-                whole = jnp.full((*x.shape[:d], n * size, *x.shape[d + 1 :]), identity_of(monoid, x.dtype))
+                whole = jnp.full((*x.shape[:d], n * size, *x.shape[d + 1 :]), neutral(monoid, x.dtype))
                 return _first(lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(names[0]) * size, d), d, there[d])
             case _:
                 raise SbpInternalError(f"no kernel for boxing step {step}")

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.run.boxing import identity_of
+from sbp.signatures.shards import neutral
 from sbp.types import NdSbp, Unreduced
 
 
@@ -63,7 +63,7 @@ class Partial:
                 return jnp.prod(parts, axes, dtype=parts.dtype)
             case monoid:
                 op = lax.bitwise_and if monoid == "and" else lax.bitwise_or
-                return lax.reduce(parts, identity_of(monoid, parts.dtype), op, axes)
+                return lax.reduce(parts, neutral(monoid, parts.dtype), op, axes)
 
     def _together(self) -> Any:
         """The parts, each device with all of its own: a reduction across devices would be XLA's, which on CPU drops NaN and lacks bits."""

@@ -24,13 +24,13 @@ from sbp.signatures.fallback import FALLBACK, REFUSED
 from sbp.signatures.laws import parts
 from sbp.signatures.oracle import Oracle
 from sbp.signatures.rule import (
-    _RULES,  # pyright: ignore[reportPrivateUsage]  # sbp's own rules are never taken back
     LocalContext,
     Op,
     Row,
     Rule,
     add_rule,
     all_b,
+    remove_rule,
     rule_for,
 )
 from sbp.types import Atom, B, Split, Unreduced, parse
@@ -122,7 +122,7 @@ class Custom:
                 wrong = oracle.refute_row(row, n, np.random.default_rng(seed))
             except SbpError:
                 raise
-            except Exception as error:
+            except Exception as error:  # code of the user's: whatever it raises is the signature's fault, and said so
                 raise self.error(
                     f"row `{row}` on {n} devices: `local` raised {type(error).__name__}: {error}", "wrong-signature"
                 ) from error
@@ -195,7 +195,7 @@ def register(
         where = "which sbp gives it" if known is None else f"registered at {known.place}; replace=True replaces it"
         raise SbpError(f"{name!r} has a signature already, {where}")
     if known is not None:
-        del _RULES[name]
+        remove_rule(name)
     custom = Custom(name=name, rows=rows, even=even, samples=tuple(samples), place=_jax.caller_span())
     add_rule(Rule(name=name, rows=custom.rows_of, local=None if local is None else _on_parts(local)))
     _CUSTOM[name] = custom
@@ -210,7 +210,7 @@ def unregister(primitive: Any) -> None:
     name = _name(primitive, known=_CUSTOM)
     if name not in _CUSTOM:
         raise SbpError(f"no signature was registered for {name!r}{nearest(name, _CUSTOM)}")
-    del _RULES[name]
+    remove_rule(name)
     del _CUSTOM[name]
 
 

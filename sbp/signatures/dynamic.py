@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import Dims, FactorMap, admissible, moved_rows, split_rows
+from sbp.signatures.factors import Dims, FactorMap, moved_rows, owned_monoid, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import picked_along
 from sbp.types import B, Split, Unreduced
@@ -68,10 +68,9 @@ def _dynamic_slice(op: Op) -> Sequence[Row]:
     dims, cut = _kept(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
     rows = [*split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))), *moved_rows(op, (0,))]
-    monoids = admissible(op.outs[0].dtype)
-    if monoids:
-        joined = Unreduced("sum" if "sum" in monoids else "or")
-        rows += [Row((Split(d), *starts), (joined,), kernel="masked_dynamic_slice") for d in cut]
+    monoid = owned_monoid(op.outs[0].dtype)
+    if monoid:
+        rows += [Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice") for d in cut]
     return rows
 
 

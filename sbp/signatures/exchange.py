@@ -157,6 +157,11 @@ def elements_sent(need: Need) -> tuple[int, int]:
     return sum(r.width for r in sent), len(sent)
 
 
+def of_device(table: Sequence[int | bool], axis: str) -> Any:
+    """The entry of this device of a mesh axis; known now where all have the same."""
+    return table[0] if len(set(table)) == 1 else jnp.asarray(np.array(table))[lax.axis_index(axis)]
+
+
 def fetch(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
     """The elements that this device wants, from the shards of all devices of a mesh axis.
 
@@ -174,24 +179,19 @@ def fetch(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, fill: Any)
     if _jax.is_extended(x.dtype):
         words = fetch(ctx, jax.random.key_data(x), dim, axis, need, None)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-    me = lax.axis_index(axis)
-
-    def mine(table: Sequence[Any]) -> Any:
-        return table[0] if len(set(table)) == 1 else jnp.asarray(np.array(table))[me]
-
     messages = rounds(need)
     margin = max((r.width for r in messages), default=0)
     shape = list(x.shape)
     shape[dim] = need.width + 2 * margin
     window = jnp.zeros(shape, x.dtype)
     for r in messages:
-        piece = lax.dynamic_slice_in_dim(x, mine(r.first), r.width, dim)
+        piece = lax.dynamic_slice_in_dim(x, of_device(r.first, axis), r.width, dim)
         if not r.is_own:
             piece = ctx.permute(piece, axis, r.pairs)
-        placed = lax.dynamic_update_slice_in_dim(window, piece, mine(r.place) + margin, dim)
-        window = placed if r.covers else jnp.where(mine(r.receives), placed, window)
+        placed = lax.dynamic_update_slice_in_dim(window, piece, of_device(r.place, axis) + margin, dim)
+        window = placed if r.covers else jnp.where(of_device(r.receives, axis), placed, window)
     window = lax.slice_in_dim(window, margin, margin + need.width, axis=dim)
     if fill is None or not need.leaves_dim:
         return window
-    index = lax.broadcasted_iota(jnp.int32, window.shape, dim) + mine(need.starts)
+    index = lax.broadcasted_iota(jnp.int32, window.shape, dim) + of_device(need.starts, axis)
     return jnp.where((index >= 0) & (index < need.size), window, fill)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +88,12 @@ def admissible(dtype: np.dtype) -> tuple[str, ...]:
     ordered = () if jnp.issubdtype(dtype, np.complexfloating) else ("max", "min")
     bits = ("and", "or") if jnp.issubdtype(dtype, np.integer) else ()
     return ("sum", *ordered, "prod", *bits)
+
+
+def owned_monoid(dtype: Any) -> str | None:
+    """The monoid under which one owner's value and zeros elsewhere are parts; None where the dtype has none."""
+    monoids = admissible(dtype)
+    return "sum" if "sum" in monoids else "or" if "or" in monoids else None
 
 
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.exchange import Need, elements_sent, fetch
+from sbp.signatures.exchange import Need, elements_sent, fetch, of_device
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 
 
@@ -74,17 +72,6 @@ class Windows:
         ends = ((self.first(chunk * i) + self.padded(chunk) - 1) // self.base for i in range(n))
         return Need(self.size, -(-self.size // n), starts, max(1, *(e - s + 1 for s, e in zip(starts, ends, strict=True))))
 
-    def halos(self, n: int) -> tuple[tuple[int, int], ...]:
-        """For each device, how many elements it needs from its left and from its right (negative: how many of its own it does not).
-
-        >>> Windows(size=12, out=8, stride=2, low=1, window=3).halos(4)
-        ((1, 1), (0, 2), (-1, 3), (-2, 4))
-        """
-        chunk, held = -(-self.out // n), -(-self.size // n)
-        starts = self.need(n).starts
-        ends = [(self.first(chunk * i) + self.padded(chunk) - 1) // self.base + 1 for i in range(n)]
-        return tuple((held * i - s, e - held * (i + 1)) for i, (s, e) in enumerate(zip(starts, ends, strict=True)))
-
 
 def padded_shard(ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows: Windows, fill: Any) -> Any:
     """The part of the padded array that this device's results read: elements at their positions, `fill` between and around them."""
@@ -92,8 +79,7 @@ def padded_shard(ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows
     if windows.base == 1:
         return found
     # Three cases in the paper, by how the phases of the devices differ; here each device cuts at its own.
-    phases = windows.phases(n)
-    phase = phases[0] if len(set(phases)) == 1 else jnp.asarray(np.array(phases))[lax.axis_index(axis)]
+    phase = of_device(windows.phases(n), axis)
     length = windows.padded(-(-windows.out // n))
     config = [(windows.base - 1, max(length, windows.base), windows.base - 1) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     return lax.dynamic_slice_in_dim(lax.pad(found, fill, config), windows.base - 1 - phase, length, dim)
@@ -102,12 +88,6 @@ def padded_shard(ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows
 def bytes_beside(aval: Any, *dims: int) -> float:
     """Bytes of a tensor for each element along some of its dims."""
     return math.prod(s for d, s in enumerate(aval.shape) if d not in dims) * _jax.itemsize(aval.dtype)
-
-
-def sent_for(need: Need, bytes_each: float) -> tuple[Sent, ...]:
-    """What an exchange sends, when an element along the dim has so many bytes."""
-    elements, count = elements_sent(need)
-    return (Sent("permute", elements * bytes_each, count),) if elements else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +123,12 @@ def exchanges(*names: str) -> Callable[[Callable[[Op, Row], Exchanges]], Callabl
 
 
 def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    return tuple(s for e in _EXCHANGES[op.name](op, row) for s in sent_for(e.need, bytes_beside(op.ins[e.operand], *e.dims)))
+    found = []
+    for e in _EXCHANGES[op.name](op, row):
+        elements, count = elements_sent(e.need)
+        if elements:
+            found.append(Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count))
+    return tuple(found)
 
 
 def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import Dims, FactorMap, admissible, linear_rows, moved_rows, split_rows
+from sbp.signatures.factors import Dims, FactorMap, admissible, linear_rows, moved_rows, owned_monoid, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import clipped, without_padding
 from sbp.types import B, Split, Unreduced
@@ -127,9 +127,9 @@ def _gather(op: Op) -> Sequence[Row]:
     numbers, mode = op.params["dimension_numbers"], _MODE.from_any(op.params["mode"])
     params = op.params | {"slice_sizes": _localised_sizes(op)}
     rows = split_rows(op, gather_factors(params, op.ins[0].shape, len(op.ins[1].shape), len(op.outs[0].shape)))
-    monoids = admissible(op.outs[0].dtype)
-    if monoids and mode != _MODE.ONE_HOT:
-        joined = Unreduced("sum" if "sum" in monoids else "or")
+    monoid = owned_monoid(op.outs[0].dtype)
+    if monoid and mode != _MODE.ONE_HOT:
+        joined = Unreduced(monoid)
         rows += [Row((Split(d), B), (joined,), kernel="masked_gather") for d in _looked_up(numbers) if op.ins[0].shape[d] > 1]
         windows = _in_windows(numbers, params["slice_sizes"], op.ins[0].shape)
         rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in windows]

@@ -1,4 +1,4 @@
-"""The high half of a product of integers: JAX 0.10 cannot compile its primitive under shard_map, so that shards compute it by halves."""
+"""The high half of a product of integers, by halves: JAX cannot compile its primitive under shard_map on CPU (0.10 and 0.12)."""
 
 from __future__ import annotations
 

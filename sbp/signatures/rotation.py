@@ -9,7 +9,6 @@ it sends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import _jax
 from sbp.signatures.factors import Dims, FactorMap, admissible
+from sbp.signatures.halo import bytes_beside
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 from sbp.signatures.shards import without_padding
 from sbp.types import Atom, B, Split
@@ -32,8 +31,8 @@ def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
     def sends(op: Op, row: Row) -> tuple[Sent, ...]:
         aval, atom, n = op.ins[operand], row.ins[operand], op.axis_size
         assert isinstance(atom, Split)
-        held = -(-aval.shape[atom.dim] // n) * math.prod(s for d, s in enumerate(aval.shape) if d != atom.dim)
-        return (Sent("permute", (n - 1) * held * _jax.itemsize(aval.dtype), n - 1),)
+        held = -(-aval.shape[atom.dim] // n) * bytes_beside(aval, atom.dim)
+        return (Sent("permute", (n - 1) * held, n - 1),)
 
     return sends
 
@@ -117,7 +116,7 @@ def _around(ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, p
     if contracted:
         shard = without_padding(ctx, one.operand, shard, (one.dim,), "sum")
         along = m.ins[1 - one.operand].index(one.factor)
-        other = _padded(other, along, chunk * one.n)
+        other = jnp.pad(other, [(0, chunk * one.n - size if d == along else 0) for d, size in enumerate(other.shape)])
     else:
         along = m.outs[0].index(one.factor)
         shape[along] = chunk * one.n
@@ -140,8 +139,3 @@ def _around(ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, p
     if not contracted:
         total = lax.slice_in_dim(total, 0, ctx.local_outs[0][along], axis=along)
     return total.astype(out)
-
-
-def _padded(x: Any, dim: int, size: int) -> Any:
-    config = [(0, size - x.shape[dim] if d == dim else 0, 0) for d in range(x.ndim)]
-    return lax.pad(x, np.zeros((), x.dtype), config)

@@ -171,6 +171,11 @@ def add_rule(rule: Rule) -> None:
     _RULES[rule.name] = rule
 
 
+def remove_rule(name: str) -> None:
+    """Takes a rule back; for signatures that users registered."""
+    del _RULES[name]
+
+
 def add_kernel(kernel: Kernel) -> Kernel:
     """Enters a kernel; a second one of the same name is an error."""
     if kernel.name in _KERNELS:

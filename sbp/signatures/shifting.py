@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.signatures.exchange import Need, fetch
-from sbp.signatures.factors import FactorMap, admissible, moved_rows, split_rows
+from sbp.signatures.factors import FactorMap, moved_rows, owned_monoid, split_rows
 from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import picked_along
@@ -36,12 +36,6 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
             if Split(d) in ins:
                 rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
     return rows
-
-
-def owned_monoid(dtype: Any) -> str | None:
-    """The monoid under which one owner and zeros elsewhere are parts of a value; None where the dtype has none."""
-    monoids = admissible(dtype)
-    return "sum" if "sum" in monoids else "or" if "or" in monoids else None
 
 
 # ---- slice -------------------------------------------------------------------------------------------------------------------------
@@ -84,13 +78,6 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
     mine = (index >= 0) & (index < ctx.in_extent(0, dim))
     picked = picked_along(x, index, dim)
     return jnp.where(lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype))
-
-
-@exchanges("slice")
-def _slice_exchanges(op: Op, row: Row) -> Exchanges:
-    d = split_dim(row)
-    windows = _slice_windows(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
-    return [windows.exchange(0, d, op.axis_size)]
 
 
 @rule("slice", local=_slice_local)
@@ -160,10 +147,10 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, (x, value), padding_config=tuple(config))
 
 
-@exchanges("pad")
-def _pad_exchanges(op: Op, row: Row) -> Exchanges:
+@exchanges("slice", "pad")
+def _window_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    windows = _pad_windows(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
+    windows = (_slice_windows if op.name == "slice" else _pad_windows)(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
     return [windows.exchange(0, d, op.axis_size)]
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.signatures.exchange import Need, fetch
+from sbp.signatures.exchange import Need, fetch, of_device
 from sbp.signatures.factors import FactorMap, admissible, linear_rows, monoid_rows, moved_rows, split_rows
 from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
@@ -35,11 +34,11 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
     )
 
 
-def _dims(op: Op, source: int = 0) -> tuple[tuple[str | None, ...], list[int]]:
-    """Factors of the dims that windows do not slide along, and the other dims; `source` is the operand that windows read."""
-    sizes = zip(op.ins[source].shape, op.outs[0].shape, strict=True)
-    slides = [d for d, (size, out) in enumerate(sizes) if not windows_of(op.params, d, size, out).is_identity]
-    return tuple(None if d in slides else f"d{d}" for d in range(len(op.ins[source].shape))), slides
+def _dims(op: Op, operand: Any, out: Any) -> tuple[tuple[str | None, ...], list[int]]:
+    """Factors of the dims that windows do not slide along, and the other dims, of what windows read and what they give."""
+    sizes = zip(operand.shape, out.shape, strict=True)
+    slides = [d for d, (size, result) in enumerate(sizes) if not windows_of(op.params, d, size, result).is_identity]
+    return tuple(None if d in slides else f"d{d}" for d in range(len(operand.shape))), slides
 
 
 def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", local=_reduce_local)
 def _reduce_window(op: Op) -> Sequence[Row]:
-    dims, slides = _dims(op)
+    dims, slides = _dims(op, op.ins[0], op.outs[0])
     monoid = op.name.rsplit("_", 1)[-1]
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
     return [*rows, *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []), *_halo(op, slides)]
@@ -93,7 +92,7 @@ def _reduce_window(op: Op) -> Sequence[Row]:
 def _reduce_window_by(op: Op) -> Sequence[Row]:
     """By any function, from initial values, which are the padding too."""
     count = len(op.ins) // 2
-    dims, slides = _dims(op)
+    dims, slides = _dims(op, op.ins[0], op.outs[0])
     return [*split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)), *_halo(op, slides)]
 
 
@@ -104,15 +103,14 @@ def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
 # ---- derivatives of a maximum over windows -----------------------------------------------------------------------------------------
 
 
-def _chosen_first(params: dict[str, Any], dtype: Any) -> np.ndarray:
-    """What is chosen last by a selection: padding loses to every element."""
-    smallest = params["select_prim"].name in ("ge", "gt")
-    return neutral("max" if smallest else "min", dtype)
+def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
+    """What loses to every element: the padding of a selection."""
+    return neutral("max" if params["select_prim"].name in ("ge", "gt") else "min", dtype)
 
 
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     tangents, operand = args
-    fills = [np.zeros((), tangents.dtype), _chosen_first(ctx.params, operand.dtype)]
+    fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
     xs, dims = _fetched(ctx, args, fills)
     return bind_with(ctx, xs, **(_without_padding(ctx.params, dims) if dims else {}))
 
@@ -120,19 +118,19 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("select_and_gather_add", local=_gather_local)
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window chooses by the second operand; linear in the first."""
-    dims, slides = _dims(op)
+    dims, slides = _dims(op, op.ins[0], op.outs[0])
     return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *moved_rows(op, (0,)), *_halo(op, slides)]
 
 
-def _touching(windows: Windows, n: int) -> tuple[Need, Need, int]:
-    """For the devices of an axis: which windows touch their elements, what these windows read, and how many windows there are."""
+def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
+    """For the devices of an axis: which windows touch their elements, and what these windows read."""
     held = -(-windows.size // n)
     first = [-((windows.window - 1 - windows.low - held * i) // windows.stride) for i in range(n)]
     last = [(held * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
     count = max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)))
     cotangents = Need(windows.out, -(-windows.out // n), tuple(first), count)
     read = Need(windows.size, held, tuple(windows.first(a) for a in first), windows.padded(count))
-    return cotangents, read, count
+    return cotangents, read
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -141,19 +139,17 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     padding, cuts = list(map(tuple, ctx.params["padding"])), []
     for d, (out, size) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_ins[1].shape, strict=True)):
         windows = windows_of(ctx.params, d, size, out)
-        if not ctx.in_axes(1, d):
-            continue
-        if windows.is_identity:
+        if not ctx.in_axes(1, d) or windows.is_identity:
             continue
         ((axis, n),) = ctx.in_axes(1, d)
-        cotangents, read, _ = _touching(windows, n)
+        cotangents, read = _touching(windows, n)
         source = fetch(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
-        operand = fetch(ctx, operand, d, axis, read, _chosen_first(ctx.params, operand.dtype))
+        operand = fetch(ctx, operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
         # Elements that no window reaches lie before or behind: room for them on both sides.
         held = ctx.local_ins[1][d]
         room = max(0, *(abs(held * i - s) for i, s in enumerate(read.starts)), held)
         config = [(room, room, 0) if e == d else (0, 0, 0) for e in range(operand.ndim)]
-        cuts.append((d, config, ctx.in_offset(1, d) - jnp.asarray(np.array(read.starts))[lax.axis_index(axis)] + room, held))
+        cuts.append((d, config, ctx.in_offset(1, d) - of_device(read.starts, axis) + room, held))
         padding[d] = (0, 0)
     (out,) = bind_with(ctx, (source, operand), padding=tuple(padding))
     for d, config, start, held in cuts:
@@ -165,7 +161,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     source, operand = op.ins
-    cotangents, read, _ = _touching(windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size)
+    cotangents, read = _touching(windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size)
     return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
 
 
@@ -173,15 +169,12 @@ def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that it chooses by the second operand; linear in the first."""
     source, operand = op.ins
-    sizes = zip(operand.shape, source.shape, strict=True)
-    slides = [d for d, (size, out) in enumerate(sizes) if not windows_of(op.params, d, size, out).is_identity]
-    dims = tuple(None if d in slides else f"d{d}" for d in range(len(operand.shape)))
+    dims, slides = _dims(op, operand, source)
     return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *linear_rows(op, (0,)), *_halo(op, slides)]
 
 
 @rule("select_and_scatter", local=lambda ctx, args: bind_with(ctx, args))
 def _select_and_scatter(op: Op) -> Sequence[Row]:
     """By any pair of functions, from an initial value: dims that windows do not slide along."""
-    sizes = zip(op.ins[0].shape, op.ins[1].shape, strict=True)
-    dims = tuple(f"d{d}" if windows_of(op.params, d, size, out).is_identity else None for d, (size, out) in enumerate(sizes))
+    dims, _ = _dims(op, op.ins[0], op.ins[1])
     return split_rows(op, FactorMap(ins=(dims, dims, ()), outs=(dims,)))

@@ -18,8 +18,9 @@ import numpy as np
 from tests.fuzz import annotations, tables
 from tests.fuzz.draw import MAX_ELEMENTS, MAX_RANK, Body, Draw, Op, Skip, Want, data_of, draw_op, fresh_info, own_step, suits
 from tests.fuzz.laws import settled
-from tests.fuzz.program import SENDS_FREELY, Block, Info, Input, Output, Program, Step, pruned, reads
+from tests.fuzz.program import Block, Info, Input, Output, Program, Step, pruned, reads
 from tests.fuzz.source import block_lines, namespace
+from tests.hardware import SENDS_FREELY
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (4,), (8,), (8,), (2, 4), (2, 4), (4, 2), (4, 2), (2, 2, 2))
 EQUATIONS = (20, 60)
@@ -105,7 +106,7 @@ class Scope:
         exec(compile(source, "<operation>", "exec"), scratch)
         try:
             jaxpr, result = jax.make_jaxpr(scratch["op"], return_shape=True)(*(struct(avals[n]) for n in used))
-        except (TypeError, ValueError, NotImplementedError, ZeroDivisionError, IndexError):
+        except (TypeError, ValueError, NotImplementedError, ZeroDivisionError, IndexError):  # no such program: another is drawn
             return False
         outs = [described(a) for a in jaxpr.out_avals]
         if not outs or any(o is None or o.size > 2 * MAX_ELEMENTS or o.ndim > MAX_RANK for o in outs):

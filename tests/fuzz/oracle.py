@@ -70,7 +70,7 @@ def judge(program: Program) -> Outcome:
         try:
             fn = load(source, f"fuzz-{program.seed}")["program"]
             want = jax.block_until_ready(jax.jit(fn)(*arguments(program)))
-        except Exception as error:
+        except Exception as error:  # told apart below; none passes in silence
             if "can't apply forward-mode autodiff" in str(error):
                 return Outcome("refused", "JAX has no tangent of a custom_vjp function", "reference")
             return Outcome("crash", f"the reference: {type(error).__name__}: {error}", f"reference {type(error).__name__}")
@@ -80,7 +80,7 @@ def judge(program: Program) -> Outcome:
             return Outcome("no-typing" if program.boxing == "auto" else "refused", str(error)[:2000], error.code)
         except TimeOut:
             return Outcome("time-out", f"over {TIME_OUT_SECONDS} s", "time-out")
-        except Exception as error:
+        except Exception as error:  # any is a fault of sbp, reported as a crash
             return Outcome("crash", "".join(traceback.format_exception(error)[-6:])[-3000:], f"{type(error).__name__} {_place(error)}")
         infos = _infos(program)
         bad = _differences(got, want, infos)

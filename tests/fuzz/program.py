@@ -111,17 +111,6 @@ class Output:
     type: str | None = None
 
 
-SENDS_FREELY = Hardware(
-    name="sends freely",
-    flops_per_second=1e6,
-    hbm_bytes_per_second=1e8,
-    hbm_bytes=2**34,
-    link_bytes_per_second=1e12,
-    latency_seconds=1e-9,
-)
-"""Hardware on which every bit of work is worth sharing, so that small programs take the kernels of large ones."""
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """A function, its arguments, and how `sbp.jit` is asked to run it."""

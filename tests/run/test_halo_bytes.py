@@ -9,8 +9,8 @@ from jax import lax
 
 import sbp
 from sbp import S
+from tests.hardware import SENDS_FREELY
 from tests.run.test_collectives import assert_within_plan, compiled_bytes, planned_bytes
-from tests.run.test_rotation import SLOW
 
 
 def normal(*shape, seed=0):
@@ -41,7 +41,7 @@ def test_the_plan_counts_what_two_halos_send(case, dims):
     def split(v):
         return sbp.annotate(v, x=S(dims[0]), y=S(dims[1]))
 
-    f = sbp.jit(lambda x: split(fn(split(x))), mesh, hardware=SLOW)
+    f = sbp.jit(lambda x: split(fn(split(x))), mesh, hardware=SENDS_FREELY)
     x = normal(*shape)
     plan = f.plan(x)
     assert any("halo" in o.row.kernels for o, _ in plan.program.kernels())

@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.mesh import Hardware
+from tests.hardware import SENDS_FREELY
 from tests.run.test_collectives import assert_within_plan
-
-SLOW = Hardware(
-    name="slow",
-    flops_per_second=1e6,
-    hbm_bytes_per_second=1e12,
-    hbm_bytes=2**34,
-    link_bytes_per_second=1e9,
-    latency_seconds=1e-12,
-)
-"""A device whose products take longer than its messages, so that a ring hides them."""
 
 
 def normal(*shape, seed=0, dtype=np.float32):
@@ -39,7 +29,7 @@ CASES = {
 def plan_of(case, dtype=np.float32):
     shape, equation, a, b, types, out, _ = CASES[case]
     mesh = sbp.make_mesh(shape, ("x", "y")[: len(shape)])
-    fn = sbp.jit(lambda x, y: jnp.einsum(equation, x, y), mesh, in_types=types, out_types=out, hardware=SLOW)
+    fn = sbp.jit(lambda x, y: jnp.einsum(equation, x, y), mesh, in_types=types, out_types=out, hardware=SENDS_FREELY)
     x, y = normal(*a, dtype=dtype), normal(*b, seed=1, dtype=dtype)
     return fn, fn.plan(x, y), x, y
 
@@ -80,7 +70,7 @@ def test_uneven_shards_go_round(sizes):
     def product(x, y):
         return sbp.annotate(sbp.annotate(x, x=sbp.S(0)) @ sbp.annotate(y, x=sbp.S(1)), x=sbp.S(0))
 
-    fn = sbp.jit(product, mesh, hardware=SLOW)
+    fn = sbp.jit(product, mesh, hardware=SENDS_FREELY)
     x, y = normal(i, k), normal(k, j, seed=1)
     assert kernels(fn.plan(x, y)) == {"rotate_rhs"}
     np.testing.assert_allclose(np.asarray(fn(x, y)), x @ y, rtol=1e-4, atol=1e-4)
@@ -89,7 +79,7 @@ def test_uneven_shards_go_round(sizes):
 def test_gradients_go_round():
     mesh = sbp.make_mesh((4,), ("x",))
     fn = jax.value_and_grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), argnums=(0, 1))
-    f = sbp.jit(fn, mesh, in_types=("x:S(0)", "x:S(1)"), out_types=("B", ("x:S(0)", "x:S(1)")), hardware=SLOW)
+    f = sbp.jit(fn, mesh, in_types=("x:S(0)", "x:S(1)"), out_types=("B", ("x:S(0)", "x:S(1)")), hardware=SENDS_FREELY)
     x, y = normal(16, 24), normal(24, 8, seed=1)
     assert "rotate_rhs" in kernels(f.plan(x, y))
     for got, want in zip(jax.tree.leaves(f(x, y)), jax.tree.leaves(jax.jit(fn)(x, y)), strict=True):

@@ -49,6 +49,14 @@ def test_needs_hold_what_windows_read():
                 assert wanted <= set(range(*need.wanted(device))), (windows, n, device)
 
 
+def halos(windows: Windows, n: int) -> list[tuple[int, int]]:
+    """For each device, how many elements it needs from its left and from its right (negative: how many of its own it does not)."""
+    chunk, held = -(-windows.out // n), -(-windows.size // n)
+    ends = [(windows.first(chunk * k) + windows.padded(chunk) - 1) // windows.base + 1 for k in range(n)]
+    starts = windows.need(n).starts
+    return [(held * k - s, e - held * (k + 1)) for k, (s, e) in enumerate(zip(starts, ends, strict=True))]
+
+
 def test_limits_are_the_corrected_formula():
     """Appendix A.4 of the GSPMD paper with the term that its print lacks, and its Figure 11."""
     rng = np.random.default_rng(1)
@@ -56,13 +64,13 @@ def test_limits_are_the_corrected_formula():
         n = 4
         chunk, held = -(-windows.out // n), -(-windows.size // n)
         reach = windows.dilation * (windows.window - 1) + 1
-        for device, (left, right) in enumerate(windows.halos(n)):
+        for device, (left, right) in enumerate(halos(windows, n)):
             a = windows.stride * chunk
             start = (a * device - windows.low + windows.base - 1) // windows.base
             limit = (a * device + windows.stride * (chunk - 1) + reach - windows.low + windows.base - 1) // windows.base
             assert (left, right) == (held * device - start, limit - held * (device + 1))
-    halos = Windows(size=12, out=8, stride=2, low=1, window=3).halos(4)
-    assert [right for _, right in halos] == [1, 2, 3, 4] and [left for left, _ in halos] == [1, 0, -1, -2]
+    figure = halos(Windows(size=12, out=8, stride=2, low=1, window=3), 4)
+    assert [right for _, right in figure] == [1, 2, 3, 4] and [left for left, _ in figure] == [1, 0, -1, -2]
 
 
 def delivered(need: Need) -> Iterator[tuple[int, dict[int, int]]]:
