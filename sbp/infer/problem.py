@@ -153,8 +153,8 @@ class Problem:
         if not isinstance(operand, Constant):
             self.readers[operand].append(end)
 
-    def _fixed(self, codes: Codes, weight: float = 1.0, *, unrestricted: bool = True) -> _End:
-        return _End(self._typed_variable((codes,)), (codes,), weight, unrestricted)
+    def _fixed(self, codes: Codes, weight: float = 1.0) -> _End:
+        return _End(self._typed_variable((codes,)), (codes,), weight)
 
     # ---- nodes ---------------------------------------------------------------------------------------------------------------
 
