@@ -147,7 +147,7 @@ def _choice(scope: Scope, devices: int) -> Point:
             return point
     small = list(points(scope))
     if small:
-        return max(small, key=lambda p: (sum(math.gcd(v, devices) for v in p.values()), -max(p.values())))
+        return max(small, key=lambda p: (sum(math.gcd(v, devices) for v in p.values()), -abs(max(p.values()) - PRIMES[0] * devices)))
     found = scope.solver().point()
     if found is None:
         raise SbpError(f"no sizes meet the constraints {', '.join(scope.constraints)}; drop one of them", code="symbolic-sizes")
@@ -181,7 +181,7 @@ class SizedReport(Report):
 
     def _sizes(self) -> Section:
         found, at = self.sizes, point_text(self.sizes.point)
-        how = {"every": f"every {found.holds}", "some": found.holds, "open": f"{found.holds}; not decided for all others"}[found.status]
+        how = {"every": f"every {found.holds}", "some": found.holds, "open": f"not proved; {found.holds} is needed"}[found.status]
         pairs = [
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
@@ -232,14 +232,14 @@ def _limited(found: Decided, report: Report, call: SizedCall, plan_for: PlanFor)
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
     notes.append(f"a call where {at} {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}")
     helps: tuple[Help, ...] = ()
-    if found.terms and report.program is not None and not any("!=" in t for t in found.terms):
+    if found.terms and found.status == "some" and report.program is not None and not any("!=" in t for t in found.terms):
         quoted = ", ".join(f'"{t}"' for t in found.terms)
         sent = report.program.cost.bytes_per_device
         helps = (Help(text=f"make the sizes with constraints=[{quoted}]: the typing holds for all of these", bytes_per_device=sent),)
     yield Diagnostic(
         code="size-condition",
         severity="error",
-        title=f"the typing does not hold for every {found.asked}; it holds where {found.holds}",
+        title=f"the typing does not hold for every {found.asked}" + (f"; it holds where {found.holds}" if found.status == "some" else ""),
         labels=tuple(labels),
         notes=tuple(notes),
         helps=helps,
@@ -259,11 +259,17 @@ def _there(call: SizedCall, plan_for: PlanFor) -> str:
 def _undecided(found: Decided) -> Iterator[Diagnostic]:
     if not found.undecided:
         return
-    spans = dict.fromkeys(c.span for c, _ in found.undecided if c.span is not None)
+    spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)
+    notes = []
+    for u in found.undecided[:3]:
+        tried = f"tried at {u.tried} small sizes: " + (f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them")
+        notes.append(f"not proved, since {u.why}: {u.claim.text}; {tried}")
+    if len(found.undecided) > 3:
+        notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
     yield Diagnostic(
         code="sizes-unproved",
         severity="warning",
-        title=f"the typing is not proved for every {found.asked}; it is shown where {found.holds}",
-        labels=tuple(Label(span=s, text="not proved for all sizes", primary=n == 0) for n, s in enumerate(spans)),
-        notes=tuple(f"not proved: {c.text}; {why}" for c, why in found.undecided),
+        title=f"the typing is not proved for all sizes where {found.holds}",
+        labels=tuple(Label(span=s, text="not proved for all sizes", primary=n == 0) for n, s in enumerate(itertools.islice(spans, 4))),
+        notes=tuple(notes),
     )

@@ -18,15 +18,38 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.infer.scope import Fact, Region, Scope, Solver, Unanswered
-from sbp.infer.sizes import Explored, explore
+from sbp.infer.sizes import Explored, explore, numbers
 from sbp.infer.sizing import Claim
 from sbp.trace.sizes import Point, parsed
 
 ALTERNATIVES = 8
 """Most alternatives of a condition that are written out."""
 
+SHOWN = 3
+"""Claims that are listed where the condition has no short form."""
+
+TRIED = 512
+"""Small sizes that are tried for a claim that is not decided."""
+
 SMALL = 4096
 """Points that are tried, smallest first, for an example before Z3 is asked for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A claim that is not decided for all sizes.
+
+    Arguments:
+      claim: the claim.
+      why: why it is not.
+      tried: how many small sizes were tried instead, all that meet the other claims.
+      fails: the first of them where it does not hold.
+    """
+
+    claim: Claim
+    why: str
+    tried: int
+    fails: Point | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,12 +59,12 @@ class Decided:
     Arguments:
       status: `every` size of the scope, `some` of them, or `open`: not decided for all.
       asked: the scope in words.
-      holds: where the typing is shown to hold, in the syntax of constraints; the scope where it holds for all.
+      holds: where the claims that are decided hold, in the syntax of constraints; the scope where they hold for all of it.
       terms: the parts of `holds` beyond the scope, when it is one conjunction.
       point: the sizes that the typing was chosen at.
       counterexample: the smallest sizes of the scope where it does not hold.
       limits: the claims that do not hold everywhere, those that fail at the counterexample first.
-      undecided: the claims that are not decided everywhere, with why.
+      undecided: the claims that are not decided everywhere.
       claims: how many there are.
     """
 
@@ -52,14 +75,14 @@ class Decided:
     point: Point
     counterexample: Point | None
     limits: tuple[Claim, ...]
-    undecided: tuple[tuple[Claim, str], ...]
+    undecided: tuple[Open, ...]
     claims: int
     _scope: Scope = field(repr=False)
     _explored: tuple[Explored, ...] = field(repr=False)
 
     def holds_at(self, **sizes: int) -> bool | None:
         """Whether the typing holds at sizes of the scope; None when that is not decided, or the scope does not allow them."""
-        if not self._scope.allows(sizes):
+        if sizes.keys() != set(self._scope.names) or not self._scope.allows(sizes):
             return None
         answers = [e.holds_at(sizes) for e in self._explored]
         return False if False in answers else None if None in answers else True
@@ -73,37 +96,48 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
       scope: the sizes that are asked for.
       point: the sizes that the typing was chosen at.
     """
-    explored = tuple(explore(c.holds, scope, point) for c in claims)
-    undecided = tuple((c, e.open) for c, e in zip(claims, explored, strict=True) if e.open)
-    limited = [(c, e) for c, e in zip(claims, explored, strict=True) if e.fails or e.open]
-    counterexample = _counterexample(scope, [e for _, e in limited])
-    terms: tuple[str, ...] = ()
-    holds = asked = _asked(scope)
-    if limited:
-        try:
-            alternatives = list(itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1))
-        except Unanswered:
-            holds = "; ".join(dict.fromkeys(" or ".join(" and ".join(map(str, r)) for r in e.holds) for _, e in limited))
-        else:
-            terms = tuple(map(str, alternatives[0])) if len(alternatives) == 1 else ()
-            written = [" and ".join(map(str, a)) for a in alternatives[:ALTERNATIVES]]
-            holds = " or ".join([*(w if len(written) == 1 or " and " not in w else f"({w})" for w in written)])
-            holds += " or others" if len(alternatives) > ALTERNATIVES else ""
+    explored = [explore(c.holds, scope, point) for c in claims]
+    pairs = list(zip(claims, explored, strict=True))
+    limited = [(c, e) for c, e in pairs if e.fails and not e.open]
+    failing = [(c, e) for c, e in pairs if e.fails]
+    counterexample = _counterexample(scope, [e for _, e in failing])
+    asked = _asked(scope)
+    holds, terms = _words(scope, limited, point) if limited else (asked, ())
     at = counterexample or point
-    limits = [c for c, e in sorted(limited, key=lambda pair: pair[1].holds_at(at) is not False) if e.fails]
     return Decided(
-        status="open" if undecided else "some" if limited else "every",
+        status="open" if any(e.open for e in explored) else "some" if limited else "every",
         asked=asked,
         holds=holds,
         terms=terms,
         point=point,
         counterexample=counterexample,
-        limits=tuple(limits),
-        undecided=undecided,
+        limits=tuple(c for c, _ in sorted(failing, key=lambda pair: pair[1].holds_at(at) is not False)),
+        undecided=tuple(_tried(c, e, scope, [e for _, e in limited]) for c, e in pairs if e.open),
         claims=len(claims),
         _scope=scope,
-        _explored=explored,
+        _explored=tuple(explored),
     )
+
+
+def _tried(claim: Claim, explored: Explored, scope: Scope, others: Sequence[Explored]) -> Open:
+    sizes = [p for p in itertools.islice(points(scope), TRIED) if all(e.holds_at(p) for e in others)]
+    fails = next((p for p in sizes if not claim.holds(numbers(p))), None)
+    return Open(claim=claim, why=explored.open, tried=len(sizes), fails=fails)
+
+
+def _words(scope: Scope, limited: Sequence[tuple[Claim, Explored]], point: Point) -> tuple[str, tuple[str, ...]]:
+    """A condition, and its parts when it is one conjunction."""
+    try:
+        found = list(itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1))
+    except Unanswered:
+        found = []
+    if not found or len(found) > ALTERNATIVES:
+        texts = [c.text for c, _ in limited]
+        return " and ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""), ()
+    written = [" and ".join(map(str, a)) for a in found]
+    if len(written) == 1:
+        return written[0], tuple(map(str, found[0]))
+    return " or ".join(f"({w})" if " and " in w else w for w in written), ()
 
 
 def point_text(point: Point) -> str:

@@ -210,11 +210,12 @@ def explore(predicate: Callable[[Lift], bool], scope: Scope, start: Point, *, li
     except Unanswered as error:
         reason = str(error)
         if not (found[True] or found[False]):  # the typing was certified where it was chosen
-            found[predicate(_numbers(start))].append(tuple(Fact(n, "==", str(v)) for n, v in sorted(start.items())))
+            found[predicate(numbers(start))].append(tuple(Fact(n, "==", str(v)) for n, v in sorted(start.items())))
     return Explored(holds=tuple(found[True]), fails=tuple(found[False]), open=reason)
 
 
-def _numbers(point: Point) -> Lift:
+def numbers(point: Point) -> Lift:
+    """Symbolic sizes become their values at a point."""
     return lambda d: value_of(str(d), point) if jax.export.is_symbolic_dim(d) else d
 
 
@@ -228,6 +229,6 @@ def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]
         except (TypeError, AttributeError, NotImplementedError, jax.errors.InconclusiveDimensionOperation) as error:
             # code that wants integers: what it asks is not noted
             raise Unanswered(f"it wants numbers ({error})") from error
-        if answer != predicate(_numbers(point)):
+        if answer != predicate(numbers(point)):
             raise Unanswered("its answer on numbers is another one")
     return answer, tuple(noted)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sbp.annotate import annotate_p
 from sbp.errors import Help
 from sbp.infer.check import Checker, CheckResult
-from sbp.infer.constraints import Constraint, End, PinSite, System, allowed
-from sbp.infer.rows import RowTable
-from sbp.infer.space import Code, Policy, decode, encode
-from sbp.plan.edits import Case, alike, in_gradient
+from sbp.infer.constraints import Constraint, PinSite, System
+from sbp.infer.space import Code, Policy, decode
+from sbp.plan.edits import Case, in_gradient
+from sbp.plan.insertions import Edit, Insertions, states_of
 from sbp.plan.program import Program
-from sbp.plan.source import Names, behind_vmap, first_argument, source_text, users_span
+from sbp.plan.source import Names, behind_vmap, source_text, users_span
 from sbp.plan.text import place
-from sbp.signatures import rule_for
 from sbp.trace.graph import Node
 
 MAX_HELPS = 3
@@ -269,6 +266,7 @@ class Repair:
         texts = [source_text(c.site.span) for c in self.twins(site) if c.site]
         column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
         return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
+
 
 def _chosen(found: Sequence[tuple[float, int, Help]]) -> list[tuple[float, int, Help]]:
     """The cheapest helps, cheapest first; if there is one that leaves all pins as they are, one of that kind among them."""

@@ -15,7 +15,7 @@ from sbp.infer.space import Code, Policy, decode
 from sbp.mesh import MeshSpec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
-from sbp.plan.subjects import Subject, is_gradient, is_recomputed
+from sbp.plan.subjects import Subject, is_recomputed, kind_of
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
 
@@ -174,8 +174,7 @@ def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]
     alike: dict[object, list[Node]] = defaultdict(list)
     for node in graph.walk():
         if frame is not None and (frame == node.span or frame in node.stack):
-            shapes = tuple(tuple(graph.avals[v].shape) for v in node.outputs)
-            alike[node.op, node.span, is_gradient(node), is_recomputed(node), len(node.inputs), shapes].append(node)
+            alike[kind_of(node, graph), is_recomputed(node)].append(node)
     turns = sum(not is_recomputed(makers[v]) for v in subject.values if v in makers)
     turn: dict[int, int] = {}
     for nodes in alike.values():

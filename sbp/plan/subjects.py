@@ -39,6 +39,15 @@ def is_gradient(node: Node) -> bool:
     return node.backward and not is_recomputed(node)
 
 
+def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
+    """What nodes have in common that are traced from one place: a line that runs in each turn of a Python loop, or is computed again.
+
+    JAX's own traceback tells the operations inside a library's function apart, which are one line of the user.
+    """
+    shapes = tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs)
+    return node.op, node.span, getattr(node.source_info, "traceback", None), is_gradient(node), len(node.inputs), shapes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """Values that the program makes at one place and that have one meaning: one line of unrolled layers is one subject.
@@ -189,18 +198,23 @@ class Subjects:
     def subjects_of(self, at: _Place) -> list[Subject]:
         """What leaves an expression, in the order in which it is first made: alike values are one subject."""
         inside = {n.id for n in at.nodes}
-        kinds: dict[Any, list[int]] = {}
-        makers: dict[Any, Node] = {}
+        made: dict[Any, list[int]] = defaultdict(list)
         again: dict[Any, list[int]] = defaultdict(list)
+        makers: dict[Any, Node] = {}
         for node in at.nodes:
             for number, value in enumerate(node.outputs):
-                key = self._kind(node, number)
+                key = (*kind_of(node, self.graph), number)
                 if is_recomputed(node):
-                    again[key].append(value)  # whoever reads it: the first computation has all readers of the user's
-                elif node.op != "optimization_barrier" and self._leaves(value, inside):
-                    kinds.setdefault(key, []).append(value)
+                    again[key].append(value)
+                    continue
+                leaves = node.op != "optimization_barrier" and self._leaves(value, inside)
+                # In a Python loop only the last turn's value leaves the line: the next turn reads the others there.
+                if leaves or not is_gradient(node):
+                    made[key].append(value)
+                if leaves:
                     makers.setdefault(key, node)
-        labels = _labels(at, makers)
+        kinds = {key: made[key] for key in sorted(makers, key=lambda k: min(made[k]))}
+        labels = _labels(at, {key: makers[key] for key in kinds})
         return [
             Subject(
                 label=labels[key],
@@ -211,10 +225,6 @@ class Subjects:
             )
             for key, values in kinds.items()
         ]
-
-    def _kind(self, node: Node, number: int) -> Any:
-        aval = self.graph.avals[node.outputs[number]]
-        return node.op, node.span, is_gradient(node), number, tuple(aval.shape), str(aval.dtype), len(node.inputs)
 
     def _leaves(self, value: int, inside: set[int]) -> bool:
         return any(reader is None or reader.id not in inside for reader in self.readers.get(value, ()))
@@ -248,7 +258,7 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
     else:
         return []
     ends = [0, *counts, len(node.outputs)]
-    return [[k for k in kinds if start <= k[3] < stop] for start, stop in itertools.pairwise(ends)]
+    return [[k for k in kinds if start <= k[-1] < stop] for start, stop in itertools.pairwise(ends)]
 
 
 def _distinct(found: Iterable[Subject]) -> list[Subject]:

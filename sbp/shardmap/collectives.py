@@ -65,7 +65,7 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
         cause = replace(h.cause, made=node) if h.cause and h.excess else None
         return Held(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
     if B not in h.atoms:  # the shards of a split value, added element by element
-        return replace(WHOLE, excess=h.excess, reduced=node, cause=h.cause, blocks=node if h.split else None)
+        return replace(WHOLE, excess=None, reduced=node, blocks=node)
     if monoid != "sum" or v.zero:
         return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)
     return _counted(node, v, h)

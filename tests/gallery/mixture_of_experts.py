@@ -46,7 +46,7 @@ def position_along_split_tokens(gates):
 def router_split_by_experts(x, w_gate):
     w_gate = sbp.split(w_gate, 1, "model")  # and: w_gate is S(1) on `model`: dim 1 of 64x16
     logits = x @ w_gate
-    return lax.top_k(jax.nn.softmax(logits), 2)  # error: no-signature: `lax.top_k(jax.nn.softmax(logits), 2)` has no SBP signature on mesh
+    return lax.top_k(jax.nn.softmax(logits), 2)  # error: no-signature: `jax.nn.softmax(logits)` has no SBP signature on mesh axis `model`
 
 
 @broken(f32(S, E), f32(S, E), cause="I4, B9: the global auxiliary loss multiplies two means over split tokens before they are taken")

@@ -72,7 +72,7 @@ def inside_a_library(x, w, labels):
 def batch_norm_over_a_split_batch(x):
     x = sbp.split(x, 0, "model")  # and: x is S(0) on `model`: dim 0 of 64x256
     mean = x.mean(0)
-    return (x - mean) * jax.lax.rsqrt(x.var(0) + 1e-5)  # error: no-signature: `x.var(0)` has no SBP signature on mesh axis `model`
+    return (x - mean) * jax.lax.rsqrt(x.var(0) + 1e-5)  # error: no-signature: `x - mean` has no SBP signature on mesh axis `model`
 
 
 @broken(f32(D, D), f32(D, D), memory_limit=1e4, boxing="auto", cause="a limit that no typing meets")

@@ -34,8 +34,9 @@ def gshard_layer(x, gate, w_in, w_out):
     logits = jnp.einsum("gsm,me->gse", x, gate)
     weights = jax.nn.softmax(logits)
     chosen = jnp.argmax(weights, -1)
-    place = jnp.cumsum(jax.nn.one_hot(chosen, weights.shape[-1]), 1) - 1
-    slots = jax.nn.one_hot(place, 256) * jax.nn.one_hot(chosen, weights.shape[-1])[..., None]
+    hot = jax.nn.one_hot(chosen, weights.shape[-1])
+    place = (jnp.cumsum(hot, 1) - 1).astype(jnp.int32)
+    slots = jax.nn.one_hot(place, 256) * hot[..., None]
     dispatched = jnp.einsum("gsec,gsm->egcm", slots, x)
     dispatched = sbp.split(dispatched, 0, "expert")
     hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched, w_in))
