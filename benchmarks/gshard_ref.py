@@ -30,6 +30,7 @@ class Config:
         groups: token groups of a batch (G); the split dim of the batch.
         group_size: tokens per group (S), a multiple of `sequence`.
         sequence: tokens per attention window (T).
+        unrolled: whether the layer pairs are a Python loop over their slices instead of a `scan`.
     """
 
     experts: int
@@ -43,6 +44,7 @@ class Config:
     target_vocab: int = 32000
     group_size: int = 2048
     sequence: int = 128
+    unrolled: bool = False
 
     @property
     def capacity(self) -> int:
@@ -167,7 +169,12 @@ def layer_stack(stacked: Params, x: jax.Array, memory: jax.Array | None, cfg: Co
         y, pair_aux = moe_layer(p, rms_norm(x, p["moe_ln"]), cfg, mark)
         return (mark(x + y, "tokens"), aux + pair_aux), None
 
-    (x, aux), _ = lax.scan(jax.checkpoint(pair), (x, jnp.zeros((), jnp.float32)), stacked)
+    start = x, jnp.zeros((), jnp.float32)
+    if cfg.unrolled:
+        for number in range(cfg.layers // 4):
+            start, _ = jax.checkpoint(pair)(start, jax.tree.map(lambda leaf, n=number: leaf[n], stacked))
+        return start
+    (x, aux), _ = lax.scan(jax.checkpoint(pair), start, stacked)
     return x, aux
 
 

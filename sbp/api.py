@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import jax
@@ -41,7 +42,29 @@ from sbp.report.report import Report
 from sbp.run.execute import Executable
 from sbp.run.partial import Partial
 from sbp.trace.build import trace
+from sbp.trace.graph import Graph
 from sbp.types import NdSbp, Unreduced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A traced program with what its caller asks of it.
+
+    Arguments:
+      graph: the program, its annotations checked against the mesh.
+      demand: types asked of inputs and outputs.
+      aliased: positions of donated inputs.
+      out_tree: structure of what the function returns.
+      out_names: a name for each output.
+      out_wanted: the type asked for each output.
+    """
+
+    graph: Graph = field(repr=False)
+    demand: Demand
+    aliased: tuple[int, ...]
+    out_tree: Any
+    out_names: tuple[str, ...]
+    out_wanted: tuple[NdSbp | None, ...]
 
 
 class Jitted:
@@ -97,6 +120,10 @@ class Jitted:
             self._quick[quick] = plan
         return plan.run(leaves)
 
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """The first stage alone: the program as a graph, with what is asked of it."""
+        return self._trace(self._reader.read(args, kwargs)[0])
+
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The resolved plan for arguments or `jax.ShapeDtypeStruct`s.
 
@@ -121,7 +148,16 @@ class Jitted:
         return self._plans[signature.key]
 
     def _make(self, signature: Signature) -> Plan:
-        spec, options = self._spec, self.options
+        traced, options = self._trace(signature), self.options
+        graph, spec, demand, limit = traced.graph, self._spec, traced.demand, options.memory_limit
+        program, least = fit(graph, spec, demand, boxing=options.boxing, memory_limit=limit, aliased=traced.aliased)
+        if program is None:
+            found = explain(graph, spec, demand, options.boxing) if least is None or limit is None else (memory_diagnostic(least, limit),)
+            raise SbpTypeError(found)
+        return Plan(self, signature, program, traced)
+
+    def _trace(self, signature: Signature) -> Traced:
+        spec = self._spec
         boundary: list[NdSbp | None] = []
         inner: list[Pin | None] = []
         for want, aval, name in zip(signature.wanted, signature.avals, signature.names, strict=True):
@@ -144,13 +180,14 @@ class Jitted:
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)
         demand = Demand(inputs=tuple(codes_of(t, spec) for t in boundary), outputs=tuple(codes_of(t, spec) for t in out_wanted), tied=tied)
-        aliased = tuple(i for _, i in tied)
-        limit = options.memory_limit
-        program, least = fit(graph, spec, demand, boxing=options.boxing, memory_limit=limit, aliased=aliased)
-        if program is None:
-            found = explain(graph, spec, demand, options.boxing) if least is None or limit is None else (memory_diagnostic(least, limit),)
-            raise SbpTypeError(found)
-        return Plan(self, signature, program, out_tree, tuple(out_names), out_wanted, demand)
+        return Traced(
+            graph=graph,
+            demand=demand,
+            aliased=tuple(i for _, i in tied),
+            out_tree=out_tree,
+            out_names=tuple(out_names),
+            out_wanted=tuple(out_wanted),
+        )
 
     def _wanted_outputs(self, out_shape: Any, out_leaves: list[Any]) -> tuple[list[NdSbp | None], list[str]]:
         out_types = self.options.out_types
@@ -172,23 +209,11 @@ class Plan:
       program: the instructions.
     """
 
-    def __init__(
-        self,
-        jitted: Jitted,
-        signature: Signature,
-        program: Program,
-        out_tree: Any,
-        out_names: tuple[str, ...],
-        out_wanted: Sequence[NdSbp | None],
-        demand: Demand,
-    ) -> None:
+    def __init__(self, jitted: Jitted, signature: Signature, program: Program, traced: Traced) -> None:
         self._jitted = jitted
         self._signature = signature
         self.program = program
-        self._out_tree = out_tree
-        self._out_names = out_names
-        self._out_wanted = out_wanted
-        self._demand = demand
+        self._traced = traced
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self._moved = False
         self._quick: tuple[Any, ...] | None = None
@@ -210,7 +235,7 @@ class Plan:
     @property
     def out_types(self) -> Any:
         """The types of what the function returns."""
-        return jax.tree.unflatten(self._out_tree, self.program.output_types)
+        return jax.tree.unflatten(self._traced.out_tree, self.program.output_types)
 
     @property
     def in_shardings(self) -> Any:
@@ -222,7 +247,7 @@ class Plan:
     @property
     def out_shardings(self) -> Any:
         """`NamedSharding`s of what the function returns, on the caller's mesh."""
-        return jax.tree.unflatten(self._out_tree, self._executable.out_shardings)
+        return jax.tree.unflatten(self._traced.out_tree, self._executable.out_shardings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan on arguments of the signature that it was made for."""
@@ -251,12 +276,12 @@ class Plan:
         """The type report of the plan."""
         if self._diagnostics is None:
             options = self._jitted.options
-            self._diagnostics = costly_annotations(self.program, self._demand, options.boxing) if options.boxing == "auto" else ()
+            self._diagnostics = costly_annotations(self.program, self._traced.demand, options.boxing) if options.boxing == "auto" else ()
         return Report(
             program=self.program,
             diagnostics=self._diagnostics,
             title=self._jitted.name,
-            output_names=self._out_names,
+            output_names=self._traced.out_names,
         )
 
     def __str__(self) -> str:
@@ -278,9 +303,9 @@ class Plan:
                 raise
             outs = self._executable(self._move(flat))
         results = []
-        for out, t in zip(outs, self._out_wanted, strict=True):
+        for out, t in zip(outs, self._traced.out_wanted, strict=True):
             results.append(out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t))
-        return jax.tree.unflatten(self._out_tree, results)
+        return jax.tree.unflatten(self._traced.out_tree, results)
 
     def _move(self, flat: list[Any]) -> list[Any]:
         moved, names = [], []

@@ -12,6 +12,12 @@ import numpy as np
 
 from sbp.infer.costgraph import CostGraph
 
+SAMPLED, CHUNK = 4, 4096
+"""Columns that a first look at dominance takes of a table, and pairs of states that the second compares at once."""
+
+HUGE = 1e30
+"""Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
+
 TIE = 1e-15
 """Seconds below which two costs count as equal; ties go to the state that comes first."""
 
@@ -131,9 +137,10 @@ class Core:
             self.unary[a] = self.unary[a] + joined.min(axis=0)
         else:
             a, b = scope
-            joined = unary[:, None, None] + near[a][:, :, None] + near[b][:, None, :]
-            self._record(v, scope, joined.argmin(axis=0))
-            table = joined.min(axis=0)
+            joined = (unary[:, None] + near[a]).T[:, None, :] + np.ascontiguousarray(near[b].T)[None, :, :]
+            best = joined.argmin(axis=2)
+            self._record(v, scope, best)
+            table = np.take_along_axis(joined, best[:, :, None], axis=2)[:, :, 0]
             if b in self.near[a]:
                 table = table + self.near[a][b]
             self.near[a][b] = table
@@ -168,27 +175,43 @@ class Core:
 
 
 def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) -> np.ndarray:
-    """State s goes when some r has u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= 0 (Goldstein's criterion)."""
+    """State s goes when some r has u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= 0 (Goldstein's criterion).
+
+    A few columns of each table refute nearly all pairs; only the others are compared over all columns.
+    """
     index = np.flatnonzero(alive)
-    worst = unary[index][None, :] - unary[index][:, None]  # [s, r]
-    for table in tables:
-        t = table[index]
-        if t.shape[0] * t.shape[0] * t.shape[1] > 4_000_000:
-            return alive
-        with np.errstate(invalid="ignore"):
-            difference = t[None, :, :] - t[:, None, :]  # [s, r, j]
-        if not np.isfinite(t).all():
-            difference[np.isnan(difference)] = -np.inf  # both forbid: no matter
-        worst = worst + difference.max(axis=2)
+    own, near = unary[index], [table[index] for table in tables]
+    worst = own[None, :] - own[:, None]  # [s, r], from below
+    for t in near:
+        most = np.full(worst.shape, -HUGE)  # of columns that s forbids nothing is known
+        for column in t.T[:: -(-t.shape[1] // SAMPLED)]:
+            with np.errstate(invalid="ignore"):
+                np.fmax(most, column[None, :] - column[:, None], out=most)  # what both forbid does not matter
+        worst += most
     np.fill_diagonal(worst, np.inf)
-    beaten = worst <= TIE
-    if not beaten.any():
-        return alive
+    losers, winners = np.nonzero(worst <= TIE)
+    for start in range(0, len(losers), CHUNK):
+        s, r = losers[start : start + CHUNK], winners[start : start + CHUNK]
+        total = own[r] - own[s]
+        for t in near:
+            total = total + _most(t[r], t[s])
+        losers[start : start + CHUNK] = np.where(total <= TIE, s, -1)
     out = alive.copy()
     gone: set[int] = set()
-    for s in range(len(index) - 1, -1, -1):
+    beaten: dict[int, list[int]] = {}
+    for s, r in zip(losers.tolist(), winners.tolist(), strict=True):
+        if s >= 0:
+            beaten.setdefault(s, []).append(r)
+    for s in sorted(beaten, reverse=True):
         # A tie must not remove both: whoever is gone removes nobody.
-        if any(int(r) not in gone for r in np.flatnonzero(beaten[s])):
+        if any(r not in gone for r in beaten[s]):
             gone.add(s)
     out[index[sorted(gone)]] = False
     return out
+
+
+def _most(r: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """The most that states r cost more than states s, row by row; -inf where both forbid everything."""
+    with np.errstate(invalid="ignore"):
+        difference = r - s
+    return np.fmax.reduce(difference, axis=1, initial=-np.inf)

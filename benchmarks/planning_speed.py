@@ -1,0 +1,130 @@
+"""Seconds that planning the full GShard step takes after it is traced: the check by Z3, the choice of types, and the plan.
+
+    python -m benchmarks.planning_speed                           # 36 layers, 2048 experts: one, two and three mesh axes, unrolled
+    python -m benchmarks.planning_speed --only one-axis unrolled
+    python -m benchmarks.planning_speed --devices                 # 128 to 8192 devices
+
+Nothing is compiled and no device is needed. Types come from the paper's three annotations (Lepikhin et al., 2020, section 3.2) on the
+axis `d`; the other mesh axes are free.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+import sbp
+from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
+from sbp.api import Jitted
+from sbp.infer.check import Checker
+from sbp.mesh import mesh_spec
+from sbp.plan.fit import fit
+from sbp.plan.program import Program
+
+MARKS = {"tokens": 0, "dispatched": 0, "outputs": 1}
+"""The paper's annotations: the dim of each that is split over `d`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One program to plan.
+
+    Arguments:
+      axes: names and sizes of the mesh axes; the experts and groups are as many as the devices of `d`.
+      config: the model's sizes.
+      limit: seconds that the check and the choice together may take.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    config: Config
+    limit: float
+
+
+def case(axes: dict[str, int], *, layers: int = 36, unrolled: bool = False, limit: float = 0.0) -> Case:
+    """The step of `layers` layers with 2048 experts on the given axes."""
+    groups = max(2048, axes["d"])
+    return Case(axes=tuple(axes.items()), config=Config(layers=layers, experts=groups, groups=groups, unrolled=unrolled), limit=limit)
+
+
+CASES: dict[str, Case] = {
+    "one-axis": case({"d": 2048}, limit=10),
+    "two-axes": case({"d": 512, "m": 4}, limit=20),
+    "three-axes": case({"d": 256, "m": 4, "n": 2}, limit=60),
+    "unrolled": case({"d": 2048}, unrolled=True, limit=30),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Wall-clock seconds of each stage, and what came of it."""
+
+    trace: float
+    check: float
+    choose: float
+    nodes: int
+    program: Program
+
+
+def step(case: Case) -> Jitted:
+    """The SGD step as a function to plan."""
+    params, _ = abstract_arguments(case.config)
+
+    def spec(path: Any, _: Any) -> PartitionSpec:
+        leading = (None,) if not case.config.unrolled or path[-1].key in ("ewi", "ewo") else ()
+        return PartitionSpec(*leading, "d") if path[-1].key in ("ewi", "ewo") else PartitionSpec()
+
+    def mark(x: jax.Array, name: str) -> jax.Array:
+        return sbp.annotate(x, d=sbp.S(MARKS[name])) if name in MARKS else x
+
+    names = [name for name, _ in case.axes]
+    one = len(names) == 1
+    types = (
+        (jax.tree_util.tree_map_with_path(spec, params), PartitionSpec("d"))
+        if one
+        else (None, "d:S(0) " + " ".join(f"{n}:?" for n in names[1:]))
+    )
+    mesh = AbstractMesh(tuple(n for _, n in case.axes), tuple(names))
+    return sbp.jit(lambda params, batch: sgd_step(params, batch, case.config, mark), mesh, in_types=types, donate_argnums=(0,))
+
+
+def measure(case: Case) -> Seconds:
+    """Plans a case, stage by stage."""
+    f = step(case)
+    args = abstract_arguments(case.config)
+    start = time.perf_counter()
+    traced = f.trace(*args)
+    trace = time.perf_counter() - start
+    spec = mesh_spec(f.mesh)
+    start = time.perf_counter()
+    found = Checker(traced.graph, spec, traced.demand, "auto").check()
+    assert found.status == "sat", found
+    check = time.perf_counter() - start
+    start = time.perf_counter()
+    program, _ = fit(traced.graph, spec, traced.demand, aliased=traced.aliased)
+    assert program is not None
+    return Seconds(trace=trace, check=check, choose=time.perf_counter() - start, nodes=sum(1 for _ in traced.graph.walk()), program=program)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--devices", action="store_true", help="time the one-axis case from 128 to 8192 devices instead")
+    arguments = parser.parse_args()
+    cases = {str(n): case({"d": n}) for n in (128, 512, 2048, 8192)} if arguments.devices else {k: CASES[k] for k in arguments.only}
+    print(f"{'program':12} {'nodes':>6} {'trace':>7} {'check':>7} {'choose':>7} {'limit':>6} {'gap':>8} {'MiB sent':>9} {'ms':>8}")
+    for name, one in cases.items():
+        took = measure(one)
+        typing = took.program.typing
+        sent, ms = took.program.cost.bytes_per_device / 2**20, typing.seconds * 1e3
+        print(
+            f"{name:12} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s {one.limit:5.0f}s "
+            f"{100 * typing.gap:7.3f}% {sent:9,.1f} {ms:8.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
