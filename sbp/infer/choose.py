@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from sbp.infer.problem import Demand, Problem
+from sbp.infer.regime import regime_of
 from sbp.infer.rows import RowTable
-from sbp.infer.space import Policy, Spaces
+from sbp.infer.space import Spaces
 from sbp.infer.typing import Typing
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 
@@ -23,6 +25,7 @@ def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "au
     Returns:
       The typing, or None when there is none under the policy.
     """
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh, communicates=boxing == "auto"), byte_price)
+    table = RowTable(mesh, communicates=regime_of(mesh, boxing, demand).communicates(graph))
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price)
     problem.build()
     return problem.solve()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, Policy, to_type
+from sbp.infer.space import Codes, to_type
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp

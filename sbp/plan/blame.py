@@ -16,7 +16,8 @@ from sbp.infer.check import Checker, CheckResult
 from sbp.infer.choose import choose
 from sbp.infer.constraints import Constraint, allowed
 from sbp.infer.problem import Demand
-from sbp.infer.space import Code, Policy, decode, encode
+from sbp.infer.space import Code, decode, encode
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.edits import Case
 from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials, axis_rows

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from sbp.annotate import Pin, annotate_p
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.problem import Demand
-from sbp.infer.space import Code, Policy, decode
+from sbp.infer.space import Code, decode
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program

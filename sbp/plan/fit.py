@@ -5,7 +5,7 @@ from __future__ import annotations
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
-from sbp.infer.space import Policy
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
 from sbp.trace.graph import Graph
@@ -40,7 +40,7 @@ def fit(
     if typing is None:
         return None, None
     certify(typing, demand)
-    program = least = resolve(typing, aliased=aliased)
+    program = least = resolve(typing, demand, aliased=aliased)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
     for price in PRICES:
@@ -48,7 +48,7 @@ def fit(
         if typing is None:
             break
         certify(typing, demand)
-        program = resolve(typing, aliased=aliased)
+        program = resolve(typing, demand, aliased=aliased)
         if program.cost.peak_memory_bytes <= memory_limit:
             return program, program
         if program.cost.peak_memory_bytes < least.cost.peak_memory_bytes:

@@ -13,7 +13,8 @@ from sbp.errors import Help
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, End, PinSite, System, allowed
 from sbp.infer.rows import RowTable
-from sbp.infer.space import Code, Policy, decode, encode
+from sbp.infer.space import Code, decode, encode
+from sbp.limits import Policy
 from sbp.plan.edits import Case, alike
 from sbp.plan.program import Program
 from sbp.plan.source import Names, source_text

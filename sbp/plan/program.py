@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sbp import _jax
+from sbp.infer.problem import Demand
+from sbp.infer.regime import regime_of
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
@@ -14,7 +16,7 @@ from sbp.plan.handwritten import handwritten_bytes
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.plan.lower import lower
 from sbp.plan.text import listing
-from sbp.plan.verify import verify
+from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
@@ -102,15 +104,17 @@ class Program:
         yield from sending(self.block, 1)
 
 
-def resolve(typing: Typing, *, aliased: tuple[int, ...] = ()) -> Program:
+def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int, ...] = ()) -> Program:
     """Typing -> Program: lowers, verifies and prices.
 
     Arguments:
       typing: a complete typing.
+      demand: what was asked, for its policies and budgets; None for nothing.
       aliased: positions of inputs that are donated.
     """
-    block = lower(typing)
+    block = lower(typing, demand)
     verify(block, typing.mesh)
+    verify_budgets(block, regime_of(typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())))
     sent = bytes_sent(block)
     memory = peak_memory(typing, block, aliased)
     cost = Cost(bytes_per_device=sent, seconds=typing.seconds, peak_memory_bytes=memory)

@@ -18,7 +18,7 @@ import sbp
 from sbp.errors import Diagnostic
 from sbp.infer.check import Checker
 from sbp.infer.problem import Demand
-from sbp.infer.space import Policy
+from sbp.limits import Policy
 from sbp.mesh import HARDWARE, mesh_spec
 from sbp.moe import model as moe_model
 from sbp.moe.config import preset
