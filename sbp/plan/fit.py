@@ -8,6 +8,7 @@ from sbp.infer.problem import Demand
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
+from sbp.plan.saving import repeats, save
 from sbp.trace.graph import Graph
 
 PRICES = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7)
@@ -40,7 +41,7 @@ def fit(
     if typing is None:
         return None, None
     certify(typing, demand)
-    program = least = resolve(typing, demand, aliased=aliased)
+    program = least = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
     for price in PRICES:
@@ -48,9 +49,23 @@ def fit(
         if typing is None:
             break
         certify(typing, demand)
-        program = resolve(typing, demand, aliased=aliased)
+        program = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
         if program.cost.peak_memory_bytes <= memory_limit:
             return program, program
         if program.cost.peak_memory_bytes < least.cost.peak_memory_bytes:
             least = program
     return None, least
+
+
+def _without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
+    """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
+    limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
+    chosen = sorted(repeats(program.typing, program.block), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
+    while chosen:
+        typing = save(program.typing, tuple(chosen))
+        certify(typing, demand)
+        saved = resolve(typing, demand, aliased=program.aliased)
+        if saved.cost.peak_memory_bytes <= limit and saved.cost.bytes_per_device < program.cost.bytes_per_device:
+            return saved
+        chosen = chosen[: len(chosen) // 2]
+    return program

@@ -117,7 +117,7 @@ def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int,
     verify_budgets(block, regime_of(typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())))
     sent = bytes_sent(block)
     memory = peak_memory(typing, block, aliased)
-    cost = Cost(bytes_per_device=sent, seconds=typing.seconds, peak_memory_bytes=memory)
+    cost = Cost(bytes_per_device=sent, seconds=typing.seconds - typing.saved_seconds, peak_memory_bytes=memory)
     return Program(typing=typing, block=block, aliased=aliased, cost=cost)
 
 
