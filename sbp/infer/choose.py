@@ -12,7 +12,15 @@ from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 
 
-def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "auto", byte_price: float = 0.0) -> Typing | None:
+def choose(
+    graph: Graph,
+    mesh: MeshSpec,
+    demand: Demand,
+    *,
+    boxing: Policy = "auto",
+    byte_price: float = 0.0,
+    held: frozenset[tuple[int, bool]] = frozenset(),
+) -> Typing | None:
     """The cheapest typing of a program.
 
     Arguments:
@@ -20,12 +28,13 @@ def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "au
       mesh: the mesh and its hardware.
       demand: types asked of inputs and outputs.
       boxing: which conversions may move data.
-      byte_price: seconds charged per byte that inputs and outputs hold on a device.
+      byte_price: seconds charged per byte that inputs, outputs and `held` hold on a device.
+      held: values that are charged, too: (value, whether as its readers take it instead of as it is made).
 
     Returns:
       The typing, or None when there is none under the policy.
     """
     table = RowTable(mesh, communicates=regime_of(mesh, boxing, demand).communicates(graph))
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price)
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held)
     problem.build()
     return problem.solve()

@@ -75,7 +75,8 @@ class Problem:
       mesh: the mesh.
       demand: types asked of inputs and outputs.
       boxing: the policy.
-      byte_price: seconds charged per byte held by inputs and outputs, to meet a memory limit.
+      byte_price: seconds charged per byte held by inputs, outputs and `held`, to meet a memory limit.
+      held: values that are live when memory is fullest, and those of them that are live as another type than they were made in.
     """
 
     graph: Graph
@@ -85,6 +86,7 @@ class Problem:
     spaces: Spaces
     table: RowTable
     byte_price: float = 0.0
+    held: frozenset[tuple[int, bool]] = frozenset()
     _regime: Regime = field(init=False)
     _strictest: Rules = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
@@ -96,6 +98,7 @@ class Problem:
     returned: dict[tuple[int, int], list[_End | None]] = field(default_factory=dict)
     program_outputs: list[_End | None] = field(default_factory=list)
     typed: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
+    charged: dict[int, np.ndarray] = field(default_factory=dict)
     _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
     _loops: int = 0
 
@@ -109,6 +112,7 @@ class Problem:
             self.makers[value] = self._value_end(value, types, price=True)
         self._visit(self.graph, 1.0)
         self._bind_outputs()
+        self._price_held()
         self._connect()
 
     # ---- ends ----------------------------------------------------------------------------------------------------------------
@@ -144,15 +148,22 @@ class Problem:
         )
 
     def _value_end(self, value: int, types: tuple[Codes, ...], *, price: bool = False, weight: float = 1.0) -> _End:
-        costs = np.zeros(len(types))
-        if price and self.byte_price and types:
-            space = self._space(self.graph.avals[value], EMPTY, types)
-            costs += self.byte_price * np.array([space.local_bytes[space.index[t]] for t in types])
-        return _End(self._typed_variable(types, costs), types, weight)
+        end = _End(self._typed_variable(types), types, weight)
+        if price:
+            self._charge(end, self.graph.avals[value], EMPTY)
+        return end
 
-    def _typed_variable(self, types: tuple[Codes, ...], costs: np.ndarray | None = None) -> int:
+    def _charge(self, end: _End, aval: Any, monoids: frozenset[str], *, share: int = 1) -> None:
+        """Charges what an end holds on a device; of `share` ends that hold it together, one's part."""
+        if self.byte_price and end.codes:
+            space = self._space(aval, monoids, sorted(set(end.codes)))
+            costs = self.byte_price / share * np.array([space.local_bytes[space.index[t]] for t in end.codes])
+            self.costs.add_unary(end.variable, costs)
+            self.charged[end.variable] = self.charged.get(end.variable, 0.0) + costs
+
+    def _typed_variable(self, types: tuple[Codes, ...]) -> int:
         """A variable whose states are types."""
-        variable = self.costs.variable(np.zeros(len(types)) if costs is None else costs)
+        variable = self.costs.variable(np.zeros(len(types)))
         self.typed[variable] = types
         return variable
 
@@ -340,13 +351,17 @@ class Problem:
             else:
                 aval = self.graph.aval(operand)
                 types = self._boundary_types(aval, wanted)
-                costs = np.zeros(len(types))
-                if self.byte_price:
-                    space = self._space(aval, EMPTY, types)
-                    costs += self.byte_price * np.array([space.local_bytes[space.index[t]] for t in types])
-                end = _End(self._typed_variable(types, costs), types, 1.0, rules)
+                end = _End(self._typed_variable(types), types, 1.0, rules)
+                self._charge(end, aval, EMPTY)
             self._read(operand, end)
             self.program_outputs.append(end)
+
+    def _price_held(self) -> None:
+        """Charges what is live at the fullest moment: a value as it is made, or as its readers take it."""
+        for value, converted in sorted(self.held):
+            maker, readers = self.makers.get(value), self.readers.get(value, [])
+            for end in readers if converted else (maker,) if maker is not None else ():
+                self._charge(end, self.graph.avals[value], self.native.get(value, EMPTY), share=len(readers) if converted else 1)
 
     def _connect(self) -> None:
         matrices: dict[Any, np.ndarray] = {}
@@ -401,6 +416,7 @@ class Problem:
         if solution is None:
             return None
         states = solution.states
+        charged = sum(float(costs[states[variable]]) for variable, costs in self.charged.items())
         values = {v: e.codes[states[e.variable]] for v, e in self.makers.items()}
         rows = {n: found[states[variable]] for n, (variable, found) in self.node_rows.items()}
         for node_id, pairs in self.barriers.items():
@@ -419,8 +435,9 @@ class Problem:
             rows=rows,
             region_outputs=returned,
             outputs=outputs,
-            seconds=solution.cost,
-            lower_bound=solution.lower_bound,
+            # Without what was charged for memory: no typing that holds as little is cheaper than this bound.
+            seconds=solution.cost - charged,
+            lower_bound=solution.lower_bound - charged,
         )
 
     def _profiles(self) -> list[np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
@@ -11,8 +13,11 @@ from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.trace.graph import Graph
 
-PRICES = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7)
+PRICES = tuple(10.0**n for n in range(-14, -6))
 """Seconds per byte held, tried in turn. At 1e-11 a gigabyte weighs 10 ms; at 1e-7 nothing else counts."""
+
+HALVINGS = 3
+"""Prices that are tried between the last one that was too low and the first that was high enough."""
 
 
 def fit(
@@ -44,16 +49,37 @@ def fit(
     program = least = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
-    for price in PRICES:
-        typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price)
+    held: set[tuple[int, bool]] = set()
+
+    def at(price: float) -> Program | None:
+        typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price, held=frozenset(held))
         if typing is None:
-            break
+            return None
         certify(typing, demand)
-        program = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
-        if program.cost.peak_memory_bytes <= memory_limit:
-            return program, program
+        return _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+
+    too_low = PRICES[0] / 10
+    for price in PRICES:
+        # What fills the memory is charged, too; cut points found at one price stay charged at the next.
+        held |= {(r.value, r.codes != program.typing.values.get(r.value)) for r in program.fullest if r.value in graph.avals}
+        found = at(price)
+        if found is None:
+            break
+        program = found
         if program.cost.peak_memory_bytes < least.cost.peak_memory_bytes:
             least = program
+        if program.cost.peak_memory_bytes <= memory_limit:
+            best, enough = program, price
+            for _ in range(HALVINGS):
+                middle = math.sqrt(too_low * enough)
+                found = at(middle)
+                if found is not None and found.cost.peak_memory_bytes <= memory_limit:
+                    enough = middle
+                    best = min(best, found, key=lambda p: p.cost.seconds)
+                else:
+                    too_low = middle
+            return best, best
+        too_low = price
     return None, least
 
 
