@@ -13,6 +13,7 @@ from sbp.errors import SbpError as SbpError
 from sbp.errors import SbpInternalError as SbpInternalError
 from sbp.errors import SbpTypeError as SbpTypeError
 from sbp.errors import SbpWarning as SbpWarning
+from sbp.layout import Layout as Layout
 from sbp.limits import Budget as Budget
 from sbp.limits import forbid as forbid
 from sbp.limits import policy as policy
@@ -22,6 +23,7 @@ from sbp.mesh import Hardware as Hardware
 from sbp.mesh import make_mesh as make_mesh
 from sbp.report.report import Report as Report
 from sbp.run.partial import Partial as Partial
+from sbp.shardmap.check import check_shard_map as check_shard_map
 from sbp.types import B as B
 from sbp.types import NdSbp as NdSbp
 from sbp.types import P as P

@@ -35,8 +35,8 @@ MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
 
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe` is a user of sbp.
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_FILES = ["_jax.py", "annotate.py", "api.py", "call.py", "claims.py", "cli.py", "manual.py"]
-for _entry in (*_FILES, "trace", "infer", "plan", "run", "signatures", "report"):
+_FILES = ["_jax.py", "annotate.py", "api.py", "call.py", "claims.py", "cli.py", "errors.py", "layout.py", "manual.py", "mesh.py", "symbolic.py", "types.py"]
+for _entry in (*_FILES, "trace", "infer", "plan", "run", "signatures", "report", "shardmap"):
     _source_info.register_exclusion(_HERE + _entry)
 
 
@@ -102,19 +102,18 @@ def op_name(eqn: Any) -> str:
 
 def frames_of(source_info: Any) -> tuple[Span, ...]:
     """The user's frames of an equation, innermost first, with exact columns (1-based)."""
-    spans = []
-    for frame in _source_info.user_frames(source_info.traceback):
-        spans.append(
-            Span(
-                file=frame.file_name,
-                line=frame.start_line,
-                column=frame.start_column + 1,
-                end_line=frame.end_line,
-                end_column=frame.end_column + 1,
-                function=frame.function_name.rsplit("<locals>.", 1)[-1],
-            )
-        )
-    return tuple(spans)
+    return tuple(_span_of(frame) for frame in _source_info.user_frames(source_info.traceback))
+
+
+def _span_of(frame: Any) -> Span:
+    return Span(
+        file=frame.file_name,
+        line=frame.start_line,
+        column=frame.start_column + 1,
+        end_line=frame.end_line,
+        end_column=frame.end_column + 1,
+        function=frame.function_name.rsplit("<locals>.", 1)[-1],
+    )
 
 
 def name_stack_of(source_info: Any) -> str:
@@ -126,6 +125,19 @@ def caller_span() -> Span | None:
     """The user's line that is calling sbp now."""
     frames = frames_of(_source_info.current())
     return frames[0] if frames else None
+
+
+def raising_span(error: BaseException) -> Span | None:
+    """The user's innermost line in the traceback of an error."""
+    found: Span | None = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if _source_info.is_user_filename(code.co_filename):
+            frame = _source_info.raw_frame_to_frame(code, traceback.tb_lasti)
+            found = _span_of(frame)
+        traceback = traceback.tb_next
+    return found
 
 
 @contextlib.contextmanager
@@ -192,3 +204,19 @@ def itemsize(dtype: Any) -> int:
     if is_extended(dtype):
         return 4 * max(1, int(getattr(getattr(dtype, "_impl", None), "key_shape", (2,))[0]))
     return dtype.itemsize
+
+
+def scope_constraints(scope: Any) -> tuple[str, ...]:
+    """The constraints of a `jax.export.SymbolicScope`, as they were written."""
+    return tuple(c.debug_str for c in scope._explicit_constraints)
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr."""
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def avals_in(jaxpr: Any) -> list[Any]:
+    """The avals of all that a jaxpr computes."""
+    opened, _ = open_jaxpr(jaxpr)
+    return [v.aval for v in opened.invars] + [v.aval for eqn in opened.eqns for v in eqn.outvars]

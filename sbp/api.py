@@ -27,7 +27,7 @@ from sbp.call import (
     quick_key,
     tied_outputs,
 )
-from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest
+from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest, noting
 from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.problem import Demand
 from sbp.infer.registered import check_registered
@@ -36,14 +36,22 @@ from sbp.limits import POLICIES, Budget, Policy
 from sbp.manual import tracing_for
 from sbp.mesh import Hardware, mesh_spec
 from sbp.plan.blame import explain
+from sbp.plan.compare import Side
 from sbp.plan.costly import costly_annotations, memory_diagnostic
 from sbp.plan.fit import fit
+from sbp.plan.pinning import Question
 from sbp.plan.program import Cost, Program
+from sbp.plan.why import why
+from sbp.report.compare import Comparison, comparison
+from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
+from sbp.report.why import Explanation, explanation
 from sbp.run.execute import Executable
 from sbp.run.partial import Partial
+from sbp.symbolic import SizedCall, sized_report
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
+from sbp.trace.sizes import is_symbolic, refuse_symbolic
 from sbp.types import NdSbp, Unreduced
 
 
@@ -66,6 +74,10 @@ class Traced:
     out_tree: Any
     out_names: tuple[str, ...]
     out_wanted: tuple[NdSbp | None, ...]
+
+
+Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
+"""What makes a graph of a function: `sbp.trace.build.trace`, or the same for symbolic sizes."""
 
 
 class Jitted:
@@ -136,22 +148,37 @@ class Jitted:
         return self._plan_of(self._reader.read(args, kwargs)[0])
 
     def check(self, *args: Any, **kwargs: Any) -> Report:
-        """A report that never raises for a type error: `report.ok`, `report.diagnostics`."""
+        """A report that never raises for a type error or an annotation that is written wrongly: `report.ok`, `report.diagnostics`."""
         try:
-            plan = self.plan(*args, **kwargs)
-        except SbpTypeError as error:
-            return Report(program=None, diagnostics=error.diagnostics, title=self.name)
+            signature = self._reader.read(args, kwargs)[0]
+            if is_symbolic(signature.avals):
+                return self._check_sizes(SizedCall.of(signature, self._spec.num_devices))
+            plan = self._plan_of(signature)
+        except SbpError as error:
+            return Report(program=None, diagnostics=diagnostics_of(error), title=self.name)
         return plan.report()
 
     # ---- the way -------------------------------------------------------------------------------------------------------------
 
     def _plan_of(self, signature: Signature) -> Plan:
         if signature.key not in self._plans:
-            self._plans[signature.key] = self._make(signature)
+            with noting() as noted:
+                plan = self._make(signature)
+            plan.noted = tuple(noted)
+            self._plans[signature.key] = plan
         return self._plans[signature.key]
 
-    def _make(self, signature: Signature) -> Plan:
-        traced, options = self._trace(signature), self.options
+    def _check_sizes(self, call: SizedCall) -> Report:
+        """A report on symbolic sizes: the plan of one choice of them, its typing decided for all."""
+        with noting() as noted, call.typed_here():
+            plan = self._make(call.signature, call.trace)
+        plan.noted = tuple(noted)
+        wanted = list(plan._traced.out_wanted)
+        found = call.decide(plan.program.typing, lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0] == wanted)
+        return sized_report(plan.report(), found, call, self._make, memory_limit=self.options.memory_limit is not None)
+
+    def _make(self, signature: Signature, tracer: Tracer | None = None) -> Plan:
+        traced, options = self._trace(signature, tracer), self.options
         graph, spec, demand, limit = traced.graph, self._spec, traced.demand, options.memory_limit
         program, least = fit(graph, spec, demand, boxing=options.boxing, memory_limit=limit, aliased=traced.aliased)
         if program is None:
@@ -159,8 +186,9 @@ class Jitted:
             raise SbpTypeError(found)
         return Plan(self, signature, program, traced)
 
-    def _trace(self, signature: Signature) -> Traced:
+    def _trace(self, signature: Signature, tracer: Tracer | None = None) -> Traced:
         spec = self._spec
+        refuse_symbolic(signature.avals, self.name)
         boundary: list[NdSbp | None] = []
         inner: list[Pin | None] = []
         for want, aval, name in zip(signature.wanted, signature.avals, signature.names, strict=True):
@@ -174,7 +202,8 @@ class Jitted:
             return signature.call(*pinned)
 
         with tracing_for(spec):
-            graph, out_shape = trace(call, signature.avals, signature.names)
+            graph, out_shape = (tracer or trace)(call, signature.avals, signature.names)
+        refuse_symbolic(graph.avals.values(), self.name)  # what fn closes over
         ids = None if isinstance(self._mesh, AbstractMesh) else np.vectorize(lambda d: d.id, otypes=[int])(self._mesh.devices)
         graph = resolve_pins(graph, spec, ids)
         check_rules(graph)
@@ -220,6 +249,7 @@ class Plan:
         self.program = program
         self._traced = traced
         self._diagnostics: tuple[Diagnostic, ...] | None = None
+        self.noted: tuple[Diagnostic, ...] = ()
         self._moved = False
         self._quick: tuple[Any, ...] | None = None
 
@@ -284,9 +314,55 @@ class Plan:
             self._diagnostics = costly_annotations(self.program, self._traced.demand, options.boxing) if options.boxing == "auto" else ()
         return Report(
             program=self.program,
-            diagnostics=self._diagnostics,
+            diagnostics=(*self.noted, *self._diagnostics),
             title=self._jitted.name,
             output_names=self._traced.out_names,
+        )
+
+    def why(self, name: str | int) -> Explanation:
+        """Why a value has its type: where that comes from, what every other type would cost, why its conversions are where they are.
+
+        Each price is that of the plan of the program with the value annotated so.
+
+        Arguments:
+          name: a variable, an input such as "params['w']", an output, a line ("ffn.py:12", 12), or "gradient of line 12".
+
+        Returns:
+          What shows itself in the terminal and in notebooks; its `why` holds the figures.
+
+        Raises:
+          SbpError: when nothing has that name; it tells the nearest names.
+        """
+        return explanation(why(self.program, self._question, name, self._traced.out_names), self.program.mesh)
+
+    def diff(self, other: Plan) -> Comparison:
+        """What differs in another plan of this or a similar program: cost, types of inputs, outputs and values, conversions.
+
+        Arguments:
+          other: a plan under another policy, mesh, hardware or other annotations. Values are matched by name and by the text of
+            their line.
+
+        Returns:
+          What shows itself in the terminal and in notebooks; its `difference` holds the figures.
+        """
+        if not isinstance(other, Plan):
+            raise SbpError(f"plan.diff takes another plan, got {other!r}")
+        return comparison(self._side, other._side)
+
+    @property
+    def _side(self) -> Side:
+        return Side(title=self._jitted.name, program=self.program, question=self._question, output_names=self._traced.out_names)
+
+    @property
+    def _question(self) -> Question:
+        traced, options = self._traced, self._jitted.options
+        return Question(
+            graph=traced.graph,
+            mesh=self.program.mesh,
+            demand=traced.demand,
+            boxing=options.boxing,
+            memory_limit=options.memory_limit,
+            aliased=traced.aliased,
         )
 
     def __str__(self) -> str:

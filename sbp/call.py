@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.annotate import Pin, as_type
-from sbp.errors import SbpError, SbpWarning
+from sbp.errors import SbpError, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
 from sbp.limits import Budget, Policy
@@ -314,11 +313,8 @@ def even_boundary(t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     held = NdSbp(atoms, t.free)
-    warnings.warn(
-        f"uneven-boundary: {where} of shape {shape} does not divide under {t!r}; it is held {held!r} there and sliced or gathered inside",
-        SbpWarning,
-        stacklevel=5,
-    )
+    text = f"{where} of shape {shape} does not divide under {t!r}; it is held {held!r} there and sliced or gathered inside"
+    warn("uneven-boundary", text, stacklevel=5)
     return held, Pin(t, complete=True)
 
 

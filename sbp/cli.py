@@ -1,4 +1,4 @@
-"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp --version`."""
+"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp --version`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from sbp.errors import CODES, SbpError, nearest
 from sbp.report.codes import PAGES, PRELUDE
+from sbp.report.hardware import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
 from sbp.report.signatures import signature_page, signatures_page
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "signatures":
                 page = signature_page(options.primitive) if options.primitive else signatures_page()
                 console.print(Shown(page=page))
+            case "hardware":
+                console.print(Shown(page=hardware_page()))
             case _:
                 parser.print_help()
     except SbpError as error:
@@ -56,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("code", metavar="CODE", nargs="?", help="a code such as no-signature; all codes when left out")
     signatures = commands.add_parser("signatures", help="the primitives that have signatures, or the rows of one")
     signatures.add_argument("primitive", metavar="PRIMITIVE", nargs="?", help="a JAX primitive such as dot_general")
+    commands.add_parser("hardware", help="the device kinds that costs can be counted on, with their figures")
     return parser
 
 

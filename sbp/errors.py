@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -34,6 +37,18 @@ CODES: dict[str, str] = {
     "nested-jit": "an sbp.jit function called under another transformation runs as the plain function",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
+    "missing-reduction": "in a shard_map, a partial value is used or returned as though it were whole",
+    "doubled-reduction": "in a shard_map, what is whole is reduced again, and so multiplied by the axis size",
+    "misplaced-reduction": "in a shard_map, a reduction comes after an operation that does not commute with it",
+    "wrong-reduction": "in a shard_map, a value is reduced otherwise than it is partial: pmean of a sum, psum of means",
+    "wrong-placement": "in a shard_map, a collective or out_specs take a value as held otherwise than it is",
+    "local-result": "in a shard_map, what was computed on each shard alone is taken as the result for the whole",
+    "not-analysed": "in a shard_map, something that the checker cannot say",
+    "layout-conflict": "two dims of one tensor that a layout splits over one mesh axis",
+    "layout-names": "dim names that do not fit a tensor: not one for each dim, or one of them twice",
+    "size-condition": "a typing that does not hold for all symbolic sizes that were asked for",
+    "sizes-unproved": "a typing that could not be proved for all symbolic sizes",
+    "symbolic-sizes": "symbolic sizes where numbers are needed, or symbolic sizes that do not fit together",
     "manual-types": "a manual region whose claimed types do not hold",
 }
 """Every diagnostic code with its one-line meaning."""
@@ -119,12 +134,22 @@ class SbpError(Exception):
     Arguments:
       message: what is wrong and what to change.
       code: one of `CODES`.
+      span: the user's line, where it is known and is not the one that raises.
     """
 
-    def __init__(self, message: str, *, code: str = "bad-argument") -> None:
+    renderer: ClassVar[Callable[[SbpError], list[str]] | None] = None
+    """What shows the error in a notebook; the report sets it."""
+
+    def __init__(self, message: str, *, code: str = "bad-argument", span: Span | None = None) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.span = span
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of a stack trace: what is wrong, in the user's own lines."""
+        render = type(self).renderer
+        return str(self).splitlines() if render is None else render(self)
 
 
 class SbpTypeError(SbpError):
@@ -136,16 +161,8 @@ class SbpTypeError(SbpError):
             raise SbpInternalError("SbpTypeError needs at least one diagnostic")
         super().__init__(self.diagnostics[0].title, code=self.diagnostics[0].code)
 
-    renderer: ClassVar[Callable[[SbpTypeError], list[str]] | None] = None
-    """What shows the error in a notebook; the report sets it."""
-
     def __str__(self) -> str:
         return "\n\n".join(d.text() for d in self.diagnostics)
-
-    def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of a stack trace: the diagnostics, in the user's own lines."""
-        render = type(self).renderer
-        return str(self).splitlines() if render is None else render(self)
 
 
 class SbpInternalError(AssertionError):
@@ -154,6 +171,42 @@ class SbpInternalError(AssertionError):
 
 class SbpWarning(UserWarning):
     """A warning of sbp; its text starts with the code."""
+
+
+_NOTED: ContextVar[list[Diagnostic] | None] = ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Diagnostic]]:
+    """Collects the warnings that are given inside, for a report that is made later.
+
+    >>> with noting() as noted, warnings.catch_warnings(action="ignore"):
+    ...     warn("uneven-boundary", "input x is held whole")
+    >>> [d.title for d in noted]
+    ['input x is held whole']
+    """
+    noted: list[Diagnostic] = []
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
+
+
+def warn(code: str, message: str, *, span: Span | None = None, stacklevel: int = 1) -> None:
+    """Gives an `SbpWarning`.
+
+    Arguments:
+      code: one of `CODES`.
+      message: what is to be known.
+      span: the user's line.
+      stacklevel: frames between the caller and the user.
+    """
+    noted = _NOTED.get()
+    if noted is not None:
+        labels = (Label(span=span, text="", primary=True),) if span else ()
+        noted.append(Diagnostic(code=code, severity="warning", title=message.replace(f" at {span}", ""), labels=labels))
+    warnings.warn(f"{code}: {message}", SbpWarning, stacklevel=stacklevel + 1)
 
 
 def bytes_text(count: float) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.annotate import as_type
 from sbp.claims import Held, false_claims, stacked
-from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, SbpWarning, Span
+from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, Span, warn
 from sbp.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.signatures.region import parts_p, pick_p
@@ -298,8 +297,8 @@ class _Region:
         where = f" at {self.span}" if self.span else ""
         found, untried = false_claims(body_graph(body), ins, outs, captured, self.mesh)
         if untried:
-            text = f"manual-types: the types that manual region {self.name!r}{where} claims are not checked: {untried}"
-            warnings.warn(text, SbpWarning, stacklevel=4)
+            text = f"the types that manual region {self.name!r}{where} claims are not checked: {untried}"
+            warn("manual-types", text, span=self.span, stacklevel=4)
         if found:
             at = self.span or self.made
             labels = [Label(span=at, text=found[0], primary=True)] if at else []

@@ -5,102 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp.errors import SbpError, nearest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """What the cost model knows of one device and its links.
-
-    Arguments:
-      name: the table's name of the device kind.
-      flops_per_second: matrix units, in the precision models usually run (bf16 on accelerators).
-      hbm_bytes_per_second: memory bandwidth of one device.
-      hbm_bytes: memory of one device.
-      link_bytes_per_second: what one device can send per second in a collective along one mesh axis.
-      latency_seconds: start-up time of one collective step (the alpha of alpha-beta).
-      topology: `torus` or `switch`.
-      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it does not (two cores a chip), it
-        runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
-      overlaps: whether a device computes while it sends.
-    """
-
-    name: str
-    flops_per_second: float
-    hbm_bytes_per_second: float
-    hbm_bytes: float
-    link_bytes_per_second: float
-    latency_seconds: float = 1e-6
-    topology: Literal["torus", "switch"] = "torus"
-    scatters_whole_mesh: bool = True
-    overlaps: bool = True
-
-
-HARDWARE: dict[str, Hardware] = {
-    h.name: h
-    for h in (
-        # Per core, as JAX sees TPU v2/v3 (two cores a chip); cloud.google.com/tpu/docs/v3.
-        Hardware(
-            name="tpu-v3",
-            flops_per_second=61.5e12,
-            hbm_bytes_per_second=450e9,
-            hbm_bytes=16 * 2**30,
-            link_bytes_per_second=82e9,
-            scatters_whole_mesh=False,
-        ),
-        Hardware(name="tpu-v4", flops_per_second=275e12, hbm_bytes_per_second=1228e9, hbm_bytes=32 * 2**30, link_bytes_per_second=100e9),
-        Hardware(name="tpu-v5e", flops_per_second=197e12, hbm_bytes_per_second=819e9, hbm_bytes=16 * 2**30, link_bytes_per_second=100e9),
-        Hardware(name="tpu-v5p", flops_per_second=459e12, hbm_bytes_per_second=2765e9, hbm_bytes=95 * 2**30, link_bytes_per_second=180e9),
-        Hardware(name="tpu-v6e", flops_per_second=918e12, hbm_bytes_per_second=1640e9, hbm_bytes=32 * 2**30, link_bytes_per_second=180e9),
-        Hardware(
-            name="h100",
-            flops_per_second=990e12,
-            hbm_bytes_per_second=3350e9,
-            hbm_bytes=80 * 2**30,
-            link_bytes_per_second=450e9,
-            topology="switch",
-        ),
-        Hardware(
-            name="h200",
-            flops_per_second=990e12,
-            hbm_bytes_per_second=4800e9,
-            hbm_bytes=141 * 2**30,
-            link_bytes_per_second=450e9,
-            topology="switch",
-        ),
-        # Simulated host devices share one memory: a collective is a copy and a rendezvous of threads.
-        Hardware(
-            name="cpu",
-            flops_per_second=50e9,
-            hbm_bytes_per_second=10e9,
-            hbm_bytes=16 * 2**30,
-            link_bytes_per_second=2e9,
-            latency_seconds=20e-6,
-            topology="switch",
-            overlaps=False,
-        ),
-    )
-}
-"""Hardware by name; figures are the vendors' published peaks per JAX device."""
-
-_KINDS = (
-    ("tpu v3", "tpu-v3"),
-    ("tpu v2", "tpu-v3"),
-    ("tpu v4", "tpu-v4"),
-    ("tpu v5 lite", "tpu-v5e"),
-    ("tpu v5e", "tpu-v5e"),
-    ("tpu v5", "tpu-v5p"),
-    ("tpu v6", "tpu-v6e"),
-    ("h200", "h200"),
-    ("h100", "h100"),
-    ("cpu", "cpu"),
-)
+from sbp.hardware import HARDWARE as HARDWARE
+from sbp.hardware import Hardware as Hardware
+from sbp.hardware import hardware_of_kind
+from sbp.network import AlphaBeta, alpha_beta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +51,14 @@ class MeshSpec:
             raise SbpError(f"the mesh has no axis {mesh_axis!r}{nearest(mesh_axis, self.names)}", code="unknown-axis")
         return sizes[mesh_axis]
 
+    def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
+        """What a collective costs over the mesh axes at these positions (`sbp.network.alpha_beta`).
+
+        >>> MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"]).collective("all_gather", (0,)).of(450e6) > 1e-3
+        True
+        """
+        return alpha_beta(self.hardware, self.axes, kind, positions)
+
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in self.axes)
 
@@ -149,7 +71,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
       hardware: a `Hardware`, the name of one in `HARDWARE`, or None for the mesh's own device kind (`tpu-v3` for an abstract mesh).
 
     Raises:
-      SbpError: `unknown-option` for a hardware name that is not in the table, `bad-argument` for another kind of mesh.
+      SbpError: `unknown-option` for a hardware name that is not in the table, `unknown-axis` for a slow axis that the mesh does not
+        have, `bad-argument` for another kind of mesh.
 
     >>> mesh_spec(jax.sharding.AbstractMesh((2, 4), ("data", "model"))).num_devices
     8
@@ -157,23 +80,23 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise SbpError(f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}")
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
-    if isinstance(hardware, Hardware):
-        return MeshSpec(axes=axes, hardware=hardware)
     if hardware is None:
-        hardware = _hardware_name(mesh)
-    if hardware not in HARDWARE:
-        raise SbpError(f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option")
-    return MeshSpec(axes=axes, hardware=HARDWARE[hardware])
+        hardware = _hardware_of(mesh)
+    elif isinstance(hardware, str):
+        if hardware not in HARDWARE:
+            raise SbpError(f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option")
+        hardware = HARDWARE[hardware]
+    spec = MeshSpec(axes=axes, hardware=hardware)
+    for mesh_axis, _ in hardware.slow_axes:
+        spec.size(mesh_axis)
+    return spec
 
 
-def _hardware_name(mesh: Mesh | AbstractMesh) -> str:
+def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
     if isinstance(mesh, AbstractMesh):
-        return "tpu-v3"
-    kind = mesh.devices.flat[0].device_kind.lower()
-    for prefix, name in _KINDS:
-        if prefix in kind:
-            return name
-    return "h100" if mesh.devices.flat[0].platform == "gpu" else "cpu"
+        return HARDWARE["tpu-v3"]
+    device = mesh.devices.flat[0]
+    return hardware_of_kind(device.device_kind, device.platform)
 
 
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:

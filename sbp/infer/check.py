@@ -150,8 +150,8 @@ class _Axis:
     def blame(self, names: list[str], core: frozenset[str]) -> CheckResult:
         """Minimises a core by deletion: pins and policy while all equations stand, then the equations between them.
 
-        Later pins are tried first, so that the earliest conflict of the program remains. The policy comes first of all: without it,
-        the pins alone are to blame.
+        Later pins are tried first, and of the equations only the shortest beginning is taken, so that the earliest conflict of the
+        program remains. The policy comes first of all: without it, the pins alone are to blame.
         """
         equations = [n for n in names if self.by_name[n].convert is not None]
         asked = [n for n in names if n in core and self.by_name[n].convert is None]
@@ -161,7 +161,14 @@ class _Axis:
             status, smaller = self.check([*trial, *equations])
             if status == "unsat":
                 asked, core = [n for n in trial if n in smaller], smaller
-        between = [n for n in equations if n in core]
+        first = self._blamed(asked, [n for n in equations if n in self._first(asked, equations, core)])
+        if any(c.kind == "region" for c in first.sink):  # around a loop there is no first line: another core may have one
+            other = self._blamed(asked, [n for n in equations if n in core])
+            return first if any(c.kind == "region" for c in other.sink) else other
+        return first
+
+    def _blamed(self, asked: list[str], between: list[str]) -> CheckResult:
+        """What cannot hold with the pins and the policy, less what is not needed for that, later equations first."""
         for name in list(reversed(between)):
             if name in between:
                 trial = [n for n in between if n != name]
@@ -174,6 +181,18 @@ class _Axis:
         made = tuple(self.codes(rest, c.convert.source) for c in sink if c.convert is not None)
         wanted = tuple(self.codes(rest, c.convert.target) for c in sink if c.convert is not None)
         return CheckResult(status="unsat", mesh_axis=self.system.mesh_axis, core=found, sink=sink, made=made, wanted=wanted)
+
+    def _first(self, asked: list[str], equations: list[str], core: frozenset[str]) -> frozenset[str]:
+        """A core within the shortest beginning of the program that cannot hold, so that the first line at fault is told."""
+        low, high = 0, 1 + max((i for i, n in enumerate(equations) if n in core), default=len(equations) - 1)
+        while low < high:  # the beginning up to `high` cannot hold
+            middle = (low + high) // 2
+            status, found = self.check([*asked, *equations[:middle]])
+            if status == "unsat":
+                high, core = middle, found
+            else:
+                low = middle + 1
+        return core
 
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+from jax import lax
 
 from sbp import _jax
 from sbp.infer.regime import Rules
@@ -35,17 +37,30 @@ def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
     return 2.0 * math.prod(lhs) * free
 
 
+def conv_flops(node: Node, rhs: Sequence[int], out: Sequence[int]) -> float:
+    """Floating-point operations of a conv_general_dilated with this (local) window and result: 2 x result x window x input features."""
+    features = node.params["dimension_numbers"].rhs_spec[0]
+    return 2.0 * math.prod(out) * math.prod(size for d, size in enumerate(rhs) if d != features)
+
+
+def _precision(node: Node) -> Literal["default", "high", "highest"]:
+    """The dearest precision that a product asks for of its operands."""
+    asked = node.params.get("precision")
+    of_each = asked if isinstance(asked, tuple) else (asked,)
+    named = {p for p in of_each if isinstance(p, lax.Precision)}  # an algorithm by name is priced as the default
+    return "highest" if lax.Precision.HIGHEST in named else "high" if lax.Precision.HIGH in named else "default"
+
+
 def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     """Seconds of a node's kernel under a row: its work, redundant work of B operands included, and its own collectives."""
-    hardware = mesh.hardware
     seconds, hidden = _local_seconds(graph, node, row, mesh), 0.0
     for position, sent in row_sends(graph, node, row, mesh):
-        transfer = sent.bytes / hardware.link_bytes_per_second
+        collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
-            hidden = max(hidden, transfer)  # one exchange goes on under the work, others before it
-            seconds += STEP_LATENCIES * sent.rounds * hardware.latency_seconds
+            hidden = max(hidden, sent.bytes * collective.seconds_per_byte)  # one exchange goes on under the work, others before it
+            seconds += STEP_LATENCIES * sent.rounds * collective.seconds
         else:
-            seconds += sent.rounds * hardware.latency_seconds + transfer
+            seconds += collective.of(sent.bytes, sent.rounds)
     return max(seconds, hidden)
 
 
@@ -87,7 +102,13 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
     outs = [local(graph.avals[o].shape, c) for o, c in zip(node.outputs, row.outs, strict=True)]
     traffic = sum(math.prod(s) * _jax.itemsize(graph.aval(o).dtype) for o, s in zip(node.inputs, ins, strict=True))
     traffic += sum(math.prod(s) * _jax.itemsize(graph.avals[o].dtype) for o, s in zip(node.outputs, outs, strict=True))
-    if node.op == "dot_general":
-        return max(dot_flops(node, ins[0], ins[1]) / hardware.flops_per_second, traffic / hardware.hbm_bytes_per_second)
-    fraction = 0.05 if node.op in _MOVES else FUSED_FRACTION
-    return fraction * traffic / hardware.hbm_bytes_per_second
+    match node.op:
+        case "dot_general":
+            flops = dot_flops(node, ins[0], ins[1])
+        case "conv_general_dilated":
+            flops = conv_flops(node, ins[1], outs[0])
+        case _:
+            fraction = 0.05 if node.op in _MOVES else FUSED_FRACTION
+            return fraction * traffic / hardware.hbm_bytes_per_second
+    itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
+    return max(flops / hardware.product_flops_per_second(itemsize, _precision(node)), traffic / hardware.hbm_bytes_per_second)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sbp.annotate import Pin
-from sbp.errors import SbpError, nearest
+from sbp.errors import SbpError, Span, nearest
 from sbp.infer.space import to_type
 from sbp.mesh import MeshSpec
 from sbp.signatures.factors import admissible
@@ -18,19 +18,19 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import NdSbp, Unreduced
 
 
-def check_axes(t: NdSbp, mesh: MeshSpec, where: str) -> None:
+def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -> None:
     """Raises `unknown-axis` when a type names an axis that the mesh lacks."""
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
-            raise SbpError(f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}", code="unknown-axis")
+            raise SbpError(f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}", code="unknown-axis", span=span)
 
 
-def check_monoids(t: NdSbp, dtype: Any, where: str) -> None:
+def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) -> None:
     """Raises when a type is partial under a monoid that the dtype lacks: booleans have no sum, floats no bits."""
     for axis, atom in t.items():
         if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
             known = ", ".join(admissible(dtype)) or "no monoid"
-            raise SbpError(f"{where}: {axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin another type")
+            raise SbpError(f"{where}: {axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin another type", span=span)
 
 
 def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) -> Graph:
@@ -54,16 +54,16 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
         pin: Pin = node.params["pin"]
         where = str(node.span) if node.span else "an annotation"
         if pin.device_assignment is not None:
-            t = placement(g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where)
+            t = placement(g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where, node.span)
             return dataclasses.replace(node, params=node.params | {"pin": Pin(t, complete=True)})
-        check_axes(pin.type, mesh, where)
-        check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where)
+        check_axes(pin.type, mesh, where, node.span)
+        check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where, node.span)
         return node
 
     return visit(graph)
 
 
-def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.ndarray, where: str) -> NdSbp:
+def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.ndarray, where: str, span: Span | None = None) -> NdSbp:
     """The ND type whose placement on the mesh equals a GShard device assignment.
 
     Raises:
@@ -85,4 +85,5 @@ def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.n
         f"{where}: no split of the mesh ({mesh}) places slices of {shape} in the device order given, partitions {tuple(counts)}; "
         "build the mesh with its devices permuted to that order",
         code="bad-placement",
+        span=span,
     )

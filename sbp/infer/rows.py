@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
 from sbp.annotate import Pin
-from sbp.errors import SbpError, SbpWarning
+from sbp.errors import SbpError, warn
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.mesh import MeshSpec
 from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
@@ -145,7 +144,7 @@ class RowTable:
     ) -> None:
         if len(kernels) == len(self._all_local):
             row = NdRow(tuple(zip(*done_ins, strict=True)), tuple(zip(*done_outs, strict=True)), kernels)
-            if _one_monoid(row) and (kernels == self._all_local or _nests(row)):
+            if _one_monoid(row) and (kernels == self._all_local or nests(row)):
                 found.append(row)
             return
         for b in self._branches(operation, node, ins, outs, len(kernels)):
@@ -182,7 +181,7 @@ def _one_monoid(row: NdRow) -> bool:
     return all(min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1 for t in (*row.ins, *row.outs))
 
 
-def _nests(row: NdRow) -> bool:
+def nests(row: NdRow) -> bool:
     """Whether kernels that take a dim for split over one axis alone have it so."""
     for position, name in enumerate(row.kernels):
         kernel = kernel_named(name)
@@ -264,15 +263,11 @@ def check_rules(graph: Graph) -> None:
     for node in graph.walk():
         where = f" at {node.span}" if node.span else ""
         if node.op in REFUSED:
-            raise SbpError(f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random", code="unsupported-effect")
+            raise SbpError(f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random", code="unsupported-effect", span=node.span)
         if node.op in said or node.op in TYPED_ELSEWHERE or rule_for(node.op) is not None:
             continue
         said.add(node.op)
-        warnings.warn(
-            f"missing-rule: primitive {node.op!r}{where} has no signature; its operands and results are held B",
-            SbpWarning,
-            stacklevel=2,
-        )
+        warn("missing-rule", f"primitive {node.op!r}{where} has no signature; its operands and results are held B", span=node.span)
 
 
 def native_partials(graph: Graph, table: RowTable, seeds: dict[int, frozenset[str]]) -> dict[int, frozenset[str]]:

@@ -17,7 +17,9 @@ import numpy as np
 
 from sbp.errors import SbpInternalError
 from sbp.infer.regime import Rules
-from sbp.mesh import Hardware, MeshSpec
+from sbp.limits import Policy as Policy
+from sbp.mesh import MeshSpec
+from sbp.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
@@ -102,6 +104,9 @@ class Step:
     seconds: float
 
 
+LOCAL: frozenset[str] = frozenset({"slice", "mask", "zero_pad"})
+"""Steps that send nothing."""
+
 _CHANGES: dict[tuple[str, str], StepKind] = {
     ("P", "B"): "all_reduce",
     ("P", "S"): "reduce_scatter",
@@ -115,13 +120,6 @@ _CHANGES: dict[tuple[str, str], StepKind] = {
 
 def _kind(code: Code) -> str:
     return "B" if code == 0 else "S" if code > 0 else "P"
-
-
-def step_seconds(kind: str, bytes_sent: float, local_bytes: float, hardware: Hardware) -> float:
-    """Alpha-beta time of one step; local steps cost one pass over the buffer at a fraction, so that none is taken idly."""
-    if kind in ("slice", "mask", "zero_pad"):
-        return 1e-9 + 0.01 * local_bytes / hardware.hbm_bytes_per_second
-    return hardware.latency_seconds + bytes_sent / hardware.link_bytes_per_second + 0.25 * local_bytes / hardware.hbm_bytes_per_second
 
 
 class TypeSpace:
@@ -157,6 +155,7 @@ class TypeSpace:
         self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self.even = np.array([is_even(shape, t, self.sizes) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
+        self._collectives: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
         self.unlimited = Rules(("auto",) * len(self.sizes))
 
     def _large_enough(self, t: Codes) -> bool:
@@ -196,11 +195,13 @@ class TypeSpace:
     def _step(self, kind: StepKind, axes: tuple[int, ...], source: Codes, target: Codes, n: int, here: float) -> Step:
         there = float(self.local_bytes[self.index[target]])
         share = (n - 1) / n
+        run: str = kind
         match kind:
             case "all_reduce":
                 sent = 2 * share * here
             case "reduce_scatter":
                 whole = n == self.mesh.num_devices and not self.mesh.hardware.scatters_whole_mesh
+                run = "all_reduce" if whole else kind
                 sent = (2 if whole else 1) * share * max(here, there * n)
             case "all_gather":
                 sent = (n - 1) * here
@@ -208,7 +209,16 @@ class TypeSpace:
                 sent = share * self._exchanged(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
-        return Step(kind, axes, source, target, sent, step_seconds(kind, sent, max(here, there), self.mesh.hardware))
+        return Step(kind, axes, source, target, sent, self._step_seconds(run, axes, sent, max(here, there)))
+
+    def _step_seconds(self, kind: str, axes: tuple[int, ...], sent: float, buffer_bytes: float) -> float:
+        """A collective and a pass over the buffer; local steps cost a small share of a pass, so that none is taken idly."""
+        one_pass = buffer_bytes / self.mesh.hardware.hbm_bytes_per_second
+        if kind in LOCAL:
+            return 1e-9 + 0.01 * one_pass
+        if (kind, axes) not in self._collectives:
+            self._collectives[kind, axes] = self.mesh.collective(kind, axes)
+        return self._collectives[kind, axes].of(sent) + 0.25 * one_pass
 
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` falls into n blocks."""

@@ -6,7 +6,7 @@ What is wrong comes from `infer.check`, what an edit costs from `plan.helps`; he
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,14 @@ from sbp.infer.check import Checker, CheckResult
 from sbp.infer.choose import choose
 from sbp.infer.constraints import Constraint, allowed
 from sbp.infer.problem import Demand
-from sbp.infer.space import Code, decode, encode
-from sbp.limits import Policy
+from sbp.infer.space import Code, Policy, decode, encode
 from sbp.mesh import MeshSpec
 from sbp.plan.edits import Case
-from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials, axis_rows
+from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials
+from sbp.plan.insertions import axis_rows
 from sbp.plan.program import Program
-from sbp.plan.source import Names, pinned_text, scope_of, source_text
+from sbp.plan.regions import atoms_text, carry_of, left, region_words
+from sbp.plan.source import Names, behind_vmap, pinned_text, scope_of, source_text, users_span
 from sbp.plan.text import place
 from sbp.trace.graph import Graph, Node
 
@@ -64,8 +65,10 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
 
 
 def _key(fault: CheckResult) -> tuple[Any, ...]:
-    """What makes two faults one: operands of the same line, however often it was traced."""
-    return tuple((c.node.span or c.node.id, c.node.op, c.node.backward, c.operand) for c in fault.sink if c.node) or fault.pins
+    """What makes two faults one: the same line, however often it was traced, and the same operands when they do not fit each other."""
+    found = [(c.node.span or c.node.id, c.node.op, c.node.backward, c.operand) for c in fault.sink if c.node]
+    alone = len(found) == 1 and fault.sink[0].kind == "equation"
+    return tuple(f[:3] for f in found) if alone else tuple(found) or fault.pins
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,18 @@ class _Fault:
             return self.impossible()
         node = self.found.sink[0].node
         assert node is not None
-        region = self.found.sink[0].kind == "region"
-        pins = self.found.pins
-        conflict = len(pins) > 1 and (region or not any(self.direct(node, c) for c in pins))
-        labels = [Label(span=node.span, text=self.primary(node), primary=True)] if node.span else []
-        labels += [
-            Label(span=c.site.span, text=self.pin_text(c, node)) for c in pins if c.site and c.site.span and c.site.span != node.span
-        ]
+        at, region = users_span(node), self.found.sink[0].kind == "region"
+        arriving = self.trials.arriving(self.found)
+        pins = [c for part in arriving.parts for c in part.pins]
+        pins = list({c.name: c for c in pins}.values())
+        split = all(c >= 0 for codes in arriving.made.values() for c in codes)  # where a part is, a reduction is missing: no conflict
+        conflict = len(self.found.pins) > 1 and (region or (split and not any(self.direct(node, c) for c in self.found.pins)))
+        if region:
+            what, text = region_words(node, self.found, self.names, self.subject(node), source_text(at, limit=10_000))
+        else:
+            what, text = self.title(node, conflict), self.arrives(node, arriving.made)
+        labels = [Label(span=at, text=text, primary=True)] if at else []
+        labels += [Label(span=c.site.span, text=self.pin_text(c, node)) for c in pins if c.site and c.site.span and c.site.span != at]
         if not labels:
             spans = [c.because.span for c in reversed(self.found.equations) if c.because.span]
             labels = [Label(span=s, text="the types of its operands end here", primary=True) for s in spans[:1]]
@@ -108,11 +116,11 @@ class _Fault:
         return Diagnostic(
             code="annotation-conflict" if conflict else "no-signature",
             severity="error",
-            title=self.title(node, conflict),
+            title=f"{what} on mesh axis `{self.axis}`",
             labels=tuple(labels),
             rule="" if region else self.rule(node),
-            rows=() if region else self.rows(node),
-            notes=tuple(self.notes(node, helps)),
+            rows=() if region else self.rows(node, arriving.made),
+            notes=tuple(self.notes(node, pins, helps)),
             helps=helps,
             scope=scope_of(node),
         )
@@ -120,36 +128,34 @@ class _Fault:
     # ---- words -----------------------------------------------------------------------------------------------------------------
 
     def subject(self, node: Node) -> str:
-        text = f"`{source_text(node.span) or node.op}`"
+        text = f"`{source_text(users_span(node)) or node.op}`"
         return f"the gradient of {text}" if node.backward else text
 
     def title(self, node: Node, conflict: bool) -> str:
-        where = f"on mesh axis `{self.axis}`"
-        if self.found.sink[0].kind == "region":
-            what = self.found.sink[0].because.text.rsplit(" of ", 1)[0]
-            made = self.found.made[0]
-            if what == "predicate":
-                return f"the predicate of {self.subject(node)} is left {'partial' if made[:1] < (0,) else 'split'} {where}"
-            return f"{what} of {self.subject(node)} cannot keep one type {where}"
         if conflict:
             pinned = [f"{self.names.site(c.site)} as {decode(c.code)!r}" for c in self.found.pins if c.site]
-            return f"{' and '.join(pinned)} cannot meet in {self.subject(node)} {where}"
-        return f"{self.subject(node)} has no SBP signature {where}"
+            return f"{' and '.join(pinned)} cannot meet in {self.subject(node)}"
+        return f"{self.subject(node)} has no SBP signature"
 
-    def primary(self, node: Node) -> str:
-        arrives = [f"{self.name(node, c)} is {_atoms(made)}" for c, made in zip(self.found.sink, self.found.made, strict=True)]
-        if self.found.sink[0].kind == "region":
-            return f"{arrives[0]}, but {_atoms(self.found.wanted[0])} is kept here"
-        if len(arrives) == 1:
-            hint = "; reduce it first" if all(c < 0 for c in self.found.made[0]) else ""
-            return f"{arrives[0]} here, which {node.op} does not take{hint}"
+    def arrives(self, node: Node, made: Mapping[int, tuple[Code, ...]]) -> str:
+        """What comes to the operands, and what would help."""
+        shown = self.names.shown(node)
+        told = list(dict.fromkeys(f"{shown[i]} is {atoms_text(codes)}" for i, codes in made.items()))
+        partial = list(dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial"))
+        n = self.case.mesh.sizes[self.position]
+        for i, codes in made.items():
+            dim = codes[0] - 1 if len(codes) == 1 else -1
+            size = self.case.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
+            if size < n:
+                return f"{shown[i]} is {atoms_text(codes)}, but its dim {dim} of size {size} is shorter than {n} devices"
+        if len(self.found.sink) == 1:
+            hint = "" if len(partial) < len(told) else "; reduce it first" if len(told) == 1 else "; reduce them first"
+            return f"{', '.join(told)} here, which {node.op} does not take{hint}"
         direct = all(any(self.direct(node, c, k.operand) for c in self.found.pins) for k in self.found.sink)
-        return "these two cannot meet here" if direct and len(arrives) == 2 else f"{', '.join(arrives)}: they cannot meet here"
-
-    def name(self, node: Node, constraint: Constraint) -> str:
-        if constraint.kind == "region":
-            return constraint.because.text.rsplit(" of ", 1)[0]
-        return self.names.operand(node, constraint.operand) or f"operand {constraint.operand}"
+        if len(told) == 1:
+            return f"{told[0]} on both sides; reduce it first" if partial else f"{told[0]} on both sides"
+        meet = "these two cannot meet here" if direct and len(told) == 2 else f"{', '.join(told)}: they cannot meet here"
+        return meet + (f"; reduce {'one of them' if len(partial) == len(told) else partial[0]} first" if partial else "")
 
     def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
         """Whether a pin stands on an operand of the node itself (one of the sink's, or the given one)."""
@@ -166,6 +172,7 @@ class _Fault:
         if pin.code > 0:
             shape = self.case.graph.aval(self.case.value(pin.site)).shape
             role = self.role(pin, node)
+            text += " under vmap" if behind_vmap(pin.site, pin.code) != 0 else ""
             text += role or f": dim {pin.code - 1} of {'x'.join(map(str, shape))}"
         return text
 
@@ -182,39 +189,53 @@ class _Fault:
         return ""
 
     def rule(self, node: Node) -> str:
-        ins = [self.names.operand(node, i) or f"operand {i}" for i in range(len(node.inputs))]
         outs = [self.names.value(v) or "result" for v in node.outputs]
-        return f"{node.op} on one mesh axis ({', '.join(ins)} -> {', '.join(outs)})"
+        return f"{node.op} on one mesh axis ({', '.join(self.names.shown(node))} -> {', '.join(outs)})"
 
-    def rows(self, node: Node) -> tuple[RuleRow, ...]:
-        """The rows nearest to what arrives: those that most operands of the sink fit."""
-        made = {c.operand: codes for c, codes in zip(self.found.sink, self.found.made, strict=True)}
+    def rows(self, node: Node, made: Mapping[int, tuple[Code, ...]]) -> tuple[RuleRow, ...]:
+        """The rows nearest to what arrives: those that most operands of the sink fit, then those that a conversion brings about."""
+        shown, n = self.names.shown(node), self.case.mesh.sizes[self.position]
         ranked: list[tuple[int, int, RuleRow]] = []
         for number, row in enumerate(axis_rows(self.case, node, self.position)):
-            fits = {i: any(allowed(c, encode(row.ins[i]), self.case.boxing) for c in codes) for i, codes in made.items()}
-            good = [self.names.operand(node, i) or f"operand {i}" for i, ok in fits.items() if ok]
-            bad = [self.names.operand(node, i) or f"operand {i}" for i, ok in fits.items() if not ok]
-            remark = ""
-            if good:
-                does = "does" if len(bad) == 1 else "do"
-                remark = f"{', '.join(good)} {'fits' if len(good) == 1 else 'fit'}, {', '.join(bad)} {does} not"
-            ranked.append(
-                (-len(good), number, RuleRow(inputs=tuple(map(repr, row.ins)), outputs=tuple(map(repr, row.outs)), remark=remark))
-            )
+            codes = {i: encode(row.ins[i]) for i in made}
+            fits = [i for i in made if any(allowed(c, codes[i], self.case.boxing) for c in made[i])]
+            rest = [i for i in made if i not in fits]
+            if not rest:
+                continue  # a row of dims that are shorter than the axis is long, which is none on this mesh
+            remark, near = "", 0
+            if fits:
+                near = 2 * len(fits)
+                remark = f"{_sides(shown, fits)} {'fits' if len(fits) == 1 else 'fit'}, {_sides(shown, rest, fits)} "
+                remark += f"{'does' if len(rest) == 1 else 'do'} not"
+            elif any(c > 0 and self.case.graph.aval(node.inputs[i]).shape[c - 1] < n for i, c in codes.items()):
+                continue  # shorter than the axis
+            elif all(encode(a) >= 0 for a in (*row.ins, *row.outs)):
+                near, first = 1, rest[0]
+                remark = f"after {_conversion(made[first][0], codes[first])}" if made[first] else ""
+            row = RuleRow(inputs=tuple(map(repr, row.ins)), outputs=tuple(map(repr, row.outs)), remark=remark)
+            ranked.append((-near, number, row))
         ranked.sort(key=lambda r: r[:2])
-        near = [r for r in ranked if r[2].remark]
-        return tuple(r for _, _, r in (near or ranked)[:MAX_ROWS])
+        near = [r for r in ranked if r[0] == ranked[0][0]]
+        return tuple(r for _, _, r in near[:MAX_ROWS])
 
-    def notes(self, node: Node, helps: Sequence[Help]) -> Iterator[str]:
-        for c in self.found.pins:
+    def notes(self, node: Node, pins: Sequence[Constraint], helps: Sequence[Help]) -> Iterator[str]:
+        here = users_span(node)
+        if here != node.span and node.span is not None:
+            yield f"inside the call it is `{source_text(node.span) or node.op}` at {place(node.span)}"
+        for c in pins:
             if c.site and c.site.source == "input":
                 where = f"{decode(c.code)!r} on `{self.axis}` by in_types or by the sharding it arrives with"
                 yield f"input {self.names.site(c.site)} is pinned {where}"
-            elif c.site and c.site.span and c.site.span == node.span:
+            elif c.site and c.site.span and c.site.span == here:
                 yield f"line {c.site.span.line} also pins {self.pin_text(c, node)}"
-        through = [c for c in self.found.equations if c not in self.found.sink and c.because.span and c.node is not node]
-        if through:
-            yield f"the pinned types flow here through {_lines([c.because.span for c in through if c.because.span], node.span)}"
+        through = [users_span(c.node) for c in self.found.equations if c not in self.found.sink and c.node and c.node is not node]
+        alone = self.alone(pins)
+        if alone:
+            yield f"{alone}{' each' if ' and ' in alone else ''} alone would end here, too"
+        lines = [s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))]
+        if lines:
+            yield f"the pinned types flow here through {_lines(lines, here)}"
+        yield from self.carried(node)
         if self.found.policy:
             what = "no operand may be resharded here" if self.case.boxing == "explicit" else "only partial values may be converted here"
             yield f'boxing is "{self.case.boxing}", so {what}'
@@ -225,6 +246,30 @@ class _Fault:
         if untold > 0:
             yield f"{untold} more error{'s are' if untold > 1 else ' is'} told when these are gone"
 
+    def carried(self, node: Node) -> Iterator[str]:
+        """What in the loop asks a type of a carry that cannot keep it."""
+        number = carry_of(node, self.found.sink[0])
+        if number is None:
+            return
+        body = node.regions[-1]
+        value = body.inputs[number + (node.params["num_consts"] if node.op == "scan" else node.params["body_nconsts"])]
+        for c in self.found.equations:
+            span = users_span(c.node) if c.node and not c.node.regions and c.convert and c.convert.value == value else None
+            if span:
+                yield f"in the loop carry {number} is read by `{source_text(span)}` at {_lines([span], users_span(node))}"
+                return
+
+    def alone(self, pins: Sequence[Constraint]) -> str:
+        """Other pins, each of which leads to the same line when those that are told are gone."""
+        whole = next(same for f, same in zip(self.trials.faults, self.trials.same, strict=True) if f is self.found)
+        others = {c.name: c for r in whole if r.mesh_axis == self.axis and len(r.pins) == 1 for c in r.pins}
+        texts = []
+        for c in others.values():
+            if c.site and c.name not in {p.name for p in pins}:
+                where = f" at line {c.site.span.line}" if c.site.span else ""
+                texts.append(f"{self.names.site(c.site)} as {decode(c.code)!r}{where}")
+        return " and ".join(texts[:3])
+
     # ---- a pin that nothing satisfies ---------------------------------------------------------------------------------------------
 
     def impossible(self) -> Diagnostic:
@@ -233,8 +278,8 @@ class _Fault:
         assert pin.site is not None
         site, graph, n = pin.site, self.case.graph, self.case.mesh.sizes[self.position]
         aval = graph.aval(self.case.value(site))
-        if _jax.is_extended(aval.dtype):
-            why = "PRNG keys are whole on every device; split what is drawn from them"
+        if _jax.is_extended(aval.dtype) and pin.code < 0:
+            why = "PRNG keys have no sum; reduce what is drawn from them"
         elif pin.code > 0 and aval.shape[pin.code - 1] % n:
             why = (
                 f"{n} devices do not divide dim {pin.code - 1} of size {aval.shape[pin.code - 1]}; at the boundary JAX holds even dims only"
@@ -261,8 +306,19 @@ def _help(text: str, program: Program) -> Help:
     return Help(text=text, bytes_per_device=program.cost.bytes_per_device)
 
 
-def _atoms(codes: Sequence[Code]) -> str:
-    return " or ".join(repr(decode(c)) for c in codes) or "of no type"
+def _sides(shown: Sequence[str], operands: Sequence[int], beside: Sequence[int] = ()) -> str:
+    """Operands by name; one value that stands on both sides by its side."""
+    both = {shown[i] for i in operands} & {shown[i] for i in beside}
+    if beside and both:
+        return "the other side"
+    return ", ".join(dict.fromkeys(shown[i] for i in operands))
+
+
+def _conversion(source: Code, target: Code) -> str:
+    """The collective that turns one atom into another."""
+    if source < 0:
+        return "an all-reduce" if target == 0 else "a reduce-scatter"
+    return "an all-gather" if target == 0 else "an all-to-all"
 
 
 def _no_typing(case: Case) -> Diagnostic:
@@ -285,8 +341,8 @@ def _no_typing(case: Case) -> Diagnostic:
             notes.append(text)
         program = case.drop(site).plan() if len(helps) < MAX_HELPS or size <= LARGE else None
         if program is not None:
-            where = f"at line {site.span.line}" if site.span else "at the boundary"
-            helps.append(_help(f"leave {names.site(site)} free {where}", program))
+            where = f"leave {names.site(site)} free in {'in' if site.source == 'input' else 'out'}_types"
+            helps.append(_help(f"drop `{source_text(site.span)}` at line {site.span.line}" if site.span else where, program))
     axes = ", ".join(f"`{a}`" for a in case.mesh.names)
     if sum(n > 1 for n in case.mesh.sizes) < 2:  # one axis: the checker has decided the whole program, and says that there is a typing
         title = "no typing was found, though no two constraints are in conflict; this is a limit of the chooser, please report it"

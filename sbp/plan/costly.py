@@ -127,6 +127,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         title=f"no typing fits {bytes_text(limit)} per device; the least that was found is {found} per device",
         labels=tuple(labels),
         notes=tuple(notes),
+        helps=(Help(text=f"memory_limit={math.ceil(least.cost.peak_memory_bytes)}", bytes_per_device=least.cost.bytes_per_device),),
     )
 
 

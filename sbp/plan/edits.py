@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from sbp.annotate import Pin, annotate_p
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.problem import Demand
-from sbp.infer.space import Code, decode
-from sbp.limits import Policy
+from sbp.infer.space import Code, Policy, decode
 from sbp.mesh import MeshSpec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
+from sbp.plan.source import users_span
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
 
@@ -81,14 +81,25 @@ def alike(node: Node, line: Node) -> bool:
     """Whether two nodes are one line of the user, traced more than once: in unrolled layers, in rematerialisation."""
     if node.id == line.id or node.span is None:
         return node.id == line.id
-    return (node.op, node.span, node.backward, len(node.inputs)) == (line.op, line.span, line.backward, len(line.inputs))
+    return (node.op, node.span, in_gradient(node), len(node.inputs)) == (line.op, line.span, in_gradient(line), len(line.inputs))
+
+
+def in_gradient(node: Node) -> bool:
+    """Whether a node is of a gradient, and not of the forward pass or of its recomputation.
+
+    JAX names the recomputation in the name stack of its equations, and the trace the region that holds both.
+    """
+    again = node.scope.partition("rematted_computation/")[2].rpartition("rematted_computation")
+    return node.backward and not (again[1] and "transpose(" not in again[2])
 
 
 def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int, Pin] | None) -> Graph:
     """The program with pins replaced (None removes the annotation) and an annotation inserted wherever a line was traced.
 
-    An inserted annotation stands for `x = annotate(x)` before the line: readers from there on see it, gradients included.
+    An inserted annotation stands for `x = annotate(x)` before the line: readers from there on see it, gradients included. What is made
+    in the line itself is not annotated.
     """
+    made_at = {v: users_span(n) for n in graph.walk() for v in n.outputs} if inserts is not None else {}
     avals = dict(graph.avals)
     values = itertools.count(max(avals, default=0) + 1)
     ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
@@ -104,7 +115,9 @@ def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int
         for node in g.nodes:
             if inserts is not None:
                 line, number, pin = inserts
-                operand = of(node.inputs[number]) if alike(node, line) else None
+                read = node.inputs[number] if alike(node, line) else None
+                enters = isinstance(read, int) and (node.id == line.id or made_at.get(read) != users_span(node))
+                operand = of(read) if enters and read is not None else None
                 if isinstance(operand, int):
                     value = next(values)
                     avals[value] = avals[operand]

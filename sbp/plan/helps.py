@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,10 @@ from sbp.errors import Help
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, End, PinSite, System, allowed
 from sbp.infer.rows import RowTable
-from sbp.infer.space import Code, decode, encode
-from sbp.limits import Policy
-from sbp.plan.edits import Case, alike
+from sbp.infer.space import Code, Policy, decode, encode
+from sbp.plan.edits import Case, alike, in_gradient
 from sbp.plan.program import Program
-from sbp.plan.source import Names, source_text
+from sbp.plan.source import Names, behind_vmap, first_argument, source_text, users_span
 from sbp.plan.text import place
 from sbp.signatures import rule_for
 from sbp.trace.graph import Node
@@ -34,28 +34,21 @@ PLANS, PLANS_LARGE, NODES_PLANNED = 12, 3, 6000
 """Plans made for one fault: so many; in large programs at most so many, and of all faults so many nodes, but one help each."""
 
 
-def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
-    """The rows of a node on one mesh axis that the policy allows."""
-    ins, outs = [case.graph.aval(o) for o in node.inputs], [case.graph.avals[o] for o in node.outputs]
-    table = RowTable(case.mesh, communicates=case.boxing == "auto")
-    return table.axis_rows(node, ins, outs, case.mesh.sizes[position]) if rule_for(node.op) is not None else ()
-
-
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """A candidate: its words, how to make it, and what it does to the constraints.
+class Arriving:
+    """What comes to the operands of a line: all findings that end there on one mesh axis, as one."""
 
-    Arguments:
-      text: what the user is told.
-      make: the edited program.
-      without: (mesh axis, name) of constraints that the edit takes away.
-      assumed: literals of states on the fault's mesh axis, one of which holds after it; empty for any.
-    """
+    parts: tuple[CheckResult, ...]
 
-    text: str
-    make: Callable[[], Case]
-    without: frozenset[tuple[str, str]]
-    assumed: tuple[str, ...] = ()
+    @property
+    def sink(self) -> tuple[Constraint, ...]:
+        """The conversions at which they end."""
+        return tuple(c for part in self.parts for c in part.sink)
+
+    @property
+    def made(self) -> dict[int, tuple[Code, ...]]:
+        """For each operand the codes that it can be made in."""
+        return {c.operand: codes for part in self.parts for c, codes in zip(part.sink, part.made, strict=True)}
 
 
 @dataclass(slots=True)
@@ -82,6 +75,16 @@ class Trials:
 
     def __post_init__(self) -> None:
         self.size = sum(1 for _ in self.case.graph.walk())
+
+    def arriving(self, fault: CheckResult) -> Arriving:
+        """A fault with what else was found of other operands of its node."""
+        parts, seen = [fault], {c.operand for c in fault.sink}
+        for other in next((same for f, same in zip(self.faults, self.same, strict=True) if f is fault), ()):
+            mine = other.mesh_axis == fault.mesh_axis and len(fault.sink) == len(other.sink) == 1
+            if mine and other.sink[0].node is fault.sink[0].node and other.sink[0].operand not in seen:
+                parts.append(other)
+                seen.add(other.sink[0].operand)
+        return Arriving(tuple(parts))
 
     @property
     def large(self) -> bool:
@@ -153,11 +156,12 @@ class Repair:
         enough, most = self.trials.plans(self.shown)
         found: list[tuple[float, int, Help]] = []
         told: set[str] = set()
+        taken: set[str] = set()
         made = 0
         if self.trials.size > HUGE:
             found = self.by_policy(base, 0)
         for number, edit in enumerate(self.edits(base) if not found else ()):
-            if edit.text in told or made >= (enough if found else most):
+            if edit.text in told or edit.instead in taken or made >= (enough if found else most):
                 continue
             told.add(edit.text)
             if not self.trials.may_hold(self.fault.mesh_axis, gone | edit.without, edit.assumed):
@@ -167,9 +171,10 @@ class Repair:
             if program is not None:
                 price = program.cost.bytes_per_device
                 found.append((price, number, Help(text=edit.text + self.became(program), bytes_per_device=price)))
+                taken.add(edit.text)
         if self.trials.size <= HUGE and (not found or not self.trials.large):
             found += self.by_policy(base, len(told))
-        return tuple(h for _, _, h in sorted(found, key=lambda f: f[:2])[:MAX_HELPS])
+        return tuple(h for _, _, h in _chosen(found))
 
     def by_policy(self, base: Case, number: int) -> list[tuple[float, int, Help]]:
         """Policies that allow more; in a large program the first that does."""
@@ -203,6 +208,8 @@ class Repair:
 
     def became(self, program: Program) -> str:
         """What the node's result is after the edit."""
+        if self.fault.sink[0].kind == "region" or "vmap(" in self.node.scope:  # of many results, or in dims that the user does not see
+            return ""
         name = self.names.value(self.node.outputs[0]) if self.node.outputs else ""
         code = program.typing.values.get(self.node.outputs[0]) if self.node.outputs else None
         return f"; {name or 'the result'} becomes {decode(code[self.position])!r}" if code is not None else ""
@@ -217,8 +224,9 @@ class Repair:
 
     def edits(self, base: Case) -> Iterator[Edit]:
         """One operand of the line brought to a row, a split moved to another dim, a pin dropped."""
-        if self.fault.sink[0].kind == "equation" and self.node.span and not self.node.backward:
-            yield from self.insertions(base)
+        if users_span(self.node) and not in_gradient(self.node):
+            made = self.trials.arriving(self.fault).made
+            yield from Insertions(base, self.fault, made, self.node, self.names, self.system, self.trials.large).edits()
         for pin in self.fault.pins:
             site = base.site(pin.site) if pin.site else None
             if site is not None:
@@ -230,19 +238,22 @@ class Repair:
         name = self.names.site(site)
         twin = site.span is not None and sum(self.names.site(c.site) == name for c in self.twins(site) if c.site) > 1
         shape = base.graph.aval(base.value(site)).shape
+        behind = behind_vmap(site, pin.code)
         for dim, size in enumerate(shape if pin.code > 0 else ()):
-            if dim != pin.code - 1 and size % base.mesh.sizes[k] == 0:
-                states = _states(self.system, pin.fixed[0], 1 + dim)
-                text = f"in `{source_text(site.span)}` split dim {dim} {where}" if twin else f"split {name} on dim {dim} {where}"
+            if behind is not None and behind <= dim != pin.code - 1 and size % base.mesh.sizes[k] == 0:
+                states, shown = states_of(self.system, pin.fixed[0], 1 + dim), dim - behind
+                text = f"in `{source_text(site.span)}` split dim {shown} {where}" if twin else f"split {name} on dim {shown} {where}"
                 if states:
                     yield Edit(text, functools.partial(base.repin, site, k, 1 + dim), frozenset({(axis, pin.name)}), states)
         several = sum(c is not None for c in site.codes) > 1
+        smaller = ""
         if several or site.source != "annotation":
             note = "" if site.source == "annotation" else f' ("{axis}:?")'
-            yield Edit(f"leave {name} free on `{axis}` {where}{note}", functools.partial(base.drop, site, k), frozenset({(axis, pin.name)}))
+            smaller = f"leave {name} free on `{axis}` {where}{note}"
+            yield Edit(smaller, functools.partial(base.drop, site, k), frozenset({(axis, pin.name)}))
         if several or site.source == "annotation":
             text = f"drop `{source_text(site.span)}` {where}" if site.span else f"leave {name} free {where}"
-            yield Edit(text, functools.partial(base.drop, site), frozenset((a, pin.name) for a in base.mesh.names))
+            yield Edit(text, functools.partial(base.drop, site), frozenset((a, pin.name) for a in base.mesh.names), (), smaller)
 
     def twins(self, site: PinSite) -> list[Constraint]:
         """The fault's pins on the line of one of them."""
@@ -253,41 +264,16 @@ class Repair:
         """The place of a pin, with its file when that is another one."""
         if site.span is None:
             return "in in_types" if site.source == "input" else "in out_types"
-        here = self.node.span is None or self.node.span.file == site.span.file
+        line = users_span(self.node)
+        here = line is None or line.file == site.span.file
         texts = [source_text(c.site.span) for c in self.twins(site) if c.site]
         column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
         return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
 
-    def insertions(self, base: Case) -> Iterator[Edit]:
-        """An annotation before the line, on the one operand that does not fit a row that the others fit."""
-        node, span, graph = self.node, self.node.span, base.graph
-        assert span is not None
-        made = {c.operand: codes for c, codes in zip(self.fault.sink, self.fault.made, strict=True)}
-        seen: set[tuple[int, Code]] = set()
-        for row in axis_rows(base, node, self.position):
-            wrong = [i for i, codes in made.items() if not any(allowed(c, encode(row.ins[i]), base.boxing) for c in codes)]
-            if len(wrong) != 1 or (wrong[0], encode(row.ins[wrong[0]])) in seen:
-                continue
-            (number,) = wrong
-            code = encode(row.ins[number])
-            seen.add((number, code))
-            name, operand = self.names.operand(node, number), node.inputs[number]
-            maker = self.names.makers.get(operand) if isinstance(operand, int) else None
-            inline = maker is not None and maker.op == annotate_p.name and maker.span and maker.span.line == span.line
-            if not name or code < 0 or inline:
-                continue
-            lines = {n.inputs[number] for n in graph.walk() if alike(n, node)}
-            reads = [c for c in self.system.constraints if c.convert is not None and c.convert.value in lines]
-            freed = frozenset((self.fault.mesh_axis, c.name) for c in reads)
-            end = next(c.convert.target for c in self.fault.sink if c.operand == number and c.convert)
-            assumed = _states(self.system, end, code)
-            axis = self.fault.mesh_axis
-            call = f'sbp.replicate({name}, "{axis}")' if code == 0 else f'sbp.split({name}, {code - 1}, "{axis}")'
-            text = f"{call} {'before' if name.isidentifier() else 'at'} line {span.line}"
-            if assumed:
-                yield Edit(text, functools.partial(base.insert, node, number, self.position, code), freed, assumed)
-
-
-def _states(system: System, end: End, code: Code) -> tuple[str, ...]:
-    """The literals of the states in which an end has a code."""
-    return tuple(f"s{end.variable}_{i}" for i, s in enumerate(system.variables[end.variable].states) if s[end.column] == code)
+def _chosen(found: Sequence[tuple[float, int, Help]]) -> list[tuple[float, int, Help]]:
+    """The cheapest helps, cheapest first; if there is one that leaves all pins as they are, one of that kind among them."""
+    ranked = sorted(found, key=lambda f: f[:2])
+    inserted = [f for f in ranked if f[2].text.startswith("sbp.")]
+    if inserted and inserted[0] not in ranked[:MAX_HELPS]:
+        ranked[MAX_HELPS - 1] = inserted[0]
+    return ranked[:MAX_HELPS]

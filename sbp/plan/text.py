@@ -150,12 +150,18 @@ def place(span: Span) -> str:
 
 
 def file_name(path: str) -> str:
-    """The name that a source file is shown under: relative to the working folder, else its last two parts; a cell by its number."""
+    """The name that a source file is shown under: relative to the working folder or to the installed libraries, else its last two parts.
+
+    A cell of a notebook is shown by its number.
+    """
     cell = _cell_number(path)
     if cell is not None:
         return f"cell [{cell}]"
     if os.path.basename(os.path.dirname(path)).startswith("ipykernel_"):
         return "cell"
+    installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
+    if len(installed) > 1:
+        return installed[-1].replace(os.sep, "/")
     if not os.path.isabs(path):
         return path
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sbp.errors import Diagnostic, Label
+from sbp import _jax
+from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError
 from sbp.plan.text import file_name
 from sbp.report.parts import Excerpt, Finding, Mark, PricedHelp, SourceLine
 from sbp.report.wording import bytes_text, cut, source_line
@@ -22,6 +23,17 @@ def finding(diagnostic: Diagnostic) -> Finding:
         notes=diagnostic.notes,
         helps=tuple(PricedHelp(text=h.text, price=f"{bytes_text(h.bytes_per_device)} per device") for h in diagnostic.helps),
     )
+
+
+def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
+    """What an error says, as findings: its own diagnostics, or its message at the user's line that it is about, else that raised it."""
+    if isinstance(error, SbpTypeError):
+        return error.diagnostics
+    span = error.span or _jax.raising_span(error)
+    title, *rest = error.message.removeprefix(f"{span}: ").split("\n")
+    labels = (Label(span=span, text="", primary=True),) if span else ()
+    notes = tuple(line for line in rest if line.strip(" ^"))  # the column stands in the title
+    return (Diagnostic(code=error.code, severity="error", title=title, labels=labels, notes=notes),)
 
 
 def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:

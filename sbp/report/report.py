@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from sbp.errors import Diagnostic, SbpError, SbpTypeError
+from sbp.errors import Diagnostic, SbpError
 from sbp.plan.program import Program
 from sbp.report import pages
-from sbp.report.finding import finding
+from sbp.report.finding import diagnostics_of, finding
 from sbp.report.html import page_html
-from sbp.report.parts import Finding, Page
+from sbp.report.parts import Page
 from sbp.report.terminal import page_lines
 
 TEXT_WIDTH = 120
@@ -112,15 +111,7 @@ class Report:
 
 def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
     """The lines that stand for an sbp error instead of a stack trace (`_render_traceback_` of notebooks and IPython)."""
-    return Shown(page=Page(parts=tuple(_findings(error)))).text(width).split("\n")
+    return Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).text(width).split("\n")
 
 
-def _findings(error: SbpError) -> Iterator[Finding]:
-    if isinstance(error, SbpTypeError):
-        yield from map(finding, error.diagnostics)
-        return
-    title, *rest = error.message.split("\n")
-    yield Finding(severity="error", code=error.code, title=title, notes=tuple(line for line in rest if line.strip()))
-
-
-SbpTypeError.renderer = render_error
+SbpError.renderer = render_error

@@ -203,6 +203,7 @@ class _Builder:
             raise SbpError(
                 f"io_callback with results{where} cannot run once for all devices; use jax.pure_callback or return nothing",
                 code="unsupported-effect",
+                span=frames[0] if frames else None,
             )
 
 

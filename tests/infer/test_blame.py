@@ -18,7 +18,7 @@ import sbp
 from sbp.errors import Diagnostic
 from sbp.infer.check import Checker
 from sbp.infer.problem import Demand
-from sbp.limits import Policy
+from sbp.infer.space import Policy
 from sbp.mesh import HARDWARE, mesh_spec
 from sbp.moe import model as moe_model
 from sbp.moe.config import preset
@@ -434,8 +434,8 @@ def test_only_the_dear_one_of_several_annotations_is_named():
         h = sbp.split(x @ w1, 1, "tensor")  # warning: costly-annotation: pinning h to tensor:S(1) makes the plan
         return (jnp.tanh(sbp.split(h, 0, "tensor")) @ w2).sum()
 
-    big = shape(4096, 4096)
-    diagnose(program, big, big, big, boxing="auto", in_types=("tensor:S(0)", None, None))
+    deep, wide, square = shape(4096, 32768), shape(32768, 4096), shape(4096, 4096)
+    diagnose(program, deep, wide, square, boxing="auto", in_types=("tensor:S(0)", None, None))
 
 
 def test_annotations_that_cost_next_to_nothing_are_not_named():

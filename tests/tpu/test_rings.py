@@ -22,13 +22,13 @@ def tpu_mesh(shape):
     return Mesh(np.array(devices).reshape(shape), ("x", "y")[: len(shape)])
 
 
-def product(mesh, types, out):
-    x = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.bfloat16)
-    return sbp.jit(lambda a, b: a @ b, mesh, in_types=types, out_types=out).plan(x, x)
+def product(mesh, types, out, rows=SIZE):
+    x, y = (jax.ShapeDtypeStruct((n, SIZE), jnp.bfloat16) for n in (rows, SIZE))
+    return sbp.jit(lambda a, b: a @ b, mesh, in_types=types, out_types=out).plan(x, y)
 
 
 def test_products_are_computed_while_shards_go_round():
-    plan = product(tpu_mesh((8,)), ("x:S(0)", "x:S(1)"), "x:S(0)")
+    plan = product(tpu_mesh((8,)), ("x:S(0)", "x:S(1)"), "x:S(0)", rows=4 * SIZE)  # enough work to hide one link's transfer
     assert [o.row.kernels for o, _ in plan.program.kernels()] == [("rotate_rhs",)]
     assert_within_plan(plan, (8,))
     compiled = plan.lower().compile()

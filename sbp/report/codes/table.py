@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sbp.report.codes.annotations import ANNOTATIONS
+from sbp.report.codes.dims import DIMS
 from sbp.report.codes.page import CodePage
 from sbp.report.codes.running import RUNNING
 from sbp.report.codes.typings import TYPINGS
 
-PAGES: dict[str, CodePage] = {page.code: page for page in (*TYPINGS, *ANNOTATIONS, *RUNNING)}
+PAGES: dict[str, CodePage] = {page.code: page for page in (*TYPINGS, *ANNOTATIONS, *DIMS, *RUNNING)}
 """A page for each code of `sbp.errors.CODES`."""

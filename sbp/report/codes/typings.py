@@ -67,9 +67,9 @@ sbp.jit(f, mesh, boxing="explicit").plan(x)
     CodePage(
         "no-typing",
         """
-        A pin asks a type that its tensor cannot have at all (PRNG keys are whole on every device), or each mesh axis has a typing
-        of its own but the axes have none together, since an inner axis cannot keep a split of a dim that an outer axis has to
-        change. The labels show the smallest set of pins that cannot all hold.
+        A pin asks a type that its tensor cannot have at all (a split of ten rows over eight devices where the program ends), or
+        each mesh axis has a typing of its own but the axes have none together, since an inner axis cannot keep a split of a dim that
+        an outer axis has to change. The labels show the smallest set of pins that cannot all hold.
 
         Leave one of them free on that axis.
         """,

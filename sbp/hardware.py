@@ -1,0 +1,265 @@
+"""What the cost model knows of devices and networks: the table of device kinds, and how a user describes another one."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from sbp.errors import SbpError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A slower network between groups of devices: between nodes of GPUs, or between TPU slices.
+
+    Arguments:
+      bytes_per_second: what one device can send, one way.
+      latency_seconds: time of the first byte.
+    """
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the cost model knows of one device, as JAX counts devices, and of the links between them.
+
+    Arguments:
+      name: the table's name of the device kind.
+      flops_per_second: matrix products of 16-bit numbers.
+      f32_flops_per_second: products of float32 at JAX's default precision; None where they run as 16-bit ones do.
+      highest_flops_per_second: products of float32 at `Precision.HIGHEST`; None where that makes no difference.
+      hbm_bytes_per_second: memory bandwidth of one device.
+      hbm_bytes: memory of one device.
+      topology: `switch`, every device reaches every other one at its full rate; or `torus`, links to two neighbours along each dim.
+      torus_dims: dims of the torus.
+      link_bytes_per_second: one way; of a switch all that one device can send, of a torus one link of a chip.
+      devices_per_chip: devices that share a chip's links.
+      latency_seconds: start-up time of one collective (the alpha of alpha-beta).
+      hop_seconds: time of the first byte from a device to the next one, which a collective pays once for each step of its longest way.
+      joined_devices: devices that this network joins, a node or a pod; `beyond` joins those. Without `beyond` it has no end.
+      beyond: the network between nodes or pods.
+      slow_axes: mesh axes that run over a network of their own; see `with_axis`.
+      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it does not (two cores a chip), it
+        runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
+      overlaps: whether a device computes while it sends.
+    """
+
+    name: str
+    flops_per_second: float
+    hbm_bytes_per_second: float
+    hbm_bytes: float
+    link_bytes_per_second: float
+    f32_flops_per_second: float | None = None
+    highest_flops_per_second: float | None = None
+    topology: Literal["torus", "switch"] = "switch"
+    torus_dims: int = 2
+    devices_per_chip: int = 1
+    latency_seconds: float = 1e-6
+    hop_seconds: float = 0.0
+    joined_devices: int = 1
+    beyond: Network | None = None
+    slow_axes: tuple[tuple[str, Network], ...] = ()
+    scatters_whole_mesh: bool = True
+    overlaps: bool = True
+
+    def with_axis(self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6) -> Hardware:
+        """The same devices, with one mesh axis over a slower network: each index along that axis is a pod or a node of its own.
+
+        Arguments:
+          mesh_axis: name of the mesh axis.
+          bytes_per_second: what one device can send along it, one way.
+          latency_seconds: time of the first byte along it.
+
+        Raises:
+          SbpError: `bad-argument` for a rate that is not above 0 or a latency below 0.
+
+        >>> HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=3e9).slow_axes[0][0]
+        'dcn'
+        """
+        if bytes_per_second <= 0 or latency_seconds < 0:
+            raise SbpError(f"axis {mesh_axis!r}: bytes_per_second is above 0 and latency_seconds not below 0")
+        network = Network(bytes_per_second=bytes_per_second, latency_seconds=latency_seconds)
+        others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
+        return dataclasses.replace(self, slow_axes=(*others, (mesh_axis, network)))
+
+    def product_flops_per_second(self, itemsize: int, precision: Literal["default", "high", "highest"] = "default") -> float:
+        """The rate of matrix products of floating-point numbers of `itemsize` bytes.
+
+        >>> HARDWARE["h100"].product_flops_per_second(4) < HARDWARE["h100"].product_flops_per_second(2)
+        True
+        """
+        if itemsize <= 2:
+            return self.flops_per_second
+        default = self.f32_flops_per_second or self.flops_per_second
+        highest = self.highest_flops_per_second or default
+        if precision == "highest" or itemsize > 4:
+            return highest
+        return default if precision == "default" else min(default, 2 * highest)  # three passes of 16 bits for six
+
+
+GIB = 2**30
+_HOP = 1e-6  # "about 1 us per hop": jax-ml.github.io/scaling-book, "How to Think About TPUs"
+_DCN_LATENCY = 20e-6  # no vendor figure; tens of microseconds from host to host
+
+
+def _gbit(per_second: float) -> Network:
+    return Network(bytes_per_second=per_second * 1e9 / 8, latency_seconds=_DCN_LATENCY)
+
+
+_H100 = Hardware(
+    name="h100",
+    # nvidia.com, H100 and H200 data sheets (SXM), without sparsity: BF16, TF32 (JAX's default for float32), FP32.
+    flops_per_second=989e12,
+    f32_flops_per_second=495e12,
+    highest_flops_per_second=67e12,
+    hbm_bytes_per_second=3350e9,
+    hbm_bytes=80e9,
+    # HGX: 18 NVLinks of 25 GB/s each way through NVSwitch, and one 400 Gbit/s adapter a GPU between nodes of eight.
+    link_bytes_per_second=450e9,
+    latency_seconds=5e-6,
+    hop_seconds=1e-6,
+    joined_devices=8,
+    beyond=Network(bytes_per_second=50e9, latency_seconds=5e-6),
+)
+
+# cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI bandwidth per chip" (half of it is one
+# way, over four or six links), pod size, "data center network bandwidth". Products of float32 are one pass of bf16 by default and six at
+# `HIGHEST`.
+HARDWARE: dict[str, Hardware] = {
+    h.name: h
+    for h in (
+        # Two devices (cores) a chip. Links are 496 (v2) and 656 (v3) Gbit/s: Jouppi et al., A Domain-Specific Supercomputer for Training
+        # Deep Neural Networks, CACM 63(7), 2020. Half of that is taken to be one way: it gives the all-to-all times that the GShard paper
+        # measured on v3 (figure 8), which twice as much does not (`benchmarks/gshard_figure8.py`).
+        Hardware(
+            name="tpu-v2",
+            flops_per_second=22.5e12,
+            highest_flops_per_second=22.5e12 / 6,
+            hbm_bytes_per_second=350e9,
+            hbm_bytes=8 * GIB,
+            topology="torus",
+            link_bytes_per_second=31e9,
+            devices_per_chip=2,
+            hop_seconds=_HOP,
+            scatters_whole_mesh=False,
+        ),
+        Hardware(
+            name="tpu-v3",
+            flops_per_second=61.5e12,
+            highest_flops_per_second=61.5e12 / 6,
+            hbm_bytes_per_second=450e9,
+            hbm_bytes=16 * GIB,
+            topology="torus",
+            link_bytes_per_second=41e9,
+            devices_per_chip=2,
+            hop_seconds=_HOP,
+            scatters_whole_mesh=False,
+        ),
+        # One device a chip from here on, but for TPU7x. v4: 50 GB/s a link one way (Jouppi et al., TPU v4, ISCA 2023).
+        Hardware(
+            name="tpu-v4",
+            flops_per_second=275e12,
+            highest_flops_per_second=275e12 / 6,
+            hbm_bytes_per_second=1228e9,
+            hbm_bytes=32 * GIB,
+            topology="torus",
+            torus_dims=3,
+            link_bytes_per_second=50e9,
+            hop_seconds=_HOP,
+        ),
+        Hardware(
+            name="tpu-v5e",
+            flops_per_second=197e12,
+            highest_flops_per_second=197e12 / 6,
+            hbm_bytes_per_second=819e9,
+            hbm_bytes=16 * GIB,
+            topology="torus",
+            link_bytes_per_second=50e9,
+            hop_seconds=_HOP,
+            joined_devices=256,
+            beyond=_gbit(25),
+        ),
+        Hardware(
+            name="tpu-v5p",
+            flops_per_second=459e12,
+            highest_flops_per_second=459e12 / 6,
+            hbm_bytes_per_second=2765e9,
+            hbm_bytes=95 * GIB,
+            topology="torus",
+            torus_dims=3,
+            link_bytes_per_second=100e9,
+            hop_seconds=_HOP,
+            joined_devices=6144,  # the largest slice
+            beyond=_gbit(50),
+        ),
+        Hardware(
+            name="tpu-v6e",
+            flops_per_second=918e12,
+            highest_flops_per_second=918e12 / 6,
+            hbm_bytes_per_second=1638e9,
+            hbm_bytes=32 * GIB,
+            topology="torus",
+            link_bytes_per_second=100e9,
+            hop_seconds=_HOP,
+            joined_devices=256,
+            beyond=_gbit(100),
+        ),
+        # Ironwood: a chip is two devices, so half of a chip's compute and memory each.
+        Hardware(
+            name="tpu-v7x",
+            flops_per_second=2307e12 / 2,
+            highest_flops_per_second=2307e12 / 12,
+            hbm_bytes_per_second=7380e9 / 2,
+            hbm_bytes=96 * GIB,
+            topology="torus",
+            torus_dims=3,
+            link_bytes_per_second=100e9,
+            devices_per_chip=2,
+            hop_seconds=_HOP,
+            joined_devices=2 * 9216,
+            beyond=_gbit(50),
+        ),
+        _H100,
+        dataclasses.replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
+        # Simulated host devices share one memory: a collective is a copy and a rendezvous of threads.
+        Hardware(
+            name="cpu",
+            flops_per_second=50e9,
+            hbm_bytes_per_second=10e9,
+            hbm_bytes=16 * GIB,
+            link_bytes_per_second=2e9,
+            latency_seconds=20e-6,
+            overlaps=False,
+        ),
+    )
+}
+"""Hardware by name; figures are the vendors' published peaks, per JAX device."""
+
+_KINDS = (
+    ("tpu v2", "tpu-v2"),
+    ("tpu v3", "tpu-v3"),
+    ("tpu v4", "tpu-v4"),
+    ("tpu v5 lite", "tpu-v5e"),
+    ("tpu v5e", "tpu-v5e"),
+    ("tpu v5", "tpu-v5p"),
+    ("tpu v6", "tpu-v6e"),
+    ("tpu7x", "tpu-v7x"),
+    ("h200", "h200"),
+    ("h100", "h100"),
+    ("cpu", "cpu"),
+)
+"""What occurs in `Device.device_kind`, in lower case, first match first (the libtpu 0.0.51 compiler says `TPU v5 lite`, `TPU7x`)."""
+
+
+def hardware_of_kind(device_kind: str, platform: str) -> Hardware:
+    """The table's entry of a JAX device; for a kind that is not in the table the nearest of its platform.
+
+    >>> hardware_of_kind("TPU v5 lite", "tpu").name
+    'tpu-v5e'
+    """
+    kind = device_kind.lower()
+    found = next((name for part, name in _KINDS if part in kind), None)
+    return HARDWARE[found or {"gpu": "h100", "tpu": "tpu-v6e"}.get(platform, "cpu")]

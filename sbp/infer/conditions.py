@@ -1,0 +1,203 @@
+"""For which sizes a typing holds: its claims decided over a scope, and the condition in words that can be pasted as constraints.
+
+    >>> from sbp.infer.scope import Scope
+    >>> import jax
+    >>> (size,) = jax.export.symbolic_shape("4*b")
+    >>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
+    >>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds
+    'mod(b, 2) == 0'
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sbp.infer.scope import Fact, Region, Scope, Solver, Unanswered
+from sbp.infer.sizes import Explored, explore
+from sbp.infer.sizing import Claim
+from sbp.trace.sizes import Point, parsed
+
+ALTERNATIVES = 8
+"""Most alternatives of a condition that are written out."""
+
+SMALL = 4096
+"""Points that are tried, smallest first, for an example before Z3 is asked for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decided:
+    """For which sizes a typing holds.
+
+    Arguments:
+      status: `every` size of the scope, `some` of them, or `open`: not decided for all.
+      asked: the scope in words.
+      holds: where the typing is shown to hold, in the syntax of constraints; the scope where it holds for all.
+      terms: the parts of `holds` beyond the scope, when it is one conjunction.
+      point: the sizes that the typing was chosen at.
+      counterexample: the smallest sizes of the scope where it does not hold.
+      limits: the claims that do not hold everywhere, those that fail at the counterexample first.
+      undecided: the claims that are not decided everywhere, with why.
+      claims: how many there are.
+    """
+
+    status: Literal["every", "some", "open"]
+    asked: str
+    holds: str
+    terms: tuple[str, ...]
+    point: Point
+    counterexample: Point | None
+    limits: tuple[Claim, ...]
+    undecided: tuple[tuple[Claim, str], ...]
+    claims: int
+    _scope: Scope = field(repr=False)
+    _explored: tuple[Explored, ...] = field(repr=False)
+
+    def holds_at(self, **sizes: int) -> bool | None:
+        """Whether the typing holds at sizes of the scope; None when that is not decided, or the scope does not allow them."""
+        if not self._scope.allows(sizes):
+            return None
+        answers = [e.holds_at(sizes) for e in self._explored]
+        return False if False in answers else None if None in answers else True
+
+
+def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
+    """Decides the claims of a typing for all sizes of a scope.
+
+    Arguments:
+      claims: what the typing asks.
+      scope: the sizes that are asked for.
+      point: the sizes that the typing was chosen at.
+    """
+    explored = tuple(explore(c.holds, scope, point) for c in claims)
+    undecided = tuple((c, e.open) for c, e in zip(claims, explored, strict=True) if e.open)
+    limited = [(c, e) for c, e in zip(claims, explored, strict=True) if e.fails or e.open]
+    counterexample = _counterexample(scope, [e for _, e in limited])
+    terms: tuple[str, ...] = ()
+    holds = asked = _asked(scope)
+    if limited:
+        try:
+            alternatives = list(itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1))
+        except Unanswered:
+            holds = "; ".join(dict.fromkeys(" or ".join(" and ".join(map(str, r)) for r in e.holds) for _, e in limited))
+        else:
+            terms = tuple(map(str, alternatives[0])) if len(alternatives) == 1 else ()
+            written = [" and ".join(map(str, a)) for a in alternatives[:ALTERNATIVES]]
+            holds = " or ".join([*(w if len(written) == 1 or " and " not in w else f"({w})" for w in written)])
+            holds += " or others" if len(alternatives) > ALTERNATIVES else ""
+    at = counterexample or point
+    limits = [c for c, e in sorted(limited, key=lambda pair: pair[1].holds_at(at) is not False) if e.fails]
+    return Decided(
+        status="open" if undecided else "some" if limited else "every",
+        asked=asked,
+        holds=holds,
+        terms=terms,
+        point=point,
+        counterexample=counterexample,
+        limits=tuple(limits),
+        undecided=undecided,
+        claims=len(claims),
+        _scope=scope,
+        _explored=explored,
+    )
+
+
+def point_text(point: Point) -> str:
+    """A point, such as `b = 40 and s = 56`."""
+    return " and ".join(f"{name} = {value}" for name, value in sorted(point.items()))
+
+
+def _asked(scope: Scope) -> str:
+    """The scope in words; what JAX adds to a constraint on a rest is left out."""
+    divided = {f"{k}*floordiv({n}, {k}) == {n}" for c in scope.constraints for n, k in [_rest(c)]}
+    shown = [c for c in scope.constraints if c not in divided]
+    bounded = {n for c in shown for n in scope.names if c.replace(" ", "").startswith((f"{n}>=", f"{n}>"))}
+    return " and ".join([*(f"{n} >= 1" for n in scope.names if n not in bounded), *shown])
+
+
+def _rest(constraint: str) -> tuple[str, int]:
+    match parsed(constraint):
+        case ast.Compare(left=ast.Call(func=ast.Name(id="mod"), args=[ast.Name(id=name), ast.Constant(value=int(step))])):
+            return name, step
+        case _:
+            return "", 0
+
+
+def points(scope: Scope, count: int = SMALL) -> Iterator[Point]:
+    """Points of a scope by their largest size, smallest first."""
+    side = max(2, math.floor(count ** (1 / max(1, len(scope.names)))))
+    for values in sorted(itertools.product(range(1, side + 1), repeat=len(scope.names)), key=lambda v: (max(v, default=0), v)):
+        point = dict(zip(scope.names, values, strict=True))
+        if scope.allows(point):
+            yield point
+
+
+def _counterexample(scope: Scope, explored: Sequence[Explored]) -> Point | None:
+    failing = [e for e in explored if e.fails]
+    if not failing:
+        return None
+    small = next((p for p in points(scope) if any(e.holds_at(p) is False for e in failing)), None)
+    if small is not None:
+        return small
+    solver = scope.solver()
+    return solver.point(solver.any_of(r for e in failing for r in e.fails))
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------------------
+
+
+def _alternatives(scope: Scope, explored: Sequence[Explored], point: Point) -> Iterator[Region]:
+    """Conjunctions that together say where all claims hold: one, when there is one that does.
+
+    The first try is all that follows from the claims, which is the condition itself when that is a conjunction. Else a point where they
+    hold is described by all facts there are, and of these so many are left out as leave the claims true; and so on with the points that
+    no such conjunction covers (prime implicants).
+    """
+    solver = scope.solver()
+    holding = solver.all_terms([solver.any_of(e.holds) for e in explored])
+    noted, bounds, rests = _facts(scope, explored)
+    common = [f for f in (*noted, *bounds, *rests) if solver.implied(holding, f)]
+    if solver.implies(common, holding):
+        yield _needed(solver, common, holding)
+        return
+    rest: Point | None = point if all(e.holds_at(point) for e in explored) else solver.point(holding)
+    while rest is not None:
+        found = _needed(solver, [f if f.value(rest) else f.opposite for f in (*noted, *bounds, *rests[::-1])], holding)
+        yield found
+        solver.add(solver.none_of(found))
+        rest = solver.point(holding)
+
+
+def _needed(solver: Solver, facts: Sequence[Fact], holding: Any) -> Region:
+    """Facts without those that the condition does not need, the first ones tried first."""
+    kept = list(facts)
+    for fact in facts:
+        fewer = [f for f in kept if f is not fact]
+        if solver.implies(fewer, holding):
+            kept = fewer
+    return tuple(kept)
+
+
+def _facts(scope: Scope, explored: Sequence[Explored]) -> tuple[list[Fact], list[Fact], list[Fact]]:
+    """What a condition may be said with: what was noted, longest first; and, which reads best, bounds and rests of single symbols."""
+    noted = sorted({f for e in explored for r in (*e.holds, *e.fails) for f in r}, key=lambda f: (-len(str(f)), f))
+    noted = list({min(f, f.opposite): f for f in noted}.values())
+    steps = {k for f in noted for side in (f.left, f.right) for k in _divisors(side)}
+    moduli = sorted({k for step in steps for k in range(2, min(step, 64) + 1) if step % k == 0})
+    bounds = sorted({n for f in noted for side in (f.left, f.right) if side.isdecimal() for n in (int(side), int(side) + 1) if 1 < n <= 64})
+    at_least = [Fact(n, ">=", str(b)) for n in scope.names for b in bounds]
+    return noted, at_least, [Fact(f"mod({n}, {k})", "==", "0") for n in scope.names for k in moduli]
+
+
+def _divisors(text: str) -> Iterator[int]:
+    """The numbers that a size is divided by."""
+    for node in ast.walk(parsed(text)):
+        match node:
+            case ast.Call(args=[_, ast.Constant(value=int(value))]):
+                yield value
+            case _:
+                continue

@@ -1,0 +1,71 @@
+"""The chooser with some ends of values held: what a program costs when a reader takes an operand in another type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sbp.infer.problem import Demand, Problem
+from sbp.infer.rows import RowTable
+from sbp.infer.space import Codes, Policy, Spaces
+from sbp.infer.typing import Typing
+from sbp.mesh import MeshSpec
+from sbp.trace.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A condition on one end of a value; an annotation would not do, which any reader may convert behind.
+
+    Arguments:
+      end: "operand" of a node as it is read, a value as it is "made" (region inputs too), a result as a body has it "returned".
+      at: (node id, operand), (value,), or (node id, region, number).
+      codes: for each mesh axis the code it is about, None for any.
+      differs: whether the end must differ from `codes` on one of those axes, rather than agree on all.
+    """
+
+    end: Literal["operand", "made", "returned"]
+    at: tuple[int, ...]
+    codes: tuple[int | None, ...]
+    differs: bool = False
+
+    def admits(self, have: Codes) -> bool:
+        """Whether a type meets the condition."""
+        agrees = all(want is None or want == c for want, c in zip(self.codes, have, strict=True))
+        return agrees != self.differs
+
+
+def choose_held(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, holds: Sequence[Hold]) -> Typing | None:
+    """The cheapest typing in which all conditions hold, or None.
+
+    Rows that another row with conversions replaces at no more cost are not among those that are tried, as in `choose`.
+    """
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh, communicates=boxing == "auto"))
+    problem.build()
+    for hold in holds:
+        variable, codes = _end(problem, hold)
+        admitted = np.array([hold.admits(t) for t in codes], dtype=bool)
+        problem.costs.unary[variable] = np.where(admitted, problem.costs.unary[variable], np.inf)
+        if not admitted.any():
+            return None
+    return problem.solve()
+
+
+def _end(problem: Problem, hold: Hold) -> tuple[int, tuple[Codes, ...]]:
+    """The variable of an end, and the end's type in each of its states."""
+    end: Any
+    match hold.end:
+        case "operand":
+            node, number = hold.at
+            if node in problem.barriers:
+                return problem.barriers[node][number]
+            variable, rows = problem.node_rows[node]
+            return variable, tuple(r.ins[number] for r in rows)
+        case "made":
+            end = problem.makers[hold.at[0]]
+        case "returned":
+            end = problem.returned[hold.at[0], hold.at[1]][hold.at[2]]
+    return end.variable, end.codes

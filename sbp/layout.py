@@ -1,0 +1,165 @@
+"""Named dims in the Mesh-TensorFlow way: a layout says once which mesh axes split which dims; tensors only name their dims.
+
+    >>> import jax.numpy as jnp
+    >>> layout = Layout(batch="data", d_ff="model", vocab="model")
+    >>> layout.type("batch", "length", "d_ff")
+    data:S(0) model:S(2)
+    >>> layout(jnp.zeros((8, 4, 16)), "batch", "length", "d_ff").shape
+    (8, 4, 16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import _jax
+from sbp.annotate import Pin, annotate_p
+from sbp.errors import SbpError
+from sbp.types import Atom, B, NdSbp, Split
+
+DimName = str | None
+"""The name of a dim; None for a dim without one, which no layout splits."""
+
+
+class Layout(Mapping[str, tuple[str, ...]]):
+    """A partial map from dim names to mesh axes (Shazeer et al. 2018, Mesh-TensorFlow, section 3).
+
+    A tensor's dims are split over the axes that the layout has for their names; dims whose names it does not map are whole. An axis
+    that the layout uses, but for no dim of this tensor, holds the tensor B. Axes that it never mentions are left to inference.
+
+    Arguments:
+      axes: mesh axes by dim name, for names that are no Python identifiers.
+      **named: the same as keywords: one mesh axis, or a tuple of axes, outer first (a dim split over several nests in the mesh's order).
+
+    Raises:
+      SbpError: `layout-names` for a name given twice or an axis twice for one name, `bad-argument` for what is no axis name.
+
+    >>> layout = Layout(batch=("pod", "data"), heads="model")
+    >>> layout
+    Layout(batch=('pod', 'data'), heads='model')
+    >>> layout.type("batch", None, "heads")
+    pod:S(0) data:S(0) model:S(2)
+    """
+
+    __slots__ = ("_axes", "_used")
+
+    def __init__(self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]) -> None:
+        twice = sorted(named.keys() & (axes or {}).keys())
+        if twice:
+            raise SbpError(f"the layout maps dim {twice[0]!r} twice; map it once", code="layout-names")
+        self._axes = {name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()}
+        self._used = tuple(dict.fromkeys(a for mapped in self._axes.values() for a in mapped))
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        return self._axes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._axes)
+
+    def __len__(self) -> int:
+        return len(self._axes)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._axes.items()))
+
+    def __repr__(self) -> str:
+        shown = {name: axes[0] if len(axes) == 1 else axes for name, axes in self._axes.items()}
+        if all(name.isidentifier() for name in shown):
+            return f"Layout({', '.join(f'{name}={axes!r}' for name, axes in shown.items())})"
+        return f"Layout({shown!r})"
+
+    def __call__(self, x: Any, /, *names: DimName) -> Any:
+        """Pins a tensor by the names of its dims; elsewhere than in `sbp.jit` it is the identity.
+
+        Arguments:
+          x: an array.
+          *names: a name for each dim, None for a dim without one.
+
+        Returns:
+          `x`, unchanged in value and shape.
+
+        Raises:
+          SbpError: `layout-conflict` when two dims would be split over one mesh axis, `layout-names` when a name occurs twice or there
+            are not as many names as dims.
+        """
+        x = x if hasattr(x, "aval") else jax.numpy.asarray(x)
+        if len(names) != np.ndim(x):
+            raise _names_error(f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)}; give one for each dim")
+        return annotate_p.bind(x, pin=Pin(self.type(*names)), cotangent=None)
+
+    def type(self, *names: DimName, free: Iterable[str] = ()) -> NdSbp:
+        """The type of a tensor whose dims have these names, for `in_types` and `out_types`.
+
+        Arguments:
+          *names: a name for each dim, None for a dim without one.
+          free: mesh axes to leave to inference, which the layout does not use; in `in_types`, axes that a type does not name are B.
+
+        Raises:
+          SbpError: `layout-conflict`, `layout-names`.
+
+        >>> Layout(batch="data", d_ff="model").type("d_model", "d_ff", free=["pod"])
+        model:S(1) pod:?
+        """
+        for number, name in enumerate(names):
+            if not (name is None or isinstance(name, str)):
+                raise _names_error(f"a dim's name is a string or None, got {name!r} in {_shown(names)}; name the dims in order")
+            if name is not None and name in names[:number]:
+                raise _names_error(
+                    f"dim {name!r} occurs twice in {_shown(names)}; the names of one tensor differ: rename one of them, or give it None"
+                )
+        atoms: dict[str, Atom] = dict.fromkeys(self._used, B)
+        owner: dict[str, str] = {}
+        for dim, name in enumerate(names):
+            for axis in self._axes.get(name, ()) if name is not None else ():
+                if axis in owner:
+                    raise SbpError(
+                        f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both split over mesh axis {axis!r}{_place()}; "
+                        f"a mesh axis splits one dim of a tensor: map one of the two to another axis, or name that dim otherwise here",
+                        code="layout-conflict",
+                        span=_jax.caller_span(),
+                    )
+                owner[axis], atoms[axis] = str(name), Split(dim)
+        return NdSbp(atoms, free)
+
+    def types(self, names: Any, *, free: Iterable[str] = ()) -> Any:
+        """The types of a pytree of tensors, from a pytree whose leaves are tuples of dim names.
+
+        Arguments:
+          names: at each leaf a tuple of names, `()` for a scalar; None stays None, all free.
+          free: mesh axes to leave to inference.
+
+        >>> Layout(d_ff="model").types({"w": ("d_model", "d_ff"), "b": ("d_ff",), "scale": ()})
+        {'b': model:S(0), 'scale': B, 'w': model:S(1)}
+        """
+        kept = tuple(free)
+        return jax.tree.map(lambda leaf: None if leaf is None else self.type(*leaf, free=kept), names, is_leaf=_is_names)
+
+
+def _is_names(x: Any) -> bool:
+    return x is None or (type(x) is tuple and all(n is None or isinstance(n, str) for n in x))
+
+
+def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
+    axes = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not isinstance(name, str) or not axes or not all(isinstance(a, str) for a in axes):
+        raise SbpError(f"a layout maps a dim name to one mesh axis or a tuple of them, got {name!r}: {value!r}; leave out what is not split")
+    if len(set(axes)) != len(axes):
+        raise SbpError(f"the layout maps dim {name!r} to {axes}, one mesh axis twice; name each once", code="layout-names")
+    return axes
+
+
+def _shown(names: tuple[Any, ...]) -> str:
+    return "[" + ", ".join("_" if n is None else str(n) for n in names) + "]"
+
+
+def _place() -> str:
+    span = _jax.caller_span()
+    return f" at line {span.line}" if span else ""
+
+
+def _names_error(message: str) -> SbpError:
+    return SbpError(message, code="layout-names", span=_jax.caller_span())

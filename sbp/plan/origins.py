@@ -1,0 +1,254 @@
+"""Where the atom of a value comes from on one mesh axis: back through the chosen rows to a pin, an input or what is made anew."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Literal
+
+from sbp.annotate import Pin
+from sbp.infer.problem import Demand, pinned_codes
+from sbp.infer.space import Code, decode
+from sbp.infer.typing import Typing
+from sbp.plan.source import Names, expression_at, source_text
+from sbp.plan.text import node_place
+from sbp.trace.graph import Graph, Node, Operand
+
+MAX_LINKS = 200
+"""Rows that a chain is followed back through."""
+
+LinkKind = Literal["annotation", "input", "free input", "row", "converted", "carry", "new", "more"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One step of a chain, from the value that is asked about back to its origin.
+
+    Arguments:
+      kind: how the atom came about.
+      subject: the value, as the user calls it.
+      atom: its code on the mesh axis.
+      because: the pin, row or conversion, in words.
+      passes: whether the row only hands the atom of one operand on.
+      where: the line.
+    """
+
+    kind: LinkKind
+    subject: str
+    atom: Code
+    because: str
+    where: str = ""
+    passes: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether the chain ends here: nothing decides this atom but the user or the cost."""
+        return self.kind in ("annotation", "input", "free input", "new", "more")
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Follows atoms back through a typed program."""
+
+    typing: Typing
+    demand: Demand
+    names: Names
+    holders: dict[int, tuple[Node, int, int]]
+    carries: frozenset[int]
+
+    @classmethod
+    def of(cls, typing: Typing, demand: Demand) -> Origins:
+        """Prepares a program: who holds the regions whose inputs are values."""
+        holders: dict[int, tuple[Node, int, int]] = {}
+        carries: set[int] = set()
+        for node in typing.graph.walk():
+            for number, region in enumerate(node.regions):
+                holders.update({v: (node, number, i) for i, v in enumerate(region.inputs)})
+                carries.update(region.inputs[i] for i in carried(node, number))
+        return cls(typing, demand, Names.of(typing.graph), holders, frozenset(carries))
+
+    @property
+    def graph(self) -> Graph:
+        """The program."""
+        return self.typing.graph
+
+    def chain(self, value: int, position: int) -> tuple[Link, ...]:
+        """The links of a value on the mesh axis at a position, its own first."""
+        links: list[Link] = []
+        at: int | None = value
+        seen: set[int] = set()
+        while at is not None and at not in seen:
+            seen.add(at)
+            if len(links) > MAX_LINKS:
+                links.append(Link(kind="more", subject=self.label(at), atom=self.typing.values[at][position], because="and so on"))
+                break
+            found, at = self._step(at, position)
+            links += found
+        return tuple(links)
+
+    def label(self, value: Operand) -> str:
+        """What the user calls a value; its expression when it has no name."""
+        if not isinstance(value, int):
+            return "a constant"
+        name = self.names.value(value)
+        if name:
+            return f"`{name}`"
+        maker = self.names.makers.get(value)
+        if maker is None:
+            return self._argument(value)
+        text = source_text(maker.span, 44)
+        if maker.op == "sbp_annotate":  # a helper's call of it: what it annotates
+            expression, _ = expression_at(maker.span)
+            text = ast.unparse(expression.args[0]) if isinstance(expression, ast.Call) and expression.args else text
+        text = text.replace("`", "'")
+        return f"`{text}`" if text else maker.op
+
+    def _argument(self, value: int) -> str:
+        if value not in self.holders:
+            return "an input"
+        return f"{'the carry' if value in self.carries else 'an argument'} of {self.holders[value][0].op}"
+
+    def _step(self, value: int, k: int) -> tuple[list[Link], int | None]:
+        """The links of one value, and the value whose atom leads there."""
+        code = self.typing.values[value][k]
+        if value in self.graph.inputs:
+            return [self._input(self.graph.inputs.index(value), value, code, k)], None
+        if value in self.holders:
+            return self._body_input(value, code, k)
+        node = self.names.makers[value]
+        if node.op == "sbp_annotate":
+            pin: Pin | None = node.params["pin"]
+            where = node_place(node)
+            if pin is not None and pinned_codes(pin, self.typing.mesh)[k] is not None:
+                text = f"pinned by `{source_text(node.span, 60)}`" if node.span else "pinned by an annotation"
+                return [Link(kind="annotation", subject=self.label(value), atom=code, because=text, where=where)], None
+            free = Link(kind="row", subject=self.label(value), atom=code, because="left free by the annotation", where=where, passes=True)
+            return [free, *self._converted(node, 0, code, k)], _next(node.inputs[0])
+        if node.regions:
+            return self._region_output(node, value, code, k)
+        return self._row(node, value, code, k)
+
+    def _input(self, number: int, value: int, code: Code, k: int) -> Link:
+        wanted = self.demand.inputs[number]
+        name = self.label(value)
+        if wanted is not None and wanted[k] is not None:
+            return Link(kind="input", subject=name, atom=code, because="pinned by the input's type")
+        return Link(kind="free input", subject=name, atom=code, because="an input whose type is left free")
+
+    def _row(self, node: Node, value: int, code: Code, k: int) -> tuple[list[Link], int | None]:
+        row = self.typing.rows[node.id]
+        ins, outs = [t[k] for t in row.ins], [t[k] for t in row.outs]
+        leads = [i for i, c in enumerate(ins) if c and isinstance(node.inputs[i], int)]
+        if not leads and not code:
+            leads = [i for i, o in enumerate(node.inputs) if isinstance(o, int)]
+        leads.sort(key=lambda i: node.inputs[i] in self.carries)  # what a loop adds says more than what it adds to
+        passes = len({ins[i] for i in leads}) == 1 and all(ins[i] == code for i in leads)
+        kernel = row.kernels[k] if row.kernels else ""
+        by = f" by its kernel {kernel!r}" if kernel not in ("", "local") else ""
+        text = f"{node.op}: {atoms(ins)} -> {atoms(outs)}{by}" if ins else f"{node.op} makes it {atoms(outs)}"
+        more = [
+            f"{self.label(node.inputs[i])} is {self._end(node, i, k)}"
+            for i in leads[1:3]
+            if node.inputs[i] != node.inputs[leads[0]] and node.inputs[i] not in self.carries and not self._is_inner(node, i)
+        ]
+        if code and more:
+            text += "; " + ", ".join(more)
+        link = Link(
+            kind="row" if leads else "new",
+            subject=self.label(value),
+            atom=code,
+            because=text,
+            where=node_place(node),
+            passes=passes and not (code and more),
+        )
+        if not leads:
+            return [link], None
+        # A conversion says more than an operand that is whole as it was made.
+        lead = next((i for i in leads if self._converted(node, i, ins[i], k)), leads[0]) if not code else leads[0]
+        return [link, *self._converted(node, lead, ins[lead], k)], _next(node.inputs[lead])
+
+    def _is_inner(self, node: Node, number: int) -> bool:
+        """Whether an operand is made within the same expression, inside a library's function."""
+        operand = node.inputs[number]
+        maker = self.names.makers.get(operand) if isinstance(operand, int) else None
+        return maker is not None and maker.span == node.span
+
+    def _end(self, node: Node, number: int, k: int) -> str:
+        """In short, what an operand beside the first is on the axis, and where that chain ends."""
+        operand = node.inputs[number]
+        assert isinstance(operand, int)
+        here = repr(decode(self.typing.rows[node.id].ins[number][k]))
+        end = self.chain(operand, k)[-1]
+        if end.kind == "annotation":
+            return f"{here}, pinned {end.where}"
+        return f"{here}, from {end.subject}" if end.kind in ("input", "free input") else here
+
+    def _converted(self, node: Node, number: int, wanted: Code, k: int) -> list[Link]:
+        """The conversion of an operand before a node, if there is one on the axis."""
+        operand = node.inputs[number]
+        if not isinstance(operand, int) or self.typing.values[operand][k] == wanted:
+            return []
+        made = self.typing.values[operand][k]
+        text = f"made as {decode(made)!r} and converted for {node.op}"
+        return [Link(kind="converted", subject=self.label(operand), atom=wanted, because=text, where=node_place(node))]
+
+    def _body_input(self, value: int, code: Code, k: int) -> tuple[list[Link], int | None]:
+        node, region, number = self.holders[value]
+        outer = number + (node.op == "cond")
+        if node.op == "while":
+            conds, bodies = node.params["cond_nconsts"], node.params["body_nconsts"]
+            before = (0, conds) if number not in carried(node, region) else (bodies, conds)
+            outer = number + before[region]
+        kept = value in self.carries
+        text = "one type over all trips, chosen with what the body returns" if kept else f"as it comes into the body of {node.op}"
+        link = Link(kind="carry", subject=self.label(value), atom=code, because=text, where=node_place(node), passes=not kept)
+        operand = node.inputs[outer]
+        return [link, *self._converted(node, outer, self.typing.rows[node.id].ins[outer][k], k)], _next(operand)
+
+    def _region_output(self, node: Node, value: int, code: Code, k: int) -> tuple[list[Link], int | None]:
+        number = node.outputs.index(value)
+        region = len(node.regions) - 1 if node.op == "while" else 0
+        body = node.regions[region]
+        operand = body.outputs[number]
+        returned = self.typing.region_outputs[node.id, region][number][k]
+        text = f"what the body of {node.op} carries" if number < len(carried(node, region)) else f"what the body of {node.op} returns"
+        links = [Link(kind="carry", subject=self.label(value), atom=code, because=text, where=node_place(node), passes=True)]
+        if isinstance(operand, int) and self.typing.values[operand][k] != returned:
+            text = f"made as {decode(self.typing.values[operand][k])!r} and converted where the body returns it"
+            links.append(Link(kind="converted", subject=self.label(operand), atom=returned, because=text, where=node_place(node)))
+        return links, _next(operand)
+
+
+def carried(node: Node, region: int) -> range:
+    """The positions of a body's carries among its inputs."""
+    match node.op:
+        case "scan":
+            return range(node.params["num_consts"], node.params["num_consts"] + node.params["num_carry"])
+        case "while":
+            return range(node.params["cond_nconsts"] if region == 0 else node.params["body_nconsts"], len(node.regions[region].inputs))
+        case _:
+            return range(0)
+
+
+def atoms(codes: list[Code]) -> str:
+    """Codes in notation, `B, S(1)`."""
+    return ", ".join(repr(decode(c)) for c in codes)
+
+
+def shown(links: tuple[Link, ...]) -> tuple[Link, ...]:
+    """A chain without the operations that only hand an unnamed operand's atom on, inner ones of a library's function included."""
+    kept: list[Link] = []
+    for number, link in enumerate(links):
+        same = number and link.passes and not link.ends and link.atom == kept[-1].atom
+        if same and (not _named(link) or link.subject == kept[-1].subject):
+            continue
+        kept.append(link)
+    return tuple(kept)
+
+
+def _named(link: Link) -> bool:
+    return link.subject.strip("`").isidentifier() and link.subject.startswith("`")
+
+
+def _next(operand: Operand) -> int | None:
+    return operand if isinstance(operand, int) else None

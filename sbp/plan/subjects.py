@@ -1,0 +1,320 @@
+"""What a user means by a name: the values of a variable, an input, an output or a source line."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import itertools
+import linecache
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sbp.errors import SbpError, Span
+from sbp.plan.source import expression_at, source_text
+from sbp.plan.text import file_name, place
+from sbp.trace.graph import Graph, Node
+
+Targets = tuple[tuple[str, ...], ...]
+"""The names on the left of an assignment, flat: those of each element of a tuple on its own; one element for a single name."""
+
+_LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
+_REMATTED = "rematted_computation"
+
+
+def is_recomputed(node: Node) -> bool:
+    """Whether rematerialisation computes a forward line again here; such a node has the scope of a gradient, but is none.
+
+    The trace adds the scope once to all that a differentiated `checkpoint` holds, JAX once more to what is computed again.
+    """
+    *_, last = node.scope.rpartition(_REMATTED)
+    return node.backward and node.scope.count(_REMATTED) > 1 and "transpose(" not in last
+
+
+def is_gradient(node: Node) -> bool:
+    """Whether a node belongs to a backward pass and computes no forward line again."""
+    return node.backward and not is_recomputed(node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Values that the program makes at one place and that have one meaning: one line of unrolled layers is one subject.
+
+    Arguments:
+      label: what the user calls it; the source text where it has no name.
+      kind: how a type can be asked of it: at an input, an output, an annotation, or after the operation that makes it.
+      values: value ids, the forward ones in program order first, then those that are computed again.
+      frame: the user's expression; readers inside of it belong to the operation itself.
+      position: of the input or output.
+      gradient: whether it is a cotangent.
+    """
+
+    label: str
+    kind: Literal["input", "output", "annotation", "made"]
+    values: tuple[int, ...]
+    frame: Span | None = None
+    position: int = -1
+    gradient: bool = False
+
+    @property
+    def where(self) -> str:
+        """Its place in words; empty for inputs and outputs."""
+        if self.frame is None:
+            return ""
+        return f"{'in the gradient of' if self.gradient else 'at'} {place(self.frame)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a name stands for: the subject that is told, and others of the same name or line."""
+
+    subject: Subject
+    others: tuple[Subject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """All nodes below one expression of the user, in program order, and the values that leave it."""
+
+    span: Span
+    nodes: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subjects:
+    """The subjects of a program.
+
+    Arguments:
+      graph: the program.
+      output_names: names of the results.
+      readers: for each value, the nodes that read it; a region's node for what its body returns, None for a program output.
+      places: for each expression of the user, what is traced below it.
+    """
+
+    graph: Graph
+    output_names: tuple[str, ...]
+    readers: dict[int, list[Node | None]]
+    places: dict[Span, _Place]
+
+    @classmethod
+    def of(cls, graph: Graph, output_names: Sequence[str] = ()) -> Subjects:
+        """Reads them off a program."""
+        readers: dict[int, list[Node | None]] = defaultdict(list)
+        places: dict[Span, _Place] = {}
+
+        def visit(g: Graph, holder: Node | None) -> None:
+            for node in g.nodes:
+                for operand in node.inputs:
+                    if isinstance(operand, int):
+                        readers[operand].append(node)
+                for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
+                    places.setdefault(span, _Place(span)).nodes.append(node)
+                for region in node.regions:
+                    visit(region, node)
+            for operand in g.outputs:
+                if isinstance(operand, int):
+                    readers[operand].append(holder)
+
+        visit(graph, None)
+        return cls(graph=graph, output_names=tuple(output_names), readers=readers, places=places)
+
+    # ---- look-up -------------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str | int) -> Found:
+        """The subject of a name.
+
+        Arguments:
+          name: a variable, an input's path, an output's path, a line number, "line 12", "file.py:12" or "gradient of line 12";
+            "input x" and "output x" where a variable has the same name.
+
+        Raises:
+          SbpError: when nothing has that name; it tells the nearest names.
+        """
+        text = str(name).strip()
+        line = _LINE.fullmatch(text)
+        found = self._on_line(line) if line else [*self._boundary(text), *self.variables(text)]
+        if not found:
+            raise SbpError(f"no value of the program is called {text!r}{self._nearest(text)}")
+        return Found(subject=found[-1], others=tuple(found[:-1]))
+
+    def variables(self, name: str) -> list[Subject]:
+        """The values assigned to a variable, by the order of the assignments."""
+        places = sorted((p for p in self.places.values() if any(name in g for g in _names_at(p.span))), key=lambda p: len(p.nodes))
+        return sorted(_distinct(s for p in places for s in self.subjects_of(p) if s.label == name), key=lambda s: s.values[0])
+
+    def names(self) -> list[str]:
+        """All names that `find` knows, lines left out."""
+        variables = {s.label for at in self.places.values() if _names_at(at.span) for s in self.subjects_of(at)}
+        return sorted({*self.graph.input_names, *self.output_names, *(v for v in variables if v.isidentifier())})
+
+    def _boundary(self, text: str) -> list[Subject]:
+        found = []
+        for number, (value, name) in enumerate(zip(self.graph.inputs, self.graph.input_names, strict=False)):
+            if text in (name, f"input {name}"):
+                found.append(Subject(label=name, kind="input", values=(value,), position=number))
+        for number, (operand, name) in enumerate(zip(self.graph.outputs, self.output_names, strict=False)):
+            if text in (name, f"output {name}") and isinstance(operand, int):
+                found.append(Subject(label=name, kind="output", values=(operand,), position=number))
+        return found
+
+    def _on_line(self, asked: re.Match[str]) -> list[Subject]:
+        """The subjects of a line, the one that its number means last: what its outermost expression makes, not a gradient."""
+        number, file, gradient = int(asked["line"]), asked["file"], bool(asked["gradient"])
+        at = [p for s, p in self.places.items() if s.line <= number <= max(s.line, s.end_line) and _is_file(s.file, file)]
+        # An expression of several lines is meant by its later lines only where nothing begins there.
+        at = [p for p in at if p.span.line == number] or at
+        files = sorted({file_name(p.span.file) for p in at})
+        if len(files) > 1:
+            raise SbpError(f'line {number} is in {" and in ".join(files)}; name one of them, such as "{files[0]}:{number}"')
+        innermost = sorted(at, key=lambda p: len(p.nodes))
+        found = _distinct(s for p in innermost for s in self.subjects_of(p) if s.gradient or not gradient)
+        return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
+
+    def _nearest(self, text: str) -> str:
+        known = self.names()
+        close = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
+        if _LINE.fullmatch(text):
+            lines = sorted({s.line for s in self.places}, key=lambda n: (abs(n - int(re.findall(r"\d+", text)[-1])), n))[:3]
+            return f"; lines near it with values: {', '.join(map(str, sorted(lines)))}" if lines else ""
+        if close:
+            return "; did you mean " + " or ".join(f'"{c}"' for c in close) + "?"
+        more = f" and {len(known) - 12} more" if len(known) > 12 else ""
+        return f"; known: {', '.join(known[:12])}{more}" if known else ""
+
+    # ---- subjects of an expression -------------------------------------------------------------------------------------------
+
+    def subjects_of(self, at: _Place) -> list[Subject]:
+        """What leaves an expression, in the order in which it is first made: alike values are one subject."""
+        inside = {n.id for n in at.nodes}
+        kinds: dict[Any, list[int]] = {}
+        makers: dict[Any, Node] = {}
+        again: dict[Any, list[int]] = defaultdict(list)
+        for node in at.nodes:
+            for number, value in enumerate(node.outputs):
+                key = self._kind(node, number)
+                if is_recomputed(node):
+                    again[key].append(value)  # whoever reads it: the first computation has all readers of the user's
+                elif node.op != "optimization_barrier" and self._leaves(value, inside):
+                    kinds.setdefault(key, []).append(value)
+                    makers.setdefault(key, node)
+        labels = _labels(at, makers)
+        return [
+            Subject(
+                label=labels[key],
+                kind="annotation" if makers[key].op == "sbp_annotate" and makers[key].params["pin"] is not None else "made",
+                values=(*values, *again[key]),
+                frame=at.span,
+                gradient=is_gradient(makers[key]),
+            )
+            for key, values in kinds.items()
+        ]
+
+    def _kind(self, node: Node, number: int) -> Any:
+        aval = self.graph.avals[node.outputs[number]]
+        return node.op, node.span, is_gradient(node), number, tuple(aval.shape), str(aval.dtype), len(node.inputs)
+
+    def _leaves(self, value: int, inside: set[int]) -> bool:
+        return any(reader is None or reader.id not in inside for reader in self.readers.get(value, ()))
+
+
+def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
+    """The variable that each value is assigned to; the source text for those that have none."""
+    labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].op)
+    targets = _names_at(at.span)
+    forward, backward = [k for k in makers if not is_gradient(makers[k])], [k for k in makers if is_gradient(makers[k])]
+    transformed = _transformed(at.span)
+    if transformed:
+        groups = [backward] if transformed == "grad" else [forward[-1:], backward]
+    else:
+        groups = [forward[-1:]] if len(targets) == 1 and len(targets[0]) == 1 else _results(forward, makers, targets)
+    for names, group in zip(targets, groups, strict=False):
+        for number, key in enumerate(group if names else ()):
+            labels[key] = names[number] if len(names) == len(group) else names[0]
+    return labels
+
+
+def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> list[list[Any]]:
+    """For each of several targets, what it takes of the results of the one node that makes them all."""
+    if not kinds or len({makers[k].id for k in kinds}) > 1:
+        return []
+    node = makers[kinds[0]]
+    if node.op == "scan" and len(targets) == 2:
+        counts = [node.params["num_carry"]]
+    elif len(node.outputs) == sum(map(len, targets)):
+        counts = list(itertools.accumulate(map(len, targets)))[:-1]
+    else:
+        return []
+    ends = [0, *counts, len(node.outputs)]
+    return [[k for k in kinds if start <= k[3] < stop] for start, stop in itertools.pairwise(ends)]
+
+
+def _distinct(found: Iterable[Subject]) -> list[Subject]:
+    """Each value once."""
+    kept: dict[tuple[int, ...], Subject] = {}
+    for subject in found:
+        kept.setdefault(subject.values, subject)
+    return list(kept.values())
+
+
+def _is_file(path: str, asked: str | None) -> bool:
+    shown = file_name(path)
+    return asked is None or asked == shown or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
+
+
+# ---- the left sides of assignments -----------------------------------------------------------------------------------------------
+
+
+def _names_at(span: Span | None) -> Targets:
+    """The names that the expression at a span is assigned to; empty when it is not."""
+    if span is None:
+        return ()
+    text = "".join(linecache.getlines(span.file))
+    return _assigned(text).get((span.line, span.column - 1, span.end_line or span.line, span.end_column - 1), ())
+
+
+@functools.lru_cache(maxsize=64)
+def _assigned(text: str) -> dict[tuple[int, int, int, int], Targets]:
+    """For each expression of a source text that is assigned: its position and the names."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook cell with magics
+        return {}
+    found: dict[tuple[int, int, int, int], Targets] = {}
+
+    def enter(target: ast.expr, at: ast.expr | ast.stmt) -> None:
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        if isinstance(at, ast.Tuple) and len(at.elts) == len(parts) > 1:
+            for part, value in zip(parts, at.elts, strict=True):
+                enter(part, value)
+            return
+        names = tuple(tuple(map(_name, p.elts if isinstance(p, ast.Tuple | ast.List) else [p])) for p in parts)
+        if all(name for group in names for name in group):
+            found[at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0] = names
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                enter(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+                enter(target, value)
+            case ast.AugAssign(target=target):
+                enter(target, node)
+            case _:
+                pass
+    return found
+
+
+def _name(target: ast.expr) -> str:
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _transformed(span: Span) -> str:
+    """Whether an expression is `grad(f)(..)` or `value_and_grad(f)(..)`, whose results are gradients; empty otherwise."""
+    expression, _ = expression_at(span)
+    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Call):
+        called = ast.unparse(expression.func.func).rsplit(".", 1)[-1]
+        return called if called in ("grad", "value_and_grad") else ""
+    return ""

@@ -1,0 +1,293 @@
+"""Why a value has its type: where the type comes from, what every other type would cost, and why each conversion is where it is.
+
+Everything that is quoted was planned: a question about another type is answered by solving the program with that type pinned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sbp import _jax
+from sbp.infer.constraints import pin_sites
+from sbp.infer.rows import EMPTY, RowTable, native_partials
+from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
+from sbp.mesh import MeshSpec
+from sbp.plan.moves import Alternative, Conversion, Moves, no_typing
+from sbp.plan.origins import Link, Origins
+from sbp.plan.pinning import Question, Wanted, type_in
+from sbp.plan.program import Cost, Program
+from sbp.plan.source import Names
+from sbp.plan.subjects import Found, Subject, Subjects
+from sbp.types import MONOIDS, NdSbp
+
+MAX_PLANS, FEW_PLANS, NODES_PLANNED = 28, 6, 6000
+"""Plans made for one question: so many; of large programs as many as amount to so many nodes, but not below the second figure."""
+
+MAX_JOINT = 3
+"""Types that differ on several mesh axes at once."""
+
+MAX_MOVES = 4
+"""Conversions of a value that are tried elsewhere, most bytes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisStory:
+    """How the atom on one mesh axis came about.
+
+    Arguments:
+      mesh_axis: the axis.
+      atom: what was chosen.
+      links: the chain of origins, the value's own link first.
+      pinned: whether the user pins this value on this axis.
+      next_best: the cheapest plan in which the value has another atom here (for a pinned one: without the pin); None when there is
+        none, or none was tried.
+      tried: how many other atoms were tried.
+    """
+
+    mesh_axis: str
+    atom: str
+    links: tuple[Link, ...]
+    pinned: bool
+    next_best: Alternative | None
+    tried: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """The answer to `plan.why(name)`.
+
+    Arguments:
+      subject: the value.
+      others: other values of that name or line, with their types.
+      type: the chosen type; of an output, the type it is returned in.
+      types: the types of all its copies with how many have it; one entry unless copies differ.
+      shape, dtype: of the whole value.
+      local_shape: of what one device holds.
+      bytes_per_device: of that, in bytes.
+      cost: of the plan as it is.
+      axes: one story for each mesh axis of more than one device.
+      alternatives: other types with the cost of the plan that has them, cheapest first, those without a plan last.
+      untried: types that were left out to save time.
+      conversions: of this value, most bytes first.
+      nodes: size of the program.
+    """
+
+    subject: Subject
+    others: tuple[tuple[Subject, NdSbp], ...]
+    type: NdSbp
+    types: tuple[tuple[NdSbp, int], ...]
+    shape: tuple[int, ...]
+    dtype: str
+    local_shape: tuple[int, ...]
+    bytes_per_device: float
+    cost: Cost
+    axes: tuple[AxisStory, ...]
+    alternatives: tuple[Alternative, ...]
+    untried: int
+    conversions: tuple[Conversion, ...]
+    nodes: int
+
+
+def why(program: Program, question: Question, name: str | int, output_names: Sequence[str] = ()) -> Why:
+    """Explains the type of a value.
+
+    Arguments:
+      program: the plan.
+      question: what it was planned from.
+      name: as for `sbp.plan.subjects.Subjects.find`.
+      output_names: names of the results.
+
+    Raises:
+      SbpError: when no value has that name.
+    """
+    found = Subjects.of(program.graph, output_names).find(name)
+    return _Asking(program, question, found, tuple(output_names)).answer()
+
+
+@dataclass(slots=True)
+class _Asking:
+    """One question about one program."""
+
+    program: Program
+    question: Question
+    found: Found
+    output_names: tuple[str, ...]
+    origins: Origins = field(init=False)
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.origins = Origins.of(self.program.typing, self.question.demand)
+        self.left = min(MAX_PLANS, max(FEW_PLANS, NODES_PLANNED // max(1, self.nodes)))
+
+    @property
+    def subject(self) -> Subject:
+        return self.found.subject
+
+    @property
+    def names(self) -> Names:
+        return self.origins.names
+
+    @property
+    def mesh(self) -> MeshSpec:
+        return self.program.mesh
+
+    @property
+    def nodes(self) -> int:
+        return sum(1 for _ in self.program.graph.walk())
+
+    @property
+    def axes(self) -> list[int]:
+        """Positions of the mesh axes that have more than one device."""
+        return [k for k, n in enumerate(self.mesh.sizes) if n > 1]
+
+    def answer(self) -> Why:
+        subject, typing = self.subject, self.program.typing
+        aval = self.program.graph.avals[subject.values[0]]
+        codes = self.codes(subject)
+        kinds = [typing.values[v] for v in subject.values] if subject.kind != "output" else [codes]
+        moves = Moves(self.program, self.question, subject, self.origins, self.output_names)
+        found = moves.found()
+        self.left -= min(MAX_MOVES, len(found))
+        free = {k: self.unpinned(k) for k in self.axes if self.is_pinned(k)}
+        singles, untried = self.singles(codes)
+        joint = self.joint(codes, singles)
+        alternatives = [*free.values(), *itertools.chain.from_iterable(singles.values()), *joint]
+        local = local_shape(aval.shape, codes, self.mesh.sizes)
+        return Why(
+            subject=subject,
+            others=tuple((s, to_type(self.codes(s), self.mesh)) for s in self.found.others),
+            type=to_type(codes, self.mesh),
+            types=tuple((to_type(t, self.mesh), kinds.count(t)) for t in dict.fromkeys(kinds)),
+            shape=tuple(aval.shape),
+            dtype=str(aval.dtype),
+            local_shape=local,
+            bytes_per_device=float(math.prod(local) * _jax.itemsize(aval.dtype)),
+            cost=self.program.cost,
+            axes=tuple(self.story(k, codes, free.get(k), singles[k]) for k in self.axes),
+            alternatives=tuple(sorted(alternatives, key=_by_cost)),
+            untried=untried,
+            conversions=tuple(moves.conversion(group, tried=number < MAX_MOVES) for number, group in enumerate(found)),
+            nodes=self.nodes,
+        )
+
+    def codes(self, subject: Subject) -> Codes:
+        """The type of a subject in the plan."""
+        return from_type(type_in(self.program, subject, self.program), self.mesh)
+
+    # ---- alternatives --------------------------------------------------------------------------------------------------------
+
+    def is_pinned(self, position: int) -> bool:
+        """Whether the user pins the subject itself on a mesh axis."""
+        subject, demand = self.subject, self.question.demand
+        if subject.kind == "annotation":
+            mine = set(subject.values)
+            sites = pin_sites(self.program.graph, self.mesh, demand)
+            return any(s.codes[position] is not None for s in sites if any(n.outputs[0] in mine for n in s.nodes))
+        asked = {"input": demand.inputs, "output": demand.outputs}.get(subject.kind)
+        codes = asked[subject.position] if asked is not None else None
+        return codes is not None and codes[position] is not None
+
+    def planned(self, question: Question, change: str, wanted: Wanted) -> Alternative:
+        self.left -= 1
+        atoms_wanted = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
+        program = question.plan()
+        if program is None:
+            return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(question))
+        return Alternative(change=change, wanted=atoms_wanted, type=type_in(program, self.subject, self.program), cost=program.cost)
+
+    def pinned(self, wanted: Wanted) -> Alternative:
+        change = " ".join(f"{self.mesh.names[k]}:{decode(c)!r}" for k, c in sorted(wanted.items()))
+        return self.planned(self.question.pin(self.subject, wanted), change, wanted)
+
+    def unpinned(self, position: int) -> Alternative:
+        return self.planned(self.question.unpin(self.subject, position), f"{self.mesh.names[position]}:?", {})
+
+    def options(self, position: int, current: Code) -> list[Code]:
+        """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so, then the splits."""
+        subject, n = self.subject, self.mesh.sizes[position]
+        aval = self.program.graph.avals[subject.values[0]]
+        boundary = subject.kind in ("input", "output")
+        splits = [1 + d for d, size in enumerate(aval.shape) if size >= n and (not boundary or size % n == 0)]
+        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native().get(subject.values[0], EMPTY))]
+        return [c for c in (0, *partial, *splits) if c != current]
+
+    def native(self) -> dict[int, frozenset[str]]:
+        table = RowTable(self.mesh, communicates=self.question.boxing == "auto")
+        seeds = {
+            v: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
+            for v, codes in zip(self.program.graph.inputs, self.question.demand.inputs, strict=True)
+            if codes is not None
+        }
+        return native_partials(self.program.graph, table, seeds)
+
+    def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
+        """For each mesh axis, the plans with another atom there; and how many were left out."""
+        made: dict[int, list[Alternative]] = {k: [] for k in self.axes}
+        options = {k: self.options(k, codes[k]) for k in self.axes}
+        untried = 0
+        for turn in itertools.zip_longest(*([(k, c) for c in options[k]] for k in self.axes)):
+            for k, code in (pair for pair in turn if pair is not None):
+                if self.left <= 0:
+                    untried += 1
+                else:
+                    made[k].append(self.pinned({k: code}))
+        return made, untried
+
+    def joint(self, codes: Codes, singles: dict[int, list[Alternative]]) -> list[Alternative]:
+        """Plans with other atoms on two mesh axes, those whose atoms cost least one by one first."""
+        seen = {a.type for found in singles.values() for a in found}
+        aval = self.program.graph.avals[self.subject.values[0]]
+        estimated: list[tuple[float, int, Wanted]] = []
+        for k, j in itertools.combinations(self.axes, 2):
+            tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
+            pairs = itertools.product(*tried)
+            for (a, first), (b, second) in pairs:
+                t = tuple(a if i == k else b if i == j else c for i, c in enumerate(codes))
+                if first.cost is None or second.cost is None or to_type(t, self.mesh) in seen or not self.is_type(aval, t):
+                    continue
+                estimated.append((first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b}))
+        made: list[Alternative] = []
+        for _, _, wanted in sorted(estimated, key=lambda e: e[:2])[:MAX_JOINT]:
+            if self.left > 0:
+                made.append(self.pinned(wanted))
+        return made
+
+    def is_type(self, aval: object, codes: Codes) -> bool:
+        """Whether the value's shape has room for a type, and its parts one monoid."""
+        shape = tuple(aval.shape)  # type: ignore[attr-defined]
+        if self.subject.kind in ("input", "output") and not is_even(shape, codes, self.mesh.sizes):
+            return False
+        parts: dict[int, int] = {}
+        for c, n in zip(codes, self.mesh.sizes, strict=True):
+            parts[c] = parts.get(c, 1) * n
+        return all(shape[c - 1] >= n for c, n in parts.items() if c > 0) and sum(c < 0 for c in parts) <= 1
+
+    # ---- origins -------------------------------------------------------------------------------------------------------------
+
+    def story(self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]) -> AxisStory:
+        subject = self.subject
+        links = self.origins.chain(subject.values[0], position)
+        links = (dataclasses.replace(links[0], subject=f"`{subject.label}`"), *links[1:])
+        if subject.kind == "output":
+            pinned = self.is_pinned(position)
+            because = "pinned by the output's type" if pinned else "an output whose type is left free"
+            own = Link(kind="input" if pinned else "row", subject=f"`{subject.label}`", atom=codes[position], because=because)
+            links = (own,) if pinned else (own, *links)
+        possible = [a for a in singles if a.cost is not None]
+        return AxisStory(
+            mesh_axis=self.mesh.names[position],
+            atom=repr(decode(codes[position])),
+            links=links,
+            pinned=self.is_pinned(position),
+            next_best=free if free is not None else min(possible, key=_by_cost, default=None),
+            tried=len(singles),
+        )
+
+
+def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:
+    cost = alternative.cost
+    return (True, 0.0, 0.0, alternative.change) if cost is None else (False, cost.seconds, cost.bytes_per_device, alternative.change)

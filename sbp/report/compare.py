@@ -1,0 +1,130 @@
+"""Difference -> page: two plans side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sbp.plan.compare import Difference, Sent, SentDifference, Side, ValueDifference, compare
+from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.report import Shown
+from sbp.report.wording import bytes_text, counted, seconds_text
+
+SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 7, 6, 7, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Shown):
+    """What `plan.diff(other)` returns: it shows itself; `difference` holds the figures."""
+
+    difference: Difference
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def comparison(this: Side, other: Side) -> Comparison:
+    """Two plans compared."""
+    found = compare(this, other)
+    return Comparison(page=page(found), difference=found)
+
+
+def page(found: Difference) -> Page:
+    """A difference as parts."""
+    first, second = found.titles
+    title = f"`{first}`: this plan and the other" if first == second else f"`{first}` and `{second}`: this plan and the other"
+    parts: list[Part] = []
+    if first != second:
+        parts.append(
+            Paragraph(text=f"these are plans of different functions; {counted(found.matched, 'value')} with the same name or line text")
+        )
+    if found.same:
+        return Page(title=title, parts=(*parts, Paragraph(text="nothing differs")))
+    if found.settings:
+        parts.append(Section(title="asked differently", parts=(_settings(found.settings),)))
+    parts.append(Section(title="cost of a call, per device", parts=(_costs(found),)))
+    if found.sent:
+        more = sum(d.bytes_more for d in found.sent)
+        title_sent = f"conversions that differ: {counted(len(found.sent), 'kind')}, {_signed(more, bytes_text)} in the other"
+        parts.append(Section(title=title_sent, parts=(_sent(found.sent),)))
+    for noun, differing, shown in (
+        ("input", found.inputs, SHOWN_BOUNDARY),
+        ("output", found.outputs, SHOWN_BOUNDARY),
+        ("value", found.values, SHOWN_VALUES),
+    ):
+        if differing:
+            parts.append(Section(title=f"{counted(len(differing), noun)} of another type", parts=(_values(noun, differing, shown),)))
+    only = " and ".join(f"{n} only in {which}" for n, which in zip(found.unmatched, ("this", "the other"), strict=True) if n)
+    alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
+    parts.append(Paragraph(text=f"{counted(alike, 'value')} of the same type in both" + (f"; {only}" if only else "")))
+    return Page(title=title, parts=tuple(parts))
+
+
+def _settings(found: Sequence[tuple[str, str, str]]) -> Table:
+    columns = tuple(Column(heading=h, wraps=True) for h in ("what", "this", "other"))
+    rows = tuple(TableRow(cells=row) for row in found)
+    rest = rows[SHOWN_SETTINGS:]
+    return Table(columns=columns, rows=rows[:SHOWN_SETTINGS], folded=rest, rest=f"and {len(rest)} more" if rest else "")
+
+
+def _signed(value: float, text: Callable[[float], str]) -> str:
+    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
+
+
+def _costs(found: Difference) -> Table:
+    a, b = found.costs
+    columns = (
+        Column(heading="cost"),
+        Column(heading="this", right=True),
+        Column(heading="other", right=True),
+        Column(heading="difference", right=True),
+    )
+
+    def row(name: str, x: float, y: float, text: Callable[[float], str]) -> TableRow:
+        share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
+        return TableRow(cells=(name, text(x), text(y), f"{_signed(y - x, text)}{share}" if y != x else "none"))
+
+    rows = (
+        row("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
+        row("modelled time", a.seconds, b.seconds, seconds_text),
+        row("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+    )
+    return Table(columns=columns, rows=rows)
+
+
+def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
+    columns = (
+        Column(heading=noun, wraps=True),
+        Column(heading="this", wraps=True),
+        Column(heading="other", wraps=True),
+        Column(heading="per device", right=True),
+        Column(heading="other's", right=True),
+        Column(heading="line"),
+    )
+
+    def row(d: ValueDifference) -> TableRow:
+        figures = (bytes_text(d.this.bytes_per_device), bytes_text(d.other.bytes_per_device))
+        where = d.this.where.removeprefix("at ").removeprefix("in the gradient of ")
+        return TableRow(cells=(d.name, repr(d.this.type), repr(d.other.type), *figures, where))
+
+    rows = tuple(map(row, found))
+    rest = rows[shown:]
+    return Table(columns=columns, rows=rows[:shown], folded=rest, rest=f"and {len(rest)} smaller" if rest else "")
+
+
+def _sent(found: Sequence[SentDifference]) -> Table:
+    columns = (
+        Column(heading="step"),
+        Column(heading="mesh axes"),
+        Column(heading="change"),
+        Column(heading="this", right=True),
+        Column(heading="other", right=True),
+    )
+
+    def sent(one: Sent | None) -> str:
+        return "none" if one is None else f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+
+    rows = tuple(TableRow(cells=(d.kind, d.mesh_axes, d.change, sent(d.this), sent(d.other)), detail=d.place) for d in found)
+    rest = rows[SHOWN_SENT:]
+    more = _signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
+    return Table(columns=columns, rows=rows[:SHOWN_SENT], folded=rest, rest=f"and {len(rest)} more: {more} in the other" if rest else "")

@@ -1,0 +1,37 @@
+"""The hardware table as a page: what costs are counted on, by the name that `sbp.jit(.., hardware=..)` takes."""
+
+from __future__ import annotations
+
+from sbp.errors import bytes_text
+from sbp.hardware import HARDWARE, Hardware
+from sbp.report.parts import Column, Page, Table, TableRow
+
+
+def hardware_page() -> Page:
+    """All hardware that has a name; figures are of one JAX device, links those of a chip.
+
+    >>> hardware_page().parts[0].rows[1].cells[:2]
+    ('tpu-v3', '61.5')
+    """
+    headings = ("name", "TFLOP/s", "float32", "memory", "GB/s", "network", "link", "joins", "beyond")
+    columns = tuple(Column(heading=h, right=h not in ("name", "network")) for h in headings)
+    rows = tuple(TableRow(cells=_cells(h)) for h in HARDWARE.values())
+    return Page(title="hardware, of one JAX device; links and what is beyond in GB/s, one way", parts=(Table(columns=columns, rows=rows),))
+
+
+def _cells(h: Hardware) -> tuple[str, ...]:
+    return (
+        h.name,
+        _figure(h.flops_per_second / 1e12),
+        _figure(h.product_flops_per_second(4) / 1e12),
+        bytes_text(h.hbm_bytes),
+        _figure(h.hbm_bytes_per_second / 1e9),
+        f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
+        _figure(h.link_bytes_per_second / 1e9),
+        "" if h.beyond is None else str(h.joined_devices),
+        "" if h.beyond is None else _figure(h.beyond.bytes_per_second / 1e9),
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"

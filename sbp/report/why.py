@@ -1,0 +1,207 @@
+"""Why -> page: the type of a value, where it comes from, what other types cost, why its conversions are where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sbp.infer.space import decode
+from sbp.mesh import MeshSpec
+from sbp.plan.moves import Alternative, Conversion
+from sbp.plan.origins import Link, shown
+from sbp.plan.program import Cost
+from sbp.plan.subjects import Subject
+from sbp.plan.why import AxisStory, Why
+from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.report import Shown
+from sbp.report.wording import axes_text, bytes_text, change_text, counted, seconds_text
+
+SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
+
+SAME = 1e-6
+"""Share of a plan's time below which two plans are called equal: the chooser breaks ties by less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
+    """What `plan.why(name)` returns: it shows itself; `why` holds the figures.
+
+    Arguments:
+      why: the answer as data: `why.type`, `why.alternatives`, `why.conversions`, ..
+    """
+
+    why: Why
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def explanation(why: Why, mesh: MeshSpec) -> Explanation:
+    """The answer with its page."""
+    return Explanation(page=page(why, mesh), why=why)
+
+
+def page(why: Why, mesh: MeshSpec) -> Page:
+    """An answer as parts."""
+    parts: list[Part] = [_head(why)]
+    if len(why.types) > 1:
+        copies = ", ".join(f"{t!r} in {counted(n, 'copy').replace('copys', 'copies')}" for t, n in why.types)
+        parts.append(Paragraph(text=f"the program holds it more than once, in unrolled layers or in rematerialisation: {copies}"))
+    parts += [_axis(why, story) for story in why.axes]
+    parts.append(_alternatives(why))
+    parts += _conversions(why)
+    if why.others:
+        parts.append(_others(why.others))
+    return Page(title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}", parts=tuple(parts))
+
+
+def _name(subject: Subject) -> str:
+    name = f"`{subject.label.replace('`', '')}`"
+    what = {"input": "input ", "output": "output "}.get(
+        subject.kind, "gradient of " if subject.gradient and not subject.label.isidentifier() else ""
+    )
+    return what + name
+
+
+def _head(why: Why) -> Facts:
+    shape = f"{why.dtype}[{','.join(map(str, why.shape))}]"
+    local = f"[{','.join(map(str, why.local_shape))}]"
+    pairs = [("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")]
+    if why.subject.where:
+        pairs.append(("made", why.subject.where))
+    pairs.append(("plan", _cost(why.cost)))
+    return Facts(pairs=tuple(pairs))
+
+
+def _cost(cost: Cost) -> str:
+    return f"{bytes_text(cost.bytes_per_device)} sent per device, {seconds_text(cost.seconds)}"
+
+
+# ---- axes ------------------------------------------------------------------------------------------------------------------------
+
+
+def _axis(why: Why, story: AxisStory) -> Section:
+    links = shown(story.links)
+    columns = (Column(heading="value", wraps=True), Column(heading="type"), Column(heading="because", wraps=True), Column(heading="line"))
+    rows = [TableRow(cells=(link.subject, repr(decode(link.atom)), link.because, link.where.removeprefix("at "))) for link in links]
+    kept, rest = rows, rows[:0]
+    if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
+        kept, rest = [*rows[: SHOWN_LINKS - 1], rows[-1]], rows[SHOWN_LINKS - 1 : -1]
+    text = f"and {len(rest)} more between the last two" if rest else ""
+    table = Table(columns=columns, rows=tuple(kept), folded=tuple(rest), rest=text)
+    return Section(title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(table,))
+
+
+def verdict(why: Why, story: AxisStory) -> str:
+    """Whether an atom is pinned, forced or chosen by its cost, and then by how much."""
+    best = story.next_best
+    if story.pinned:
+        if best is None or best.cost is None or best.type is None:
+            return "pinned here"
+        return f"pinned here; left free it would be {best.type.get(story.mesh_axis)!r}, {difference(best.cost, why.cost)}"
+    if best is None or best.cost is None:
+        return "no other typing" if story.tried else "no other type was tried"
+    atom = dict(best.wanted).get(story.mesh_axis, "another")
+    if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
+        return f"chosen among equals; {atom} costs the same"
+    return f"chosen by cost; next best {atom}, {difference(best.cost, why.cost)}"
+
+
+def difference(cost: Cost, base: Cost) -> str:
+    """How much more one plan takes than another: time, and what is sent."""
+    time, sent = cost.seconds - base.seconds, cost.bytes_per_device - base.bytes_per_device
+    share = f" ({100 * time / base.seconds:+.1f} %)" if abs(time) >= 5e-4 * base.seconds > 0 else ""
+    first = "the same time" if abs(time) <= SAME * base.seconds else f"{_signed(time, seconds_text)}{share}"
+    return f"{first}, {_signed(sent, bytes_text)} sent" if sent else first
+
+
+def _signed(value: float, text: object) -> str:
+    assert callable(text)
+    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
+
+
+# ---- alternatives ----------------------------------------------------------------------------------------------------------------
+
+
+def _alternatives(why: Why) -> Section:
+    columns = (
+        Column(heading="pinned"),
+        Column(heading="type then", wraps=True),
+        Column(heading="sent per device", right=True),
+        Column(heading="time", right=True),
+        Column(heading="difference", wraps=True),
+    )
+    own = TableRow(cells=("as it is", repr(why.type), bytes_text(why.cost.bytes_per_device), seconds_text(why.cost.seconds), ""))
+    rows = [_alternative(why, a) for a in why.alternatives]
+    kept, rest = rows[:SHOWN_TYPES], rows[SHOWN_TYPES:]
+    left = [f"{counted(len(rest), 'dearer type')}"] if rest else []
+    left += [f"{counted(why.untried, 'type')} not tried, the program has {why.nodes} equations"] if why.untried else []
+    table = Table(columns=columns, rows=(own, *kept), folded=tuple(rest), rest=f"and {'; '.join(left)}" if left else "")
+    return Section(title="other types, each planned anew", parts=(table,))
+
+
+def _alternative(why: Why, one: Alternative) -> TableRow:
+    if one.cost is None:
+        return TableRow(cells=(one.change, "no typing", "", "", one.reason))
+    gap = difference(one.cost, why.cost)
+    return TableRow(cells=(one.change, repr(one.type), bytes_text(one.cost.bytes_per_device), seconds_text(one.cost.seconds), gap))
+
+
+# ---- conversions -----------------------------------------------------------------------------------------------------------------
+
+
+def _conversions(why: Why) -> Iterator[Section]:
+    own, onward = ([c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True))
+    if own:
+        total = bytes_text(sum(c.bytes_per_device for c in own))
+        yield Section(title=f"conversions: {counted(len(own), 'kind')}, {total} per device", parts=(_steps(why, own),))
+    elif not onward:
+        yield Section(title="conversions", parts=(Paragraph(text="none: every reader takes it as it is made"),))
+    if onward:
+        yield Section(title="it goes on partial, and what is made of it is reduced", parts=(_steps(why, onward),))
+
+
+def _steps(why: Why, found: Sequence[Conversion]) -> Table:
+    columns = (
+        Column(heading="step", wraps=True),
+        Column(heading="mesh axes"),
+        Column(heading="change"),
+        Column(heading="runs", right=True),
+        Column(heading="per device", right=True),
+    )
+    rows = [_conversion(why, c) for c in found]
+    kept, rest = rows[:SHOWN_CONVERSIONS], rows[SHOWN_CONVERSIONS:]
+    sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
+    return Table(columns=columns, rows=tuple(kept), folded=tuple(rest), rest=f"and {len(rest)} more: {sent} per device" if rest else "")
+
+
+def _conversion(why: Why, one: Conversion) -> TableRow:
+    steps = ", ".join(s.kind for s in one.steps)
+    axes = ", ".join(dict.fromkeys(axes_text(s, one.mesh) for s in one.steps))
+    change = ", ".join(dict.fromkeys(map(change_text, one.steps)))
+    more = f"; {counted(one.others, 'more reader')} {'take' if one.others > 1 else 'takes'} the result" if one.others else ""
+    text = f"made by {one.made}; {one.forced}{more}"
+    return TableRow(cells=(steps, axes, change, str(one.runs), bytes_text(one.bytes_per_device)), detail=text + _instead(why, one.instead))
+
+
+def _instead(why: Why, one: Alternative | None) -> str:
+    if one is None:
+        return ""
+    if one.cost is None:
+        return f". {one.change[:1].upper()}{one.change[1:]}: no typing ({one.reason})"
+    return f". {one.change[:1].upper()}{one.change[1:]}: {difference(one.cost, why.cost)}"
+
+
+def _others(found: Sequence[tuple[Subject, object]]) -> Section:
+    """What else has the name or stands on the line."""
+    columns = (Column(heading="value", wraps=True), Column(heading="type", wraps=True), Column(heading="line"))
+    rows = []
+    for subject, t in found:
+        where = subject.where or {"input": "an input", "output": "an output"}.get(subject.kind, "")
+        rows.append(TableRow(cells=(_name(subject), repr(t), where.removeprefix("at "))))
+    rest = rows[SHOWN_OTHERS:]
+    table = Table(columns=columns, rows=tuple(rows[:SHOWN_OTHERS]), folded=tuple(rest), rest=f"and {len(rest)} more" if rest else "")
+    return Section(title="of the same name or line", parts=(table,))
+
+
+__all__ = ["Explanation", "Link", "difference", "explanation", "page", "verdict"]

@@ -1,0 +1,117 @@
+"""Runs the checker along a body: operations in order, loops to a fixpoint, branches joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sbp.errors import SbpInternalError
+from sbp.shardmap.collectives import collective, is_collective
+from sbp.shardmap.held import UNKNOWN, Fault, Held, Value, join, joined, literal
+from sbp.shardmap.local import local
+from sbp.shardmap.state import State
+from sbp.trace.graph import Constant, Graph, Node
+from sbp.types import B, Split
+
+MAX_TURNS = 12
+"""Turns of a loop after which a carry that still changes is held to be unknown; readings get fewer with each, so few are needed."""
+
+
+def run(state: State, graph: Graph, args: Sequence[Value]) -> list[Value]:
+    """How the results of a body are held, from how its inputs are."""
+    env: dict[int, Value] = dict(zip(graph.inputs, args, strict=True))
+
+    def read(operand: int | Constant) -> Value:
+        return literal(operand.value, operand.aval, len(state.sizes)) if isinstance(operand, Constant) else env[operand]
+
+    for node in graph.nodes:
+        env.update(zip(node.outputs, _results(state, node, [read(o) for o in node.inputs]), strict=True))
+    return [read(o) for o in graph.outputs]
+
+
+def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
+    match node.op:
+        case "scan":
+            return _scan(state, node, ins)
+        case "while":
+            return _while(state, node, ins)
+        case "cond":
+            return _cond(state, node, ins)
+        case "optimization_barrier":
+            return ins
+        case "shard_map":
+            state.unanalysed(node, "a shard_map inside of a shard_map is not analysed")
+            return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
+        case op if is_collective(op):
+            return collective(state, node, ins)
+        case _:
+            return local(state, node, ins)
+
+
+def _fixpoint(state: State, node: Node, graph: Graph, before: list[Value], carry: list[Value], after: list[Value]) -> list[Value]:
+    """The results of a loop's body once its carry keeps the types that it has. What is found in a turn before is found: it is run, too."""
+    count = len(carry)
+    for turn in range(MAX_TURNS):
+        out = run(state, graph, [*before, *carry, *after])
+        wider = [join(a, b, node) for a, b in zip(carry, out[:count], strict=True)]
+        if wider == carry:
+            return [*wider, *out[count:]]
+        if turn == MAX_TURNS - 2:
+            wider = [Value((UNKNOWN,) * len(state.sizes)) if a != b else a for a, b in zip(carry, wider, strict=True)]
+        carry = wider
+    raise SbpInternalError(f"the carry of {node.op} takes more than {MAX_TURNS} turns to keep its type")
+
+
+def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
+    c, k = node.params["num_consts"], node.params["num_carry"]
+    out = _fixpoint(state, node, node.regions[0], ins[:c], ins[c : c + k], [_without_lead(v) for v in ins[c + k :]])
+    return [*out[:k], *(_with_lead(v) for v in out[k:])]
+
+
+def _without_lead(v: Value) -> Value:
+    """One turn's slice of what a scan runs along."""
+    return replace(v, held=tuple(_shifted(h, -1) for h in v.held), count=1, added=None)
+
+
+def _with_lead(v: Value) -> Value:
+    return replace(v, held=tuple(_shifted(h, 1) for h in v.held), count=1, added=None)
+
+
+def _shifted(h: Held, by: int) -> Held:
+    atoms = {Split(a.dim + by) if isinstance(a, Split) else a for a in h.atoms if not (isinstance(a, Split) and a.dim + by < 0)}
+    return replace(h, atoms=frozenset(atoms)) if atoms or h.fault else UNKNOWN
+
+
+def _while(state: State, node: Node, ins: list[Value]) -> list[Value]:
+    c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+    test, turn = node.regions
+    carry = _fixpoint(state, node, turn, ins[c : c + b], ins[c + b :], [])
+    (go,) = run(state, test, [*ins[:c], *carry])
+    varies = _predicate(state, node, go)
+    return [_varying(v, varies) for v in carry]
+
+
+def _cond(state: State, node: Node, ins: list[Value]) -> list[Value]:
+    outs = [run(state, branch, ins[1:]) for branch in node.regions]
+    varies = _predicate(state, node, ins[0])
+    return [_varying(joined(values, node), varies) for values in zip(*outs, strict=True)]
+
+
+def _varying(v: Value, varies: Sequence[int]) -> Value:
+    """What devices that went different ways have."""
+    return replace(v, held=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.held))) if varies else v
+
+
+def _predicate(state: State, node: Node, v: Value) -> list[int]:
+    """The mesh axes along which devices may go different ways; a partial predicate is entered."""
+    varies = []
+    for k, h in enumerate(v.held):
+        if B in h.atoms:
+            continue
+        if h.fault:
+            state.report(h.fault, k, node)
+        elif h.partial:
+            state.report(Fault("predicate", node, h.made, 0, repr(h.partial)), k, node)
+        else:
+            varies.append(k)
+    return varies

@@ -1,0 +1,191 @@
+"""What a collective makes of how its operand is held: on the mesh axes that it runs over, and on the others, where it only moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sbp.shardmap.held import UNKNOWN, WHOLE, Fault, Held, Value, faulty
+from sbp.shardmap.state import State
+from sbp.trace.graph import Node
+from sbp.types import Atom, B, Split, Unreduced
+
+REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
+"""Collectives that reduce to B, with their monoids."""
+
+
+def names_of(node: Node) -> Any:
+    """The mesh axes that a collective names."""
+    return node.params.get("axes", node.params.get("axis_name"))
+
+
+def collective(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
+    """The results of a collective, or of something else about named axes."""
+    over = state.axes_of(names_of(node))
+    if node.op == "axis_index":
+        return [Value(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
+    act = _ON_AXES.get(node.op)
+    if act is None or node.params.get("axis_index_groups") is not None:
+        why = f"{node.op} in groups of an axis" if act else node.op
+        state.unanalysed(node, f"{why} is not analysed")
+        return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
+    return [_one(state, node, v, state.graph.aval(o).shape, over, act) for v, o in zip(ins, node.inputs, strict=True)]
+
+
+Act = Callable[[State, Node, Value, int, Sequence[int]], Held]
+
+
+def _one(state: State, node: Node, v: Value, shape: Sequence[int], over: Sequence[int], act: Act) -> Value:
+    held = [act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape)) for k, h in enumerate(v.held)]
+    const = None
+    if v.const is not None and v.literal and node.op in REDUCTIONS:
+        const = v.const * math.prod(state.sizes[k] for k in over) if REDUCTIONS[node.op] == "sum" else v.const
+    counted = node.op in ("psum", "psum_invariant")
+    return Value(tuple(held), const, v.literal, v.count if counted else 1, v.added if counted else None)
+
+
+# ---- reductions -----------------------------------------------------------------------------------------------------------------------
+
+
+def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+    """All-reduce by the sum, the maximum or the minimum."""
+    h, monoid = v.held[axis], REDUCTIONS.get(node.op, "sum")
+    if h.fault:
+        state.report(h.fault, axis, node)
+        return replace(WHOLE, excess=None, reduced=node)
+    if h.unknown:
+        return replace(WHOLE, excess=None, reduced=node)
+    partial = h.partial
+    if partial is not None:
+        if partial.monoid != monoid:
+            state.report(Fault("monoid", node, h.made, 0, repr(partial)), axis, node)
+            return replace(WHOLE, excess=None, reduced=node)
+        cause = replace(h.cause, made=node) if h.cause and h.excess else None
+        return Held(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
+    if B not in h.atoms:  # the shards of a split value, added element by element
+        return replace(WHOLE, excess=h.excess, reduced=node, cause=h.cause, blocks=node if h.split else None)
+    if monoid != "sum" or v.zero:
+        return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)
+    return _counted(node, v, h)
+
+
+def _counted(node: Node, v: Value, h: Held) -> Held:
+    """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a cotangent."""
+    if v.literal and not node.backward:
+        return replace(WHOLE, excess=h.excess, reduced=node)
+    excess = None if h.excess is None or h.share else h.excess + 1
+    cause = Fault("pending" if v.literal else "doubled", node, h.reduced)
+    return Held(frozenset({B}), excess, reduced=h.reduced or node, cause=cause if excess else None)
+
+
+def _scattered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+    dim, tiled = node.params["scatter_dimension"], node.params["tiled"]
+    if v.held[axis].split:
+        return UNKNOWN
+    whole = _reduced(state, node, v, axis, shape)
+    return replace(whole, atoms=frozenset({Split(dim)})) if tiled else replace(whole, atoms=frozenset())
+
+
+# ---- movements ------------------------------------------------------------------------------------------------------------------------
+
+
+def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+    """The shards of a split value, one after the other; without tiling, what each device has, side by side."""
+    h, dim = v.held[axis], node.params["all_gather_dimension"]
+    if not node.params["tiled"] or h.unknown:
+        return replace(WHOLE, excess=h.excess if h.split else 0 if h.atoms else None, cause=h.cause if h.split else None, reduced=h.reduced)
+    if Split(dim) in h.atoms:
+        return replace(h, atoms=frozenset({B}))
+    if shape[dim] == 1:
+        return replace(WHOLE, excess=None)
+    if h.fault:
+        return h
+    if h.split:
+        return faulty(Fault("wrong-gather", node, h.made, dim, h.text()))
+    if h.partial:
+        return faulty(Fault("partial-as-split", node, h.made, dim, h.text()))
+    return faulty(Fault("copies", node, h.reduced, dim))
+
+
+def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+    h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
+    if h.fault and h.fault.kind == "copies":
+        return h
+    if h.unknown or h.fault:
+        return UNKNOWN  # what each device found for each other one
+    if Split(concat) in h.atoms and split != concat and node.params["tiled"]:
+        return replace(h, atoms=frozenset({Split(split)}))
+    if B in h.atoms and not v.literal:
+        return faulty(Fault("copies", node, h.reduced, concat))
+    return UNKNOWN
+
+
+def _permuted(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+    h = v.held[axis]
+    everyone = len({target for _, target in node.params["perm"]}) == math.prod(state.sizes[k] for k in state.axes_of(names_of(node)))
+    keeps = everyone and (h.fault or B in h.atoms or h.partial)
+    return replace(h, atoms=frozenset(a for a in h.atoms if not isinstance(a, Split))) if keeps else UNKNOWN
+
+
+def _same_everywhere(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+    return replace(WHOLE, excess=None)
+
+
+def _beside(node: Node, h: Held, rank: int) -> Held:
+    """On a mesh axis that the collective does not run over."""
+    if REDUCTIONS.get(node.op, "sum") != "sum" and isinstance(h.partial, Unreduced) and h.partial.monoid != REDUCTIONS[node.op]:
+        return faulty(Fault("nonlinear", node, h.made, 0, repr(h.partial)))
+    moved = _moved_dims(node, rank)
+    atoms: set[Atom] = set()
+    for a in h.atoms:
+        if not isinstance(a, Split):
+            atoms.add(a)
+        elif moved[a.dim] is not None:
+            atoms.add(Split(moved[a.dim] or 0))
+    return replace(h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None)
+
+
+def _moved_dims(node: Node, rank: int) -> list[int | None]:
+    """Where each dim of the operand is in the result; None where its elements come in another order."""
+    dims: list[int | None] = list(range(rank))
+    p = node.params
+    match node.op:
+        case "all_gather" | "all_gather_invariant" if not p["tiled"]:
+            return [d + (d >= p["all_gather_dimension"]) for d in range(rank)]
+        case "reduce_scatter" if not p["tiled"]:
+            return [None if d == p["scatter_dimension"] else d - (d > p["scatter_dimension"]) for d in range(rank)]
+        case "all_to_all" if p["tiled"]:
+            return [None if d in (p["split_axis"], p["concat_axis"]) else d for d in range(rank)]
+        case "all_to_all":
+            rest = [d for d in range(rank) if d != p["split_axis"]]
+            rest.insert(p["concat_axis"], p["split_axis"])
+            return [None if d == p["split_axis"] else rest.index(d) for d in range(rank)]
+        case _:
+            return dims
+
+
+_ON_AXES: dict[str, Act] = {
+    **dict.fromkeys(REDUCTIONS, _reduced),
+    "reduce_scatter": _scattered,
+    "all_gather": _gathered,
+    "all_gather_invariant": _gathered,
+    "all_to_all": _exchanged,
+    "ppermute": _permuted,
+    "pbroadcast": _same_everywhere,
+}
+"""The collectives that are known, by name."""
+
+NAMED = frozenset({*_ON_AXES, "axis_index", "ragged_all_to_all", "pbroadcast_dynamic", "all_gather_reduced", "preduced"})
+
+
+def is_collective(op: str) -> bool:
+    """Whether a primitive is about named axes.
+
+    >>> is_collective("psum"), is_collective("all_gather_start"), is_collective("dot_general")
+    (True, True, False)
+    """
+    asynchronous = op.endswith(("_start", "_done"))
+    unreduced = op.startswith(("unreduced_", "reduced_vary", "vary_unreduced", "inspect_sharding", "psend", "precv"))
+    return op in NAMED or asynchronous or unreduced

@@ -1,0 +1,185 @@
+"""Edits of a program: reductions dropped, added, moved, or made of another kind; the edited program is checked as the first one was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from sbp import _jax
+from sbp.errors import Span
+from sbp.plan.handwritten import handwritten_bytes
+from sbp.plan.lower import trips_of
+from sbp.trace.graph import Constant, Graph, Node, Operand, constant
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """An all-reduce of one operand of a node, or of one result of a region's body.
+
+    Arguments:
+      node: the id of the node that reads it.
+      operand: which of its operands; of a region, or `after` the node, which of its results.
+      mesh_axes: over which axes.
+      collective: `psum`, `pmax` or `pmin`; `reduce_scatter` or `all_gather` of a region's result.
+      divisor: what the result is divided by; 1 for a plain reduction.
+      dim: the dim that is scattered or gathered.
+      after: the node is the one that makes it, and all its readers get the reduced one.
+    """
+
+    node: int
+    operand: int
+    mesh_axes: tuple[str, ...]
+    collective: str = "psum"
+    divisor: int = 1
+    dim: int = 0
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What is done to a program.
+
+    Arguments:
+      text: the same in words.
+      reduce: collectives that are added.
+      drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that belongs to it goes by its own id.
+      divide: divisors of results, by the id of the reduction.
+      rename: other collectives, by the id of the node.
+      unsplit: (region id, result, mesh axis) that out_specs no longer name.
+    """
+
+    text: str
+    reduce: tuple[Reduce, ...] = ()
+    drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    divide: dict[int, int] = field(default_factory=dict)
+    rename: dict[int, str] = field(default_factory=dict)
+    unsplit: tuple[tuple[int, int, str], ...] = ()
+
+
+def edited(graph: Graph, edit: Edit, sizes: dict[str, int]) -> Graph:
+    """The edited program.
+
+    Arguments:
+      graph: the whole program.
+      edit: the edit.
+      sizes: devices along each mesh axis.
+    """
+    avals = dict(graph.avals)
+    top = max((n.id for n in _everywhere(graph)), default=0)
+    return _Editor(edit, sizes, avals, itertools.count(max(avals, default=0) + 1), itertools.count(top + 1)).graph(graph, None)
+
+
+def bytes_sent(graph: Graph) -> float:
+    """Bytes one device sends in the collectives of all regions of a program, loop trips counted."""
+    total = 0.0
+    for node in graph.nodes:
+        inner = [bytes_sent(region) for region in node.regions]
+        total += (max(inner) if node.op == "cond" else trips_of(node) * sum(inner)) if inner else 0.0
+        total += handwritten_bytes(node) if node.op == "shard_map" else 0.0
+    return total
+
+
+def _everywhere(graph: Graph) -> Iterator[Node]:
+    for node in graph.walk():
+        yield node
+        if node.op == "shard_map":
+            yield from _everywhere(node.params["body"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Editor:
+    edit: Edit
+    sizes: dict[str, int]
+    avals: dict[int, Any]
+    value_ids: Iterator[int]
+    node_ids: Iterator[int]
+
+    def graph(self, graph: Graph, region: Node | None) -> Graph:
+        """A graph with the edits that concern its nodes; `region` is the shard_map whose body it is."""
+        alias: dict[int, Operand] = {}
+        nodes: list[Node] = []
+
+        def read(operand: Operand) -> Operand:
+            return operand if isinstance(operand, Constant) else alias.get(operand, operand)
+
+        for node in graph.nodes:
+            inputs = [read(o) for o in node.inputs]
+            for add in self.edit.reduce:
+                if add.node == node.id and node.op != "shard_map" and not add.after:
+                    inputs[add.operand] = self.collective(add, inputs[add.operand], node, nodes)
+            node = self.renewed(replace(node, inputs=tuple(inputs)))
+            gone = self.edit.drop.get(node.id)
+            if gone is not None:
+                left = tuple(a for a in node.params.get("axes", ()) if a not in gone)
+                if not left:
+                    alias.update(zip(node.outputs, inputs, strict=False))
+                    continue
+                node = replace(node, params=node.params | {"axes": left})
+            nodes.append(node)
+            for add in self.edit.reduce:
+                if add.node == node.id and add.after:
+                    output = node.outputs[add.operand]
+                    alias[output] = self.collective(add, output, node, nodes)
+            if node.id in self.edit.divide:
+                for output in node.outputs:
+                    alias[output] = self.divided(output, self.edit.divide[node.id], node, nodes)
+        outputs = [read(o) for o in graph.outputs]
+        for add in self.edit.reduce:
+            if region is not None and add.node == region.id:
+                outputs[add.operand] = self.collective(add, outputs[add.operand], region, nodes)
+        return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), avals=self.avals)
+
+    def renewed(self, node: Node) -> Node:
+        """A node with the bodies that it holds edited, and its own parameters."""
+        if node.op == "shard_map":
+            specs = list(node.params["out_specs"])
+            for region, result, mesh_axis in self.edit.unsplit:
+                if region == node.id:
+                    specs[result] = _without(specs[result], mesh_axis)
+            node = replace(node, params=node.params | {"body": self.graph(node.params["body"], node), "out_specs": tuple(specs)})
+        if node.id in self.edit.rename:
+            node = replace(node, op=self.edit.rename[node.id])
+        return replace(node, regions=tuple(self.graph(r, None) for r in node.regions)) if node.regions else node
+
+    def aval(self, operand: Operand) -> Any:
+        return operand.aval if isinstance(operand, Constant) else self.avals[operand]
+
+    def node(self, like: Node, op: str, params: dict[str, Any], inputs: Sequence[Operand], aval: Any, nodes: list[Node]) -> int:
+        output = next(self.value_ids)
+        self.avals[output] = aval
+        new = next(self.node_ids)
+        nodes.append(replace(like, id=new, op=op, primitive=None, params=params, inputs=tuple(inputs), outputs=(output,), regions=()))
+        return output
+
+    def collective(self, add: Reduce, operand: Operand, like: Node, nodes: list[Node]) -> Operand:
+        aval = self.aval(operand)
+        number = next(self.node_ids)  # one line for the collective and its division: a pmean's
+        like = replace(like, span=Span(file="<edit>", line=number, column=1, end_column=1), stack=())
+        shape, n = list(aval.shape), 1
+        for a in add.mesh_axes:
+            n *= self.sizes[a]
+        params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
+        if add.collective in ("reduce_scatter", "all_gather"):
+            gathers = add.collective == "all_gather"
+            name = "all_gather_dimension" if gathers else "scatter_dimension"
+            params = {"axis_name": add.mesh_axes, "axis_index_groups": None, "tiled": True, name: add.dim}
+            shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
+        out = self.node(like, add.collective, params, [operand], _jax.empty_aval(shape, aval.dtype), nodes)
+        return self.divided(out, add.divisor, like, nodes) if add.divisor > 1 else out
+
+    def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
+        aval = self.avals[operand]
+        return self.node(like, "div", {}, [operand, constant(np.asarray(divisor, aval.dtype))], aval, nodes)
+
+
+def _without(spec: Any, mesh_axis: str) -> Any:
+    """A PartitionSpec that does not name a mesh axis."""
+    entries = []
+    for entry in spec:
+        kept = tuple(a for a in ((entry,) if isinstance(entry, str) else entry or ()) if a != mesh_axis)
+        entries.append(kept or None)
+    return type(spec)(*entries)

@@ -1,0 +1,205 @@
+"""How one device's part of a value stands to the value meant, on each mesh axis: what the checker of hand-written programs computes.
+
+The types of the program as written are not given, so a part has *readings*: every atom under which it may be read. A bias broadcast
+along a batch is B and S(0) at once; zeros are B, S and P. No reading at all means that nothing is known (a ring's block, a slice by
+axis index), which is no fault.
+
+A value may be off by a power of the axis size, its `excess`: the sum of parts that are each the mean of a shard is n times the mean
+(excess 1), which `pmean` divides away; the sum of n equal parts is n times too much as well. B with excess e is P(sum) with e + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from sbp import _jax
+from sbp.trace.graph import Node
+from sbp.types import Atom, B, P, Split, Unreduced
+
+Kind = Literal[
+    "nonlinear", "product", "ratio", "added", "scales", "mixed", "local", "blocks", "wrong-gather", "copies",
+    "doubled", "averaged", "pending", "monoid", "predicate",
+    "missing", "partial-as-split", "split-as-whole", "copies-as-split", "wrong-dim",
+]  # fmt: skip
+"""What may be wrong; `words` says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a value suffers from, which counts once something reduces it or takes it for whole or split.
+
+    Arguments:
+      kind: what is wrong.
+      node: the operation that is at fault.
+      made: where its operand became partial, or was first reduced.
+      operand: which operand of the node is concerned, or which of its dims.
+      detail: a type or a name that the words need.
+      partial: which operands are partial.
+    """
+
+    kind: Kind
+    node: Node
+    made: Node | None = None
+    operand: int = 0
+    detail: str = ""
+    partial: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a value is held on one mesh axis.
+
+    Arguments:
+      atoms: its readings; none when nothing is known.
+      excess: the value as held is the value meant times n ** excess; None when that is not known.
+      fault: what it suffers from; it has no readings then.
+      made: where it became partial.
+      reduced: where it was first reduced.
+      cause: what brought the excess about.
+      blocks: where the shards of a split value were added up.
+      share: it may be meant as one of n equal parts: it was divided by n.
+    """
+
+    atoms: frozenset[Atom] = frozenset()
+    excess: int | None = 0
+    fault: Fault | None = None
+    made: Node | None = None
+    reduced: Node | None = None
+    cause: Fault | None = None
+    blocks: Node | None = None
+    share: bool = False
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing is known, and nothing wrong either."""
+        return not self.atoms and self.fault is None
+
+    @property
+    def partial(self) -> Unreduced | None:
+        """The monoid that it must be reduced with; None when it can be read without."""
+        found = [a for a in self.atoms if isinstance(a, Unreduced)]
+        return min(found, key=repr) if found and len(found) == len(self.atoms) else None
+
+    @property
+    def split(self) -> Split | None:
+        """A dim that it must be split on; None when it can be read otherwise."""
+        found = [a for a in self.atoms if isinstance(a, Split)]
+        return min(found, key=repr) if found and len(found) == len(self.atoms) else None
+
+    def text(self) -> str:
+        """The readings in words."""
+        return " or ".join(sorted(map(repr, self.atoms))) or "of unknown type"
+
+
+UNKNOWN = Held(excess=None)
+WHOLE = Held(frozenset({B}))
+
+
+def faulty(fault: Fault) -> Held:
+    """What an operation leaves that is at fault."""
+    return Held(excess=None, fault=fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a body.
+
+    Arguments:
+      held: for each mesh axis.
+      const: the number that all its elements are; None when they differ or nothing is known.
+      literal: whether it depends on no input.
+      count: how many local elements each of its elements is the sum of.
+      added: the operation that summed them.
+    """
+
+    held: tuple[Held, ...]
+    const: Any = None
+    literal: bool = False
+    count: int = 1
+    added: Node | None = None
+
+    @property
+    def zero(self) -> bool:
+        """Whether it is zero everywhere: neutral in every sum, of whatever excess."""
+        return self.const is not None and self.const == 0
+
+
+def literal(value: Any, aval: Any, axes: int) -> Value:
+    """A constant of the program."""
+    const = None
+    if not _jax.is_extended(aval.dtype):
+        array = np.asarray(value)
+        if array.size and array.size <= 2**20 and (array.size == 1 or bool((array == array.flat[0]).all())):
+            const = array.flat[0].item()
+    return neutral(Value((WHOLE,) * axes, const=const, literal=True), aval)
+
+
+def neutral(value: Value, aval: Any) -> Value:
+    """A value with the readings that its elements allow: what is the same everywhere is split along any dim, and zeros are partial."""
+    if value.const is None or isinstance(value.const, complex):
+        return value
+    more: set[Atom] = {Split(d) for d in range(len(aval.shape))}
+    more |= {Unreduced(m) for m in _neutral_of(value.const, aval.dtype)}
+    held = tuple(replace(h, atoms=h.atoms | more) if B in h.atoms else h for h in value.held)
+    return replace(value, held=held)
+
+
+def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
+    if dtype == np.bool_:
+        yield "and" if const else "or"
+        return
+    if const == 0:
+        yield "sum"
+    if jnp.issubdtype(dtype, jnp.floating):
+        if const <= float(jnp.finfo(dtype).min):
+            yield "max"
+        if const >= float(jnp.finfo(dtype).max):
+            yield "min"
+    elif jnp.issubdtype(dtype, jnp.integer):
+        if const == jnp.iinfo(dtype).min:
+            yield "max"
+        if const == jnp.iinfo(dtype).max:
+            yield "min"
+
+
+# ---- where two ways meet: the carry of a loop, the branches of a cond -----------------------------------------------------------------
+
+
+def join(a: Value, b: Value, node: Node) -> Value:
+    """What is known of a value that is one of two."""
+    held = tuple(_join(x, y, a, b, node) for x, y in zip(a.held, b.held, strict=True))
+    same = a.const is not None and a.const == b.const
+    return Value(held, const=a.const if same else None, literal=a.literal and b.literal)
+
+
+def joined(values: Sequence[Value], node: Node) -> Value:
+    """What is known of a value that is one of several."""
+    first, *rest = values
+    for v in rest:
+        first = join(first, v, node)
+    return first
+
+
+def _join(x: Held, y: Held, a: Value, b: Value, node: Node) -> Held:
+    if x.unknown or y.unknown:
+        return UNKNOWN
+    if x.fault or y.fault:
+        return x if x.fault else y
+    excess = y.excess if a.zero else x.excess if b.zero or x.excess == y.excess else None
+    atoms = x.atoms & y.atoms
+    made, reduced, cause = x.made or y.made, x.reduced or y.reduced, x.cause or y.cause
+    if atoms:
+        if excess is None and None not in (x.excess, y.excess) and cause and not any(isinstance(t, Split) for t in atoms):
+            return faulty(cause)  # an iteration that multiplies by the axis size again
+        return Held(atoms, excess, None, made, reduced, cause, x.blocks or y.blocks)
+    for p, w in ((x, y), (y, x)):
+        if p.partial == P and B in w.atoms:
+            if p.excess is not None and w.excess is not None and p.excess != w.excess + 1:
+                return faulty(Fault("added", node, p.made))
+            return Held(p.atoms, p.excess, None, made, reduced, cause)
+    return UNKNOWN

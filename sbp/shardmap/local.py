@@ -1,0 +1,269 @@
+"""What a local operation makes of how its operands are held, one mesh axis at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sbp.shardmap.excess import ALIKE, close, excess_of
+from sbp.shardmap.held import UNKNOWN, Fault, Held, Value, faulty, neutral
+from sbp.shardmap.readings import Atoms, ways
+from sbp.shardmap.state import State
+from sbp.signatures import rule_for
+from sbp.signatures.rule import names
+from sbp.trace.graph import Node
+from sbp.types import Atom, B, P, Split, Unreduced
+
+_COMPARES = frozenset(names("eq ge gt le lt ne"))
+
+_MOVES = frozenset(names("broadcast_in_dim convert_element_type copy neg reshape reduce_precision squeeze stop_gradient transpose"))
+"""What leaves a sum the sum of as many elements."""
+
+_EXTREMES = (Unreduced("max"), Unreduced("min"))
+
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "sqrt": np.sqrt,
+    "sub": np.subtract,
+    "square": np.square,
+}
+"""Operations on constants that are worth knowing: counts, and the cotangents that gradients start from."""
+
+
+def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
+    """The results of a local operation."""
+    if not node.outputs:
+        return []
+    axes = range(len(state.sizes))
+    found = [_on_axis(state, node, ins, k) for k in axes]
+    const, known = _constant(node, ins), all(v.literal for v in ins)
+    count, added = _count(state, node, ins)
+    results = []
+    for i, output in enumerate(node.outputs):
+        value = Value(tuple(found[k][i] for k in axes), const if i == 0 else None, known, count, added)
+        results.append(neutral(value, state.graph.avals[output]))
+    return [_divided(state, node, ins, results[0])] if len(results) == 1 else results
+
+
+def _constant(node: Node, ins: Sequence[Value]) -> Any:
+    consts = [v.const for v in ins]
+    if not consts or any(c is None for c in consts):
+        return None
+    if node.op in _MOVES and node.op != "neg":
+        return consts[0]
+    if node.op not in _FOLDS:
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray(_FOLDS[node.op](*consts)).item()
+
+
+def _count(state: State, node: Node, ins: Sequence[Value]) -> tuple[int, Node | None]:
+    """Of how many local elements each element of the result is the sum."""
+    if node.op == "reduce_sum":
+        shape = state.graph.aval(node.inputs[0]).shape
+        return ins[0].count * math.prod(shape[d] for d in node.params["axes"]), node
+    return (ins[0].count, ins[0].added) if node.op in _MOVES else (1, None)
+
+
+# ---- readings -----------------------------------------------------------------------------------------------------------------------
+
+
+def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[Held]:
+    held = [v.held[axis] for v in ins]
+    if any(h.unknown for h in held):
+        return [UNKNOWN] * len(node.outputs)
+    sick = next((h.fault for h in held if h.fault), None)
+    if sick is not None:
+        # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
+        return [UNKNOWN if sick.kind == "local" and node.op in _COMPARES else faulty(sick)] * len(node.outputs)
+    if any(h.partial in _EXTREMES and any(h.made is other.made and other.reduced for other in held) for h in held):
+        return [UNKNOWN] * len(node.outputs)  # a device's own maximum against that of all: what was shifted by its own is put right
+    n = state.sizes[axis]
+    atoms: list[set[Atom]] = [set() for _ in node.outputs]
+    excesses: set[int | None] = set()
+    clash: Atoms | None = None
+    every = list(ways(node, [h.atoms for h in held], [v.const is not None for v in ins]))
+    for way in every:
+        rows = state.reader.rows(node, way, n)
+        if not rows:
+            continue
+        e = _excess(node, ins, held, way)
+        if e == "clash":
+            clash = clash or way
+            continue
+        excesses.add(e)
+        for row in rows:
+            for found, atom in zip(atoms, row.outs, strict=True):
+                found.add(atom)
+    if excesses:
+        excess = excesses.pop() if len(excesses) == 1 else None
+        return [_result(node, held, frozenset(found), excess) for found in atoms]
+    if clash is not None:
+        return _clashing(state, node, ins, held, clash, axis)
+    return [_unreadable(state, node, ins, held, every, n)] * len(node.outputs)
+
+
+def _excess(node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms) -> Any:
+    """The excess of the results, when the operands are read so."""
+    taken = [a == P and P not in h.atoms for a, h in zip(way, held, strict=True)]
+    found = [None if h.excess is None else h.excess + t for h, t in zip(held, taken, strict=True)]
+    alone = all(v.literal for v in ins)
+    free = [v.zero or (v.literal and not t and not alone and node.op in ALIKE) for v, t in zip(ins, taken, strict=True)]
+    free = [f or (t and h.share) for f, t, h in zip(free, taken, held, strict=True)]
+    return excess_of(node.op, node.params, found, free)
+
+
+def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: int | None) -> Held:
+    made = next((h.made for h in held if h.made), None)
+    result = Held(atoms, excess, made=made)
+    share = node.op in _MOVES or node.op in ("mul", "div", "add", "sub")
+    return replace(
+        result,
+        share=share and any(h.share for h in held),
+        made=made or (node if result.partial else None),
+        reduced=next((h.reduced for h in held if h.reduced), None),
+        cause=next((h.cause for h in held if h.cause), None) if excess else None,
+        blocks=next((h.blocks for h in held if h.blocks), None),
+    )
+
+
+def _clashing(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms, axis: int) -> list[Held]:
+    """Operands that are off by different powers of the axis size."""
+    taken = [i for i, (a, h) in enumerate(zip(way, held, strict=True)) if a == P and P not in h.atoms]
+    partial = next((h for h in held if h.partial), None)
+    if partial is not None:
+        kind = "added" if taken and partial.excess == 0 and held[taken[0]].excess == 0 else "scales"
+        operand = taken[0] if taken else 0
+        positions = tuple(i for i, h in enumerate(held) if h.partial)
+        return [faulty(Fault(kind, node, partial.made, operand, partial=positions))] * len(node.outputs)
+    guilty = next((h for h, v in zip(held, ins, strict=True) if h.excess and h.cause and B in h.atoms), None)
+    if guilty is not None and guilty.cause is not None:
+        state.report(guilty.cause, axis, node)
+    rows = state.reader.rows(node, way, state.sizes[axis])
+    return [_result(node, held, frozenset(row.outs[i] for row in rows), None) for i in range(len(node.outputs))]
+
+
+def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], every: Sequence[Atoms], n: int) -> Held:
+    """No signature for any reading."""
+    partial = tuple(i for i, h in enumerate(held) if h.partial)
+    split = [i for i, h in enumerate(held) if h.split]
+    if partial:
+        first = partial[0]
+        made, detail = held[first].made, repr(held[first].partial)
+        if split:
+            return faulty(Fault("mixed", node, made, first, detail, partial))
+        if node.op == "div" and 1 in partial:
+            return faulty(Fault("ratio", node, held[1].made, 1, partial=partial))
+        kind = "product" if len(partial) > 1 and node.op in ("mul", "dot_general") else "nonlinear"
+        return faulty(Fault(kind, node, made, first, detail, partial))
+    if rule_for(node.op) is None:
+        state.unanalysed(node, f"sbp has no signature for {node.op}")
+        return UNKNOWN
+    added_up = next((i for i, h in enumerate(held) if h.blocks), None)
+    if added_up is not None and split:
+        return faulty(Fault("blocks", node, held[added_up].blocks, added_up))
+    for way in every:
+        alone = state.reader.whole_dim(node, way, n)
+        if alone and not (node.op == "gather" and ins[1].literal):  # a place that is written down may be one in each shard
+            dim = next(a.dim for a in way if isinstance(a, Split))
+            return faulty(Fault("local", node, None, 0, f"S({dim}), {alone}"))
+    return UNKNOWN
+
+
+# ---- divisors -----------------------------------------------------------------------------------------------------------------------
+
+
+def _divided(state: State, node: Node, ins: Sequence[Value], result: Value) -> Value:
+    """Division by a constant that is a count: of the devices along mesh axes, or of the elements that were summed."""
+    if node.op not in ("div", "mul") or len(ins) != 2:
+        return result
+    at = 1 if node.op == "div" else next((i for i in (0, 1) if ins[i].const is not None), 0)
+    const = ins[at].const
+    if not isinstance(const, int | float) or isinstance(const, bool) or not const or not math.isfinite(const):
+        return result
+    divisor = float(const) if node.op == "div" else 1.0 / float(const)
+    if divisor <= 1.0:
+        return result
+    change = _known_change(state, node, ins[1 - at], divisor)
+    held = list(result.held)
+    for axis in _shares(state, result, divisor) if not change else ():
+        held[axis] = replace(held[axis], share=True)
+    for axis, by in change.items():
+        h = held[axis]
+        if h.fault or h.excess is None:
+            continue
+        excess = None if by is None else h.excess + by
+        kind = "averaged" if by is not None and by < 0 else "pending"
+        cause = h.cause or Fault(kind, node, h.reduced or h.made)
+        held[axis] = replace(h, excess=excess, cause=cause if excess else None)
+    return replace(result, held=tuple(held))
+
+
+def _shares(state: State, value: Value, divisor: float) -> tuple[int, ...]:
+    """The mesh axes for each device of which a value may be a share: it is whole, and divided by their number."""
+    whole = [k for k, h in enumerate(value.held) if B in h.atoms and h.excess == 0]
+    for count in range(1, len(whole) + 1):
+        for axes in itertools.combinations(whole, count):
+            if close(divisor, math.prod(state.sizes[k] for k in axes)):
+                return axes
+    return ()
+
+
+def _known_change(state: State, node: Node, operand: Value, divisor: float) -> dict[int, int | None]:
+    """What a division does to the excess, by mesh axis: -1 takes an axis size away, +1 leaves one to be divided by."""
+    sizes = state.sizes
+    for axes in state.averages.get(node.span, ()):  # the division inside of a pmean, or of its gradient
+        if close(divisor, math.prod(sizes[k] for k in axes)):
+            return dict.fromkeys(axes, -1)
+    if node.backward:
+        site = state.means.get((node.span, divisor))
+        if site is not None:
+            return dict.fromkeys(site, 1)
+        every = range(len(sizes))
+        for count in range(1, len(sizes) + 1):  # a cotangent's share for each device, or any other number that happens to be theirs
+            for axes in itertools.combinations(every, count):
+                if close(divisor, math.prod(sizes[k] for k in axes)):
+                    return dict.fromkeys(axes)
+    over = [k for k, h in enumerate(operand.held) if h.excess is not None and h.excess > 0]
+    for count in range(1, len(over) + 1):
+        for axes in itertools.combinations(over, count):
+            if close(divisor, math.prod(sizes[k] for k in axes)):
+                # By hand. Of what is still to be reduced, it may as well be the number of microbatches.
+                return {k: -1 if B in operand.held[k].atoms else None for k in axes}
+    if operand.added is None or node.backward:
+        return {}
+    certain = operand.added.span == node.span
+    summed = [k for k, h in enumerate(operand.held) if h.made and h.made.op == "reduce_sum" and h.excess == 0]
+    partial = [k for k in summed if operand.held[k].partial == P or (certain and operand.held[k].reduced)]
+    return _mean(state, node, operand.count, divisor, partial, certain) if partial else {}
+
+
+def _mean(state: State, node: Node, count: int, divisor: float, partial: list[int], certain: bool) -> dict[int, int | None]:
+    """A sum over a split dim, divided by how many elements there are: of this shard, or of all."""
+    matches = [
+        axes
+        for many in range(len(partial) + 1)
+        for axes in itertools.combinations(partial, many)
+        if close(divisor, count * math.prod(state.sizes[k] for k in axes))
+    ]
+    if len(matches) == 1:
+        left = [k for k in partial if k not in matches[0]]
+        if not certain and node.op == "mul":
+            return dict.fromkeys(left)
+        state.means[node.span, divisor] = tuple(left)
+        return dict.fromkeys(left, 1)
+    ratio = divisor / count
+    if matches or close(ratio, round(ratio)) or close(1 / ratio, round(1 / ratio)):
+        return dict.fromkeys(partial)  # some count, of what is not known
+    return {}

@@ -1,0 +1,128 @@
+"""Readings of local operations: a row of the operation's signature for each way to read its operands.
+
+A body's equations are on local shapes, and the rows of `sbp.signatures` are about global ones: the dims that a reading splits are
+made n times as long, in the operands and, tried in turn, in the results. Parameters stay as they are, for rules read no size from them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sbp import _jax
+from sbp.signatures import rule_for
+from sbp.signatures.elementwise import ELEMENTWISE
+from sbp.signatures.rule import Op, Row
+from sbp.signatures.shifting import reshape_groups
+from sbp.trace.graph import Graph, Node
+from sbp.types import Atom, B, Split, Unreduced
+
+Atoms = tuple[Atom, ...]
+
+BY_PLACE = frozenset({"iota", "iota_2x32_shape", "random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"})
+"""What counts from 0 on every device: their split rows are about the slice of the global count, which plain local ones do not draw."""
+
+WHOLE_DIM = {
+    "prefix": "runs over each shard alone",
+    "pair": "finds an index within each shard alone",
+    "candidates": "picks from each shard alone",
+    "masked_gather": "looks up in each shard alone",
+    "sorting_network": "sorts each shard alone",
+}
+"""Kernels of operations that need a dim whole, and what the plain local operation does to a split one."""
+
+_ELEMENTWISE = frozenset(ELEMENTWISE)
+_IDEMPOTENT = ("max", "min", "and", "or")
+
+
+class Reader:
+    """Looks up readings, and remembers them.
+
+    Arguments:
+      graph: the body that the nodes belong to, for their avals.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.known: dict[Any, tuple[tuple[Row, ...], bool]] = {}
+
+    def rows(self, node: Node, ins: Atoms, n: int) -> tuple[Row, ...]:
+        """The rows in which the plain local operation takes operands that are read so."""
+        return self._found(node, ins, n)[0]
+
+    def whole_dim(self, node: Node, ins: Atoms, n: int) -> str:
+        """What a local operation does to a split dim that it needs whole; empty when there is none."""
+        kernels = sorted(k for k in (row.kernel for row in self._all_rows(node, ins, n)) if k in WHOLE_DIM)
+        return WHOLE_DIM[kernels[0]] if kernels else ""
+
+    def _found(self, node: Node, ins: Atoms, n: int) -> tuple[tuple[Row, ...], bool]:
+        key = node.id, ins, n
+        if key not in self.known:
+            local = [row for row in self._all_rows(node, ins, n) if row.kernel == "local"]
+            self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins)))), bool(local)
+        return self.known[key]
+
+    def _all_rows(self, node: Node, ins: Atoms, n: int) -> Iterator[Row]:
+        rule = rule_for(node.op)
+        if rule is None or node.op in BY_PLACE:
+            if all(a == B for a in ins):
+                yield Row(ins, (B,) * len(node.outputs))
+            return
+        avals = [self.graph.aval(o) for o in node.inputs]
+        outs = [self.graph.avals[o] for o in node.outputs]
+        if any(isinstance(a, Split) and a.dim >= len(v.shape) for a, v in zip(ins, avals, strict=True)):
+            return
+        op_ins = tuple(_scaled(v, a, n) for v, a in zip(avals, ins, strict=True))
+        rank = max((len(v.shape) for v in outs), default=0)
+        splits: list[Atom] = [Split(d) for d in range(rank)]
+        if node.op in _ELEMENTWISE:
+            splits = [s for s in splits if _together(s, ins, avals, outs[0].shape)]
+        for guess in (B, *splits):
+            if any(isinstance(guess, Split) and guess.dim >= len(v.shape) for v in outs):
+                continue
+            op = Op(name=node.op, params=node.params, ins=op_ins, outs=tuple(_scaled(v, guess, n) for v in outs), axis_size=n)
+            for row in rule.rows(op):
+                fits = all((atom == guess) if isinstance(guess, Split) else not isinstance(atom, Split) for atom in row.outs)
+                if fits and row.ins == ins:
+                    yield row
+
+    def _regrouped(self, node: Node, ins: Atoms) -> Iterator[Row]:
+        """A reshape of a split dim that is not the leading one of its group: the elements come in another order, which no sum minds."""
+        if node.op != "reshape" or node.params.get("dimensions") is not None or not isinstance(ins[0], Split):
+            return
+        source, target = self.graph.aval(node.inputs[0]).shape, self.graph.avals[node.outputs[0]].shape
+        for left, right in reshape_groups(source, target) if 0 not in source else ():
+            if ins[0].dim in left and (len(left) == 1 or len(right) == 1):
+                yield from (Row(ins, (Split(d),)) for d in right if target[d] > 1)
+
+
+def _together(split: Any, ins: Atoms, avals: Sequence[Any], out: Sequence[int]) -> bool:
+    """Whether all operands that have a dim, rather than broadcast it from size 1, are split on it: by sizes a rule cannot tell them."""
+    whole = [len(v.shape) == len(out) and v.shape[split.dim] == out[split.dim] for v in avals]
+    return any(whole) and all((a == split) == w for a, w in zip(ins, whole, strict=True))
+
+
+def _scaled(aval: Any, atom: Atom, n: int) -> Any:
+    if not isinstance(atom, Split):
+        return aval
+    shape = list(aval.shape)
+    shape[atom.dim] *= n
+    return _jax.empty_aval(shape, aval.dtype)
+
+
+def ways(node: Node, readings: Sequence[frozenset[Atom]], uniform: Sequence[bool]) -> Iterator[Atoms]:
+    """The ways to read all operands together, in a fixed order.
+
+    What is B is also the maximum of its equal parts, and P(sum) with one more excess: where another operand is partial so.
+    """
+    choices: list[list[Atom]] = []
+    for i, own in enumerate(readings):
+        others = set().union(*(r for k, r in enumerate(readings) if k != i))
+        options: set[Atom] = set(own)
+        if uniform[i] and node.op in _ELEMENTWISE:
+            options &= others | {B}
+        if B in own:
+            options |= {a for a in others if isinstance(a, Unreduced) and a.monoid in (*_IDEMPOTENT, "sum")}
+        choices.append(sorted(options, key=repr))
+    yield from itertools.product(*choices)

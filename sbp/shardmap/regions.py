@@ -1,0 +1,184 @@
+"""The regions of a program: what goes into each, what each claims of its results, and what autodiff passes from one to another."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sbp.errors import SbpError, Span
+from sbp.mesh import MeshSpec
+from sbp.plan.text import place
+from sbp.shardmap.body import run
+from sbp.shardmap.collectives import names_of
+from sbp.shardmap.excess import close
+from sbp.shardmap.held import WHOLE, Fault, Held, Value, literal
+from sbp.shardmap.state import Finding, Note, State
+from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.types import B, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What was found in a program.
+
+    Arguments:
+      findings: what is wrong.
+      notes: operations of which nothing is known, with the reason.
+    """
+
+    findings: tuple[Finding, ...]
+    notes: tuple[Note, ...]
+
+
+def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
+    """Types every `shard_map` of a program.
+
+    Raises:
+      SbpError: `bad-argument` when there is none, or one over another mesh.
+    """
+    every = list(shard_maps(graph))
+    if not every:
+        raise SbpError("the function has no jax.shard_map in it, and there is nothing to check; sbp.jit types plain functions")
+    for node in every:
+        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
+        if given != dict(mesh.axes):
+            where = f" at {place(node.span)}" if node.span else ""
+            own = " ".join(f"{k}={n}" for k, n in given.items())
+            raise SbpError(f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of the program")
+    program = _Program(mesh, _averages(every, mesh))
+    program.level(graph)
+    return Analysis(tuple(program.findings.values()), tuple(program.notes.values()))
+
+
+def shard_maps(graph: Graph) -> Iterator[Node]:
+    """The regions of a program, outermost ones alone."""
+    return (node for node in graph.walk() if node.op == "shard_map")
+
+
+def _names(mesh: MeshSpec) -> tuple[str, ...]:
+    return tuple(name for name, n in mesh.axes if n > 1)
+
+
+def _averages(every: list[Node], mesh: MeshSpec) -> dict[Span | None, tuple[tuple[int, ...], ...]]:
+    """The lines of sums over devices: a division on the same line by the number of devices is a pmean's."""
+    found: dict[Span | None, dict[tuple[int, ...], None]] = defaultdict(dict)
+    names = _names(mesh)
+    for region in every:
+        for node in region.params["body"].walk():
+            if node.op in ("psum", "psum_invariant") and node.span:
+                listed = [a for a in names_of(node) if a in names]
+                found[node.span][tuple(names.index(a) for a in listed)] = None
+    return {span: tuple(axes) for span, axes in found.items()}
+
+
+def dim_of(spec: Any, mesh_axis: str) -> int | None:
+    """The dim that a PartitionSpec splits over a mesh axis; None when it names the axis nowhere."""
+    for dim, entry in enumerate(spec):
+        if mesh_axis in ((entry,) if isinstance(entry, str) else entry or ()):
+            return dim
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class _Program:
+    """All regions under analysis: what one found about the divisions of a line holds in its gradient, too."""
+
+    mesh: MeshSpec
+    averages: dict[Span | None, tuple[tuple[int, ...], ...]]
+    means: dict[tuple[Span | None, float], tuple[int, ...]] = field(default_factory=dict)
+    findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
+    notes: dict[tuple[Any, ...], Note] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _names(self.mesh)
+
+    def level(self, graph: Graph) -> None:
+        """The regions of one graph in order, and those of its loops and branches."""
+        makers = {v: node for node in graph.nodes for v in node.outputs}
+        readers: dict[Operand, list[tuple[Node | None, Any]]] = defaultdict(list)
+        for node in graph.nodes:
+            for i, operand in enumerate(node.inputs):
+                spec = node.params["in_specs"][i] if node.op == "shard_map" else None
+                readers[operand].append((node, spec))
+        for operand in graph.outputs:
+            readers[operand].append((None, None))
+        links: dict[Operand, tuple[Any, Value]] = {}
+        for node in graph.nodes:
+            if node.op == "shard_map":
+                self.region(node, makers, readers, links)
+            for inner in node.regions:
+                self.level(inner)
+
+    def region(self, node: Node, makers: dict[int, Node], readers: Any, links: dict[Operand, tuple[Any, Value]]) -> None:
+        body: Graph = node.params["body"]
+        sizes = tuple(self.mesh.size(a) for a in self.names)
+        state = State(node, body, self.names, sizes, self.averages, self.means)
+        pairs = zip(node.inputs, node.params["in_specs"], strict=True)
+        args = [self.argument(node, operand, spec, makers, links) for operand, spec in pairs]
+        results = run(state, body, args)
+        inside = {v: n for n in body.nodes for v in n.outputs}
+        for i, (value, spec) in enumerate(zip(results, node.params["out_specs"], strict=True)):
+            output = node.outputs[i]
+            links[output] = spec, value
+            if not readers[output] or any(not _goes_back(reader, spec, taken) for reader, taken in readers[output]):
+                operand = body.outputs[i]
+                self.claims(state, i, value, spec, body.aval(operand).shape, None if isinstance(operand, Constant) else inside.get(operand))
+        for key, finding in state.findings.items():
+            self.findings.setdefault(key, finding)
+        for key, note in state.notes.items():
+            self.notes.setdefault(key, note)
+
+    def argument(self, node: Node, operand: Operand, spec: Any, makers: dict[int, Node], links: dict[Operand, tuple[Any, Value]]) -> Value:
+        """How a region holds an operand: as its spec says, or, of what autodiff passes on from the forward region, as that had it."""
+        if node.backward and operand in links and links[operand][0] == spec:
+            return links[operand][1]
+        if isinstance(operand, Constant):
+            return literal(operand.value, operand.aval, len(self.names))
+        dims = [dim_of(spec, a) for a in self.names]
+        held = tuple(WHOLE if d is None else Held(frozenset({Split(d)})) for d in dims)
+        maker = makers.get(operand)
+        if node.backward and maker is not None and maker.op == "div" and isinstance(maker.inputs[1], Constant):
+            # The cotangent of what is B: without check_vma, JAX hands each device its share of it.
+            unsplit = [k for k, d in enumerate(dims) if d is None]
+            divisor = maker.inputs[1].value
+            if maker.inputs[1].aval.shape == () and close(float(divisor), math.prod(self.mesh.size(self.names[k]) for k in unsplit)):
+                held = tuple(replace(h, excess=-1) if k in unsplit else h for k, h in enumerate(held))
+        return Value(held)
+
+    def claims(self, state: State, result: int, value: Value, spec: Any, shape: tuple[int, ...], maker: Node | None) -> None:
+        """Whether a result is held as out_specs say."""
+        params = state.region.params
+        manual = params.get("newly_manual_axes", params.get("manual_axes", self.names))
+        for k, (name, h) in enumerate(zip(self.names, value.held, strict=True)):
+            dim = dim_of(spec, name)
+            if name not in manual or (dim is not None and shape[dim] == 1):
+                continue  # one element for each device: what each of them has, side by side
+            fault = _broken(h, dim, maker or state.region)
+            if fault is not None:
+                state.report(fault, k, None, result, "B" if dim is None else repr(Split(dim)))
+            elif h.unknown and dim is None and not params.get("check_vma"):
+                text = f"that result {result} is B on `{name}`, as out_specs say, is not shown"
+                state.unanalysed(maker or state.region, text, "note")
+
+
+def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
+    """Whether a reader of a region's result is the region of a gradient that takes it as it was: a residual, of which nothing is claimed."""
+    return reader is not None and reader.op == "shard_map" and reader.backward and spec == taken
+
+
+def _broken(h: Held, dim: int | None, maker: Node) -> Fault | None:
+    """What is wrong with a claim that a value is split on a dim, or B."""
+    if h.fault or h.unknown:
+        return h.fault
+    if (B if dim is None else Split(dim)) in h.atoms:
+        return h.cause if h.excess else None
+    made = h.made or maker
+    if h.partial:
+        return Fault("missing" if dim is None else "partial-as-split", made, made, 0, repr(h.partial))
+    if dim is None:
+        return Fault("split-as-whole", maker, None, 0, h.text())
+    return Fault("wrong-dim" if h.split else "copies-as-split", maker, h.reduced, dim, h.text())

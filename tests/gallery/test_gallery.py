@@ -1,0 +1,148 @@
+"""Every broken program gets the right line, the smallest reason, and helps that do what they say; texts and HTML are golden."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from sbp.errors import Diagnostic
+from sbp.plan.source import source_text
+from sbp.report.report import Report
+from tests.gallery.broken import GALLERY, Broken, expectations
+from tests.gallery.repair import load, pinned_inputs, pins_of, repaired, without_pins
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "golden"
+
+load()
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    """Files are named relative to the working folder."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    """The reports, each made once."""
+    return {}
+
+
+def report_of(name: str, reports: dict[str, Report]) -> tuple[Broken, Report]:
+    if name not in reports:
+        reports[name] = GALLERY[name].check()
+    return GALLERY[name], reports[name]
+
+
+def axis_of(d: Diagnostic) -> str:
+    found = re.search(r"on mesh axis `(\w+)`", d.title)
+    return found[1] if found else ""
+
+
+everything = pytest.mark.parametrize("name", list(GALLERY))
+
+
+def test_the_gallery_is_large_and_of_distinct_causes():
+    assert len(GALLERY) >= 30
+    assert len({b.cause for b in GALLERY.values()}) == len(GALLERY)
+
+
+@everything
+def test_it_says_what_the_source_expects(name, reports):
+    """Each diagnostic has its line, and each expected line its diagnostic."""
+    entry, report = report_of(name, reports)
+    expected = expectations(entry)
+    assert report.diagnostics
+    for d in report.diagnostics:
+        told = d.text()
+        if d.primary is None:
+            assert entry.unlabelled is not None and entry.unlabelled[0] == d.code and entry.unlabelled[1] in d.title, told
+            continue
+        match = next((e for e in expected.primary if e[:2] == (d.primary.span.line, d.code) and e[2] in d.title), None)
+        assert match is not None, f"not expected:\n{told}"
+        expected.primary.remove(match)
+        for label in d.labels:
+            if not label.primary:
+                one = next((s for s in expected.secondary if s[0] == label.span.line and s[1] in label.text), None)
+                assert one is not None, f"not expected: {label}"
+                expected.secondary.remove(one)
+    assert not expected.primary and not expected.secondary, expected
+
+
+@everything
+def test_wording(name, reports):
+    """The rules of style that a machine can check."""
+    entry, report = report_of(name, reports)
+    for d in report.diagnostics:
+        said = "\n".join((d.title, d.rule, *(label.text for label in d.labels), *d.notes, *(h.text for h in d.helps)))
+        assert not re.search(r"illegal|failed|expected|actual\b|invalid", said) or d.code == "type-syntax", said
+        assert not d.title.endswith(".")
+        assert d.title[0] in "`'\"" or d.title[0].islower() or d.title.startswith(("S(", "P("))
+        assert len(d.helps) <= 3 and len({h.text for h in d.helps}) == len(d.helps)
+        assert [h.bytes_per_device for h in d.helps] == sorted(h.bytes_per_device for h in d.helps)
+        assert not d.labels or sum(label.primary for label in d.labels) == 1
+        assert bool(d.helps) != bool(entry.no_help), f"helps {d.helps}, and none expected because: {entry.no_help or '-'}"
+
+
+@everything
+def test_the_core_is_minimal(name, reports):
+    """The pins that are named have no typing even when there are no others, and have one when any of them goes, too."""
+    entry, report = report_of(name, reports)
+    for d in report.diagnostics:
+        if d.code not in ("no-signature", "annotation-conflict", "no-typing"):
+            continue
+        pins, inputs = pins_of(entry), pinned_inputs(entry)
+        told = {(label.span.line, source_text(label.span, limit=10_000)) for label in d.labels}
+        said = "\n".join((*(label.text for label in d.labels), *d.notes))
+        named = {p for p in pins if p in told}
+        named_inputs = {i for i in inputs if re.search(rf"^(input )?{i} is pinned", said, re.M)}
+        assert named or named_inputs, f"no pin is named:\n{d.text()}"
+        several = len(named) > 1 and d.primary is not None and "does not take" in d.primary.text
+        for part in [{p} for p in named] if several else [named]:  # operands that do not fit the row each for itself, or not together
+            core = without_pins(entry, pins - part, inputs - named_inputs)
+            assert not core.check().ok, f"no fault of {part} {named_inputs} alone"
+            for gone, gone_inputs in [*(({p}, set()) for p in part), *((set(), {i}) for i in named_inputs)]:
+                less = without_pins(entry, pins - part | gone, inputs - named_inputs | gone_inputs)
+                assert less.check().ok, f"still without {gone} {gone_inputs}:\n{less.check()}"
+
+
+@everything
+def test_helps_do_what_they_say(name, reports):
+    """Followed to the word in the source, each help gives a plan that sends the bytes it quotes."""
+    entry, report = report_of(name, reports)
+    for d in report.diagnostics:
+        for h in d.helps:
+            whole = len(report.diagnostics) == 1 or "which clears every error" in h.text
+            after = repaired(entry, h.text, axis_of(d))
+            if whole:
+                assert after.jitted().plan(*after.args).cost.bytes_per_device == h.bytes_per_device, h.text
+            else:
+                again = after.check()
+                assert len(again.diagnostics) == len(report.diagnostics) - 1, f"{h.text}\n{again}"
+
+
+def masked(text: str) -> str:
+    """Without the line numbers of installed libraries, and without modelled times, which are the hardware table's."""
+    text = re.sub(r"(optax/[\w/]+\.py:)\d+", r"\1#", text)
+    return re.sub(r"\d[\d.]*(?= (ms|us|% dearer)\b)", "#", text)
+
+
+@everything
+@pytest.mark.parametrize("kind", ["txt", "html"])
+def test_golden(name, kind, reports):
+    entry, made = report_of(name, reports)
+    report = Report(program=None, diagnostics=made.diagnostics, title=entry.name)  # the plans of doubtful programs are not the matter
+    text = masked(report.text(110) + "\n" if kind == "txt" else report.html())
+    path = FOLDER / f"{name}.{kind}"
+    if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert path.exists(), f"{path.name} is missing; run the test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_every_golden_file_has_a_program():
+    assert {p.stem for p in FOLDER.iterdir()} == set(GALLERY)

@@ -1,0 +1,311 @@
+"""`plan.why`: exact texts, prices against programs that are really annotated so, what forbids a later reduction, names."""
+
+import linecache
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from sbp.errors import SbpError
+from tests.report import why_programs
+from tests.report.golden import assert_golden
+from tests.report.test_report import WIDE, _facts, html_facts
+
+ROOT = Path(__file__).parents[2]
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+ASKED = {
+    "megatron_step": ("h", "y", "grads"),
+    "gshard_layer": ("dispatched", "why_programs.py:43"),
+    "accumulated_step": ("total",),
+    "parallel_block": ("attended",),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    """Files are named relative to the working folder."""
+    monkeypatch.chdir(ROOT)
+
+
+def planned(source, args, mesh=MESH, boxing="auto", **types):
+    """The plan of the function `f` of a source text that linecache knows, as of a notebook's cell."""
+    text = "import jax, sbp\nimport jax.numpy as jnp\nfrom sbp import S, B, P\n" + source
+    file = f"<why {hash(text)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names = {}
+    exec(compile(text, file, "exec"), names)
+    return sbp.jit(names["f"], mesh, boxing=boxing, hardware="tpu-v3", **types).plan(*args)
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+# ---- exact texts
+
+
+@pytest.mark.parametrize("name", list(ASKED))
+def test_golden_text(name):
+    plan = why_programs.plan(name)
+    told = [plan.why(asked) for asked in ASKED[name]]
+    assert_golden(f"why_{name}.txt", "\n\n".join(w.text(110) for w in told) + "\n")
+    for w in told:
+        assert len(str(w).splitlines()) <= 60
+        assert html_facts(w.html()) == _facts(w.text(WIDE))
+
+
+def test_golden_html():
+    assert_golden("why_accumulated_step.html", why_programs.plan("accumulated_step").why("total").html(standalone=True))
+
+
+def test_it_shows_itself():
+    told = why_programs.plan("accumulated_step").why("total")
+    assert str(told) == repr(told) == told.text()
+    assert told._repr_mimebundle_() == {"text/plain": told.text(), "text/html": told._repr_html_()}
+
+
+# ---- prices
+
+LAYERS = """
+def layer(x, w):
+    h = {h}
+    return h
+
+def loss(x, ws):
+    for w in ws:
+        x = {call}(x, w)
+    return (x * x).sum()
+
+f = jax.value_and_grad(loss, argnums=1)
+"""
+SCANNED = """
+def loss(x, ws):
+    @jax.checkpoint
+    def layer(x, w):
+        h = {h}
+        z = h * 2.0
+        return z + x, None
+    x, _ = jax.lax.scan(layer, x, ws)
+    return (x * x).sum()
+
+f = jax.grad(loss, argnums=1)
+"""
+STEP = """
+def f(x, w, v):
+    def loss(w, v):
+        h = {h}
+        y = h @ v
+        return ((y + x) ** 2).mean()
+    value, (gw, gv) = jax.value_and_grad(loss, argnums=(0, 1))(w, v)
+    return w - 0.1 * gw, v - 0.1 * gv
+"""
+SQUARES = (shape(64, 64), [shape(64, 64)] * 3)
+PRICED = {
+    "plain layers": (LAYERS.replace("{call}", "layer"), "jnp.tanh(x @ w)", SQUARES, ("data:S(0)", "model:S(1)")),
+    "layers computed again": (LAYERS.replace("{call}", "jax.checkpoint(layer)"), "jnp.tanh(x @ w)", SQUARES, ("data:S(0)", "model:S(1)")),
+    "a product": (LAYERS.replace("{call}", "layer"), "x @ w", SQUARES, ("data:S(0)", "model:S(0)")),
+    "a scan": (SCANNED, "jnp.tanh(x @ w)", (shape(64, 64), shape(5, 64, 64)), ("data:S(0)", "model:S(2)")),
+    "a step": (STEP, "jax.nn.gelu(x @ w)", (shape(512, 256), shape(256, 1024), shape(1024, 256)), ("data:S(0)", "model:S(1)", None)),
+}
+
+
+def annotated(text, wanted):
+    return f"sbp.annotate({text}, {', '.join(f'{axis}={atom}' for axis, atom in wanted)})".replace("P(sum)", "P")
+
+
+@pytest.mark.parametrize("name", list(PRICED))
+def test_prices_are_those_of_the_annotated_source(name):
+    source, h, args, in_types = PRICED[name]
+    told = planned(source.replace("{h}", h), args, in_types=in_types).why("h").why
+    priced = [a for a in told.alternatives if a.cost is not None]
+    assert {len(a.wanted) for a in priced} == {1, 2}
+    assert len(priced) >= 5
+    for alternative in priced:
+        there = planned(source.replace("{h}", annotated(h, alternative.wanted)), args, in_types=in_types)
+        assert alternative.cost == there.cost, alternative.change
+        assert repr(there.why("h").why.type) == repr(alternative.type), alternative.change
+
+
+def test_prices_of_a_pin_that_is_changed_or_dropped():
+    source, args = "def f(x, w):\n    x = {x}\n    return jnp.tanh(x @ w)\n", (shape(64, 64), shape(64, 64))
+    told = planned(source.replace("{x}", "sbp.annotate(x, data=S(1), model=B)"), args).why("x").why
+    assert [story.pinned for story in told.axes] == [True, True]
+    kept = {"data": "S(1)", "model": "B"}
+    for alternative in told.alternatives:
+        if alternative.wanted:
+            text = annotated("x", (kept | dict(alternative.wanted)).items())
+        else:
+            text = annotated("x", [(a, t) for a, t in kept.items() if a != alternative.change.removesuffix(":?")])
+        assert alternative.cost == planned(source.replace("{x}", text), args).cost, alternative.change
+    assert sum(not a.wanted for a in told.alternatives) == 2
+
+
+def test_prices_of_inputs_and_outputs():
+    source, args = "def f(x, w):\n    return jnp.tanh(x @ w)\n", (shape(64, 64), shape(64, 64))
+    plan = planned(source, args, in_types=("data:S(0)", "model:S(0)"), out_types="data:S(0)")
+    inputs, outputs = plan.why("w").why, plan.why("result").why
+    for alternative in (*inputs.alternatives, *outputs.alternatives):
+        w, out = {"model": "S(0)"}, {"data": "S(0)"}
+        changed = w if alternative in inputs.alternatives else out
+        changed |= dict(alternative.wanted) or {alternative.change[:-2]: "?"}
+        texts = [" ".join(f"{a}:{t}" for a, t in sorted(pins.items())) for pins in (w, out)]
+        assert alternative.cost == planned(source, args, in_types=("data:S(0)", texts[0]), out_types=texts[1]).cost, alternative.change
+
+
+def test_a_later_reduction_costs_what_the_annotated_consumer_does():
+    source = "def f(x, w, b):\n    y = x @ w\n    z = {z}\n    return jnp.tanh(z)\n"
+    args, in_types = (shape(64, 64), shape(64, 64), shape(64, 64)), ("model:S(1)", "model:S(0)", "model:S(0)")
+    (one,) = planned(source.replace("{z}", "y - b"), args, in_types=in_types).why("y").why.conversions
+    assert one.instead is not None
+    assert one.instead.change.startswith("reduced one consumer later, after sub")
+    assert one.instead.cost == planned(source.replace("{z}", "sbp.annotate(y - b, model=P)"), args, in_types=in_types).cost
+
+
+# ---- what forbids a later reduction
+
+SUM = (shape(64, 4096), shape(4096, 64)), {"in_types": ("model:S(1)", "model:S(0)")}
+FORBIDDEN = {
+    "def f(x, w):\n    y = x @ w\n    return jnp.tanh(y)\n": "needed by tanh `jnp.tanh(y)` at .*:6, which has no row for P(sum): it is not linear",
+    "def f(x, w):\n    y = x @ w\n    return y * y\n": r"needed by (square|mul) `y \* y` at .*:6, which (has no row for|takes) P\(sum\)",
+    "def f(x, w):\n    y = x @ w\n    return y.astype(jnp.bfloat16)\n": "a cast to bfloat16 would round each part",
+    "def f(x, w):\n    y = (x @ w).sum()\n    return jax.lax.cond(y > 0, lambda: x.sum(), lambda: w.sum())\n": "needed by gt `y > 0`",
+    "def f(x, w):\n    y = x @ w\n    y = sbp.replicate(y)\n    return y * 2\n": r"pinned as B by `sbp.replicate\(y\)` at .*:6",
+    "def f(x, w):\n    y = x @ w\n    return y\n": "returned as `result`: what a program returns is not partial unless its type says so",
+}
+
+
+@pytest.mark.parametrize("source", list(FORBIDDEN))
+def test_why_a_reduction_is_not_later(source):
+    args, types = SUM
+    found = planned(source, args, **types).why("line 5").why.conversions
+    said = [c.forced for c in found if c.steps[0].kind in ("all_reduce", "reduce_scatter")]
+    pattern = FORBIDDEN[source]
+    assert any(re.search(pattern if "\\" in pattern else re.escape(pattern).replace(r"\.\*", ".*"), s) for s in said), said
+
+
+def test_a_carry_that_each_trip_reads_whole():
+    source = """
+def f(x, w):
+    def step(total, part):
+        out = jnp.tanh(total)
+        total = total + part @ w
+        return total, out
+    return jax.lax.scan(step, jnp.zeros((64, 64)), x)
+"""
+    plan = planned(source, (shape(4, 64, 4096), shape(4096, 64)), in_types=("model:S(2)", "model:S(0)"), out_types="B")
+    said = [c.forced for c in plan.why("total").why.conversions]
+    assert any(re.search(r"carried as .* over all trips of scan .*: each trip reads it in tanh .*no row for P\(sum\)", s) for s in said), (
+        said
+    )
+
+
+def test_where_a_partial_carry_is_reduced():
+    told = why_programs.plan("accumulated_step").why("total").why
+    assert repr(told.type) == "data:P(sum)"
+    (one,) = told.conversions
+    assert one.onward
+    assert one.runs == 1
+    assert one.bytes_per_device == told.cost.bytes_per_device == 2 * 7 / 8 * 512 * 512 * 4
+
+
+def test_other_conversions_have_a_next_best():
+    source = "def f(x, w):\n    y = jnp.tanh(x)\n    return y @ w\n"
+    args, in_types = (shape(2048, 2048), shape(2048, 2048)), ("model:S(1)", "model:S(1)")
+    plan = planned(source, args, in_types=in_types, out_types="model:S(1)")
+    gathers = [c for c in plan.why("y").why.conversions if c.steps[0].kind in ("all_gather", "all_to_all")]
+    assert gathers
+    for c in gathers:
+        assert "whose row takes" in c.forced
+        assert c.instead is not None and c.instead.cost is not None
+        assert c.instead.cost.seconds >= plan.cost.seconds
+
+
+# ---- forced and free
+
+
+def test_no_typing_is_said_with_its_reason():
+    source = "def f(x, b):\n    h = jnp.tanh(x)\n    return h + b\n"
+    args, in_types = (shape(64, 64), shape(64, 64)), ("model:S(0)", "model:S(0)")
+    told = planned(source, args, boxing="explicit", in_types=in_types).why("h").why
+    impossible = {dict(a.wanted).get("model"): a.reason for a in told.alternatives if a.cost is None}
+    assert impossible["S(1)"].startswith("add `h + b` at ")
+    assert impossible["S(1)"].endswith('does not take S(1) on `model` under boxing="explicit"')
+    assert "B" not in impossible  # what is whole is sliced for nothing
+
+
+def test_chains_end_at_pins_and_free_inputs():
+    plan = planned("def f(x, w):\n    h = jnp.exp(x @ w)\n    return h * 2\n", (shape(64, 64), shape(64, 64)), in_types=("data:S(0)", None))
+    data, model = plan.why("h").why.axes
+    assert (data.links[-1].kind, data.links[-1].subject, data.atom) == ("input", "`x`", "S(0)")
+    assert model.links[-1].kind in ("input", "free input")
+    assert data.next_best is not None and not data.pinned
+
+
+# ---- names
+
+
+def test_names():
+    plan = why_programs.plan("megatron_step")
+    why = {name: plan.why(name).why for name in ("h", "params['w_in']", "[1]", "line 17", 17, "why_programs.py:17", "gradient of line 17")}
+    assert why["params['w_in']"].subject.kind == "input"
+    assert why["[1]"].subject.kind == "output"
+    assert why["line 17"] == why[17] == why["why_programs.py:17"]
+    assert why["line 17"].subject.label == why["h"].subject.label == "h"
+    assert why["gradient of line 17"].subject.gradient
+    assert {s.label for s, _ in why["line 17"].others} >= {"x @ w_in"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("hh", 'did you mean "h"?'), ("gradz", '"grads"'), ("qqqqqq", "known: "), ("line 9999", "lines near it with values: ")],
+)
+def test_unknown_names(name, said):
+    with pytest.raises(SbpError, match="no value of the program is called") as error:
+        why_programs.plan("megatron_step").why(name)
+    assert said in str(error.value)
+
+
+def test_assignments():
+    source = """
+def f(x, w):
+    a, b = jnp.exp(x), jnp.sin(x)
+    c: jax.Array = a * b
+    c += w
+    (d, e), g = jax.lax.top_k(c, 2), 3
+    if (k := d.sum()) is not None:
+        g = g * k
+    return g, e
+"""
+    plan = planned(source, (shape(64, 64), shape(64, 64)))
+    kinds = {name: plan.program.graph.avals[plan.why(name).why.subject.values[0]] for name in "abcdegk"}
+    assert [kinds[n].shape for n in "abcdegk"] == [(64, 64)] * 3 + [(64, 2)] * 2 + [(), ()]
+    assert kinds["e"].dtype == jnp.int32
+    assert len(plan.why("c").why.others) == 1
+
+
+# ---- determinism
+
+_PRINT_ALL = """
+from tests.report.test_why import ASKED
+from tests.report.why_programs import plan
+for name, asked in ASKED.items():
+    made = plan(name)
+    print(*(made.why(a).html() + made.why(a).text() for a in asked), made.diff(plan("accumulated_step")), sep="\\n")
+"""
+
+
+def test_answers_do_not_depend_on_the_hash_seed():
+    printed = set()
+    for seed in ("0", "4242"):
+        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        made = subprocess.run([sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True)
+        printed.add(made.stdout)
+    assert len(printed) == 1
+    assert len(printed.pop()) > 10_000
