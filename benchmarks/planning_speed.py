@@ -118,9 +118,10 @@ def main() -> None:
     for name, one in cases.items():
         took = measure(one)
         typing = took.program.typing
+        sent, ms = took.program.cost.bytes_per_device / 2**20, typing.seconds * 1e3
         print(
-            f"{name:12} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s {one.limit:5.0f}s {100 * typing.gap:7.3f}% "
-            f"{took.program.cost.bytes_per_device / 2**20:9,.1f} {typing.seconds * 1e3:8.2f}",
+            f"{name:12} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s {one.limit:5.0f}s "
+            f"{100 * typing.gap:7.3f}% {sent:9,.1f} {ms:8.2f}",
             flush=True,
         )
 

@@ -14,6 +14,9 @@ from sbp.errors import SbpInternalError as SbpInternalError
 from sbp.errors import SbpTypeError as SbpTypeError
 from sbp.errors import SbpWarning as SbpWarning
 from sbp.layout import Layout as Layout
+from sbp.limits import Budget as Budget
+from sbp.limits import forbid as forbid
+from sbp.limits import policy as policy
 from sbp.manual import manual as manual
 from sbp.mesh import HARDWARE as HARDWARE
 from sbp.mesh import Hardware as Hardware

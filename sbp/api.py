@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.problem import Demand
 from sbp.infer.registered import check_registered
 from sbp.infer.rows import check_rules
-from sbp.infer.space import Policy
+from sbp.limits import POLICIES, Budget, Policy
 from sbp.manual import tracing_for
 from sbp.mesh import Hardware, mesh_spec
 from sbp.plan.blame import explain
@@ -91,6 +92,8 @@ class Jitted:
         self._reader = CallReader(fn, mesh, self._spec, options)
         self._plans: dict[Any, Plan] = {}
         self._quick: dict[Any, Plan] = {}
+        for axis in (*options.axis_policies, *(b.axis for b in options.budgets if b.axis is not None)):
+            self._spec.size(axis)
         check_types(options.in_types, self._spec)
         check_types(options.out_types, self._spec)
 
@@ -209,6 +212,8 @@ class Jitted:
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)
         demand = Demand(inputs=tuple(codes_of(t, spec) for t in boundary), outputs=tuple(codes_of(t, spec) for t in out_wanted), tied=tied)
+        policies = tuple(self.options.axis_policies.get(name) for name in spec.names) if self.options.axis_policies else ()
+        demand = dataclasses.replace(demand, policies=policies, budgets=self.options.budgets)
         return Traced(
             graph=graph,
             demand=demand,
@@ -408,13 +413,14 @@ def jit(
     mesh: Mesh | AbstractMesh,
     in_types: Any = None,
     out_types: Any = None,
-    boxing: Policy = "auto",
+    boxing: Policy | Mapping[str, Policy] = "auto",
     memory_limit: float | None = None,
     hardware: Hardware | str | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
+    budgets: Sequence[Budget] = (),
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of local operations and collectives.
 
@@ -425,10 +431,12 @@ def jit(
         NamedSharding on this mesh keep it).
       out_types: a pytree prefix of types for what `fn` returns; None leaves them free.
       boxing: "auto" allows any conversion at its price, "reduce" only conversions from P, "explicit" none that moves data except
-        at annotations and at the boundary.
+        at annotations and at the boundary. A mapping from mesh axes to policies leaves the others "auto"; `sbp.policy` sets one for
+        a region of the program.
       memory_limit: bytes per device; None for no limit.
       hardware: what costs are counted on; None takes the mesh's device kind.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
+      budgets: collectives that the plan may not have, from `sbp.forbid`.
 
     Returns:
       A function with `check` and `plan`.
@@ -443,15 +451,20 @@ def jit(
     """
     if not callable(fn):
         raise SbpError(f"sbp.jit takes a function, got {fn!r}")
-    policies = get_args(Policy)
-    if boxing not in policies:
-        raise SbpError(f"no boxing policy {boxing!r}{nearest(str(boxing), policies)}", code="unknown-option")
+    per_axis = dict(boxing) if isinstance(boxing, Mapping) else {}
+    for policy in per_axis.values() if isinstance(boxing, Mapping) else (boxing,):
+        if policy not in POLICIES:
+            raise SbpError(f"no boxing policy {policy!r}{nearest(str(policy), POLICIES)}", code="unknown-option")
+    if isinstance(budgets, Budget) or not all(isinstance(b, Budget) for b in budgets):
+        raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")
     if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
         raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")
     options = Options(
         in_types=in_types,
         out_types=out_types,
-        boxing=boxing,
+        boxing="auto" if isinstance(boxing, Mapping) else boxing,
+        axis_policies=per_axis,
+        budgets=tuple(budgets),
         memory_limit=memory_limit,
         hardware=hardware,
         static_argnums=static_argnums,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from sbp import _jax
 from sbp.annotate import Pin, as_type
 from sbp.errors import SbpError, warn
 from sbp.infer.pins import check_axes
-from sbp.infer.space import Policy, from_type, is_even
+from sbp.infer.space import from_type, is_even
+from sbp.limits import Budget, Policy
 from sbp.mesh import Hardware, MeshSpec
 from sbp.run.partial import Partial
 from sbp.trace.graph import Graph
@@ -29,6 +30,8 @@ class Options:
     in_types: Any
     out_types: Any
     boxing: Policy
+    axis_policies: Mapping[str, Policy]
+    budgets: tuple[Budget, ...]
     memory_limit: float | None
     hardware: Hardware | str | None
     static_argnums: int | Sequence[int]

@@ -1,4 +1,8 @@
-"""Three and more mesh axes: pairs of axes are chosen jointly in turn, the others held, until no pair improves."""
+"""Three and more mesh axes: all of them jointly where the tables allow it, then pairs of axes in turn, the others held.
+
+The types of a value are the product over the axes, so tables grow by powers. Message passing still bounds three axes jointly; what it
+finds is improved two axes at a time, which elimination solves well.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,17 @@ import itertools
 import numpy as np
 
 from sbp.infer.costgraph import CostGraph
-from sbp.infer.solver import TOLERANCE, Solution, solve
+from sbp.infer.reduction import Core
+from sbp.infer.solver import TOLERANCE, Search, Solution
 
-JOINT_AXES = 2
-"""Up to this many axes are chosen in one go: the types of a value are the product over the axes."""
+PAIR = 2
+"""Axes that are searched together once all of them are too many."""
+
+NEAR = 0.01
+"""Gap of a joint choice that searches of pairs are not spent on: they stay in its valley."""
+
+JOINT_ENTRIES = 80_000_000
+"""Entries of all cost matrices up to which every axis is chosen in one go (8 bytes each)."""
 
 
 def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solution | None:
@@ -19,47 +30,40 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
     Arguments:
       graph: the costs.
       profiles: for each variable an array [state, axis] that tells apart what the state says on that axis; 0 is all B.
-      axes: the number of mesh axes of size above 1.
+      axes: the number of mesh axes.
 
     Returns:
-      A solution, or None when no choice has a finite cost. With more than two axes the bound is the trivial one, 0.
+      A solution, or None when no choice has a finite cost. Its bound is the trivial one, 0, where the joint problem was too large.
     """
-    if axes <= JOINT_AXES:
-        return solve(graph)
-    # Start: the first pair, the other axes B wherever something lets them be.
-    held = [_restrict(p, list(range(JOINT_AXES, axes)), np.zeros(axes, dtype=int)) for p in profiles]
-    best = _solve_within(graph, held)
-    if best is None:
-        return solve(graph)
-    pairs = list(itertools.combinations(range(axes), JOINT_AXES))[::-1]
+    search, core, bound = Search(graph), Core.of(graph), 0.0
+    if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= JOINT_ENTRIES:
+        core.reduce()
+        bound = search.run(core)
+        if not core.feasible or axes <= PAIR or search.cost - bound <= NEAR * search.cost:
+            return search.solution(bound)
+    else:
+        # Start: the first pair, the other axes B wherever something lets them be.
+        _within(search, core, profiles, list(range(PAIR, axes)), None)
+        if search.best is None:  # what is asked for holds another axis
+            core.reduce()
+            return search.solution(search.run(core))
+    pairs = list(itertools.combinations(range(axes), PAIR))[::-1]
     stale = 0
     for pair in itertools.cycle(pairs):
-        others = [a for a in range(axes) if a not in pair]
-        held = [_match(p, others, p[s]) for p, s in zip(profiles, best.states, strict=True)]
-        found = _solve_within(graph, held)
-        stale = 0 if found is not None and found.cost < best.cost * (1 - TOLERANCE) else stale + 1
-        if found is not None and found.cost < best.cost:
-            best = found
-        if stale >= len(pairs) - 1:  # every other pair has had its turn since the last gain
-            return best
-    return best
+        before = search.cost
+        _within(search, core, profiles, [a for a in range(axes) if a not in pair], search.best)
+        stale = 0 if search.cost < before * (1 - TOLERANCE) else stale + 1
+        if stale >= len(pairs) or search.cost - bound <= NEAR * search.cost:
+            break
+    return search.solution(bound)
 
 
-def _restrict(profile: np.ndarray, axes: list[int], wanted: np.ndarray) -> np.ndarray:
-    """States that are B on the given axes, or as near to it as the variable has."""
-    off = (profile[:, axes] != wanted[axes]).sum(axis=1)
-    return np.flatnonzero(off == off.min())
-
-
-def _match(profile: np.ndarray, axes: list[int], like: np.ndarray) -> np.ndarray:
-    return np.flatnonzero((profile[:, axes] == like[axes]).all(axis=1))
-
-
-def _solve_within(graph: CostGraph, held: list[np.ndarray]) -> Solution | None:
-    small = CostGraph([u[k] for u, k in zip(graph.unary, held, strict=True)])
-    small.pairs = {(a, b): m[np.ix_(held[a], held[b])] for (a, b), m in graph.pairs.items()}
-    found = solve(small)
-    if found is None:
-        return None
-    states = tuple(int(k[s]) for k, s in zip(held, found.states, strict=True))
-    return Solution(states=states, cost=found.cost, lower_bound=0.0)
+def _within(search: Search, core: Core, profiles: list[np.ndarray], held: list[int], like: tuple[int, ...] | None) -> None:
+    """Searches the states that say on the held axes what `like` says there, or B; the nearest to it where there are none."""
+    part = core.fork()
+    for v in core.unary:
+        have = profiles[v][core.kept[v]][:, held]
+        off = (have != (0 if like is None else profiles[v][like[v], held])).sum(axis=1)
+        part.keep(v, off == off.min())
+    part.reduce()
+    search.run(part)

@@ -14,11 +14,13 @@ import z3
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.constraints import Constraint, Convert, End, System, Variable, allowed, constraints_of
+from sbp.infer.constraints import Constraint, Convert, End, System, Variable, constraints_of
 from sbp.infer.problem import Demand
+from sbp.infer.regime import Rules, regime_of
 from sbp.infer.rows import EMPTY, RowTable
-from sbp.infer.space import INFINITE, Code, Policy, Spaces
+from sbp.infer.space import INFINITE, Code, Spaces
 from sbp.infer.typing import Typing
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import MONOIDS
@@ -36,8 +38,8 @@ class CheckResult:
     Arguments:
       status: `unknown` when the resource limit was reached on some axis and no other axis is unsatisfiable.
       mesh_axis: the axis that is to blame; empty when there is none.
-      core: when unsatisfiable, constraints that cannot hold together though any less can: pins and policy first, then the program's
-        order.
+      core: when unsatisfiable, constraints that cannot hold together though any less can: pins, policy and budgets first, then the
+        program's order.
       sink: the conversions at which the core's flow of types ends, operands of one node.
       made: for each conversion of the sink, the codes that its value can be made in, as far as the rest of the core says.
       wanted: for each conversion of the sink, the codes it can be read in, as far as the rest of the core says.
@@ -59,6 +61,11 @@ class CheckResult:
     def policy(self) -> bool:
         """Whether the boxing policy is to blame, too."""
         return any(c.kind == "policy" for c in self.core)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The program's budgets that are to blame, by number."""
+        return tuple(c.budget for c in self.core if c.kind == "budget")
 
     @property
     def equations(self) -> tuple[Constraint, ...]:
@@ -148,7 +155,8 @@ class _Axis:
         """
         equations = [n for n in names if self.by_name[n].convert is not None]
         asked = [n for n in names if n in core and self.by_name[n].convert is None]
-        for name in ["policy", *reversed([n for n in asked if n != "policy"])]:
+        limits = [n for n in asked if self.by_name[n].kind == "budget"]
+        for name in ["policy", *limits, *reversed([n for n in asked if n != "policy" and n not in limits])]:
             trial = [n for n in asked if n != name]
             status, smaller = self.check([*trial, *equations])
             if status == "unsat":
@@ -227,18 +235,40 @@ def _text(system: System) -> Iterable[str]:
 
 
 def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
-    if convert.free:
-        return
+    """A clause for each state of the maker and each reason: the states that a reader may have, unless what forbids the rest is dropped."""
     source, target = system.variables[convert.source.variable].states, system.variables[convert.target.variable].states
+    aval = system.avals[convert.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):
         readable.setdefault(state[convert.target.column], []).append(k)
+    reasons = _reasons(system, convert)
     for k, state in enumerate(source):
         code = state[convert.source.column]
-        found = [j for other, states in readable.items() if allowed(code, other, system.policy) for j in states]
-        if len(found) < len(target):
-            clause = [f"(not {name})", "(not policy)", f"(not s{convert.source.variable}_{k})", *convert.unless]
-            yield f"(assert (or {' '.join([*clause, *(f's{convert.target.variable}_{j}' for j in found)])}))"
+        blocked: set[Code] = set()
+        for literals, unless, rules in reasons:
+            refused = {other for other in readable if not system.conversions.allows(code, other, aval, rules)}
+            if not refused <= blocked:
+                found = [j for other, states in readable.items() if other not in refused for j in states]
+                clause = [f"(not {name})", *(f"(not {x})" for x in literals), f"(not s{convert.source.variable}_{k})", *unless]
+                yield f"(assert (or {' '.join([*clause, *(f's{convert.target.variable}_{j}' for j in found)])}))"
+            if not convert.unless:
+                blocked |= refused
+
+
+def _reasons(system: System, convert: Convert) -> list[tuple[tuple[str, ...], tuple[str, ...], Rules]]:
+    """Literals that together forbid conversions, the pins under which they do not, and what they allow: one by one, then all."""
+    policies, bans = convert.rules.policies, convert.rules.bans
+    free = ("auto",) * len(policies)
+    names = {system.regime.ban(b): f"b{i}" for i, b in reversed(list(enumerate(system.regime.budgets)))}
+    found: list[tuple[tuple[str, ...], tuple[str, ...], Rules]] = []
+    if policies != free:
+        found.append((("policy",), convert.unless, Rules(policies)))
+    found += [((names[b],), (), Rules(free, (b,))) for b in bans]
+    if len(bans) > 1:
+        found.append((tuple(names[b] for b in bans), (), Rules(free, bans)))
+    if bans and policies != free:
+        found.append((("policy", *(names[b] for b in bans)), convert.unless, convert.rules))
+    return found
 
 
 # ---- a second look -------------------------------------------------------------------------------------------------------------------
@@ -258,7 +288,7 @@ def certify(typing: Typing, demand: Demand | None = None, *, table: RowTable | N
     graph = typing.graph
     if demand is None:
         demand = Demand(inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs)
-    table = table or RowTable(typing.mesh, communicates=typing.boxing == "auto")
+    table = table or RowTable(typing.mesh, communicates=regime_of(typing.mesh, typing.boxing, demand).communicates(graph))
     systems = constraints_of(graph, typing.mesh, demand, typing.boxing, table)
     states = [[_state_of(v, typing, system.position) for v in system.variables] for system in systems]
     for system, have in zip(systems, states, strict=True):
@@ -267,9 +297,10 @@ def certify(typing: Typing, demand: Demand | None = None, *, table: RowTable | N
                 if _code(have, end) != constraint.code:
                     raise _broken(system, constraint, f"it is {_code(have, end)}")
             convert = constraint.convert
-            if convert is not None and not convert.free and not convert.unless:
+            if convert is not None and not convert.unless:
                 source, target = _code(have, convert.source), _code(have, convert.target)
-                if source is None or target is None or not allowed(source, target, system.policy):
+                aval = graph.avals[convert.value]
+                if source is None or target is None or not system.conversions.allows(source, target, aval, convert.rules):
                     raise _broken(system, constraint, f"made as code {source}, read as code {target}")
     if systems:
         _certify_rows(typing, graph, table, systems[0].native)
@@ -298,7 +329,7 @@ def _certify_boxing(typing: Typing, systems: tuple[System, ...], states: list[li
     for parallel in zip(*(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True):
         first = parallel[0].convert
         assert first is not None
-        if first.free or first.unless:
+        if first.rules.unlimited or first.unless:
             continue
         source, target = [0] * len(typing.mesh.sizes), [0] * len(typing.mesh.sizes)
         for constraint, system, have in zip(parallel, systems, states, strict=True):
@@ -306,13 +337,13 @@ def _certify_boxing(typing: Typing, systems: tuple[System, ...], states: list[li
             source[system.position] = _code(have, constraint.convert.source) or 0
             target[system.position] = _code(have, constraint.convert.target) or 0
         aval = typing.graph.avals[first.value]
-        key = (aval.shape, tuple(source), tuple(target))
+        key = (aval.shape, tuple(source), tuple(target), first.rules)
         if source != target and key not in seen:
             codes = (*source, *target)
             monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
-            forced = frozenset((i, c - 1) for t in key[1:] for i, c in enumerate(t) if c > 0)
+            forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
             space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, forced)
-            seconds = space.seconds(typing.boxing)
+            seconds = space.seconds(first.rules)
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):
             raise _broken(systems[0], parallel[0], f"made as {source}, read as {target}")

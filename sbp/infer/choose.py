@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from sbp.infer.problem import Demand, Problem
+from sbp.infer.regime import regime_of
 from sbp.infer.rows import RowTable
-from sbp.infer.space import Policy, Spaces
+from sbp.infer.space import Spaces
 from sbp.infer.typing import Typing
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 
 
-def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "auto", byte_price: float = 0.0) -> Typing | None:
+def choose(
+    graph: Graph,
+    mesh: MeshSpec,
+    demand: Demand,
+    *,
+    boxing: Policy = "auto",
+    byte_price: float = 0.0,
+    held: frozenset[tuple[int, bool]] = frozenset(),
+) -> Typing | None:
     """The cheapest typing of a program.
 
     Arguments:
@@ -18,11 +28,13 @@ def choose(graph: Graph, mesh: MeshSpec, demand: Demand, *, boxing: Policy = "au
       mesh: the mesh and its hardware.
       demand: types asked of inputs and outputs.
       boxing: which conversions may move data.
-      byte_price: seconds charged per byte that inputs and outputs hold on a device.
+      byte_price: seconds charged per byte that inputs, outputs and `held` hold on a device.
+      held: values that are charged, too: (value, whether as its readers take it instead of as it is made).
 
     Returns:
       The typing, or None when there is none under the policy.
     """
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh, communicates=boxing == "auto"), byte_price)
+    table = RowTable(mesh, communicates=regime_of(mesh, boxing, demand).communicates(graph))
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held)
     problem.build()
     return problem.solve()

@@ -8,14 +8,20 @@ axes (a nested split that is too small, two monoids in one type), so a program m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import Span
 from sbp.infer.problem import Demand, pinned_codes
-from sbp.infer.rows import EMPTY, RowTable, native_partials
-from sbp.infer.space import POLICY_KINDS, Code, Policy, decode
+from sbp.infer.regime import POLICY_KINDS, Ban, Regime, Rules, regime_of
+from sbp.infer.rows import EMPTY, RowTable, native_partials, row_sends
+from sbp.infer.space import Code, TypeSpace, decode
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import MONOIDS
@@ -67,15 +73,15 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """What is made at `source` is read at `target`, converted as the policy allows.
+    """What is made at `source` is read at `target`, converted as the rules allow.
 
-    `free` allows any conversion here; so does any of the pins named in `unless`, while it holds.
+    While one of the pins named in `unless` holds, this is an annotation, where the budgets alone forbid.
     """
 
     value: int
     source: End
     target: End
-    free: bool = False
+    rules: Rules
     unless: tuple[str, ...] = ()
 
 
@@ -85,16 +91,17 @@ class Constraint:
 
     Arguments:
       name: unique in its system.
-      kind: `pin`, `policy` (what it forbids, it forbids in every conversion), `equation` or `region` (an operand of a node).
+      kind: `pin`, `policy`, `budget` (what these forbid, they forbid in every conversion), `equation` or `region` (an operand).
       because: the user's line and the reason.
       node: the node whose operand is read; None for pins, the policy and program outputs.
       operand: which operand of the node.
       convert: the conversion of an equation or region.
       fixed, code, site: the ends that a pin fixes, to what, and the pin.
+      budget: which of the program's budgets.
     """
 
     name: str
-    kind: Literal["pin", "policy", "equation", "region"]
+    kind: Literal["pin", "policy", "budget", "equation", "region"]
     because: Because
     node: Node | None = None
     operand: int = -1
@@ -102,6 +109,7 @@ class Constraint:
     fixed: tuple[End, ...] = ()
     code: Code = 0
     site: PinSite | None = None
+    budget: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,8 +119,11 @@ class System:
     Arguments:
       mesh_axis: the axis.
       position: its position in the mesh.
-      policy: the boxing policy.
-      variables, constraints: pins and policy come first, then the program's order.
+      policy: the boxing policy where nothing else is said.
+      regime: all policies and budgets.
+      avals: shape and dtype of every value.
+      conversions: what can be converted on this axis.
+      variables, constraints: pins, policy and budgets come first, then the program's order.
       makers: the end where each value is made.
       native: for each value, the monoids it can be partial under.
     """
@@ -120,6 +131,9 @@ class System:
     mesh_axis: str
     position: int
     policy: Policy
+    regime: Regime = field(repr=False)
+    avals: dict[int, Any] = field(repr=False)
+    conversions: Conversions = field(repr=False)
     variables: tuple[Variable, ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
     makers: dict[int, End] = field(repr=False)
@@ -138,6 +152,37 @@ def allowed(source: Code, target: Code, policy: Policy) -> bool:
     if source > 0:
         return "all_gather" in kinds
     return "all_reduce" in kinds
+
+
+class Conversions:
+    """What rules allow to convert on one mesh axis, in any number of steps.
+
+    Bytes depend on how the other axes split a value; here they are what is left when all of them do, which is the least. So a
+    budget may be impossible though this finds it possible, never the other way round; with one mesh axis both agree.
+    """
+
+    def __init__(self, mesh: MeshSpec, position: int) -> None:
+        self.mesh, self.position = mesh, position
+        self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
+        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
+        self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
+
+    def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
+        """Whether a value made as `source` can be read as `target`."""
+        if not rules.bans or source == target:
+            return allowed(source, target, rules.policies[self.position])
+        space, seconds = self._space(aval, frozenset(c for c in (source, target) if c < 0), frozenset((source, target)), rules)
+        return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
+
+    def _space(self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules) -> tuple[TypeSpace, np.ndarray]:
+        key = (aval.shape, aval.dtype, partial, codes, rules)
+        if key not in self._found:
+            monoids = frozenset(MONOIDS[-1 - c] for c in partial)
+            forced = frozenset((0, c - 1) for c in codes if c > 0)
+            space = TypeSpace(tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced)
+            bans = tuple(Ban(b.kind, frozenset((0,)), b.above * self._others) for b in rules.bans if self.position in b.mesh_axes)
+            self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
+        return self._found[key]
 
 
 def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ...]:
@@ -161,7 +206,8 @@ def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ..
 
 def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, table: RowTable | None = None) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
-    table = table or RowTable(mesh, communicates=policy == "auto")
+    regime = regime_of(mesh, policy, demand)
+    table = table or RowTable(mesh, communicates=regime.communicates(graph))
     sites = pin_sites(graph, mesh, demand)
     seeds = {
         value: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
@@ -169,7 +215,7 @@ def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy,
         if codes is not None and any(c is not None and c < 0 for c in codes)
     }
     native = native_partials(graph, table, seeds)
-    return tuple(_Builder(graph, mesh, demand, policy, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1)
+    return tuple(_Builder(graph, demand, regime, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1)
 
 
 class _Builder:
@@ -178,24 +224,24 @@ class _Builder:
     def __init__(
         self,
         graph: Graph,
-        mesh: MeshSpec,
         demand: Demand,
-        policy: Policy,
+        regime: Regime,
         table: RowTable,
         native: dict[int, frozenset[str]],
         sites: tuple[PinSite, ...],
         position: int,
     ) -> None:
-        self.graph, self.mesh, self.demand, self.table, self.native = graph, mesh, demand, table, native
-        self.policy: Policy = policy
-        self.position, self.n = position, mesh.sizes[position]
+        self.graph, self.demand, self.table, self.native = graph, demand, table, native
+        self.regime, self.mesh = regime, regime.mesh
+        self.position, self.n = position, self.mesh.sizes[position]
+        self.loops = 0
         self.variables: list[Variable] = []
         self.makers: dict[int, End] = {}
-        self.reads: list[tuple[Constraint, Operand, End, bool, tuple[str, ...]]] = []
+        self.reads: list[tuple[Constraint, Operand, End, Rules, tuple[str, ...]]] = []
         self.fixed: dict[str, list[End]] = {}
         self.sites = [s for s in sites if s.codes[position] is not None]
         self.site_of = {node.id: s for s in self.sites for node in s.nodes}
-        self.projections: dict[int, tuple[tuple[Code, ...], ...]] = {}
+        self.projections: dict[Any, tuple[tuple[Code, ...], ...]] = {}
 
     def system(self) -> System:
         tied = dict(self.demand.tied)
@@ -218,7 +264,10 @@ class _Builder:
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
-            policy=self.policy,
+            policy=self.regime.base,
+            regime=self.regime,
+            avals=self.graph.avals,
+            conversions=Conversions(self.mesh, self.position),
             variables=tuple(self.variables),
             constraints=(*self.pins(), *self.conversions()),
             makers=self.makers,
@@ -226,7 +275,7 @@ class _Builder:
         )
 
     def pins(self) -> list[Constraint]:
-        """The pins, then the policy."""
+        """The pins, then the policy, then the budgets."""
         found: list[Constraint] = []
         for site in self.sites:
             code = site.codes[self.position]
@@ -235,16 +284,18 @@ class _Builder:
             because = Because(site.span, f"{where} is pinned {decode(code)!r}")
             ends = tuple(self.fixed.get(site.name, ()))
             found.append(Constraint(name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site))
-        found.append(Constraint(name="policy", kind="policy", because=Because(None, f'boxing is "{self.policy}"')))
+        found.append(Constraint(name="policy", kind="policy", because=Because(None, f'boxing is "{self.regime.base}"')))
+        for number, budget in enumerate(self.regime.budgets):
+            found.append(Constraint(name=f"b{number}", kind="budget", because=Because(None, str(budget)), budget=number))
         return found
 
     def conversions(self) -> list[Constraint]:
         """The reads, each with its own freedom: what an annotation converts for itself is not there for the other readers."""
         found: list[Constraint] = []
-        for draft, operand, end, is_free, unless in self.reads:
+        for draft, operand, end, rules, unless in self.reads:
             if isinstance(operand, Constant):
                 continue
-            convert = Convert(operand, self.makers[operand], end, is_free, unless)
+            convert = Convert(operand, self.makers[operand], end, rules, unless)
             found.append(
                 Constraint(
                     name=f"e{len(found)}", kind=draft.kind, because=draft.because, node=draft.node, operand=draft.operand, convert=convert
@@ -279,7 +330,7 @@ class _Builder:
         region = node is not None and bool(node.regions)
         because = Because(node.span if node else None, text)
         draft = Constraint(name="", kind="region" if region else "equation", because=because, node=node, operand=number)
-        self.reads.append((draft, operand, end, free, unless))
+        self.reads.append((draft, operand, end, self.regime.at(node, in_loop=self.loops > 0, free=free), unless))
 
     def visit(self, graph: Graph) -> None:
         for node in graph.nodes:
@@ -307,9 +358,12 @@ class _Builder:
         rows = self.table.rows(
             node, [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs], tuple(self.of(o) for o in node.inputs)
         )
-        key = id(rows)  # the table keeps its rows alive
+        rules = self.regime.at(node, in_loop=self.loops > 0)
+        key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:
             k = self.position
+            if not rules.unlimited:
+                rows = tuple(r for r in rows if rules.allows_kernel(r.kernels) and rules.allows_sent(row_sends(graph, node, r, self.mesh)))
             self.projections[key] = tuple(dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in rows))
         row = self.variable(("row", node.id), self.projections[key])
         for i, operand in enumerate(node.inputs):
@@ -343,6 +397,7 @@ class _Builder:
                 self.read(operand, End(end.variable, 1), node, i, f"scanned operand {i} of scan")
             if consts <= i < consts + carry:
                 self.makers[node.outputs[i - consts]] = self.makers[value]
+        self.loops += 1
         self.visit(body)
         for i, operand in enumerate(body.outputs):
             if i < carry:
@@ -352,6 +407,7 @@ class _Builder:
                 end = self.variable(("returned", (node.id, 0, i)), states)
                 self.makers[node.outputs[i]] = End(end.variable, 1)
                 self.read(operand, end, node, i, f"stacked result {i - carry} of scan")
+        self.loops -= 1
 
     def loop(self, node: Node) -> None:
         cond, body = node.regions
@@ -364,12 +420,14 @@ class _Builder:
             end = self.held(value)
             self.makers.update({value: end, seen: end, result: end})
             self.read(operand, end, node, c + b + i, f"initial carry {i} of while")
+        self.loops += 1
         self.visit(cond)
         self.visit(body)
         predicate = self.variable(("returned", (node.id, 0, 0)), (0,))
         self.read(cond.outputs[0], predicate, node, 0, "predicate of while")
         for i, operand in enumerate(body.outputs):
             self.read(operand, self.makers[body.inputs[b + i]], node, i, f"carry {i} of while")
+        self.loops -= 1
 
     def cond(self, node: Node) -> None:
         index, *operands = node.inputs

@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
+from sbp.infer.regime import Rules
 from sbp.infer.rows import NdRow, row_sends, seen_codes
-from sbp.infer.space import Codes, Policy, Spaces, local_shape
+from sbp.infer.space import Codes, Spaces, local_shape
 from sbp.mesh import MeshSpec
 from sbp.signatures import kernel_named
 from sbp.trace.graph import Graph, Node
@@ -63,7 +64,7 @@ def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     return max(seconds, hidden)
 
 
-def undominated(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: Graph, spaces: Spaces, policy: Policy) -> np.ndarray:
+def undominated(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: Graph, spaces: Spaces, rules: Rules) -> np.ndarray:
     """Which rows can be in a cheapest typing: those that no other row replaces with conversions before and behind it.
 
     Of rows that replace each other at no cost the first one stays. A type too small for its mesh axes has no conversions here.
@@ -80,7 +81,7 @@ def undominated(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: G
             space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids)
             known = [t in space.index for t in distinct]
             at = [space.index.get(t, 0) for t in distinct]
-            boxing = space.seconds(policy)[np.ix_(at, at)].copy()
+            boxing = space.seconds(rules)[np.ix_(at, at)].copy()
             boxing[~np.array(known), :] = boxing[:, ~np.array(known)] = np.inf
             np.fill_diagonal(boxing, 0.0)
             number = np.array([distinct.index(t) for t in types])

@@ -12,8 +12,11 @@ import numpy as np
 
 from sbp.infer.costgraph import CostGraph
 
-SAMPLED, CHUNK = 5, 4096
+SAMPLED, CHUNK = 4, 4096
 """Columns that a first look at dominance takes of a table, and pairs of states that the second compares at once."""
+
+HUGE = 1e30
+"""Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
 
 TIE = 1e-15
 """Seconds below which two costs count as equal; ties go to the state that comes first."""
@@ -180,7 +183,7 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     own, near = unary[index], [table[index] for table in tables]
     worst = own[None, :] - own[:, None]  # [s, r], from below
     for t in near:
-        most = np.full(worst.shape, -np.inf)
+        most = np.full(worst.shape, -HUGE)  # of columns that s forbids nothing is known
         for column in t.T[:: -(-t.shape[1] // SAMPLED)]:
             with np.errstate(invalid="ignore"):
                 np.fmax(most, column[None, :] - column[:, None], out=most)  # what both forbid does not matter

@@ -56,39 +56,62 @@ def solve(graph: CostGraph, *, table_limit: int = TABLE_LIMIT, rounds: int = ROU
     >>> solve(g).states
     (1, 0)
     """
-    core = Core.of(graph)
+    search, core = Search(graph, table_limit=table_limit, rounds=rounds), Core.of(graph)
     core.reduce()
-    if not core.feasible:
-        return None
-    best: list[int] | None = None
-    best_cost, bound = math.inf, -math.inf
+    bound = search.run(core)
+    return search.solution(bound)
 
-    def offer(states: dict[int, int], of: Core) -> None:
-        nonlocal best, best_cost
-        full = of.extend(states)
-        cost = graph.cost_of(full)
-        if cost < best_cost:
-            best, best_cost = full, cost
 
-    for _ in range(rounds):
-        states, conditioned = eliminate(core, table_limit)
-        offer(states, core)
-        if conditioned == 0:
-            # States dropped earlier could only have led to costs of at least the best known then.
-            return _solution(best, best_cost, best_cost)
-        offer(_windows(core, states, table_limit), core)
-        found = pass_messages(core)
-        offer(_windows(core, found.states, table_limit), core)
-        bound = max(bound, core.constant + found.lower_bound)
-        if best_cost - bound <= TOLERANCE * best_cost:
-            break
-        shrunk = _fix(core, found.marginals, best_cost - (core.constant + found.lower_bound))
+class Search:
+    """Looks for the cheapest states of a cost graph, in the whole of it or in parts, and keeps the best.
+
+    Arguments:
+      graph: the costs.
+      table_limit: the largest table elimination may build, in entries.
+      rounds: how often message passing may shrink the problem.
+    """
+
+    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT, rounds: int = ROUNDS) -> None:
+        self.graph, self.table_limit, self.rounds = graph, table_limit, rounds
+        self.best: tuple[int, ...] | None = None
+        self.cost = math.inf
+
+    def solution(self, bound: float) -> Solution | None:
+        """The best that was found, with a bound below which there is nothing."""
+        if self.best is None or not math.isfinite(self.cost):
+            return None
+        return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
+
+    def run(self, core: Core) -> float:
+        """Searches a reduced core, which it may shrink; returns a bound: the core has nothing cheaper."""
         if not core.feasible:
-            return _solution(best, best_cost, best_cost)
-        if not shrunk:
-            offer(_windows(core, _dive(core, found, table_limit), table_limit), core)
-            break
-    return _solution(best, best_cost, min(bound, best_cost))
+            return math.inf
+        bound = -math.inf
+        for _ in range(self.rounds):
+            states, conditioned = eliminate(core, self.table_limit)
+            self._offer(states, core)
+            if conditioned == 0:
+                # States dropped earlier could only have led to costs of at least the best known then.
+                return self.cost
+            self._offer(_windows(core, states, self.table_limit), core)
+            found = pass_messages(core)
+            self._offer(_windows(core, found.states, self.table_limit), core)
+            bound = max(bound, core.constant + found.lower_bound)
+            if self.cost - bound <= TOLERANCE * self.cost:
+                break
+            shrunk = _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound))
+            if not core.feasible:
+                return self.cost
+            if not shrunk:
+                self._offer(_windows(core, _dive(core, found, self.table_limit), self.table_limit), core)
+                break
+        return min(bound, self.cost)
+
+    def _offer(self, states: dict[int, int], core: Core) -> None:
+        full = core.extend(states)
+        cost = self.graph.cost_of(full)
+        if cost < self.cost:
+            self.best, self.cost = tuple(full), cost
 
 
 def _dive(core: Core, found: Bounded, table_limit: int) -> dict[int, int]:
@@ -147,12 +170,6 @@ def _windows(core: Core, states: dict[int, int], table_limit: int, width: int = 
 def _local_cost(core: Core, states: dict[int, int]) -> float:
     total = sum(float(u[states[v]]) for v, u in core.unary.items())
     return total + sum(float(t[states[v], states[w]]) for v in core.unary for w, t in core.near[v].items() if v < w)
-
-
-def _solution(states: list[int] | None, cost: float, bound: float) -> Solution | None:
-    if states is None or not math.isfinite(cost):
-        return None
-    return Solution(states=tuple(states), cost=cost, lower_bound=bound)
 
 
 def _fix(core: Core, marginals: dict[int, np.ndarray], slack: float) -> bool:

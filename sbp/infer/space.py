@@ -16,13 +16,14 @@ from typing import Literal
 import numpy as np
 
 from sbp.errors import SbpInternalError
+from sbp.infer.regime import Rules
+from sbp.limits import Policy as Policy
 from sbp.mesh import MeshSpec
 from sbp.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
 Codes = tuple[int, ...]
-Policy = Literal["auto", "reduce", "explicit"]
 StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"]
 
 INFINITE = math.inf
@@ -104,13 +105,7 @@ class Step:
 
 
 LOCAL: frozenset[str] = frozenset({"slice", "mask", "zero_pad"})
-FREE: frozenset[str] = frozenset({"slice", "mask"})
-POLICY_KINDS: dict[Policy, frozenset[str]] = {
-    "auto": frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}),
-    "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
-    "explicit": FREE,
-}
-"""Which steps each boxing policy allows outside annotations and the boundary."""
+"""Steps that send nothing."""
 
 _CHANGES: dict[tuple[str, str], StepKind] = {
     ("P", "B"): "all_reduce",
@@ -159,8 +154,9 @@ class TypeSpace:
         self.local_bytes = np.array([math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types], dtype=float)
         self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self.even = np.array([is_even(shape, t, self.sizes) for t in self.types])
-        self._seconds: dict[Policy, np.ndarray] = {}
+        self._seconds: dict[Rules, np.ndarray] = {}
         self._collectives: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
+        self.unlimited = Rules(("auto",) * len(self.sizes))
 
     def _large_enough(self, t: Codes) -> bool:
         """Nested splits must leave each device of the inner axis something, unless the split is wanted."""
@@ -230,26 +226,28 @@ class TypeSpace:
         part[dim] = -(-part[dim] // n) * n
         return math.prod(part) * self.itemsize
 
-    def seconds(self, policy: Policy) -> np.ndarray:
-        """Seconds of the cheapest way between every two types; infinite where the policy has none."""
-        if policy not in self._seconds:
+    def seconds(self, rules: Rules | None = None) -> np.ndarray:
+        """Seconds of the cheapest way between every two types; infinite where the rules leave none. None: everything is allowed."""
+        rules = rules or self.unlimited
+        if rules not in self._seconds:
             count = len(self.types)
             cost = np.full((count, count), INFINITE)
             np.fill_diagonal(cost, 0.0)
             for i, t in enumerate(self.types):
                 for step in self.steps_from(t):
-                    if step.kind in POLICY_KINDS[policy]:
+                    if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                         j = self.index[step.target]
                         cost[i, j] = min(cost[i, j], step.seconds)
             for k in range(count):
                 np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
-            self._seconds[policy] = cost
-        return self._seconds[policy]
+            self._seconds[rules] = cost
+        return self._seconds[rules]
 
-    def path(self, source: Codes, target: Codes) -> tuple[Step, ...]:
+    def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
         """The cheapest steps from one type to another (ties by order of discovery, which is fixed)."""
         if source == target:
             return ()
+        rules = rules or self.unlimited
         best: dict[Codes, float] = {source: 0.0}
         queue: list[tuple[float, int, Codes, tuple[Step, ...]]] = [(0.0, 0, source, ())]
         counter = itertools.count(1)
@@ -261,7 +259,7 @@ class TypeSpace:
                 continue
             for step in self.steps_from(here):
                 total = cost + step.seconds
-                if total < best.get(step.target, INFINITE):
+                if total < best.get(step.target, INFINITE) and rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, Policy, to_type
+from sbp.infer.space import Codes, to_type
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
@@ -25,6 +26,7 @@ class Typing:
       outputs: the types in which the program returns its results.
       seconds: the modelled time of the program.
       lower_bound: no typing is cheaper in the model.
+      saved_seconds: modelled time that conversions took which `plan.saving` does not repeat; `seconds` has it in.
     """
 
     graph: Graph
@@ -36,6 +38,7 @@ class Typing:
     outputs: tuple[Codes, ...]
     seconds: float
     lower_bound: float
+    saved_seconds: float = 0.0
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""

@@ -12,7 +12,8 @@ from sbp.errors import Diagnostic, Help, Label, bytes_text
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite
 from sbp.infer.problem import Demand
-from sbp.infer.space import Codes, Policy, local_shape, to_type
+from sbp.infer.space import Codes, local_shape, to_type
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.edits import Case
 from sbp.plan.ir import Apply, Block, Box, Loop, Register

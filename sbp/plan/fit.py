@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
-from sbp.infer.space import Policy
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
+from sbp.plan.saving import repeats, save
 from sbp.trace.graph import Graph
 
-PRICES = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7)
+PRICES = tuple(10.0**n for n in range(-14, -6))
 """Seconds per byte held, tried in turn. At 1e-11 a gigabyte weighs 10 ms; at 1e-7 nothing else counts."""
+
+HALVINGS = 3
+"""Prices that are tried between the last one that was too low and the first that was high enough."""
 
 
 def fit(
@@ -40,17 +46,52 @@ def fit(
     if typing is None:
         return None, None
     certify(typing, demand)
-    program = least = resolve(typing, aliased=aliased)
+    program = least = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
-    for price in PRICES:
-        typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price)
+    held: set[tuple[int, bool]] = set()
+
+    def at(price: float) -> Program | None:
+        typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price, held=frozenset(held))
         if typing is None:
-            break
+            return None
         certify(typing, demand)
-        program = resolve(typing, aliased=aliased)
-        if program.cost.peak_memory_bytes <= memory_limit:
-            return program, program
+        return _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+
+    too_low = PRICES[0] / 10
+    for price in PRICES:
+        # What fills the memory is charged, too; cut points found at one price stay charged at the next.
+        held |= {(r.value, r.codes != program.typing.values.get(r.value)) for r in program.fullest if r.value in graph.avals}
+        found = at(price)
+        if found is None:
+            break
+        program = found
         if program.cost.peak_memory_bytes < least.cost.peak_memory_bytes:
             least = program
+        if program.cost.peak_memory_bytes <= memory_limit:
+            best, enough = program, price
+            for _ in range(HALVINGS):
+                middle = math.sqrt(too_low * enough)
+                found = at(middle)
+                if found is not None and found.cost.peak_memory_bytes <= memory_limit:
+                    enough = middle
+                    best = min(best, found, key=lambda p: p.cost.seconds)
+                else:
+                    too_low = middle
+            return best, best
+        too_low = price
     return None, least
+
+
+def _without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
+    """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
+    limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
+    chosen = sorted(repeats(program.typing, program.block), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
+    while chosen:
+        typing = save(program.typing, tuple(chosen))
+        certify(typing, demand)
+        saved = resolve(typing, demand, aliased=program.aliased)
+        if saved.cost.peak_memory_bytes <= limit and saved.cost.bytes_per_device < program.cost.bytes_per_device:
+            return saved
+        chosen = chosen[: len(chosen) // 2]
+    return program

@@ -7,7 +7,9 @@ from collections import defaultdict
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.problem import WHILE_TRIPS
+from sbp.annotate import annotate_p
+from sbp.infer.problem import WHILE_TRIPS, Demand
+from sbp.infer.regime import Regime, Rules, regime_of
 from sbp.infer.rows import EMPTY, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace
 from sbp.infer.typing import Typing
@@ -16,20 +18,26 @@ from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import MONOIDS
 
 
-def lower(typing: Typing) -> Block:
+def lower(typing: Typing, demand: Demand | None = None) -> Block:
     """Writes a typing out as instructions.
 
+    Arguments:
+      typing: the typing.
+      demand: what was asked: its policies and budgets hold for the steps of a conversion, too.
+
     The order is the program's. A value that several readers want in several types is brought there along the cheapest tree: what
-    is gathered for one reader is sliced for the next.
+    is gathered for one reader is sliced for the next. A reader that may not convert everything takes what its own rules reach.
     """
-    spaces = Spaces(typing.mesh)
-    return _Lowering(typing, spaces).block(typing.graph, typing.outputs)
+    demand = demand or Demand(inputs=(), outputs=())
+    return _Lowering(typing, Spaces(typing.mesh), regime_of(typing.mesh, typing.boxing, demand)).block(typing.graph, typing.outputs)
 
 
 class _Lowering:
-    def __init__(self, typing: Typing, spaces: Spaces) -> None:
+    def __init__(self, typing: Typing, spaces: Spaces, regime: Regime) -> None:
         self.typing = typing
         self.spaces = spaces
+        self.regime = regime
+        self.loops = 0
         self.zero: Codes = (0,) * len(typing.mesh.sizes)
 
     def space(self, aval: Any, types: list[Codes]) -> TypeSpace:
@@ -42,7 +50,8 @@ class _Lowering:
     def needs(self, node: Node) -> tuple[Codes, ...]:
         return self.typing.rows[node.id].ins
 
-    def block(self, graph: Graph, returned: tuple[Codes, ...]) -> Block:
+    def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
+        """A graph as instructions; `owner` is the node whose region it is."""
         typing = self.typing
         made: dict[int, Node | None] = dict.fromkeys(graph.inputs)
         for node in graph.nodes:
@@ -63,12 +72,13 @@ class _Lowering:
             if isinstance(operand, Constant):
                 return ConstantRegister(operand, codes)
             if codes not in held[operand]:
-                parent = parents[operand][codes]
+                rules = self.rules(reader or owner)
+                parent = parents[operand][codes] if rules.unlimited else self.reached(operand, sorted(held[operand]), codes, rules)
                 source = fetch(operand, parent, reader)
                 assert isinstance(source, Register)
                 space = self.space(typing.graph.avals[operand], [parent, codes])
                 target = Register(operand, codes)
-                steps = space.path(parent, codes)
+                steps = space.path(parent, codes, rules)
                 instructions.append(Box(source=source, target=target, steps=steps, reader=reader, maker=made[operand]))
                 held[operand].add(codes)
             return Register(operand, codes)
@@ -78,7 +88,9 @@ class _Lowering:
             ins = tuple(fetch(o, c, node) for o, c in zip(node.inputs, row.ins, strict=True))
             outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
             if node.regions:
-                blocks = tuple(self.block(r, typing.region_outputs[node.id, i]) for i, r in enumerate(node.regions))
+                self.loops += node.op in ("scan", "while")
+                blocks = tuple(self.block(r, typing.region_outputs[node.id, i], node) for i, r in enumerate(node.regions))
+                self.loops -= node.op in ("scan", "while")
                 instructions.append(Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node)))
             else:
                 sends = row_sends(graph, node, row, typing.mesh)
@@ -87,11 +99,22 @@ class _Lowering:
         inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
         return Block(inputs=inputs, instructions=tuple(instructions), outputs=outputs)
 
+    def rules(self, reader: Node | None) -> Rules:
+        """What may be converted for a reader: annotations and the end of the program convert freely."""
+        free = reader is None or reader.op == annotate_p.name
+        return self.regime.at(reader, in_loop=self.loops > 0, free=free)
+
+    def reached(self, value: int, held: list[Codes], target: Codes, rules: Rules) -> Codes:
+        """Of the types that are there, the one from which the rules reach a type most cheaply."""
+        space = self.space(self.typing.graph.avals[value], [*held, target])
+        seconds = space.seconds(rules)[:, space.index[target]]
+        return min(held, key=lambda t: (float(seconds[space.index[t]]), t))
+
     def tree(self, value: int, types: list[Codes]) -> dict[Codes, Codes]:
         """For each wanted type, the type it is made from: the cheapest order of acquiring them, each from what is there by then."""
         made = self.typing.values[value]
         space = self.space(self.typing.graph.avals[value], [made, *types])
-        seconds = space.seconds("auto")
+        seconds = space.seconds()
         targets = sorted(t for t in types if t != made)
         orders = list(itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)])
         # A type that nobody asked for may serve several readers: what is gathered once is sliced for each.

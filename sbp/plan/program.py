@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sbp import _jax
-from sbp.infer.space import Codes, local_shape, to_type
+from sbp.infer.problem import Demand
+from sbp.infer.regime import regime_of
+from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
 from sbp.plan.handwritten import handwritten_bytes
-from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
+from sbp.plan.ir import Apply, Block, Box, Loop, Register
 from sbp.plan.lower import lower
+from sbp.plan.memory import peak_memory
 from sbp.plan.text import listing
-from sbp.plan.verify import verify
+from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
@@ -63,12 +64,14 @@ class Program:
       block: the instructions.
       aliased: positions of donated inputs.
       cost: what a call costs.
+      fullest: the temporaries that are live when memory is fullest.
     """
 
     typing: Typing = field(repr=False)
     block: Block = field(repr=False)
     aliased: tuple[int, ...]
     cost: Cost
+    fullest: tuple[Register, ...] = field(default=(), repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -102,19 +105,21 @@ class Program:
         yield from sending(self.block, 1)
 
 
-def resolve(typing: Typing, *, aliased: tuple[int, ...] = ()) -> Program:
+def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int, ...] = ()) -> Program:
     """Typing -> Program: lowers, verifies and prices.
 
     Arguments:
       typing: a complete typing.
+      demand: what was asked, for its policies and budgets; None for nothing.
       aliased: positions of inputs that are donated.
     """
-    block = lower(typing)
+    block = lower(typing, demand)
     verify(block, typing.mesh)
+    verify_budgets(block, regime_of(typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())))
     sent = bytes_sent(block)
-    memory = peak_memory(typing, block, aliased)
-    cost = Cost(bytes_per_device=sent, seconds=typing.seconds, peak_memory_bytes=memory)
-    return Program(typing=typing, block=block, aliased=aliased, cost=cost)
+    peak = peak_memory(typing, block, aliased)
+    cost = Cost(bytes_per_device=sent, seconds=typing.seconds - typing.saved_seconds, peak_memory_bytes=peak.bytes)
+    return Program(typing=typing, block=block, aliased=aliased, cost=cost, fullest=peak.temporaries)
 
 
 def bytes_sent(block: Block) -> float:
@@ -150,56 +155,3 @@ def _boxes(block: Block, trips: int, depth: int) -> Iterator[PlannedBox]:
         elif isinstance(instruction, Loop):
             for inner in instruction.blocks:
                 yield from _boxes(inner, trips * instruction.trips, depth + 1)
-
-
-_FUSED = frozenset(["broadcast_in_dim", "iota", "convert_element_type", "reshape", "squeeze", "expand_dims", "sbp_annotate"])
-"""Results that XLA hardly ever keeps: they are recomputed inside their readers."""
-
-
-def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> float:
-    """Bytes of one device at the fullest moment: arguments + outputs - aliased + live temporaries."""
-    sizes = typing.mesh.sizes
-
-    def size(value: int, codes: Codes) -> float:
-        aval = typing.graph.avals[value]
-        return math.prod(local_shape(aval.shape, codes, sizes)) * _jax.itemsize(aval.dtype)
-
-    arguments = sum(size(r.value, r.codes) for r in block.inputs)
-    outputs = sum(size(s.value, s.codes) for s in block.outputs if isinstance(s, Register))
-    donated = sum(size(block.inputs[i].value, block.inputs[i].codes) for i in aliased)
-    return arguments + max(0.0, outputs - donated) + _temporaries(block, size, top=True)
-
-
-def _inner(instruction: Instruction, size: Callable[[int, Codes], float]) -> float:
-    """What an instruction holds besides its operands and results."""
-    if isinstance(instruction, Loop):
-        return max((_temporaries(b, size, top=False) for b in instruction.blocks), default=0.0)
-    return instruction.scratch_bytes if isinstance(instruction, Apply) else 0.0
-
-
-def _temporaries(block: Block, size: Callable[[int, Codes], float], *, top: bool) -> float:
-    last: dict[Register, int] = {}
-    for at, instruction in enumerate(block.instructions):
-        sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
-        for source in sources:
-            if isinstance(source, Register):
-                last[source] = at
-    kept = {s for s in block.outputs if isinstance(s, Register)}
-    live, peak = 0.0, 0.0
-    held: dict[Register, float] = {}
-    inputs = set(block.inputs)
-    for at, instruction in enumerate(block.instructions):
-        inner = _inner(instruction, size)
-        outs = (instruction.target,) if isinstance(instruction, Box) else instruction.outs
-        fused = isinstance(instruction, Apply) and instruction.node.op in _FUSED
-        for register in outs:
-            bytes_ = 0.0 if fused or (top and register in kept) else size(register.value, register.codes)
-            if register in last or register in kept:
-                held[register] = bytes_
-                live += bytes_
-        peak = max(peak, live + inner)
-        sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
-        for source in dict.fromkeys(s for s in sources if isinstance(s, Register)):
-            if last.get(source) == at and source not in kept and source not in inputs:
-                live -= held.pop(source, 0.0)
-    return peak

@@ -17,7 +17,8 @@ from sbp.infer.choose import choose
 from sbp.infer.constraints import pin_sites
 from sbp.infer.problem import Demand
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Policy, from_type
+from sbp.infer.space import from_type
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec, mesh_spec
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph

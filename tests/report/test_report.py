@@ -37,7 +37,7 @@ def _in_the_project(monkeypatch):
 
 def report_of(name, diagnostics=()):
     made = plan(name)
-    return Report(program=made.program, diagnostics=diagnostics, title=name, output_names=made._out_names)
+    return Report(program=made.program, diagnostics=diagnostics, title=name, output_names=made._traced.out_names)
 
 
 REFUSED = Report(program=None, diagnostics=DIAGNOSTICS, title="ffn")
@@ -287,7 +287,7 @@ from sbp.plan.text import listing
 from sbp.report.report import Report
 for name in PROGRAMS:
     made = plan(name)
-    report = Report(program=made.program, title=name, output_names=made._out_names)
+    report = Report(program=made.program, title=name, output_names=made._traced.out_names)
     print(report.text(100), report.short().text(80), report.html(), listing(made.program), sep="\\n")
 """
 

@@ -1,0 +1,133 @@
+"""Which conversions are allowed where: the boxing policy of each mesh axis and region, and the budgets, as rules on single steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sbp.limits import POLICIES, Budget, Policy, policies_in
+from sbp.mesh import MeshSpec
+from sbp.signatures import Sent, kernel_named
+from sbp.trace.graph import Graph, Node
+
+POLICY_KINDS: dict[Policy, frozenset[str]] = {
+    "auto": frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}),
+    "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
+    "explicit": frozenset({"slice", "mask"}),
+}
+"""Which steps each boxing policy allows outside annotations and the boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """What a budget forbids on a mesh: collectives of a kind (None: of any) over one of the axes that send more bytes than `above`."""
+
+    kind: str | None
+    mesh_axes: frozenset[int]
+    above: float
+
+    def forbids(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
+        """Whether a step is one of them."""
+        return bytes_sent > self.above and (self.kind is None or self.kind == kind) and not self.mesh_axes.isdisjoint(mesh_axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is allowed at one place: a policy for each mesh axis, and bans."""
+
+    policies: tuple[Policy, ...]
+    bans: tuple[Ban, ...] = ()
+
+    def allows(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
+        """Whether a step is allowed.
+
+        >>> Rules(("auto", "reduce")).allows("all_gather", (1,), 8.0)
+        False
+        """
+        axes = tuple(mesh_axes)
+        kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
+        return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
+
+    def allows_kernel(self, kernels: tuple[str, ...]) -> bool:
+        """Whether the policies allow what the kernels of a row send: collectives are conversions of a kind."""
+        return all(p == "auto" or not kernel_named(k).communicates for p, k in zip(self.policies, kernels, strict=True))
+
+    def allows_sent(self, sends: Iterable[tuple[int, Sent]]) -> bool:
+        """Whether no ban forbids what the kernels of a row send."""
+        return not any(b.forbids(s.kind, (position,), s.bytes) for position, s in sends for b in self.bans)
+
+    def within(self, other: Rules) -> bool:
+        """Whether all that is allowed here is allowed there."""
+        looser = all(POLICIES.index(a) >= POLICIES.index(b) for a, b in zip(self.policies, other.policies, strict=True))
+        return looser and set(self.bans) >= set(other.bans)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether everything is allowed."""
+        return not self.bans and all(p == "auto" for p in self.policies)
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """The policies and budgets of a program.
+
+    Arguments:
+      mesh: the mesh.
+      base: the policy where nothing else is said.
+      axis_policies: the policy of each mesh axis; None for `base`.
+      budgets: what is forbidden.
+    """
+
+    mesh: MeshSpec
+    base: Policy
+    axis_policies: tuple[Policy | None, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+
+    def at(self, node: Node | None, *, in_loop: bool = False, free: bool = False) -> Rules:
+        """The rules for what a node reads.
+
+        Arguments:
+          node: the reader; None for the program's results.
+          in_loop: whether it is inside a loop.
+          free: whether it is an annotation or the boundary, where policies do not hold but budgets do.
+        """
+        scope = "" if node is None or free or "sbp_policy." not in node.scope else node.scope
+        return _rules(self, scope, node is not None and node.backward, in_loop, free)
+
+    def ban(self, budget: Budget) -> Ban:
+        """A budget on this mesh."""
+        axes = range(len(self.mesh.names)) if budget.axis is None else (self.mesh.names.index(budget.axis),)
+        return Ban(budget.collective, frozenset(axes), budget.above)
+
+    def strictest(self, graph: Graph) -> Rules:
+        """Rules within those of every place of a program."""
+        scopes = {n.scope for n in graph.walk() if "sbp_policy." in n.scope}
+        every = [self.at(None), *(_rules(self, s, False, False, False) for s in sorted(scopes))]
+        policies: list[Policy] = [POLICIES[max(POLICIES.index(r.policies[k]) for r in every)] for k in range(len(self.mesh.names))]
+        return Rules(tuple(policies), tuple(self.ban(b) for b in self.budgets))
+
+    def communicates(self, graph: Graph) -> bool:
+        """Whether kernels that send something are allowed anywhere."""
+        every = [self.at(None), *(self.at(n) for n in graph.walk() if "sbp_policy." in n.scope)]
+        return any("auto" in r.policies for r in every)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rules(regime: Regime, scope: str, backward: bool, in_loop: bool, free: bool) -> Rules:
+    names = regime.mesh.names
+    policies: list[Policy] = [p or regime.base for p in regime.axis_policies or (None,) * len(names)]
+    for policy, axis in policies_in(scope):
+        for k, name in enumerate(names):
+            if axis in ("", name):
+                policies[k] = policy
+    bans = tuple(regime.ban(b) for b in regime.budgets if b.covers(backward=backward, in_loop=in_loop))
+    if free:
+        policies = ["auto"] * len(names)
+    return Rules(tuple(policies), bans)
+
+
+def regime_of(mesh: MeshSpec, base: Policy, demand: Any) -> Regime:
+    """The regime of a demand (`infer.problem.Demand`)."""
+    return Regime(mesh, base, demand.policies, demand.budgets)

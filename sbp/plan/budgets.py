@@ -1,0 +1,85 @@
+"""Budgets that no plan keeps, and the nearest ones that a plan does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from sbp.errors import Help, bytes_text
+from sbp.infer.regime import Ban, Regime
+from sbp.limits import Budget
+from sbp.plan.edits import Case
+from sbp.plan.ir import Apply, Block, Box, Loop
+from sbp.plan.program import Program
+from sbp.trace.graph import Node
+
+ROUNDS = 10
+"""Plans that are made to find the least budget."""
+
+
+def nearest_budget(case: Case, number: int) -> tuple[Budget, Program, bool] | None:
+    """The least size that makes a budget possible while the others hold.
+
+    Arguments:
+      case: a program that no plan of its budgets fits.
+      number: which budget.
+
+    Returns:
+      The budget with that size, its plan, and whether no smaller one is possible; None when the other budgets are impossible, too.
+    """
+    budget = case.demand.budgets[number]
+
+    def within(above: float | None) -> Program | None:
+        budgets = list(case.demand.budgets)
+        if above is None:
+            del budgets[number]
+        else:
+            budgets[number] = dataclasses.replace(budget, above=above)
+        return dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=tuple(budgets))).plan()
+
+    best = within(None)
+    if best is None:
+        return None
+    low, size = budget.above, largest(best, budget)
+    for turn in range(ROUNDS):
+        below = turn % 2 == 0  # in turn: whether any smaller one is possible, and whether one half as far is
+        trial = size - 1 if below else (low + size) / 2
+        program = within(trial) if trial > budget.above else None
+        if program is not None:
+            best, size = program, max(largest(program, budget), budget.above)
+        elif below:
+            return dataclasses.replace(budget, above=size), best, True
+        else:
+            low = trial
+    return dataclasses.replace(budget, above=size), best, False
+
+
+def largest(program: Program, budget: Budget) -> float:
+    """The most bytes that one device sends in one run of a collective that a budget is about."""
+    regime = Regime(program.mesh, program.typing.boxing, budgets=(dataclasses.replace(budget, above=0.0),))
+    return max((sent for sent, bans in _sends(program.block, regime, None, False) if bans), default=0.0)
+
+
+def _sends(block: Block, regime: Regime, owner: Node | None, in_loop: bool) -> Iterator[tuple[float, list[Ban]]]:
+    for instruction in block.instructions:
+        match instruction:
+            case Box(steps=steps, reader=reader):
+                bans = regime.at(reader or owner, in_loop=in_loop, free=True).bans
+                yield from ((s.bytes_sent, [b for b in bans if b.forbids(s.kind, s.mesh_axes, s.bytes_sent)]) for s in steps)
+            case Apply(node=node, sends=sends):
+                bans = regime.at(node, in_loop=in_loop, free=True).bans
+                yield from ((s.bytes, [b for b in bans if b.forbids(s.kind, (k,), s.bytes)]) for k, s in sends)
+            case Loop(node=node, blocks=blocks):
+                for inner in blocks:
+                    yield from _sends(inner, regime, node, in_loop or node.op in ("scan", "while"))
+
+
+def budget_help(case: Case, number: int) -> Help | None:
+    """The nearest budget as a help."""
+    found = nearest_budget(case, number)
+    if found is None:
+        return None
+    budget, program, least = found
+    what = "the least that is possible" if least else "which is possible"
+    text = f"allow {bytes_text(budget.above)} in `{case.demand.budgets[number]}`, {what}"
+    return Help(text=text, bytes_per_device=program.cost.bytes_per_device)

@@ -1,0 +1,270 @@
+"""Collectives of equal values are run once: what the forward pass has sent is not sent again by its rematerialisation.
+
+Two values are equal when the same operations made them of the same values; slices of stacked values are followed into the loop that
+stacked them. Where a loop converts a value that an earlier loop has converted in the same way, the earlier one hands its result on as
+one more stacked result; in one block the later readers read the earlier value. What only fed the second collective goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sbp import _jax
+from sbp.infer.rows import NdRow
+from sbp.infer.space import Codes, local_shape
+from sbp.infer.typing import Typing
+from sbp.plan.ir import Block, Box, Loop
+from sbp.signatures.effects import EFFECTS
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+SAME = frozenset({"sbp_annotate", "optimization_barrier"})
+"""Operations whose results equal their operands, one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A conversion that has been made before.
+
+    Arguments:
+      value: the value that is converted again.
+      first: the equal value that is converted first.
+      codes: the type that both are brought to.
+      loop, first_loop: the scan nodes whose bodies hold them; None in the same block.
+      seconds: modelled time of the second conversion, loop trips counted.
+      bytes_held: what it takes to keep the first result: bytes of one device.
+    """
+
+    value: int
+    first: int
+    codes: Codes
+    loop: int | None
+    first_loop: int | None
+    seconds: float
+    bytes_held: float
+
+
+def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
+    """The conversions of a lowered program that have been made before, in one block or by an earlier loop of the same block."""
+    numbers = _Numbers()
+    numbers.enter(typing.graph)
+    first: dict[tuple[Any, Codes], tuple[int, int | None, int]] = {}
+    found: list[Repeat] = []
+    hbm = typing.mesh.hardware.hbm_bytes_per_second
+    for box, loop in _boxes(block):
+        node = loop.node if loop else None
+        key = (numbers.of(box.source.value), box.target.codes)
+        seconds, length = sum(s.seconds for s in box.steps), loop.trips if loop else 1
+        if box.bytes_sent == 0 or any(c < 0 for c in box.target.codes):
+            continue
+        if key not in first:
+            first[key] = box.source.value, node and node.id, length
+            continue
+        value, where, trips = first[key]
+        if value == box.source.value or (where is None) != (node is None) or (trips != length and where is not None):
+            continue
+        aval = typing.graph.avals[value]
+        size = float(np.prod(local_shape(aval.shape, box.target.codes, typing.mesh.sizes))) * _jax.itemsize(aval.dtype)
+        saved = length * (seconds - (2 * size / hbm if node else 0.0))
+        if saved > 0 and (node is None or where != node.id):
+            found.append(
+                Repeat(
+                    value=box.source.value,
+                    first=value,
+                    codes=box.target.codes,
+                    loop=node and node.id,
+                    first_loop=where,
+                    seconds=saved,
+                    bytes_held=length * size,
+                )
+            )
+    return tuple(found)
+
+
+def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
+    """The typing in which the chosen conversions are not made again."""
+    return _Saving(typing, chosen).typing()
+
+
+def _boxes(block: Block) -> Iterator[tuple[Box, Loop | None]]:
+    """Conversions of the program's own block and of the scans in it."""
+    for instruction in block.instructions:
+        if isinstance(instruction, Box):
+            yield instruction, None
+        elif isinstance(instruction, Loop) and instruction.node.op == "scan":
+            yield from ((i, instruction) for i in instruction.blocks[0].instructions if isinstance(i, Box))
+
+
+class _Numbers:
+    """A number for each value: equal numbers, equal values (in a loop: at the same index of its stacked operands)."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+        self._of: dict[int, int] = {}
+        self._fresh = itertools.count()
+        self._keys: dict[int, tuple[Any, ...]] = {}
+        self._keep: list[Any] = []
+
+    def of(self, operand: Operand) -> Any:
+        if isinstance(operand, Constant):
+            value = np.asarray(operand.value) if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype) else None
+            return ("constant", str(operand.aval.dtype), value.tobytes()) if value is not None else ("array", id(operand.value))
+        return self._of[operand]
+
+    def _number(self, key: Any) -> int:
+        if key not in self._known:
+            self._known[key] = next(self._fresh)
+            self._keys[self._known[key]] = key
+        return self._known[key]
+
+    def _new(self, value: int) -> None:
+        self._of[value] = self._number(("value", value))
+
+    def enter(self, graph: Graph) -> None:
+        """Numbers a graph whose inputs are unlike anything, unless they have their numbers."""
+        for value in graph.inputs:
+            if value not in self._of:
+                self._new(value)
+        for node in graph.nodes:
+            if node.op in SAME:
+                for operand, value in zip(node.inputs, node.outputs, strict=True):
+                    self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
+            elif node.op == "scan":
+                self._scan(node)
+            elif node.regions:
+                for region in node.regions:
+                    self.enter(region)
+                for value in node.outputs:
+                    self._new(value)
+            else:
+                key = (node.op, self._params(node), tuple(self.of(o) for o in node.inputs))
+                for position, value in enumerate(node.outputs):
+                    self._of[value] = self._number((*key, position))
+
+    def _scan(self, node: Node) -> None:
+        (body,) = node.regions
+        consts, carry, length = node.params["num_consts"], node.params["num_carry"], int(node.params["length"])
+        for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+            if position < consts:
+                self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
+            elif position >= consts + carry:
+                whole: tuple[Any, ...] = self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
+                self._of[value] = whole[2] if whole[:2] == ("stack", length) else self._number(("at", length, self.of(operand)))
+        self.enter(body)
+        for position, (operand, value) in enumerate(zip(body.outputs, node.outputs, strict=True)):
+            if position < carry:
+                self._new(value)
+            else:
+                self._of[value] = self._number(("stack", length, self.of(operand)))
+
+    def _params(self, node: Node) -> Any:
+        items = []
+        for name in sorted(node.params):
+            value = node.params[name]
+            try:
+                hash(value)
+            except TypeError:
+                self._keep.append(value)
+                value = id(value)
+            items.append((name, value))
+        return tuple(items)
+
+
+class _Saving:
+    """Rewrites a typing so that the chosen conversions are made once."""
+
+    def __init__(self, typing: Typing, chosen: tuple[Repeat, ...]) -> None:
+        self.old, self.chosen = typing, chosen
+        self.avals = dict(typing.graph.avals)
+        self.values, self.rows = dict(typing.values), dict(typing.rows)
+        self.returned = dict(typing.region_outputs)
+        self.next = itertools.count(max(self.avals) + 1)
+        self.stacked: dict[tuple[int, int, Codes], int] = {}
+        self.here: dict[int, int] = {}
+
+    def typing(self) -> Typing:
+        for r in self.chosen:
+            if r.loop is None:
+                self.here.setdefault(r.value, r.first)
+        graph = self.block(self.old.graph, self.here, top=True)
+        return dataclasses.replace(
+            self.old,
+            graph=dataclasses.replace(graph, avals=self.avals),
+            values=self.values,
+            rows=self.rows,
+            region_outputs=self.returned,
+            saved_seconds=sum(r.seconds for r in self.chosen),
+        )
+
+    def block(self, graph: Graph, instead: dict[int, int], *, top: bool = False) -> Graph:
+        """A graph whose readers of a value in a type read another value, and without what nobody reads any more."""
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            row = self.rows[node.id]
+            inputs = tuple(self.redirect(o, c, instead) for o, c in zip(node.inputs, row.ins, strict=True))
+            node = dataclasses.replace(node, inputs=inputs)
+            if top and node.op == "scan":
+                node = self.scan(node)
+            nodes.append(node)
+        graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)
+        return graph if top and not instead else self.pruned(graph)
+
+    def redirect(self, operand: Operand, codes: Codes, instead: dict[int, int]) -> Operand:
+        """What is read instead of an operand: not by those who take it as it is made."""
+        if isinstance(operand, int) and operand in instead and codes != self.old.values[operand]:
+            return instead[operand]
+        return operand
+
+    def scan(self, node: Node) -> Node:
+        """A scan that stacks what a later one needs, or reads what an earlier one has stacked."""
+        (body,) = node.regions
+        row, returned = self.rows[node.id], self.returned[node.id, 0]
+        instead: dict[int, int] = {}
+        for r in self.chosen:
+            if r.first_loop == node.id:
+                key = (node.id, r.first, r.codes)
+                if key in self.stacked:
+                    continue
+                aval = self.avals[r.first]
+                whole = self.stacked[key] = next(self.next)
+                self.avals[whole] = _jax.empty_aval((int(node.params["length"]), *aval.shape), aval.dtype)
+                self.values[whole] = _stack(r.codes)
+                node = dataclasses.replace(node, outputs=(*node.outputs, whole))
+                body = dataclasses.replace(body, outputs=(*body.outputs, r.first))
+                row = NdRow(row.ins, (*row.outs, _stack(r.codes)), row.kernels)
+                returned = (*returned, r.codes)
+            elif r.loop == node.id and r.value not in instead:
+                value = next(self.next)
+                assert r.first_loop is not None
+                self.avals[value] = self.avals[r.first]
+                self.values[value] = r.codes
+                node = dataclasses.replace(node, inputs=(*node.inputs, self.stacked[r.first_loop, r.first, r.codes]))
+                body = dataclasses.replace(body, inputs=(*body.inputs, value))
+                row = NdRow((*row.ins, _stack(r.codes)), row.outs, row.kernels)
+                instead[r.value] = value
+        self.rows[node.id], self.returned[node.id, 0] = row, returned
+        return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
+
+    def pruned(self, graph: Graph) -> Graph:
+        """A graph without the operations that nobody reads; effects stay."""
+        needed = {o for o in graph.outputs if isinstance(o, int)}
+        kept: list[Node] = []
+        for node in reversed(graph.nodes):
+            if _acts(node) or needed.intersection(node.outputs):
+                needed.update(o for o in node.inputs if isinstance(o, int))
+                kept.append(node)
+        return dataclasses.replace(graph, nodes=tuple(reversed(kept)))
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node is there for more than its results."""
+    return node.op in EFFECTS or not node.outputs or any(_acts(n) for region in node.regions for n in region.nodes)
+
+
+def _stack(t: Codes) -> Codes:
+    return tuple(c + 1 if c > 0 else c for c in t)

@@ -1,0 +1,104 @@
+"""What the forward pass has sent is not sent again by rematerialisation, unless memory demands it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from sbp.plan.program import Program
+
+LAYERS, BATCH, WIDTH, HIDDEN = 4, 16, 32, 64
+
+
+def layer(x, w):
+    """A Megatron feed-forward: the hidden dim is split, its product is partial."""
+    up, down = w
+    up, down = sbp.split(up, 1, "model"), sbp.split(down, 0, "model")
+    return sbp.annotate(jnp.tanh(x @ up) @ down, model=sbp.B, data=sbp.S(0))
+
+
+def scanned(weights, x):
+    def body(x, w):
+        y = layer(x, w)
+        return jnp.tanh(y) + x, None  # the gradient of this tanh needs what was reduced
+
+    return lax.scan(jax.checkpoint(body), x, weights)[0]
+
+
+def unrolled(weights, x):
+    for n in range(LAYERS):
+        x = jax.checkpoint(lambda x, w: jnp.tanh(layer(x, w)) + x)(x, jax.tree.map(lambda w, n=n: w[n], weights))
+    return x
+
+
+def counted(weights, x):
+    """Rematerialised inside of a loop with a carry of its own: the counter is no part of what is saved."""
+
+    def body(carry, w):
+        x, n = carry
+        y = layer(x + n, w)
+        return (jnp.tanh(y) + x, n + 1.0), jnp.sum(y)
+
+    (x, _), sums = lax.scan(jax.checkpoint(body), (x, jnp.float32(0.0)), weights)
+    return x + sums.sum()
+
+
+def twice(weights, x):
+    """The same layers on two batches: equal weights, other values; nothing may be shared."""
+    return scanned(weights, x) + scanned(weights, 2 * x)
+
+
+def backwards(weights, x):
+    return lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(layer(x, w)) + x, None)), x, weights, reverse=True)[0]
+
+
+MODELS = {f.__name__: f for f in (scanned, unrolled, counted, twice, backwards)}
+
+
+def step(model):
+    def fn(weights, x):
+        return jax.value_and_grad(lambda w, x: (MODELS[model](w, x) ** 2).sum())(weights, x)
+
+    return fn
+
+
+def arguments():
+    rng = np.random.default_rng(0)
+    shapes = (LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH), (BATCH, WIDTH)
+    up, down, x = (jnp.asarray(rng.standard_normal(s) / np.sqrt(s[-2]), jnp.float32) for s in shapes)
+    return (up, down), x
+
+
+def reductions(program: Program) -> float:
+    """All-reduces of activations per call."""
+    size = BATCH * WIDTH * 4 / dict(program.mesh.axes)["data"]
+    return sum(p.trips for p in program.boxes() if p.box.source.codes[1] < 0 and p.box.bytes_sent >= size * 0.5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (4, 2)], ids=["1x8", "2x4", "4x2"])
+def test_values(model, shape):
+    args = arguments()
+    want = jax.jit(step(model))(*args)
+    got = sbp.jit(step(model), sbp.make_mesh(shape, ("data", "model")))(*args)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())), got, want)
+
+
+@pytest.mark.parametrize("model", ["scanned", "unrolled", "counted", "backwards"])
+def test_a_reduction_of_the_forward_is_not_repeated(model):
+    mesh, args = jax.sharding.AbstractMesh((2, 4), ("data", "model")), arguments()
+    program = sbp.jit(step(model), mesh, hardware="tpu-v5p").plan(*args).program
+    assert program.typing.saved_seconds > 0
+    # Each layer reduces once on its way forward and once, for the gradient of its input, on its way back.
+    assert reductions(program) <= 2 * LAYERS
+
+
+def test_memory_may_demand_it():
+    mesh, args = jax.sharding.AbstractMesh((2, 4), ("data", "model")), arguments()
+    free = sbp.jit(step("scanned"), mesh, hardware="tpu-v5p").plan(*args)
+    limit = free.cost.peak_memory_bytes - 1
+    tight = sbp.jit(step("scanned"), mesh, hardware="tpu-v5p", memory_limit=limit).plan(*args)
+    assert tight.cost.peak_memory_bytes <= limit
+    assert reductions(tight.program) > reductions(free.program)
