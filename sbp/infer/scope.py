@@ -119,12 +119,15 @@ class Solver:
         return z3.Not(self.all_of(region))
 
     def implied(self, term: Any, fact: Fact) -> bool:
-        """Whether a fact holds wherever a term does; raises `Unanswered` when Z3 gives up."""
-        return self.point(term, self.none_of((fact,))) is None
+        """Whether a fact is shown to hold wherever a term does; not where Z3 gives up."""
+        return self._refutes(term, self.none_of((fact,)))
 
     def implies(self, facts: Iterable[Fact], term: Any) -> bool:
-        """Whether a term holds wherever all of some facts do; raises `Unanswered` when Z3 gives up."""
-        return self.point(self.all_of(facts), z3.Not(term)) is None
+        """Whether a term is shown to hold wherever all of some facts do; not where Z3 gives up."""
+        return self._refutes(self.all_of(facts), z3.Not(term))
+
+    def _refutes(self, *terms: Any) -> bool:
+        return self._solver.check(*terms) == z3.unsat
 
     def add(self, term: Any) -> None:
         """Asserts a term."""

@@ -65,6 +65,8 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
         cause = replace(h.cause, made=node) if h.cause and h.excess else None
         return Held(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
     if B not in h.atoms:  # the shards of a split value, added element by element
+        if not node.backward:
+            state.unanalysed(node, f"{node.op} joins the shards of a value that is {h.text()}, of which nothing is checked", "note")
         return replace(WHOLE, excess=None, reduced=node, blocks=node)
     if monoid != "sum" or v.zero:
         return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)

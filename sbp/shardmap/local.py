@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp.shardmap.excess import ALIKE, close, excess_of
+from sbp.shardmap.excess import close, excess_of
 from sbp.shardmap.held import UNKNOWN, Fault, Held, Value, faulty, neutral
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
@@ -118,9 +118,7 @@ def _excess(node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms) 
     """The excess of the results, when the operands are read so."""
     taken = [a == P and P not in h.atoms for a, h in zip(way, held, strict=True)]
     found = [None if h.excess is None else h.excess + t for h, t in zip(held, taken, strict=True)]
-    alone = all(v.literal for v in ins)
-    free = [v.zero or (v.literal and not t and not alone and node.op in ALIKE) for v, t in zip(ins, taken, strict=True)]
-    free = [f or (t and h.share) for f, t, h in zip(free, taken, held, strict=True)]
+    free = [v.zero or (t and h.share) for v, t, h in zip(ins, taken, held, strict=True)]
     return excess_of(node.op, node.params, found, free)
 
 
@@ -147,9 +145,10 @@ def _clashing(state: State, node: Node, ins: Sequence[Value], held: Sequence[Hel
         operand = taken[0] if taken else 0
         positions = tuple(i for i, h in enumerate(held) if h.partial)
         return [faulty(Fault(kind, node, partial.made, operand, partial=positions))] * len(node.outputs)
-    guilty = next((h for h, v in zip(held, ins, strict=True) if h.excess and h.cause and B in h.atoms), None)
-    if guilty is not None and guilty.cause is not None:
-        state.report(guilty.cause, axis, node)
+    causes = [(h.cause, B in h.atoms) for h in held if h.excess and h.cause]
+    guilty = next((c for c, whole in causes if whole or (c.kind == "doubled" and not c.node.backward)), None)
+    if guilty is not None:
+        state.report(guilty, axis, node)
     rows = state.reader.rows(node, way, state.sizes[axis])
     return [_result(node, held, frozenset(row.outs[i] for row in rows), None) for i in range(len(node.outputs))]
 

@@ -43,7 +43,7 @@ ALONG = {
 
 BINARY = {
     "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
+    "sub": lambda x, y: x - 0.7 * y,
     "mul": lambda x, y: x * y,
     "max": lambda x, y: jnp.maximum(x, y) + 0.1 * x + 0.2 * y,
     "matmul": lambda x, y: x @ y,
