@@ -46,7 +46,7 @@ def fit(
     if typing is None:
         return None, None
     certify(typing, demand)
-    program = least = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+    program = least = without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
     held: set[tuple[int, bool]] = set()
@@ -56,7 +56,7 @@ def fit(
         if typing is None:
             return None
         certify(typing, demand)
-        return _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+        return without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
 
     too_low = PRICES[0] / 10
     for price in PRICES:
@@ -83,7 +83,7 @@ def fit(
     return None, least
 
 
-def _without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
+def without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
     """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
     limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
     chosen = sorted(repeats(program.typing, program.block), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
