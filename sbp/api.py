@@ -148,7 +148,11 @@ class Jitted:
         return self._plan_of(self._reader.read(args, kwargs)[0])
 
     def check(self, *args: Any, **kwargs: Any) -> Report:
-        """A report that never raises for a type error or an annotation that is written wrongly: `report.ok`, `report.diagnostics`."""
+        """A report that never raises for a type error or an annotation that is written wrongly: `report.ok`, `report.diagnostics`.
+
+        Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at one choice of them, and the report
+        says for which sizes that typing holds: `report.sizes`, a `sbp.infer.conditions.Decided`.
+        """
         try:
             signature = self._reader.read(args, kwargs)[0]
             if is_symbolic(signature.avals):
@@ -173,10 +177,10 @@ class Jitted:
         with noting() as noted, call.typed_here():
             plan = self._make(call.signature, call.trace)
         plan.noted = tuple(noted)
-        wanted = list(plan._traced.out_wanted)
-        found = call.decide(plan.program.typing, lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0] == wanted)
-        limit = self.options.memory_limit is not None
-        return sized_report(plan.report(), found, call, self._make, lambda at: self._trace(at).graph, memory_limit=limit)
+        found = call.decide(plan.program.typing, plan.demand, lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0])
+        asked = {"memory limit": self.options.memory_limit is not None, "budgets": bool(self.options.budgets)}
+        limits = tuple(name for name, given in asked.items() if given)
+        return sized_report(plan.report(), found, call, self._make, lambda at: self._trace(at).graph, limits=limits)
 
     def _make(self, signature: Signature, tracer: Tracer | None = None) -> Plan:
         traced, options = self._trace(signature, tracer), self.options
@@ -307,6 +311,11 @@ class Plan:
             )
             shapes.append(jax.ShapeDtypeStruct((*leading, *aval.shape), aval.dtype, sharding=sharding))
         return self._executable.lower(shapes)
+
+    @property
+    def demand(self) -> Demand:
+        """What was asked of the program's inputs and outputs."""
+        return self._traced.demand
 
     def report(self) -> Report:
         """The type report of the plan."""

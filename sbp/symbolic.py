@@ -17,8 +17,9 @@ from sbp import _jax
 from sbp.call import Signature, even_boundary
 from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, SbpWarning, bytes_text, noting
 from sbp.infer.conditions import Decided, decide, point_text, points
+from sbp.infer.problem import Demand
 from sbp.infer.scope import Scope
-from sbp.infer.sizes import Lift
+from sbp.infer.sizes import Lift, numbers
 from sbp.infer.sizing import Claim, claims_of
 from sbp.infer.typing import Typing
 from sbp.mesh import MeshSpec
@@ -27,6 +28,7 @@ from sbp.report.report import Report, Shown
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 from sbp.trace.sizes import Point, constraints_of, first_difference, graph_at, map_sizes, shape_text, symbols_in, value_of
+from sbp.types import NdSbp
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
 """Multiples of the device count by these are the first choice of sizes: large, and no two alike by chance."""
@@ -101,19 +103,22 @@ class SizedCall:
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def decide(self, typing: Typing, outputs_as_wanted: Callable[[Any], bool]) -> Decided:
+    def decide(self, typing: Typing, demand: Demand, wanted: Callable[[Any], list[NdSbp | None]]) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: at the sizes that were chosen.
-          outputs_as_wanted: whether the types asked of outputs are held as they are there, for output shapes with other numbers.
+          demand: what was asked of inputs and outputs there.
+          wanted: the types that outputs are held in at the boundary, for their shapes.
         """
         graph, out_shape = self.graphs[-1]
-        claims = [*claims_of(graph, typing), *self._held(typing.mesh)]
+        claims = [*claims_of(graph, typing, demand), *self._held(typing.mesh)]
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
-            holds = lambda lift: outputs_as_wanted(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))  # noqa: E731
+            held = lambda lift: wanted(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))  # noqa: E731
+            with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
+                here = held(numbers(self.point))
             text = f"outputs are held at the boundary as they are where {point_text(self.point)}"
-            claims.append(Claim(text=text, key="outputs", holds=holds))
+            claims.append(Claim(text=text, key="outputs", holds=lambda lift: held(lift) == here))
         return decide(claims, self.scope, self.point)
 
     def _held(self, mesh: MeshSpec) -> Iterator[Claim]:
@@ -163,11 +168,11 @@ class SizedReport(Report):
 
     Arguments:
       sizes: for which sizes the typing holds; `sizes.holds_at(b=24)` asks for one.
-      memory_limit: whether one was asked for.
+      limits: what else the plan meets at the sizes that it was made for, and is not decided for others.
     """
 
     sizes: Decided
-    memory_limit: bool = False
+    limits: tuple[str, ...] = ()
 
     def full(self) -> Shown:
         """The whole report, the sizes first."""
@@ -188,8 +193,7 @@ class SizedReport(Report):
             ("shown by", f"Z3, {found.claims} conditions on sizes"),
             ("planned at", f"{at}; bytes, memory and time are of these sizes"),
         ]
-        if self.memory_limit:
-            pairs.append(("memory limit", f"met where {at}; not decided for other sizes"))
+        pairs += [(limit, f"met where {at}; not decided for other sizes") for limit in self.limits]
         return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
 
 
@@ -198,7 +202,7 @@ PlanFor = Callable[[Signature, Callable[..., Any]], Any]
 
 
 def sized_report(
-    report: Report, found: Decided, call: SizedCall, plan_for: PlanFor, trace_for: Callable[[Signature], Graph], *, memory_limit: bool
+    report: Report, found: Decided, call: SizedCall, plan_for: PlanFor, trace_for: Callable[[Signature], Graph], *, limits: tuple[str, ...]
 ) -> SizedReport:
     """The report on a program with symbolic sizes.
 
@@ -208,7 +212,7 @@ def sized_report(
       call: the call.
       plan_for: plans the call at other sizes.
       trace_for: traces a call with numbers.
-      memory_limit: whether a limit was asked for.
+      limits: what else was asked for, that depends on sizes.
     """
     limited = (*_limited(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
     return SizedReport(
@@ -217,7 +221,7 @@ def sized_report(
         title=report.title,
         output_names=report.output_names,
         sizes=found,
-        memory_limit=memory_limit,
+        limits=limits,
     )
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import Span
-from sbp.infer.problem import pinned_codes
+from sbp.infer.problem import Demand, pinned_codes
+from sbp.infer.regime import Regime, regime_of
 from sbp.infer.rows import NdRow, nests
 from sbp.infer.sizes import Lift
 from sbp.infer.space import Code, Codes, encode, is_even, to_type
 from sbp.infer.typing import Typing
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.signatures import Op, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, region_rows
@@ -56,15 +58,17 @@ class Aval:
         return math.prod(self.shape)
 
 
-def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
+def claims_of(graph: Graph, typing: Typing, demand: Demand) -> tuple[Claim, ...]:
     """What a typing asks of the sizes of its program, inputs and outputs first; each thing once.
 
     Arguments:
       graph: the program with symbolic sizes.
       typing: of the same program at one choice of them.
+      demand: what was asked there, for the policies of mesh axes.
     """
     found: dict[Any, Claim] = {}
-    for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing)):
+    regime = regime_of(typing.mesh, typing.boxing, demand)
+    for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing, regime)):
         found.setdefault(claim.key, claim)
     return tuple(found.values())
 
@@ -93,7 +97,7 @@ def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]
 # ---- nodes -----------------------------------------------------------------------------------------------------------------------
 
 
-def _inside(graph: Graph, program: Graph, typing: Typing) -> Iterator[Claim]:
+def _inside(graph: Graph, program: Graph, typing: Typing, regime: Regime) -> Iterator[Claim]:
     mesh = typing.mesh
     for node in graph.nodes:
         match node.op:
@@ -112,9 +116,9 @@ def _inside(graph: Graph, program: Graph, typing: Typing) -> Iterator[Claim]:
                         yield from _large(node, program.avals[value], typing.values[value], (), mesh)
                     for operand, codes in zip(region.outputs, typing.region_outputs[node.id, number], strict=True):
                         yield from _large(node, program.aval(operand), codes, (), mesh)
-                    yield from _inside(region, program, typing)
+                    yield from _inside(region, program, typing, regime)
             case _:
-                yield from _row(node, program, typing)
+                yield from _row(node, program, typing, regime.at(node).policies)
 
 
 def _large(node: Node, aval: Any, codes: Codes, pinned: Codes, mesh: MeshSpec) -> Iterator[Claim]:
@@ -139,7 +143,7 @@ def _parts(code: Code, codes: Codes, sizes: Sequence[int]) -> int:
     return math.prod(n for c, n in zip(codes, sizes, strict=True) if c == code)
 
 
-def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
+def _row(node: Node, program: Graph, typing: Typing, policies: tuple[Policy, ...]) -> Iterator[Claim]:
     """A node's row is among those that its rule gives, axis by axis, the inner ones on what the outer ones leave (`RowTable`)."""
     mesh, row = typing.mesh, typing.rows[node.id]
     avals = [program.aval(o) for o in node.inputs], [program.avals[v] for v in node.outputs]
@@ -152,13 +156,13 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
 
     def holds(lift: Lift) -> bool:
         ins, outs = (tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals)
-        return _offered(node, lifted(lift), ins, outs, row, mesh, typing.boxing == "auto", ())
+        return _offered(node, lifted(lift), ins, outs, row, mesh, policies, ())
 
     shown = ", ".join(repr(to_type(c, mesh)) for c in row.ins), ", ".join(repr(to_type(c, mesh)) for c in row.outs)
     shapes = " ".join(shape_text(a.shape) for a in avals[0])
     yield Claim(
         text=f"{node.op} on {shapes} takes {shown[0]} to {shown[1]}",
-        key=(node.op, _text(node.params), *(tuple((str(a.shape), a.dtype) for a in side) for side in avals), row.ins, row.outs),
+        key=(node.op, _text(node.params), *(tuple((str(a.shape), a.dtype) for a in side) for side in avals), row.ins, row.outs, policies),
         holds=holds,
         span=node.span,
     )
@@ -175,7 +179,7 @@ def _offered(
     outs: tuple[Aval, ...],
     row: NdRow,
     mesh: MeshSpec,
-    communicates: bool,
+    policies: tuple[Policy, ...],
     kernels: tuple[str, ...],
 ) -> bool:
     position = len(kernels)
@@ -184,7 +188,7 @@ def _offered(
     name, n = mesh.axes[position]
     codes_in, codes_out = tuple(t[position] for t in row.ins), tuple(t[position] for t in row.outs)
     if n == 1:
-        return _offered(node, params, ins, outs, row, mesh, communicates, (*kernels, "local"))
+        return _offered(node, params, ins, outs, row, mesh, policies, (*kernels, "local"))
     op = Op(node.op, params, ins, outs, n)
     found = rule_for(node.op)
     rows = region_rows(op, name) if node.op in REGION_OPS else (all_b(op),) if found is None else found.rows(op)
@@ -192,7 +196,7 @@ def _offered(
         kernel = kernel_named(r.kernel)
         if (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) != (codes_in, codes_out):
             continue
-        if kernel.communicates and not (communicates and (mesh.hardware.overlaps or not kernel.overlaps)):
+        if kernel.communicates and not (policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)):
             continue
         if kernel.gathers is not None and r.kernel in kernels:
             continue
@@ -200,7 +204,7 @@ def _offered(
             continue
         inner = tuple(a if k == kernel.gathers else _localised(a, c, n) for k, (a, c) in enumerate(zip(ins, codes_in, strict=True)))
         inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
-        if _offered(node, params, inner, inner_outs, row, mesh, communicates, (*kernels, r.kernel)):
+        if _offered(node, params, inner, inner_outs, row, mesh, policies, (*kernels, r.kernel)):
             return True
     return False
 

@@ -106,7 +106,20 @@ class Origins:
     def _argument(self, value: int) -> str:
         if value not in self.holders:
             return "an input"
-        return f"{'the carry' if value in self.carries else 'an argument'} of {self.holders[value][0].op}"
+        node, outer = self._outer(value)
+        if value in self.carries:
+            return f"the carry of {node.op}"
+        stacked = node.op == "scan" and outer >= node.params["num_consts"] + node.params["num_carry"]
+        return f"{'a slice of ' if stacked else ''}{self.label(node.inputs[outer])}"
+
+    def _outer(self, value: int) -> tuple[Node, int]:
+        """The region that a body's input belongs to, and the number of the operand that it is."""
+        node, region, number = self.holders[value]
+        if node.op == "while":
+            conds, bodies = node.params["cond_nconsts"], node.params["body_nconsts"]
+            before = (0, conds) if number not in carried(node, region) else (bodies, conds)
+            return node, number + before[region]
+        return node, number + (node.op == "cond")
 
     def _step(self, value: int, k: int) -> tuple[list[Link], int | None]:
         """The links of one value, and the value whose atom leads there."""
@@ -195,12 +208,7 @@ class Origins:
         return [Link(kind="converted", subject=self.label(operand), atom=wanted, because=text, where=node_place(node))]
 
     def _body_input(self, value: int, code: Code, k: int) -> tuple[list[Link], int | None]:
-        node, region, number = self.holders[value]
-        outer = number + (node.op == "cond")
-        if node.op == "while":
-            conds, bodies = node.params["cond_nconsts"], node.params["body_nconsts"]
-            before = (0, conds) if number not in carried(node, region) else (bodies, conds)
-            outer = number + before[region]
+        node, outer = self._outer(value)
         kept = value in self.carries
         text = "one type over all trips, chosen with what the body returns" if kept else f"as it comes into the body of {node.op}"
         link = Link(kind="carry", subject=self.label(value), atom=code, because=text, where=node_place(node), passes=not kept)

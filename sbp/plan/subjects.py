@@ -271,7 +271,7 @@ def _distinct(found: Iterable[Subject]) -> list[Subject]:
 
 def _is_file(path: str, asked: str | None) -> bool:
     shown = file_name(path)
-    return asked is None or asked == shown or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
+    return asked in (None, shown, path) or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
 
 
 # ---- the left sides of assignments -----------------------------------------------------------------------------------------------

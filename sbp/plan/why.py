@@ -252,7 +252,7 @@ class _Asking:
             pairs = itertools.product(*tried)
             for (a, first), (b, second) in pairs:
                 t = tuple(a if i == k else b if i == j else c for i, c in enumerate(codes))
-                if first.cost is None or second.cost is None or to_type(t, self.mesh) in seen or not self.is_type(shape, t):
+                if first.cost is None or second.cost is None or not self.is_type(shape, t) or to_type(t, self.mesh) in seen:
                     continue
                 estimated.append((first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b}))
         made: list[Alternative] = []

@@ -475,3 +475,24 @@ def test_what_wants_numbers_is_not_explored():
     assert "more than 128 cases" in found.open and found.holds_at({"b": 16}) is True and found.holds_at({"b": 10**6}) is None
     found = explore(lambda lift: isinstance(lift(b), int), Scope(("b",), ()), {"b": 16})
     assert found.open == "its answer on numbers is another one" and found.holds_at({"b": 16}) is True
+
+
+def moved_rows(x):
+    return sbp.split(sbp.split(x, 0, "data").reshape(-1, 3, 16) * 2, 0, "data")
+
+
+@pytest.mark.parametrize(
+    "boxing,holds", [("auto", "b >= 2"), ({"data": "explicit"}, "mod(b, 2) == 0"), ({"model": "explicit"}, "b >= 2")], ids=str
+)
+def test_policies_of_axes_are_kept(boxing, holds):
+    """A reshape whose rows do not divide moves elements, where the policy of the axis lets it."""
+    shapes = lambda b: (f32(3 * b, 16),)
+    jitted, report = check(moved_rows, shapes, (), {"in_types": ("B",), "out_types": "B", "boxing": boxing})
+    assert (report.sizes.status, report.sizes.holds) == ("some", holds)
+    agree(jitted, report, shapes, [{"b": b} for b in range(1, 33)])
+
+
+def test_budgets_are_of_the_sizes_that_are_planned():
+    (b,) = dims("8*b")
+    report = sized(sbp.jit(mlp, MESH, budgets=[sbp.forbid("all_gather", above=2**20)]), W, f32(b, 16))
+    assert report.limits == ("budgets",) and "met where b = 40; not decided for other sizes" in report.text()
