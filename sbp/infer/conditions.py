@@ -1,11 +1,11 @@
 """For which sizes a typing holds: its claims decided over a scope, and the condition in words that can be pasted as constraints.
 
-    >>> from sbp.infer.scope import Scope
-    >>> import jax
-    >>> (size,) = jax.export.symbolic_shape("4*b")
-    >>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
-    >>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds
-    'mod(b, 2) == 0'
+>>> from sbp.infer.scope import Scope
+>>> import jax
+>>> (size,) = jax.export.symbolic_shape("4*b")
+>>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
+>>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds
+'mod(b, 2) == 0'
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Facts about symbolic sizes, the sizes that a user asks for, and Z3's integers for them.
 
-    >>> scope = Scope(("b",), ("mod(b, 4) == 0",))
-    >>> scope.solver().point(scope.solver().none_of(())) is None
-    True
-    >>> scope.always((Fact("mod(2*b, 8)", "==", "0"),)), scope.always((Fact("b", ">=", "8"),))
-    (True, False)
+>>> scope = Scope(("b",), ("mod(b, 4) == 0",))
+>>> scope.solver().point(scope.solver().none_of(())) is None
+True
+>>> scope.always((Fact("mod(2*b, 8)", "==", "0"),)), scope.always((Fact("b", ">=", "8"),))
+(True, False)
 """
 
 from __future__ import annotations

@@ -183,7 +183,9 @@ ONE = [
     case("mlp-free", mlp, lambda b: (W, f32(b, 16)), holds="mod(b, 8) == 0"),
     case("mlp-eights", mlp, lambda b: (W, f32(8 * b, 16))),
     case("mlp-constraint", mlp, lambda b: (W, f32(b, 16)), "mod(b, 8) == 0", "b >= 16"),
-    case("mlp-both-axes", mlp, lambda b: (W, f32(b, 16)), "mod(b, 4) == 0", in_types=(None, "data:S(0) model:S(0)"), holds="mod(b, 8) == 0"),
+    case(
+        "mlp-both-axes", mlp, lambda b: (W, f32(b, 16)), "mod(b, 4) == 0", in_types=(None, "data:S(0) model:S(0)"), holds="mod(b, 8) == 0"
+    ),
     case("mlp-odd", mlp, lambda b: (W, f32(2 * b + 1, 16)), in_types=(TP, "data:S(0)")),
     case("step", training_step, lambda b: (W, f32(b, 16), f32(b, 4)), in_types=(TP, "data:S(0)", "data:S(0)"), holds="mod(b, 2) == 0"),
     case("step-free", training_step, lambda b: (W, f32(8 * b, 16), f32(8 * b, 4)), donate_argnums=(0,)),
@@ -229,5 +231,3 @@ def test_what_is_claimed_is_what_happens(fn, shapes, constraints, holds, options
     agree(jitted, report, shapes, [{"b": b} for b in range(1, 65) if scope.allows({"b": b})])
     assert report.sizes.status != "open"
     print(report.sizes.status, report.sizes.holds)
-
-
