@@ -35,7 +35,8 @@ MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
 
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe` is a user of sbp.
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_FILES = ["_jax.py", "annotate.py", "api.py", "call.py", "claims.py", "cli.py", "errors.py", "layout.py", "manual.py", "mesh.py", "symbolic.py", "types.py"]
+_FILES = ["_jax.py", "annotate.py", "api.py", "call.py", "claims.py", "cli.py"]
+_FILES += ["errors.py", "layout.py", "manual.py", "mesh.py", "symbolic.py", "types.py"]
 for _entry in (*_FILES, "trace", "infer", "plan", "run", "signatures", "report", "shardmap"):
     _source_info.register_exclusion(_HERE + _entry)
 

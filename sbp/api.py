@@ -175,7 +175,8 @@ class Jitted:
         plan.noted = tuple(noted)
         wanted = list(plan._traced.out_wanted)
         found = call.decide(plan.program.typing, lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0] == wanted)
-        return sized_report(plan.report(), found, call, self._make, memory_limit=self.options.memory_limit is not None)
+        limit = self.options.memory_limit is not None
+        return sized_report(plan.report(), found, call, self._make, lambda at: self._trace(at).graph, memory_limit=limit)
 
     def _make(self, signature: Signature, tracer: Tracer | None = None) -> Plan:
         traced, options = self._trace(signature, tracer), self.options
@@ -332,6 +333,11 @@ class Plan:
 
         Raises:
           SbpError: when nothing has that name; it tells the nearest names.
+
+        >>> f = jit(lambda x: (x * x).sum(), jax.sharding.AbstractMesh((2,), ("data",)), in_types=("data:S(0)",))
+        >>> told = f.plan(jax.ShapeDtypeStruct((8,), "float32")).why("result").why
+        >>> told.type, [(c.steps[0].kind, c.bytes_per_device) for c in told.conversions]
+        (B, [('all_reduce', 4.0)])
         """
         return explanation(why(self.program, self._question, name, self._traced.out_names), self.program.mesh)
 
@@ -344,6 +350,11 @@ class Plan:
 
         Returns:
           What shows itself in the terminal and in notebooks; its `difference` holds the figures.
+
+        >>> mesh, x = jax.sharding.AbstractMesh((2,), ("data",)), jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> this, other = (jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x) for t in ("data:S(0)", "data:S(1)"))
+        >>> this.diff(other).difference.settings
+        (('input `x`', 'data:S(0)', 'data:S(1)'),)
         """
         if not isinstance(other, Plan):
             raise SbpError(f"plan.diff takes another plan, got {other!r}")

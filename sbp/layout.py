@@ -1,11 +1,11 @@
 """Named dims in the Mesh-TensorFlow way: a layout says once which mesh axes split which dims; tensors only name their dims.
 
-    >>> import jax.numpy as jnp
-    >>> layout = Layout(batch="data", d_ff="model", vocab="model")
-    >>> layout.type("batch", "length", "d_ff")
-    data:S(0) model:S(2)
-    >>> layout(jnp.zeros((8, 4, 16)), "batch", "length", "d_ff").shape
-    (8, 4, 16)
+>>> import jax.numpy as jnp
+>>> layout = Layout(batch="data", d_ff="model", vocab="model")
+>>> layout.type("batch", "length", "d_ff")
+data:S(0) model:S(2)
+>>> layout(jnp.zeros((8, 4, 16)), "batch", "length", "d_ff").shape
+(8, 4, 16)
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
             for axis in self._axes.get(name, ()) if name is not None else ():
                 if axis in owner:
                     raise SbpError(
-                        f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both split over mesh axis {axis!r}{_place()}; "
-                        f"a mesh axis splits one dim of a tensor: map one of the two to another axis, or name that dim otherwise here",
+                        f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both split over mesh axis {axis!r}"
+                        f"{_place()}; a mesh axis splits one dim of a tensor: map one of the two to another axis, or name that dim otherwise here",
                         code="layout-conflict",
                         span=_jax.caller_span(),
                     )
@@ -146,7 +146,9 @@ def _is_names(x: Any) -> bool:
 def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
     axes = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not isinstance(name, str) or not axes or not all(isinstance(a, str) for a in axes):
-        raise SbpError(f"a layout maps a dim name to one mesh axis or a tuple of them, got {name!r}: {value!r}; leave out what is not split")
+        raise SbpError(
+            f"a layout maps a dim name to one mesh axis or a tuple of them, got {name!r}: {value!r}; leave out what is not split"
+        )
     if len(set(axes)) != len(axes):
         raise SbpError(f"the layout maps dim {name!r} to {axes}, one mesh axis twice; name each once", code="layout-names")
     return axes

@@ -26,7 +26,7 @@ from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
-from sbp.trace.sizes import Point, constraints_of, graph_at, map_sizes, shape_text, symbols_in, value_of
+from sbp.trace.sizes import Point, constraints_of, first_difference, graph_at, map_sizes, shape_text, symbols_in, value_of
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
 """Multiples of the device count by these are the first choice of sizes: large, and no two alike by chance."""
@@ -198,7 +198,7 @@ PlanFor = Callable[[Signature, Callable[..., Any]], Any]
 
 
 def sized_report(
-    report: Report, found: Decided, call: SizedCall, plan_for: PlanFor, *, memory_limit: bool
+    report: Report, found: Decided, call: SizedCall, plan_for: PlanFor, trace_for: Callable[[Signature], Graph], *, memory_limit: bool
 ) -> SizedReport:
     """The report on a program with symbolic sizes.
 
@@ -207,9 +207,10 @@ def sized_report(
       found: for which sizes its typing holds.
       call: the call.
       plan_for: plans the call at other sizes.
+      trace_for: traces a call with numbers.
       memory_limit: whether a limit was asked for.
     """
-    limited = _limited(found, report, call, plan_for)
+    limited = (*_limited(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
     return SizedReport(
         program=report.program,
         diagnostics=(*limited, *_undecided(found), *report.diagnostics),
@@ -254,6 +255,27 @@ def _there(call: SizedCall, plan_for: PlanFor) -> str:
         except SbpError as error:
             return f"has no plan: {error.message}"
     return f"gets a typing of its own, which sends {bytes_text(sent)} per device"
+
+
+def _traced_otherwise(call: SizedCall, trace_for: Callable[[Signature], Graph]) -> Iterator[Diagnostic]:
+    """What is to be said where numbers make another program: only that with symbols is shown to be typed."""
+    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
+        try:
+            concrete = trace_for(call.signature)
+        except SbpError:
+            return  # the function closes over its symbols: there is no call with numbers
+    different = first_difference(graph_at(call.graphs[0][0], call.point), concrete)
+    if different is None:
+        return
+    mine, theirs = (node.op if node is not None else "nothing" for node in different)
+    span = next((n.span for n in different if n is not None and n.span is not None), None)
+    yield Diagnostic(
+        code="sizes-unproved",
+        severity="warning",
+        title="the program with symbolic sizes is another one than with numbers; what is said of all sizes is said of the first",
+        labels=(Label(span=span, text=f"{mine} for symbols", primary=True),) if span else (),
+        notes=(f"the first difference: {mine} with symbols, {theirs} with numbers where {point_text(call.point)}",),
+    )
 
 
 def _undecided(found: Decided) -> Iterator[Diagnostic]:

@@ -161,7 +161,8 @@ class _Axis:
             status, smaller = self.check([*trial, *equations])
             if status == "unsat":
                 asked, core = [n for n in trial if n in smaller], smaller
-        first = self._blamed(asked, [n for n in equations if n in self._first(asked, equations, core)])
+        beginning = self._first(asked, equations, core)
+        first = self._blamed(asked, [n for n in equations if n in beginning])
         if any(c.kind == "region" for c in first.sink):  # around a loop there is no first line: another core may have one
             other = self._blamed(asked, [n for n in equations if n in core])
             return first if any(c.kind == "region" for c in other.sink) else other

@@ -15,9 +15,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from sbp.infer.scope import Fact, Region, Scope, Solver, Unanswered
+from sbp.infer.scope import Fact, Region, Scope, Unanswered
 from sbp.infer.sizes import Explored, explore, numbers
 from sbp.infer.sizing import Claim
 from sbp.trace.sizes import Point, parsed
@@ -27,6 +27,9 @@ ALTERNATIVES = 8
 
 SHOWN = 3
 """Claims that are listed where the condition has no short form."""
+
+WORDS = 300_000
+"""Z3's resource limit of one question about how to say a condition."""
 
 TRIED = 512
 """Small sizes that are tried for a claim that is not decided."""
@@ -97,18 +100,21 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
       point: the sizes that the typing was chosen at.
     """
     explored = [explore(c.holds, scope, point) for c in claims]
+    limited, terms, holds = _condition(scope, claims, explored, point)
+    if terms and any(e.open for e in explored):
+        # Products of symbols are easier where the other claims hold: mod(m, 8) == 0 says that 8 divides m*k.
+        narrowed = scope.narrowed(terms)
+        explored = [explore(c.holds, narrowed, point) if e.open else e for c, e in zip(claims, explored, strict=True)]
+        limited, terms, holds = _condition(scope, claims, explored, point)
     pairs = list(zip(claims, explored, strict=True))
-    limited = [(c, e) for c, e in pairs if e.fails and not e.open]
-    failing = [(c, e) for c, e in pairs if e.fails]
+    failing = [*limited, *((c, e) for c, e in pairs if e.fails and e.open)]
     counterexample = _counterexample(scope, [e for _, e in failing])
-    asked = _asked(scope)
-    holds, terms = _words(scope, limited, point) if limited else (asked, ())
     at = counterexample or point
     return Decided(
         status="open" if any(e.open for e in explored) else "some" if limited else "every",
-        asked=asked,
+        asked=_asked(scope),
         holds=holds,
-        terms=terms,
+        terms=tuple(map(str, terms)),
         point=point,
         counterexample=counterexample,
         limits=tuple(c for c, _ in sorted(failing, key=lambda pair: pair[1].holds_at(at) is not False)),
@@ -119,25 +125,31 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
     )
 
 
-def _tried(claim: Claim, explored: Explored, scope: Scope, others: Sequence[Explored]) -> Open:
-    sizes = [p for p in itertools.islice(points(scope), TRIED) if all(e.holds_at(p) for e in others)]
-    fails = next((p for p in sizes if not claim.holds(numbers(p))), None)
-    return Open(claim=claim, why=explored.open, tried=len(sizes), fails=fails)
-
-
-def _words(scope: Scope, limited: Sequence[tuple[Claim, Explored]], point: Point) -> tuple[str, tuple[str, ...]]:
-    """A condition, and its parts when it is one conjunction."""
+def _condition(
+    scope: Scope, claims: Sequence[Claim], explored: Sequence[Explored], point: Point
+) -> tuple[list[tuple[Claim, Explored]], Region, str]:
+    """The decided claims that do not hold everywhere, without those that follow; their condition if it is a conjunction; and in words."""
+    limited = _binding(scope, [(c, e) for c, e in zip(claims, explored, strict=True) if e.fails and not e.open])
+    if not limited:
+        return [], (), _asked(scope)
     try:
         found = list(itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1))
     except Unanswered:
         found = []
     if not found or len(found) > ALTERNATIVES:
         texts = [c.text for c, _ in limited]
-        return " and ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""), ()
+        rest = f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""
+        return limited, (), " and ".join(texts[:SHOWN]) + rest
     written = [" and ".join(map(str, a)) for a in found]
     if len(written) == 1:
-        return written[0], tuple(map(str, found[0]))
-    return " or ".join(f"({w})" if " and " in w else w for w in written), ()
+        return limited, found[0], written[0]
+    return limited, (), " or ".join(f"({w})" if " and " in w else w for w in written)
+
+
+def _tried(claim: Claim, explored: Explored, scope: Scope, others: Sequence[Explored]) -> Open:
+    sizes = [p for p in itertools.islice(points(scope), TRIED) if all(e.holds_at(p) for e in others)]
+    fails = next((p for p in sizes if not claim.holds(numbers(p))), None)
+    return Open(claim=claim, why=explored.open, tried=len(sizes), fails=fails)
 
 
 def point_text(point: Point) -> str:
@@ -175,13 +187,21 @@ def _counterexample(scope: Scope, explored: Sequence[Explored]) -> Point | None:
     if not failing:
         return None
     small = next((p for p in points(scope) if any(e.holds_at(p) is False for e in failing)), None)
-    if small is not None:
-        return small
-    solver = scope.solver()
-    return solver.point(solver.any_of(r for e in failing for r in e.fails))
+    return small or next((e.example for e in failing if e.example is not None), None)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------------------
+
+
+def _binding(scope: Scope, limited: Sequence[tuple[Claim, Explored]]) -> list[tuple[Claim, Explored]]:
+    """Claims without those that follow from the ones before: many operators ask what their inputs are held to."""
+    solver, kept = scope.solver(WORDS), list[tuple[Claim, Explored]]()
+    for claim, explored in limited:
+        term = solver.any_of(explored.holds)
+        if not solver.shows(term):
+            kept.append((claim, explored))
+            solver.add(term)
+    return kept
 
 
 def _alternatives(scope: Scope, explored: Sequence[Explored], point: Point) -> Iterator[Region]:
@@ -191,40 +211,49 @@ def _alternatives(scope: Scope, explored: Sequence[Explored], point: Point) -> I
     hold is described by all facts there are, and of these so many are left out as leave the claims true; and so on with the points that
     no such conjunction covers (prime implicants).
     """
-    solver = scope.solver()
+    solver = scope.solver(WORDS)
     holding = solver.all_terms([solver.any_of(e.holds) for e in explored])
-    noted, bounds, rests = _facts(scope, explored)
-    common = [f for f in (*noted, *bounds, *rests) if solver.implied(holding, f)]
-    if solver.implies(common, holding):
-        yield _needed(solver, common, holding)
-        return
+    noted, rests = _facts(scope, explored)
+    bounds = [Fact(name, ">=", str(least)) for name in scope.names if (least := solver.least(name, holding)) > 1]
+    for universe in ([*bounds, *rests], [*noted, *bounds, *rests]):
+        common = [f for f in universe if solver.implied(holding, f)]
+        if _suffice(scope, common, explored):
+            yield _needed(scope, common, explored)
+            return
     rest: Point | None = point if all(e.holds_at(point) for e in explored) else solver.point(holding)
     while rest is not None:
-        found = _needed(solver, [f if f.value(rest) else f.opposite for f in (*noted, *bounds, *rests[::-1])], holding)
+        here = [f if f.value(rest) else f.opposite for f in (*noted, *bounds, *rests[::-1])]
+        if not _suffice(scope, here, explored):
+            raise Unanswered("Z3 gives up")
+        found = _needed(scope, here, explored)
         yield found
         solver.add(solver.none_of(found))
         rest = solver.point(holding)
 
 
-def _needed(solver: Solver, facts: Sequence[Fact], holding: Any) -> Region:
+def _suffice(scope: Scope, facts: Sequence[Fact], explored: Sequence[Explored]) -> bool:
+    """Whether claims are shown to hold wherever all of some facts do."""
+    solver = scope.narrowed(facts).solver(WORDS)
+    return all(solver.shows(solver.any_of(e.holds)) for e in explored)
+
+
+def _needed(scope: Scope, facts: Sequence[Fact], explored: Sequence[Explored]) -> Region:
     """Facts without those that the condition does not need, the first ones tried first."""
     kept = list(facts)
     for fact in facts:
         fewer = [f for f in kept if f is not fact]
-        if solver.implies(fewer, holding):
+        if _suffice(scope, fewer, explored):
             kept = fewer
     return tuple(kept)
 
 
-def _facts(scope: Scope, explored: Sequence[Explored]) -> tuple[list[Fact], list[Fact], list[Fact]]:
-    """What a condition may be said with: what was noted, longest first; and, which reads best, bounds and rests of single symbols."""
+def _facts(scope: Scope, explored: Sequence[Explored]) -> tuple[list[Fact], list[Fact]]:
+    """What a condition may be said with: what was noted, longest first; and, which reads best, rests of single symbols."""
     noted = sorted({f for e in explored for r in (*e.holds, *e.fails) for f in r}, key=lambda f: (-len(str(f)), f))
     noted = list({min(f, f.opposite): f for f in noted}.values())
     steps = {k for f in noted for side in (f.left, f.right) for k in _divisors(side)}
     moduli = sorted({k for step in steps for k in range(2, min(step, 64) + 1) if step % k == 0})
-    bounds = sorted({n for f in noted for side in (f.left, f.right) if side.isdecimal() for n in (int(side), int(side) + 1) if 1 < n <= 64})
-    at_least = [Fact(n, ">=", str(b)) for n in scope.names for b in bounds]
-    return noted, at_least, [Fact(f"mod({n}, {k})", "==", "0") for n in scope.names for k in moduli]
+    return noted, [Fact(f"mod({n}, {k})", "==", "0") for n in scope.names for k in moduli]
 
 
 def _divisors(text: str) -> Iterator[int]:

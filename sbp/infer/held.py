@@ -9,9 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from sbp.infer.problem import Demand, Problem
+from sbp.infer.regime import regime_of
 from sbp.infer.rows import RowTable
-from sbp.infer.space import Codes, Policy, Spaces
+from sbp.infer.space import Codes, Spaces
 from sbp.infer.typing import Typing
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 
@@ -43,7 +45,8 @@ def choose_held(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, ho
 
     Rows that another row with conversions replaces at no more cost are not among those that are tried, as in `choose`.
     """
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), RowTable(mesh, communicates=boxing == "auto"))
+    table = RowTable(mesh, communicates=regime_of(mesh, boxing, demand).communicates(graph))
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table)
     problem.build()
     for hold in holds:
         variable, codes = _end(problem, hold)

@@ -187,7 +187,8 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
         for column in t.T[:: -(-t.shape[1] // SAMPLED)]:
             with np.errstate(invalid="ignore"):
                 np.fmax(most, column[None, :] - column[:, None], out=most)  # what both forbid does not matter
-        worst += most
+        with np.errstate(invalid="ignore"):
+            worst += most  # nan where the state's own cost forbids what all columns allow: it is not refuted
     np.fill_diagonal(worst, np.inf)
     losers, winners = np.nonzero(worst <= TIE)
     for start in range(0, len(losers), CHUNK):

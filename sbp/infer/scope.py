@@ -9,6 +9,7 @@ True
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,9 +71,13 @@ class Scope:
         """Whether a point is among them."""
         return all(point[n] >= 1 for n in self.names) and all(value_of(c, point) for c in self.constraints)
 
-    def solver(self) -> Solver:
+    def solver(self, rlimit: int = RLIMIT) -> Solver:
         """Z3 with the scope asserted, in a context of its own."""
-        return Solver(self)
+        return Solver(self, rlimit)
+
+    def narrowed(self, facts: Iterable[Fact]) -> Scope:
+        """The points of the scope where some facts hold."""
+        return Scope(self.names, (*self.constraints, *map(str, facts)))
 
     def always(self, region: Region) -> bool:
         """Whether some facts hold at all points; raises `Unanswered` when Z3 gives up."""
@@ -85,16 +90,13 @@ class Scope:
 class Solver:
     """Z3's integers for the symbols of a scope. A symbol of which a multiple is asked is one: products of symbols stay divisible."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, rlimit: int = RLIMIT) -> None:
         self._context = z3.Context()
         self._solver = z3.Solver(ctx=self._context)
-        self._solver.set("rlimit", RLIMIT)
+        self._solver.set("rlimit", rlimit)
         self._symbols = {name: z3.Int(name, self._context) for name in scope.names}
-        self._values: dict[str, Any] = dict(self._symbols)
-        for constraint in scope.constraints:
-            name, step = _multiple(constraint)
-            if name in self._values and self._values[name] is self._symbols[name]:
-                self._values[name] = step * self._symbols[name]
+        steps = {name: math.lcm(*(k for n, k in map(_multiple, scope.constraints) if n == name)) for name in scope.names}
+        self._values: dict[str, Any] = {name: steps[name] * symbol for name, symbol in self._symbols.items()}
         self._solver.add(*(v >= 1 for v in self._symbols.values()))
         self._solver.add(*(self.term(c) for c in scope.constraints))
 
@@ -122,9 +124,22 @@ class Solver:
         """Whether a fact is shown to hold wherever a term does; not where Z3 gives up."""
         return self._refutes(term, self.none_of((fact,)))
 
-    def implies(self, facts: Iterable[Fact], term: Any) -> bool:
-        """Whether a term is shown to hold wherever all of some facts do; not where Z3 gives up."""
-        return self._refutes(self.all_of(facts), z3.Not(term))
+    def shows(self, term: Any) -> bool:
+        """Whether a term is shown to hold everywhere; not where Z3 gives up."""
+        return self._refutes(z3.Not(term))
+
+    def least(self, name: str, term: Any) -> int:
+        """The least value of a symbol where a term holds; 1 where Z3 gives up or nothing is known."""
+        value, low = self._values[name], 1
+        try:
+            high = (self.point(term) or {name: 1})[name]
+            while low < high:
+                middle = (low + high) // 2
+                found = self.point(term, value <= middle)
+                low, high = (low, min(middle, found[name])) if found else (middle + 1, high)
+        except Unanswered:
+            return 1
+        return low
 
     def _refutes(self, *terms: Any) -> bool:
         return self._solver.check(*terms) == z3.unsat
@@ -141,10 +156,10 @@ class Solver:
         """
         found = self._solver.check(*terms)
         if found == z3.unknown:
-            raise Unanswered(f"Z3 gives up ({self._solver.reason_unknown()})")
+            raise Unanswered("Z3 gives up")
         if found == z3.unsat:
             return None
-        model = self._solver.model()
+        model: Any = self._solver.model()
         return {name: model.eval(self._values[name], model_completion=True).as_long() for name in self._symbols}
 
     def _bool(self, value: Any) -> Any:

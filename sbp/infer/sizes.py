@@ -169,11 +169,13 @@ class Explored:
     Arguments:
       holds, fails: the regions where it does and where it does not; they do not overlap.
       open: why other points, if there are any, are not decided; empty when all are.
+      example: a point where it does not hold.
     """
 
     holds: tuple[Region, ...]
     fails: tuple[Region, ...]
     open: str = ""
+    example: Point | None = None
 
     def holds_at(self, point: Point) -> bool | None:
         """Whether it holds at a point of the scope; None when that is not decided."""
@@ -192,26 +194,32 @@ def explore(predicate: Callable[[Lift], bool], scope: Scope, start: Point, *, li
       start: the first point.
       limit: regions after which to give up.
     """
-    found: dict[bool, list[Region]] = {True: [], False: []}
+    holds: list[Region] = []
+    fails: list[Region] = []
+    example: Point | None = None
+    point: Point | None = start
+    reason = f"there are more than {limit} cases"
+    solver = None
     try:
-        answer, region = _run(predicate, start)
-        found[answer].append(region)
-        if scope.always(region):
-            return Explored(holds=tuple(found[True]), fails=tuple(found[False]))
-        solver = scope.solver()
         for _ in range(limit):
+            answer, region = _run(predicate, point)
+            (holds if answer else fails).append(region)
+            example = point if example is None and not answer else example
+            if solver is None and scope.always(region):
+                reason = ""
+                break
+            solver = solver or scope.solver()
             solver.add(solver.none_of(region))
             point = solver.point()
             if point is None:
-                return Explored(holds=tuple(found[True]), fails=tuple(found[False]))
-            answer, region = _run(predicate, point)
-            found[answer].append(region)
-        reason = f"more than {limit} cases"
+                reason = ""
+                break
     except Unanswered as error:
         reason = str(error)
-        if not (found[True] or found[False]):  # the typing was certified where it was chosen
-            found[predicate(numbers(start))].append(tuple(Fact(n, "==", str(v)) for n, v in sorted(start.items())))
-    return Explored(holds=tuple(found[True]), fails=tuple(found[False]), open=reason)
+        if not holds and not fails:  # at the first point, at least, numbers tell
+            here = tuple(Fact(n, "==", str(v)) for n, v in sorted(start.items()))
+            (holds if predicate(numbers(start)) else fails).append(here)
+    return Explored(holds=tuple(holds), fails=tuple(fails), open=reason, example=example)
 
 
 def numbers(point: Point) -> Lift:

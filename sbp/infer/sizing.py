@@ -35,13 +35,13 @@ class Claim:
     """
 
     text: str
-    key: Any
+    key: Any = field(repr=False)
     holds: Callable[[Lift], bool] = field(repr=False)
     span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Aval:
+class Aval:
     """Shape and dtype as a rule sees them; sizes may be any kind of number."""
 
     shape: tuple[Any, ...]
@@ -151,7 +151,7 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
         return  # all B is always a row
 
     def holds(lift: Lift) -> bool:
-        ins, outs = (tuple(_Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals)
+        ins, outs = (tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals)
         return _offered(node, lifted(lift), ins, outs, row, mesh, typing.boxing == "auto", ())
 
     shown = ", ".join(repr(to_type(c, mesh)) for c in row.ins), ", ".join(repr(to_type(c, mesh)) for c in row.outs)
@@ -171,8 +171,8 @@ def _text(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 def _offered(
     node: Node,
     params: dict[str, Any],
-    ins: tuple[_Aval, ...],
-    outs: tuple[_Aval, ...],
+    ins: tuple[Aval, ...],
+    outs: tuple[Aval, ...],
     row: NdRow,
     mesh: MeshSpec,
     communicates: bool,
@@ -205,9 +205,9 @@ def _offered(
     return False
 
 
-def _localised(aval: _Aval, code: Code, n: int) -> _Aval:
+def _localised(aval: Aval, code: Code, n: int) -> Aval:
     if code <= 0:
         return aval
     shape = list(aval.shape)
     shape[code - 1] = -(-shape[code - 1] // n)
-    return _Aval(tuple(shape), aval.dtype)
+    return Aval(tuple(shape), aval.dtype)

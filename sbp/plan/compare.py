@@ -171,7 +171,7 @@ def _settings(this: Side, other: Side) -> Iterator[tuple[str, str, str]]:
 
 def _pins(side: Side) -> dict[str, str]:
     """What the user pins, by what it stands on; of inputs and outputs, whose types are complete, B is not said."""
-    q, names = side.question, Names.of(side.program.graph)
+    q, names = side.question, Names.of(side.question.graph)
     found: dict[str, str] = {}
     for site in pin_sites(q.graph, q.mesh, q.demand):
         name, text = f"`{names.site(site)}`", pinned_text(site, q.mesh)
@@ -192,15 +192,15 @@ Key = tuple[str, bool, int, str]
 
 def _held(side: Side, subject: Subject) -> Held:
     program = side.program
-    t = type_in(program, subject, program)
-    aval = program.graph.avals[subject.values[0]]
+    t = type_in(program, subject, side.question.graph)
+    aval = side.question.graph.avals[subject.values[0]]
     local = local_shape(aval.shape, from_type(t, program.mesh), program.mesh.sizes)
     size = float(math.prod(local) * _jax.itemsize(aval.dtype))
     return Held(type=t, shape=tuple(aval.shape), bytes_per_device=size, where=subject.where)
 
 
 def _boundary(side: Side) -> dict[tuple[str, str], Held]:
-    graph = side.program.graph
+    graph = side.question.graph
     found: dict[tuple[str, str], Held] = {}
     for number, (value, name) in enumerate(zip(graph.inputs, graph.input_names, strict=False)):
         found["input", name] = _held(side, Subject(label=name, kind="input", values=(value,), position=number))
@@ -212,12 +212,12 @@ def _boundary(side: Side) -> dict[tuple[str, str], Held]:
 
 def _values(side: Side) -> dict[Key, Held]:
     """What the expressions of a program make, each value under its innermost expression, those of one label by their order."""
-    subjects = Subjects.of(side.program.graph, side.output_names)
+    subjects = Subjects.of(side.question.graph, side.output_names)
     seen: set[tuple[int, ...]] = set()
     found: list[Subject] = []
     for place in sorted(subjects.places.values(), key=lambda p: len(p.nodes)):
         for subject in subjects.subjects_of(place):
-            if subject.values not in seen:
+            if subject.values not in seen and any(v in side.program.typing.values for v in subject.values):
                 seen.add(subject.values)
                 found.append(subject)
     count: Counter[tuple[str, bool, str]] = Counter()

@@ -7,6 +7,7 @@ import math
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
+from sbp.infer.regime import regime_of
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
@@ -46,7 +47,7 @@ def fit(
     if typing is None:
         return None, None
     certify(typing, demand)
-    program = least = _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+    program = least = without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
     held: set[tuple[int, bool]] = set()
@@ -56,7 +57,7 @@ def fit(
         if typing is None:
             return None
         certify(typing, demand)
-        return _without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+        return without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
 
     too_low = PRICES[0] / 10
     for price in PRICES:
@@ -83,12 +84,13 @@ def fit(
     return None, least
 
 
-def _without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
+def without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
     """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
     limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
-    chosen = sorted(repeats(program.typing, program.block), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
+    regime = regime_of(program.mesh, program.typing.boxing, demand)
+    chosen = sorted(repeats(program.typing, program.block, regime), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
     while chosen:
-        typing = save(program.typing, tuple(chosen))
+        typing = save(program.typing, tuple(chosen), regime)
         certify(typing, demand)
         saved = resolve(typing, demand, aliased=program.aliased)
         if saved.cost.peak_memory_bytes <= limit and saved.cost.bytes_per_device < program.cost.bytes_per_device:

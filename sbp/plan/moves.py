@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sbp.infer.check import certify
 from sbp.infer.constraints import pin_sites
 from sbp.infer.held import Hold, choose_held
 from sbp.infer.space import Code, Codes, Step, decode, encode
 from sbp.mesh import MeshSpec
+from sbp.plan.fit import without_repeats
 from sbp.plan.ir import Apply, Block, Box, Loop, Source
 from sbp.plan.origins import Origins, atoms, carried
 from sbp.plan.pinning import Question, Wanted, type_in
@@ -153,11 +155,12 @@ class Moves:
         """The subject's values, what the last steps of its expression make them from, and what bodies call them they are passed into."""
         mine = set(self.subject.values)
         nodes = list(self.program.graph.walk())
-        # A transposed product is one expression of the user, and its gradient too.
+        # A transposed product is one expression of the user, and its gradient too; an annotation is of what it annotates.
         for node in reversed(nodes):
-            if not mine.isdisjoint(node.outputs) and len(node.inputs) == 1 and not node.regions and node.op != "sbp_annotate":
+            if not mine.isdisjoint(node.outputs) and len(node.inputs) == 1 and not node.regions:
                 maker = self.origins.names.makers.get(node.inputs[0]) if isinstance(node.inputs[0], int) else None
-                if maker is not None and (maker.span, is_gradient(maker)) == (node.span, is_gradient(node)):
+                inner = maker is not None and (maker.span, is_gradient(maker)) == (node.span, is_gradient(node))
+                if inner or (maker is not None and node.op == "sbp_annotate"):
                     mine.update(o for o in node.inputs if isinstance(o, int))
         for node in nodes:
             for number, operand in enumerate(node.inputs):
@@ -169,7 +172,7 @@ class Moves:
     def onward(self) -> frozenset[int]:
         """What is made of the value and is still partial where the value is."""
         typing, mine = self.program.typing, self.aliases
-        axes = [k for k in range(len(self.mesh.sizes)) if any(typing.values[v][k] < 0 for v in mine)]
+        axes = [k for k in range(len(self.mesh.sizes)) if any(typing.values[v][k] < 0 for v in mine if v in typing.values)]
         reached = set(mine)
 
         def spread(node: Node) -> set[int]:
@@ -199,7 +202,7 @@ class Moves:
             if program is None:
                 instead = Alternative(change=reason.change, reason=said)
             else:
-                instead = Alternative(change=reason.change, type=type_in(program, self.subject, self.program), cost=program.cost)
+                instead = Alternative(change=reason.change, type=type_in(program, self.subject, self.question.graph), cost=program.cost)
         maker = first.box.maker
         return Conversion(
             steps=first.box.steps,
@@ -260,14 +263,14 @@ class Moves:
             text = f"needed by {what}, whose row takes {after!r}{self.row_text(reader, k)}"
             codes = asked(box.target.codes, changed)
             holds = [Hold(end="operand", at=at, codes=codes, differs=True) for at in like(group, reader, number)]
-            return _Reason(text, "the best plan in which it takes another type", lambda: self.held(holds))
+            return _Reason(text, "the next best, where it takes another type", lambda: self.held(holds))
         return self.partial_reader(group, reader, number, k, what)
 
     def partial_reader(self, group: list[_Placed], reader: Node, number: int, k: int, what: str) -> _Reason:
         """Why a reader has a partial reduced before it."""
         box = group[0].box
         code = box.source.codes[k]
-        before, after = decode(code), decode(box.target.codes[k])
+        before = decode(code)
         rule = rule_for(reader.op)
         if rule is None:
             return _Reason(f"needed by {what}, which has no signature and takes all operands B")
@@ -359,10 +362,13 @@ class Moves:
 
     def held(self, holds: Sequence[Hold]) -> tuple[Program | None, str]:
         q = self.question
+        if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in q.graph.walk()}:
+            return None, "it was not in the program before conversions were taken together"
         typing = choose_held(q.graph, q.mesh, q.demand, q.boxing, holds)
         if typing is None:
             return None, "no row takes it so"
-        program = resolve(typing, aliased=q.aliased)
+        certify(typing, q.demand)
+        program = without_repeats(resolve(typing, q.demand, aliased=q.aliased), q.demand, q.memory_limit)
         if q.memory_limit is not None and program.cost.peak_memory_bytes > q.memory_limit:
             return None, "it does not fit the memory limit"
         return program, ""
@@ -370,11 +376,16 @@ class Moves:
     def later(self, group: list[_Placed], reader: Node, wanted: Wanted) -> tuple[Program | None, str]:
         """With the results of a reader pinned, wherever its line was traced: what they are made of is then reduced after them."""
         nodes = {n.id for p in group for n, _ in p.readers() if _alike(n, reader)}
-        outputs = tuple(v for n in self.program.graph.walk() if n.id in nodes for v in n.outputs)
+        outputs = tuple(v for n in self.question.graph.walk() if n.id in nodes for v in n.outputs)
         return self.edited(self.question.pin(Subject(label="", kind="made", values=outputs), wanted))
 
     def without_pin(self, reader: Node, changed: list[int]) -> tuple[Program | None, str]:
-        nodes = [n for s in pin_sites(self.program.graph, self.mesh, self.question.demand) if reader in s.nodes for n in s.nodes]
+        nodes = [
+            n
+            for s in pin_sites(self.question.graph, self.mesh, self.question.demand)
+            if any(n.id == reader.id for n in s.nodes)
+            for n in s.nodes
+        ]
         subject = Subject(label="", kind="annotation", values=tuple(n.outputs[0] for n in nodes))
         question = self.question
         for k in changed:

@@ -17,7 +17,7 @@ from sbp.trace.graph import Graph, Node, Operand
 MAX_LINKS = 200
 """Rows that a chain is followed back through."""
 
-LinkKind = Literal["annotation", "input", "free input", "row", "converted", "carry", "new", "more"]
+LinkKind = Literal["annotation", "input", "free input", "tied", "row", "converted", "carry", "new", "more"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,9 @@ class Origins:
         end = self.chain(operand, k)[-1]
         if end.kind == "annotation":
             return f"{here}, pinned {end.where}"
-        return f"{here}, from {end.subject}" if end.kind in ("input", "free input") else here
+        if end.kind not in ("input", "free input"):
+            return here
+        return f"{here}, an input" if end.subject == self.label(operand) else f"{here}, from {end.subject}"
 
     def _converted(self, node: Node, number: int, wanted: Code, k: int) -> list[Link]:
         """The conversion of an operand before a node, if there is one on the axis."""
@@ -231,7 +233,11 @@ def carried(node: Node, region: int) -> range:
 
 
 def atoms(codes: list[Code]) -> str:
-    """Codes in notation, `B, S(1)`."""
+    """Codes in notation.
+
+    >>> atoms([0, 2, -1])
+    'B, S(1), P(sum)'
+    """
     return ", ".join(repr(decode(c)) for c in codes)
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from sbp.annotate import Pin, annotate_p
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.problem import Demand
-from sbp.infer.space import Code, Policy, decode
+from sbp.infer.space import Code, decode
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
@@ -95,18 +96,25 @@ class Question:
         return dataclasses.replace(self, graph=_rewrite(self.graph, edit))
 
 
-def type_in(program: Program, subject: Subject, original: Program) -> NdSbp:
-    """The type of a subject of one program in another one, in which it may be pinned."""
+def type_in(program: Program, subject: Subject, asked: Graph) -> NdSbp:
+    """The type of a subject of the program `asked` in a plan of it, or of an edit in which the subject is pinned.
+
+    A plan may have less in it: conversions that are not repeated take what only fed them along.
+    """
     if subject.kind == "output":
         return program.output_types[subject.position]
-    value = subject.values[0]
-    if subject.kind == "made" and program is not original:
-        known = original.graph.avals
-        pins = (n for n in program.graph.walk() if n.op == annotate_p.name and n.inputs[0] == value and n.outputs[0] not in known)
-        value = next((n.outputs[0] for n in pins), value)
-    if value not in program.typing.values:  # the annotation was taken out; what it annotated stands for it
-        value = next(o for n in original.graph.walk() if value in n.outputs for o in n.inputs if isinstance(o, int))
-    return program.typing.type_of(value)
+    values = program.typing.values
+    if subject.kind == "made":
+        pins = (n for n in program.graph.walk() if n.op == annotate_p.name and n.inputs[0] in subject.values)
+        pinned = next((n.outputs[0] for n in pins if n.outputs[0] not in asked.avals), None)
+        if pinned is not None:
+            return program.typing.type_of(pinned)
+    held = [v for v in subject.values if v in values]
+    if not held:  # the annotation was taken out; what it annotated stands for it
+        held = [
+            o for n in asked.walk() if not set(subject.values).isdisjoint(n.outputs) for o in n.inputs if isinstance(o, int) and o in values
+        ]
+    return program.typing.type_of(held[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

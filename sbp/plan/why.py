@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.infer.constraints import pin_sites
+from sbp.infer.regime import regime_of
 from sbp.infer.rows import EMPTY, RowTable, native_partials
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.mesh import MeshSpec
@@ -20,7 +21,6 @@ from sbp.plan.moves import Alternative, Conversion, Moves, no_typing
 from sbp.plan.origins import Link, Origins
 from sbp.plan.pinning import Question, Wanted, type_in
 from sbp.plan.program import Cost, Program
-from sbp.plan.source import Names
 from sbp.plan.subjects import Found, Subject, Subjects
 from sbp.types import MONOIDS, NdSbp
 
@@ -104,7 +104,7 @@ def why(program: Program, question: Question, name: str | int, output_names: Seq
     Raises:
       SbpError: when no value has that name.
     """
-    found = Subjects.of(program.graph, output_names).find(name)
+    found = Subjects.of(question.graph, output_names).find(name)
     return _Asking(program, question, found, tuple(output_names)).answer()
 
 
@@ -117,10 +117,12 @@ class _Asking:
     found: Found
     output_names: tuple[str, ...]
     origins: Origins = field(init=False)
+    native: frozenset[str] = field(init=False)
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.origins = Origins.of(self.program.typing, self.question.demand)
+        self.native = self.natively_partial()
         self.left = min(MAX_PLANS, max(FEW_PLANS, NODES_PLANNED // max(1, self.nodes)))
 
     @property
@@ -128,8 +130,9 @@ class _Asking:
         return self.found.subject
 
     @property
-    def names(self) -> Names:
-        return self.origins.names
+    def held(self) -> list[int]:
+        """The subject's values that the plan has."""
+        return [v for v in self.subject.values if v in self.program.typing.values]
 
     @property
     def mesh(self) -> MeshSpec:
@@ -137,7 +140,7 @@ class _Asking:
 
     @property
     def nodes(self) -> int:
-        return sum(1 for _ in self.program.graph.walk())
+        return sum(1 for _ in self.question.graph.walk())
 
     @property
     def axes(self) -> list[int]:
@@ -146,9 +149,9 @@ class _Asking:
 
     def answer(self) -> Why:
         subject, typing = self.subject, self.program.typing
-        aval = self.program.graph.avals[subject.values[0]]
+        aval = self.question.graph.avals[subject.values[0]]
         codes = self.codes(subject)
-        kinds = [typing.values[v] for v in subject.values] if subject.kind != "output" else [codes]
+        kinds = [typing.values[v] for v in self.held] if subject.kind != "output" else [codes]
         moves = Moves(self.program, self.question, subject, self.origins, self.output_names)
         found = moves.found()
         self.left -= min(MAX_MOVES, len(found))
@@ -176,7 +179,7 @@ class _Asking:
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
-        return from_type(type_in(self.program, subject, self.program), self.mesh)
+        return from_type(type_in(self.program, subject, self.question.graph), self.mesh)
 
     # ---- alternatives --------------------------------------------------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class _Asking:
         subject, demand = self.subject, self.question.demand
         if subject.kind == "annotation":
             mine = set(subject.values)
-            sites = pin_sites(self.program.graph, self.mesh, demand)
+            sites = pin_sites(self.question.graph, self.mesh, demand)
             return any(s.codes[position] is not None for s in sites if any(n.outputs[0] in mine for n in s.nodes))
         asked = {"input": demand.inputs, "output": demand.outputs}.get(subject.kind)
         codes = asked[subject.position] if asked is not None else None
@@ -197,7 +200,7 @@ class _Asking:
         program = question.plan()
         if program is None:
             return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(question))
-        return Alternative(change=change, wanted=atoms_wanted, type=type_in(program, self.subject, self.program), cost=program.cost)
+        return Alternative(change=change, wanted=atoms_wanted, type=type_in(program, self.subject, self.question.graph), cost=program.cost)
 
     def pinned(self, wanted: Wanted) -> Alternative:
         change = " ".join(f"{self.mesh.names[k]}:{decode(c)!r}" for k, c in sorted(wanted.items()))
@@ -209,20 +212,22 @@ class _Asking:
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so, then the splits."""
         subject, n = self.subject, self.mesh.sizes[position]
-        aval = self.program.graph.avals[subject.values[0]]
+        aval = self.question.graph.avals[subject.values[0]]
         boundary = subject.kind in ("input", "output")
         splits = [1 + d for d, size in enumerate(aval.shape) if size >= n and (not boundary or size % n == 0)]
-        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native().get(subject.values[0], EMPTY))]
+        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native)]
         return [c for c in (0, *partial, *splits) if c != current]
 
-    def native(self) -> dict[int, frozenset[str]]:
-        table = RowTable(self.mesh, communicates=self.question.boxing == "auto")
+    def natively_partial(self) -> frozenset[str]:
+        """The monoids under which some row makes the value partial."""
+        q = self.question
+        table = RowTable(q.mesh, communicates=regime_of(q.mesh, q.boxing, q.demand).communicates(q.graph))
         seeds = {
             v: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
-            for v, codes in zip(self.program.graph.inputs, self.question.demand.inputs, strict=True)
+            for v, codes in zip(q.graph.inputs, q.demand.inputs, strict=True)
             if codes is not None
         }
-        return native_partials(self.program.graph, table, seeds)
+        return native_partials(q.graph, table, seeds).get(self.subject.values[0], EMPTY)
 
     def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
         """For each mesh axis, the plans with another atom there; and how many were left out."""
@@ -240,14 +245,14 @@ class _Asking:
     def joint(self, codes: Codes, singles: dict[int, list[Alternative]]) -> list[Alternative]:
         """Plans with other atoms on two mesh axes, those whose atoms cost least one by one first."""
         seen = {a.type for found in singles.values() for a in found}
-        aval = self.program.graph.avals[self.subject.values[0]]
+        shape = tuple(self.question.graph.avals[self.subject.values[0]].shape)
         estimated: list[tuple[float, int, Wanted]] = []
         for k, j in itertools.combinations(self.axes, 2):
             tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
             pairs = itertools.product(*tried)
             for (a, first), (b, second) in pairs:
                 t = tuple(a if i == k else b if i == j else c for i, c in enumerate(codes))
-                if first.cost is None or second.cost is None or to_type(t, self.mesh) in seen or not self.is_type(aval, t):
+                if first.cost is None or second.cost is None or to_type(t, self.mesh) in seen or not self.is_type(shape, t):
                     continue
                 estimated.append((first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b}))
         made: list[Alternative] = []
@@ -256,9 +261,8 @@ class _Asking:
                 made.append(self.pinned(wanted))
         return made
 
-    def is_type(self, aval: object, codes: Codes) -> bool:
-        """Whether the value's shape has room for a type, and its parts one monoid."""
-        shape = tuple(aval.shape)  # type: ignore[attr-defined]
+    def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
+        """Whether a shape has room for a type, and its parts one monoid."""
         if self.subject.kind in ("input", "output") and not is_even(shape, codes, self.mesh.sizes):
             return False
         parts: dict[int, int] = {}
@@ -270,13 +274,10 @@ class _Asking:
 
     def story(self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]) -> AxisStory:
         subject = self.subject
-        links = self.origins.chain(subject.values[0], position)
+        links = self.origins.chain(self.held[0], position)
         links = (dataclasses.replace(links[0], subject=f"`{subject.label}`"), *links[1:])
         if subject.kind == "output":
-            pinned = self.is_pinned(position)
-            because = "pinned by the output's type" if pinned else "an output whose type is left free"
-            own = Link(kind="input" if pinned else "row", subject=f"`{subject.label}`", atom=codes[position], because=because)
-            links = (own,) if pinned else (own, *links)
+            links = self.returned(position, codes[position], links)
         possible = [a for a in singles if a.cost is not None]
         return AxisStory(
             mesh_axis=self.mesh.names[position],
@@ -286,6 +287,18 @@ class _Asking:
             next_best=free if free is not None else min(possible, key=_by_cost, default=None),
             tried=len(singles),
         )
+
+    def returned(self, position: int, code: Code, links: tuple[Link, ...]) -> tuple[Link, ...]:
+        """The links of an output: its own type, then those of what is returned unless something else holds that type."""
+        own = f"`{self.subject.label}`"
+        tied = dict(self.question.demand.tied).get(self.subject.position)
+        if self.is_pinned(position):
+            return (Link(kind="input", subject=own, atom=code, because="pinned by the output's type"),)
+        if tied is not None:
+            donated = self.origins.label(self.question.graph.inputs[tied])
+            because = f"it takes the buffer, and so the type, of the donated input {donated}"
+            return Link(kind="tied", subject=own, atom=code, because=because), *links
+        return Link(kind="row", subject=own, atom=code, because="an output whose type is left free"), *links
 
 
 def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:

@@ -10,7 +10,7 @@ from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, Tabl
 from sbp.report.report import Shown
 from sbp.report.wording import bytes_text, counted, seconds_text
 
-SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 7, 6, 7, 5
+SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 6, 5, 6, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

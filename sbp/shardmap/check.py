@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from sbp import _jax
 from sbp.errors import Diagnostic, SbpError
 from sbp.mesh import MeshSpec, mesh_spec
 from sbp.report.report import Report
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import Analysis, analyse
-from sbp.shardmap.words import diagnostic, note
+from sbp.shardmap.state import Finding
+from sbp.shardmap.words import diagnostic, note, primary
 from sbp.trace.build import body_graph
 from sbp.trace.graph import Graph
 
@@ -29,7 +29,7 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
-      *args: what it takes: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
+      *args: what it takes: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of Explicit axes with their shardings.
       mesh: the mesh of its regions.
 
     Returns:
@@ -44,7 +44,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     >>> import jax.numpy as jnp
     >>> from jax.sharding import PartitionSpec
     >>> mesh = AbstractMesh((4,), ("model",))
-    >>> total = jax.shard_map(lambda x: jax.lax.pmean(x.sum(), "model"), mesh=mesh, in_specs=PartitionSpec("model"), out_specs=PartitionSpec())
+    >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
+    >>> total = jax.shard_map(total, mesh=mesh, in_specs=PartitionSpec("model"), out_specs=PartitionSpec())
     >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)
     >>> report.diagnostics[0].title
     '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'
@@ -52,12 +53,12 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     if not callable(fn):
         raise SbpError(f"sbp.check_shard_map takes a function, got {fn!r}")
     spec = mesh_spec(mesh)
-    graph = _traced(fn, args)
+    graph = _traced(fn, args, mesh)
     found = analyse(graph, spec)
     return Report(program=None, diagnostics=_diagnostics(graph, spec, found), title=getattr(fn, "__name__", ""))
 
 
-def _traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
     """The program on abstract arguments, dead code kept: the forward part of a gradient says what its divisions are."""
     leaves, structure = jax.tree.flatten(args)
     shapes = [_abstract(x) for x in leaves]
@@ -65,13 +66,20 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
     def flat(*values: Any) -> Any:
         return fn(*jax.tree.unflatten(structure, values))
 
-    with _jax.no_mesh():
+    try:
+        return body_graph(jax.make_jaxpr(flat)(*shapes))
+    except ValueError as error:
+        if "context mesh cannot be empty" not in str(error):
+            raise
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # a shard_map without a mesh of its own
         return body_graph(jax.make_jaxpr(flat)(*shapes))
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        sharding = getattr(x, "sharding", None)
+        explicit = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if explicit else None)
     if isinstance(x, bool | int | float | complex):
         return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(np.asarray(x).dtype), weak_type=True)
     raise SbpError(f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; close over what is no array")
@@ -79,6 +87,12 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
 
 def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnostic, ...]:
     helper = Helper(graph, mesh, frozenset(f.key for f in found.findings))
-    said = [diagnostic(f, mesh, helper.helps(f)) for f in found.findings]
+    said = [diagnostic(f, mesh, helper.helps(f)) for f in _causes(found.findings)]
     said += [note(n) for n in found.notes]
     return tuple(sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None)))
+
+
+def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Findings without those that follow from others: what is wrong with a gradient, where its forward part is wrong on the same axis."""
+    forward = {axis for f in findings if not primary(f).backward for axis in f.mesh_axes}
+    return [f for f in findings if not (primary(f).backward and forward & set(f.mesh_axes))]

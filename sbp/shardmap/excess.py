@@ -38,7 +38,7 @@ def is_index(op: str, operand: int) -> bool:
     return operand >= INDICES.get(op, operand + 1) or _INDEX.get(op) == operand
 
 
-def excess_of(op: str, params: dict[str, Any], found: Sequence[int | None], free: Sequence[bool]) -> int | None | Clash:
+def excess_of(op: str, params: dict[str, Any], found: Sequence[int | None], free: Sequence[bool]) -> int | Clash | None:
     """The excess of an operation's results.
 
     Arguments:

@@ -16,7 +16,7 @@ from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for
 from sbp.signatures.rule import names
-from sbp.trace.graph import Node
+from sbp.trace.graph import Constant, Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
 _COMPARES = frozenset(names("eq ge gt le lt ne"))
@@ -87,7 +87,8 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
     if sick is not None:
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
         return [UNKNOWN if sick.kind == "local" and node.op in _COMPARES else faulty(sick)] * len(node.outputs)
-    if any(h.partial in _EXTREMES and any(h.made is other.made and other.reduced for other in held) for h in held):
+    whole = [h.made for h in held if h.reduced and B in h.atoms]
+    if any(h.partial in _EXTREMES and h.made in whole for h in held):
         return [UNKNOWN] * len(node.outputs)  # a device's own maximum against that of all: what was shifted by its own is put right
     n = state.sizes[axis]
     atoms: list[set[Atom]] = [set() for _ in node.outputs]
@@ -187,7 +188,9 @@ def _divided(state: State, node: Node, ins: Sequence[Value], result: Value) -> V
     """Division by a constant that is a count: of the devices along mesh axes, or of the elements that were summed."""
     if node.op not in ("div", "mul") or len(ins) != 2:
         return result
-    at = 1 if node.op == "div" else next((i for i in (0, 1) if ins[i].const is not None), 0)
+    at = 1 if node.op == "div" else next((i for i in (0, 1) if isinstance(node.inputs[i], Constant)), None)
+    if at is None:
+        return result  # a product with a cotangent, whose divisors have been seen to
     const = ins[at].const
     if not isinstance(const, int | float) or isinstance(const, bool) or not const or not math.isfinite(const):
         return result

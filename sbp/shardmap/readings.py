@@ -45,23 +45,20 @@ class Reader:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.known: dict[Any, tuple[tuple[Row, ...], bool]] = {}
+        self.known: dict[Any, tuple[Row, ...]] = {}
 
     def rows(self, node: Node, ins: Atoms, n: int) -> tuple[Row, ...]:
         """The rows in which the plain local operation takes operands that are read so."""
-        return self._found(node, ins, n)[0]
+        key = node.id, ins, n
+        if key not in self.known:
+            local = (row for row in self._all_rows(node, ins, n) if row.kernel == "local")
+            self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins))))
+        return self.known[key]
 
     def whole_dim(self, node: Node, ins: Atoms, n: int) -> str:
         """What a local operation does to a split dim that it needs whole; empty when there is none."""
         kernels = sorted(k for k in (row.kernel for row in self._all_rows(node, ins, n)) if k in WHOLE_DIM)
         return WHOLE_DIM[kernels[0]] if kernels else ""
-
-    def _found(self, node: Node, ins: Atoms, n: int) -> tuple[tuple[Row, ...], bool]:
-        key = node.id, ins, n
-        if key not in self.known:
-            local = [row for row in self._all_rows(node, ins, n) if row.kernel == "local"]
-            self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins)))), bool(local)
-        return self.known[key]
 
     def _all_rows(self, node: Node, ins: Atoms, n: int) -> Iterator[Row]:
         rule = rule_for(node.op)

@@ -166,7 +166,7 @@ class _Program:
 
 
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
-    """Whether a reader of a region's result is the region of a gradient that takes it as it was: a residual, of which nothing is claimed."""
+    """Whether what reads a region's result is the region of a gradient that takes it as it was: a residual, which claims nothing."""
     return reader is not None and reader.op == "shard_map" and reader.backward and spec == taken
 
 

@@ -44,12 +44,13 @@ def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Dia
       mesh: the mesh.
       helps: edits that were tried.
     """
+    words = _Words(finding, mesh)
     return Diagnostic(
         code=code_of(finding),
         severity="error",
-        title=_Words(finding, mesh).title(),
-        labels=tuple(_Words(finding, mesh).labels()),
-        notes=tuple(_Words(finding, mesh).notes()),
+        title=words.title(),
+        labels=tuple(words.labels()),
+        notes=tuple(words.notes()),
         helps=helps,
         scope=scope_of(primary(finding)),
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -42,7 +43,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_COMPARED: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -191,7 +192,26 @@ def graph_at(graph: Graph, point: Point) -> Graph:
     return visit(graph)
 
 
-def sizes_of(graph: Graph) -> Iterator[Any]:
-    """All symbolic sizes in the shapes of a program."""
-    for aval in graph.avals.values():
-        yield from (d for d in aval.shape if jax.export.is_symbolic_dim(d))
+def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | None] | None:
+    """The first nodes in which two traces of one program differ, but for the arithmetic of sizes; None when they do not.
+
+    A program may be traced into other operations when its sizes have no numbers: `x[:n]` is a gather then, and a slice otherwise.
+    """
+    for mine, theirs in itertools.zip_longest(_computing(graph), _computing(other)):
+        if mine is None or theirs is None or (mine.op, len(mine.outputs)) != (theirs.op, len(theirs.outputs)):
+            return mine, theirs
+        for a, b in zip(mine.regions, theirs.regions, strict=False):
+            found = first_difference(a, b)
+            if found is not None:
+                return found
+    return None
+
+
+def _computing(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph that compute with what is not known beforehand."""
+    known: set[Operand] = set()
+    for node in graph.nodes:
+        if node.inputs and all(isinstance(o, Constant) or o in known for o in node.inputs):
+            known |= set(node.outputs)
+        else:
+            yield node

@@ -10,7 +10,7 @@ from sbp.errors import SbpError
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, _facts, html_facts
-from tests.report.test_why import planned, shape
+from tests.report.test_why import masked, planned, shape
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,8 +24,7 @@ def _in_the_project(monkeypatch):
 def data_parallel(name="megatron_step"):
     """The same program with its weights on every device."""
     fn, mesh, args, in_types, _ = why_programs.PROGRAMS[name]
-    whole = jax.tree.map(lambda _: "B", in_types[2])
-    return sbp.jit(fn, mesh, in_types=(*in_types[:2], whole), hardware="tpu-v3").plan(*args)
+    return sbp.jit(fn, mesh, in_types=(*in_types[:2], "B"), hardware="tpu-v3").plan(*args)
 
 
 # ---- exact texts
@@ -33,10 +32,10 @@ def data_parallel(name="megatron_step"):
 
 def test_golden():
     found = why_programs.plan("megatron_step").diff(data_parallel())
-    assert_golden("diff_megatron_step.txt", found.text(110) + "\n")
-    assert_golden("diff_megatron_step.html", found.html(standalone=True))
+    assert_golden("diff_megatron_step.txt", masked(found.text(110) + "\n"))
+    assert_golden("diff_megatron_step.html", masked(found.html(standalone=True)))
     assert html_facts(found.html()) == _facts(found.text(WIDE))
-    assert len(str(found).splitlines()) <= 66
+    assert len(str(found).splitlines()) <= 60
 
 
 def test_it_shows_itself():
@@ -93,9 +92,9 @@ def test_values_are_matched_by_name_not_by_line():
 
 def test_other_meshes_policies_and_hardware():
     small = jax.sharding.AbstractMesh((2, 2), ("data", "model"))
-    types = {"in_types": ("data:S(0)", "model:S(1)", "model:S(0)")}
-    this = planned(BEFORE, ARGS, **types)
-    other = planned(BEFORE, ARGS, mesh=small, boxing="reduce", **types)
+    in_types = ("data:S(0)", "model:S(1)", "model:S(0)")
+    this = planned(BEFORE, ARGS, in_types=in_types)
+    other = planned(BEFORE, ARGS, mesh=small, boxing="reduce", in_types=in_types)
     found = this.diff(other).difference
     assert found.settings == (("mesh", "data=2 model=4", "data=2 model=2"), ("boxing", "auto", "reduce"))
     assert found.costs[0].peak_memory_bytes != found.costs[1].peak_memory_bytes
@@ -127,4 +126,4 @@ def test_unrolled_turns_of_a_loop_are_told_apart():
 
 def test_only_plans_are_compared():
     with pytest.raises(SbpError, match=r"plan\.diff takes another plan, got 3"):
-        why_programs.plan("accumulated_step").diff(3)
+        why_programs.plan("accumulated_step").diff(3)  # type: ignore[arg-type]  # what is tested

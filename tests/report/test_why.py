@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 
 import sbp
 from sbp.errors import SbpError
+from sbp.limits import Policy
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, _facts, html_facts
@@ -34,7 +36,7 @@ def _in_the_project(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def planned(source, args, mesh=MESH, boxing="auto", **types):
+def planned(source, args, mesh=MESH, boxing: Policy = "auto", **types: Any):
     """The plan of the function `f` of a source text that linecache knows, as of a notebook's cell."""
     text = "import jax, sbp\nimport jax.numpy as jnp\nfrom sbp import S, B, P\n" + source
     file = f"<why {hash(text)}>"
@@ -51,18 +53,26 @@ def shape(*dims, dtype=jnp.float32):
 # ---- exact texts
 
 
+def masked(text):
+    """Without modelled times and peak memory, which follow from how JAX writes a gradient down, and the columns' widths with them."""
+    times = re.sub(r"(?<![\w.])\d[\d.]* (s|ms|us|ns)(?= |$|,|\)|<)", "#", text, flags=re.MULTILINE)
+    shares = re.sub(r"[+-][\d.]+ %", "# %", times)
+    memory = re.sub(r"(?<=peak memory).*|(?<=<b>peak memory</b>).*", " #", shares)
+    return re.sub(r"(?<=\S) {2,}", "  ", memory)
+
+
 @pytest.mark.parametrize("name", list(ASKED))
 def test_golden_text(name):
     plan = why_programs.plan(name)
     told = [plan.why(asked) for asked in ASKED[name]]
-    assert_golden(f"why_{name}.txt", "\n\n".join(w.text(110) for w in told) + "\n")
+    assert_golden(f"why_{name}.txt", masked("\n\n".join(w.text(110) for w in told) + "\n"))
     for w in told:
         assert len(str(w).splitlines()) <= 60
         assert html_facts(w.html()) == _facts(w.text(WIDE))
 
 
 def test_golden_html():
-    assert_golden("why_accumulated_step.html", why_programs.plan("accumulated_step").why("total").html(standalone=True))
+    assert_golden("why_accumulated_step.html", masked(why_programs.plan("accumulated_step").why("total").html(standalone=True)))
 
 
 def test_it_shows_itself():
@@ -130,7 +140,8 @@ def test_prices_are_those_of_the_annotated_source(name):
     for alternative in priced:
         there = planned(source.replace("{h}", annotated(h, alternative.wanted)), args, in_types=in_types)
         assert alternative.cost == there.cost, alternative.change
-        assert repr(there.why("h").why.type) == repr(alternative.type), alternative.change
+        pins = [n for n in there.program.graph.walk() if n.op == "sbp_annotate"]
+        assert there.program.typing.type_of(pins[0].outputs[0]) == alternative.type, alternative.change
 
 
 def test_prices_of_a_pin_that_is_changed_or_dropped():
@@ -170,24 +181,24 @@ def test_a_later_reduction_costs_what_the_annotated_consumer_does():
 
 # ---- what forbids a later reduction
 
-SUM = (shape(64, 4096), shape(4096, 64)), {"in_types": ("model:S(1)", "model:S(0)")}
+SUM = (shape(64, 4096), shape(4096, 64))
 FORBIDDEN = {
-    "def f(x, w):\n    y = x @ w\n    return jnp.tanh(y)\n": r"needed by tanh `jnp.tanh\(y\)` at .*:6, which has no row for P\(sum\): it is not lin",
-    "def f(x, w):\n    y = x @ w\n    return y * y\n": r"needed by (square|mul) `y \* y` at .*:6, which (has no row for|takes) P\(sum\)",
-    "def f(x, w):\n    y = x @ w\n    return y.astype(jnp.bfloat16)\n": "a cast to bfloat16 would round each part",
-    "def f(x, w):\n    y = (x @ w).sum()\n    return jax.lax.cond(y > 0, lambda: x.sum(), lambda: w.sum())\n": "needed by gt `y > 0`",
-    "def f(x, w):\n    y = x @ w\n    y = sbp.replicate(y)\n    return y * 2\n": r"pinned as B by `sbp.replicate\(y\)` at .*:6",
-    "def f(x, w):\n    y = x @ w\n    return y\n": "returned as `result`: what a program returns is not partial unless its type says so",
+    "return jnp.tanh(y)": r"needed by tanh `jnp.tanh\(y\)` at .*:6, which has no row for P\(sum\): it is not linear in this operand",
+    "return y * y": r"needed by (square|mul) `y \* y` at .*:6, which (has no row for|takes) P\(sum\)",
+    "return y.astype(jnp.bfloat16)": r"needed by convert_element_type .*: a cast to bfloat16 would round each part, so the sum comes first",
+    "return jax.lax.cond(y.sum() > 0, lambda: x.sum(), lambda: w.sum())": r"^$",
+    "return sbp.replicate(y)": r"pinned as B by `sbp.replicate\(y\)` at .*:6",
+    "return y": r"returned as `result`: what a program returns is not partial unless its type says so",
 }
 
 
-@pytest.mark.parametrize("source", list(FORBIDDEN))
-def test_why_a_reduction_is_not_later(source):
-    args, types = SUM
-    found = planned(source, args, **types).why("line 5").why.conversions
-    said = [c.forced for c in found if c.steps[0].kind in ("all_reduce", "reduce_scatter")]
-    pattern = FORBIDDEN[source]
-    assert any(re.search(pattern if "\\" in pattern else re.escape(pattern).replace(r"\.\*", ".*"), s) for s in said), said
+@pytest.mark.parametrize("line", list(FORBIDDEN))
+def test_why_a_reduction_is_not_later(line):
+    source = f"def f(x, w):\n    y = x @ w\n    {line}\n"
+    found = planned(source, SUM, in_types=("model:S(1)", "model:S(0)")).why("y").why.conversions
+    said = [c.forced for c in found if c.steps[0].kind in ("all_reduce", "reduce_scatter") and not c.onward]
+    onward = [c.forced for c in found if c.onward]
+    assert any(re.search(FORBIDDEN[line], s) for s in said) or (not said and any("needed by gt " in s for s in onward)), (said, onward)
 
 
 def test_a_carry_that_each_trip_reads_whole():
@@ -249,18 +260,61 @@ def test_chains_end_at_pins_and_free_inputs():
     assert data.next_best is not None and not data.pinned
 
 
+def test_outputs_that_take_a_donated_buffer_say_so():
+    plan = sbp.jit(lambda w, g: w - g, MESH, in_types=("data:S(0)", "B"), donate_argnums=(0,)).plan(shape(64, 64), shape(64, 64))
+    told = plan.why("result")
+    assert told.why.axes[0].links[0].because == "it takes the buffer, and so the type, of the donated input `w`"
+    assert "on `data` S(0): as the donated input; " in told.text()
+
+
+def test_a_memory_limit_holds_for_every_price():
+    source, args = "def f(x, w):\n    h = jnp.tanh(x @ w)\n    return (h * h).sum(1)\n", (shape(4096, 64), shape(64, 4096))
+    in_types, out_types = ("data:S(0)", "model:S(1)"), "data:S(0)"
+    limit = planned(source, args, in_types=in_types, out_types=out_types).cost.peak_memory_bytes
+    told = planned(source, args, in_types=in_types, out_types=out_types, memory_limit=limit).why("h").why
+    assert all(a.cost.peak_memory_bytes <= limit for a in told.alternatives if a.cost is not None)
+    assert {a.reason for a in told.alternatives if dict(a.wanted) == {"data": "B"}} == {"nothing that fits the memory limit"}
+
+
+def test_types_of_a_checkpointed_scan():
+    """Values that only rematerialisation makes, and those that it does not repeat, are told as well."""
+    source, h, args, in_types = PRICED["a scan"]
+    told = planned(source.replace("{h}", h), args, in_types=in_types)
+    assert "more than once" not in told.why("h").text() or len(told.why("h").why.types) > 1
+    assert told.why("z").why.subject.where.endswith(":9")
+
+
 # ---- names
 
 
 def test_names():
-    plan = why_programs.plan("megatron_step")
-    why = {name: plan.why(name).why for name in ("h", "params['w_in']", "[1]", "line 17", 17, "why_programs.py:17", "gradient of line 17")}
-    assert why["params['w_in']"].subject.kind == "input"
-    assert why["[1]"].subject.kind == "output"
-    assert why["line 17"] == why[17] == why["why_programs.py:17"]
-    assert why["line 17"].subject.label == why["h"].subject.label == "h"
-    assert why["gradient of line 17"].subject.gradient
-    assert {s.label for s, _ in why["line 17"].others} >= {"x @ w_in"}
+    source = """
+def f(x, ws):
+    def loss(ws):
+        h = jax.nn.silu(x @ ws["a"])
+        return (h * h).sum()
+    value, grads = jax.value_and_grad(loss)(ws)
+    return value, grads
+"""
+    plan = planned(source, (shape(64, 64), {"a": shape(64, 64)}), in_types=("data:S(0)", None))
+    names = ("h", "ws['a']", "[0]", "[1]['a']", "line 7", 7, "gradient of line 7", "value", "grads")
+    why = {name: plan.why(name).why for name in names}
+    kinds = {name: why[name].subject.kind for name in names}
+    assert [n for n in names if kinds[n] == "input"] == ["ws['a']"]
+    assert [n for n in names if kinds[n] == "output"] == ["[0]", "[1]['a']"]
+    assert why["line 7"] == why[7]
+    assert why["line 7"].subject.label == why["h"].subject.label == "h"
+    assert [n for n in names if why[n].subject.gradient] == ["gradient of line 7", "grads"]
+    assert {s.label for s, _ in why["line 7"].others} >= {'x @ ws["a"]'}
+    assert (why["value"].shape, why["grads"].shape) == ((), (64, 64))
+
+
+def test_files():
+    plan = why_programs.plan("accumulated_step")
+    line = plan.why("why_programs.py:59").why
+    assert line == plan.why("tests/report/why_programs.py:59").why
+    with pytest.raises(SbpError, match=r"no value of the program is called 'other\.py:59'"):
+        plan.why("other.py:59")
 
 
 @pytest.mark.parametrize(
@@ -296,8 +350,8 @@ def f(x, w):
 _PRINT_ALL = """
 from tests.report.test_why import ASKED
 from tests.report.why_programs import plan
-for name, asked in ASKED.items():
-    made = plan(name)
+for name in ("accumulated_step", "parallel_block"):
+    made, asked = plan(name), ASKED[name]
     print(*(made.why(a).html() + made.why(a).text() for a in asked), made.diff(plan("accumulated_step")), sep="\\n")
 """
 
@@ -309,4 +363,4 @@ def test_answers_do_not_depend_on_the_hash_seed():
         made = subprocess.run([sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True)
         printed.add(made.stdout)
     assert len(printed) == 1
-    assert len(printed.pop()) > 10_000
+    assert len(printed.pop()) > 5_000

@@ -49,7 +49,7 @@ def accumulated_step(w, batches):
     batches = sbp.split(batches, 1, "data")
 
     def loss_of(w, batch):
-        return (jnp.tanh(batch @ w) ** 2).sum()
+        return (jax.nn.relu(batch @ w) ** 2).sum()
 
     def microbatch(total, batch):
         total = total + jax.grad(loss_of)(w, batch)

@@ -10,6 +10,24 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
+from tests.shardmap.pair import N_DATA, N_MODEL, draw, mesh
+from tests.shardmap.rings import (
+    MICRO,
+    STAGES,
+    VALUES,
+    K,
+    Q,
+    attention_of_rows,
+    heads_for_tokens,
+    heads_reference,
+    pipeline,
+    pipeline_reference,
+    ring_attention,
+    ring_product,
+    ring_sum,
+    split_keys,
+    split_keys_gathered,
+)
 from tests.shardmap.wrong import (
     COMBINE,
     DISPATCH,
@@ -17,8 +35,6 @@ from tests.shardmap.wrong import (
     LABELS,
     LOGITS,
     MLP,
-    N_DATA,
-    N_MODEL,
     TABLE,
     TOKENS,
     W1,
@@ -31,11 +47,9 @@ from tests.shardmap.wrong import (
     Y,
     cross_entropy,
     cross_entropy_reference,
-    draw,
     exchanged,
     experts,
     looked_up,
-    mesh,
     mlp,
     mlp_reduced,
     squared,
@@ -75,7 +89,7 @@ def outer_grad(body, ins, outs, argnums):
     return make
 
 
-# ---- tensor, sequence and vocabulary parallel ---------------------------------------------------------------------------------------------
+# ---- tensor, sequence and vocabulary parallel --------------------------------------------------------------------------------------------
 
 
 def mlp_loss(x, w1, w2):
@@ -132,8 +146,8 @@ def sequence_reference(x, w1, w2):
     return x + jax.nn.gelu(normed(x) @ w1) @ w2
 
 
-WQ, WK, WV, WO = (draw(24, 32, seed=30 + i) * 0.2 for i in range(3)), None, None, draw(32, 24, seed=33) * 0.2
-WQ, WK, WV = WQ
+WQ, WK, WV = (draw(24, 32, seed=30 + i) * 0.2 for i in range(3))
+WO = draw(32, 24, seed=33) * 0.2
 SEQ = draw(4, 8, 24, seed=34)
 
 
@@ -168,7 +182,7 @@ def stable_cross_entropy(logits, labels):
     return (jnp.log(total) + top - picked).mean()
 
 
-# ---- data parallel, ZeRO, accumulation ------------------------------------------------------------------------------------------------------
+# ---- data parallel, ZeRO, accumulation ---------------------------------------------------------------------------------------------------
 
 STEP = (PS(), PS("data"), PS("data"))
 
@@ -271,7 +285,7 @@ def weighted(loss, mask):
     return total / jnp.maximum(count, 1.0)
 
 
-# ---- experts ------------------------------------------------------------------------------------------------------------------------------------
+# ---- experts -----------------------------------------------------------------------------------------------------------------------------
 
 
 def gating(x, wg):
@@ -329,116 +343,7 @@ WG = draw(12, E, seed=40)
 MOE_TOKENS = draw(64, 12, seed=41)
 
 
-# ---- rings, pipelines, other uses of permutes ------------------------------------------------------------------------------------------------------
-
-RING = [(i, (i + 1) % N_MODEL) for i in range(N_MODEL)]
-Q, K, VALUES = (draw(32, 16, seed=50 + i) for i in range(3))
-
-
-def ring_attention(q, k, v):
-    """Keys and values go round; a running maximum keeps the exponentials small."""
-
-    def turn(state, _):
-        k, v, top, total, out = state
-        scores = q @ k.T / 4.0
-        new = jnp.maximum(top, scores.max(-1, keepdims=True))
-        weights, old = jnp.exp(scores - new), jnp.exp(top - new)
-        total, out = total * old + weights.sum(-1, keepdims=True), out * old + weights @ v
-        return (lax.ppermute(k, "model", RING), lax.ppermute(v, "model", RING), new, total, out), None
-
-    lead = 0.0 * q[:, :1]
-    start = (k, v, lead - jnp.inf, lead, 0.0 * q)
-    (_, _, _, total, out), _ = lax.scan(turn, start, None, length=N_MODEL)
-    return out / total
-
-
-def attention_of_rows(q, k, v):
-    return jax.nn.softmax(q @ k.T / 4.0, -1) @ v
-
-
-def ring_product(x, w):
-    """x [rows split] times w [columns split]: blocks of x go round, each fills its rows of the result."""
-    me, rows = lax.axis_index("model"), x.shape[0]
-    out = jnp.zeros((rows * N_MODEL, w.shape[1]))
-    for i in range(N_MODEL):
-        at = ((me - i) % N_MODEL) * rows
-        out = lax.dynamic_update_slice(out, x @ w, (at, 0))
-        x = lax.ppermute(x, "model", RING)
-    return out
-
-
-def ring_sum(x):
-    total, part = x, x
-    for _ in range(N_MODEL - 1):
-        part = lax.ppermute(part, "model", RING)
-        total = total + part
-    return total
-
-
-def split_keys(q, k, v):
-    """Flash decoding: each device attends to its own keys; the partial results are weighted by their share of the whole softmax."""
-    scores = q @ k.T / 4.0
-    own = scores.max(-1, keepdims=True)
-    weights = jnp.exp(scores - own)
-    top = lax.pmax(own, "model")
-    share = jnp.exp(own - top)
-    total = lax.psum(weights.sum(-1, keepdims=True) * share, "model")
-    return lax.psum((weights @ v) * share, "model") / total
-
-
-def split_keys_gathered(q, k, v):
-    scores = q @ k.T / 4.0
-    own = jax.nn.logsumexp(scores, -1)
-    out = jax.nn.softmax(scores, -1) @ v
-    all_own, all_out = lax.all_gather(own, "model"), lax.all_gather(out, "model")
-    return jnp.einsum("nq,nqd->qd", jax.nn.softmax(all_own, 0), all_out)
-
-
-STAGES, MICRO = draw(N_MODEL, 8, 8, seed=60) * 0.4, draw(6, 4, 8, seed=61)
-
-
-def pipeline(stages, micro):
-    """A shifting buffer: device i applies stage i; results leave the last one."""
-    (w,) = stages
-    me, count = lax.axis_index("model"), micro.shape[0]
-
-    def tick(carry, t):
-        state, out = carry
-        state = jnp.where(me == 0, micro[jnp.minimum(t, count - 1)], state)
-        state = jnp.tanh(state @ w)
-        place = t - (N_MODEL - 1)
-        written = lax.dynamic_update_index_in_dim(out, state, jnp.maximum(place, 0), 0)
-        out = jnp.where((me == N_MODEL - 1) & (place >= 0), written, out)
-        return (lax.ppermute(state, "model", RING), out), None
-
-    start = (jnp.zeros(micro.shape[1:]), jnp.zeros(micro.shape))
-    start = jax.tree.map(lambda x: lax.pcast(x, "model", to="varying"), start)
-    (_, out), _ = lax.scan(tick, start, jnp.arange(count + N_MODEL - 1))
-    return lax.psum(jnp.where(me == N_MODEL - 1, out, 0.0), "model")
-
-
-def pipeline_reference(stages, micro):
-    for w in stages:
-        micro = jnp.tanh(micro @ w)
-    return micro
-
-
-def heads_for_tokens(x):
-    """Ulysses: tokens split -> heads split -> tokens split."""
-    x = lax.all_to_all(x, "model", 1, 0, tiled=True)
-    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
-    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
-    y = jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))
-    return lax.all_to_all(y, "model", 0, 1, tiled=True)
-
-
-def heads_reference(x):
-    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
-    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
-    return jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))
-
-
-# ---- small idioms -----------------------------------------------------------------------------------------------------------------------------------
+# ---- small idioms ------------------------------------------------------------------------------------------------------------------------
 
 
 def reduce_scatter_by_hand(u, v):
@@ -571,7 +476,8 @@ PROGRAMS = {
         mapped(norm_of_split_and_whole, (PS(None, "model"), PS()), PS()), lambda a, b: jnp.sqrt((a * a).sum() + (b * b).sum()), (W1, X)
     ),
     "weighted": Program(
-        mapped(weighted, (PS("data"), PS("data")), PS()), lambda x, m: (x * m).sum() / m.sum(), (draw(16, seed=12), np.float32(np.arange(16) < 11))
+        mapped(weighted, (PS("data"), PS("data")), PS()), lambda x, m: (x * m).sum() / m.sum(),
+        (draw(16, seed=12), np.float32(np.arange(16) < 11))
     ),
     "experts": Program(
         mapped(exchanged, (PS("model"),) * 5, PS("model")), experts, (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT)
@@ -581,14 +487,16 @@ PROGRAMS = {
         jax.value_and_grad(moe_reference, (0, 1, 2, 3)), (TOKENS, WG, W_IN, W_OUT),
     ),
     "moe_of_tokens": Program(
-        mapped(moe_of_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")), moe_tokens_reference, (MOE_TOKENS, WG, W_IN, W_OUT)
+        mapped(moe_of_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")), moe_tokens_reference,
+        (MOE_TOKENS, WG, W_IN, W_OUT)
     ),
     "ring_attention": Program(mapped(ring_attention, (SPLIT_ROWS,) * 3, SPLIT_ROWS), attention_of_rows, (Q, K, VALUES)),
     "ring_product": Program(
         mapped(ring_product, (SPLIT_ROWS, PS(None, "model")), PS(None, "model")), lambda x, w: x @ w, (X, W1), vma=(False,)
     ),
     "ring_sum": Program(
-        mapped(ring_sum, (PS("model"),), PS()), lambda x: x.reshape(N_MODEL, -1, x.shape[1]).sum(0), (X,), vma=(False,), notes=("not-analysed",)
+        mapped(ring_sum, (PS("model"),), PS()), lambda x: x.reshape(N_MODEL, -1, x.shape[1]).sum(0),
+        (X,), vma=(False,), notes=("not-analysed",)
     ),
     "split_keys": Program(mapped(split_keys, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES)),
     "split_keys_gathered": Program(
@@ -611,7 +519,8 @@ PROGRAMS = {
     "dropped": Program(mapped(dropped, (PS("data"),), PS()), lambda x: x.mean(), (X,)),
     "half_precision": Program(mapped(half_precision, MATMUL, ROWS), half_reference, (U, V)),
     "deferred": Program(
-        mapped(deferred, (PS(None, "data", "model"), PS("model", None)), ROWS), lambda us, v: 2.0 * (us @ v).sum(0), (draw(3, 16, 32, seed=8), V)
+        mapped(deferred, (PS(None, "data", "model"), PS("model", None)), ROWS), lambda us, v: 2.0 * (us @ v).sum(0),
+        (draw(3, 16, 32, seed=8), V)
     ),
     "scores_scaled": Program(
         mapped(scores_scaled, (PS(None, "model"), PS(None, "model")), PS()), lambda q, k: jax.nn.softmax(q @ k.T / 4.0, -1), (Q, K)

@@ -6,7 +6,7 @@ import pytest
 
 import sbp
 from tests.shardmap.accepted import PROGRAMS
-from tests.shardmap.wrong import mesh
+from tests.shardmap.pair import mesh
 
 CASES = [(name, vma) for name, program in PROGRAMS.items() for vma in program.vma]
 

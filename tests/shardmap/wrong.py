@@ -4,73 +4,15 @@ The first nine are measured programs that partial values are easily written in; 
 losses, norms, split vocabularies, experts. The body of a wrong program and that of its twin differ in what is wrong alone.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from sbp import make_mesh
+from tests.shardmap.pair import N_DATA, N_MODEL, Pair, draw
 
-N_DATA, N_MODEL = 2, 4
-
-
-def mesh():
-    return make_mesh((N_DATA, N_MODEL), ("data", "model"))
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A wrong program and its twin.
-
-    Arguments:
-      code: the diagnostic that the wrong one gets.
-      axes: on which mesh axes.
-      at: a piece of the source line that the diagnostic points at.
-      wrong: body of the wrong program.
-      right: body of the twin.
-      reference: the plain function.
-      args: its arguments.
-      ins: in_specs.
-      outs: out_specs.
-      wrong_ins: in_specs of the wrong program, where they differ.
-      wrong_outs: out_specs of the wrong program, where they differ.
-      vma: the one setting of check_vma that the program is about; None for both.
-      repaired: whether a help is expected.
-    """
-
-    code: str
-    axes: tuple[str, ...]
-    at: str
-    wrong: Callable[..., Any]
-    right: Callable[..., Any]
-    reference: Callable[..., Any]
-    args: tuple[Any, ...]
-    ins: Any
-    outs: Any
-    wrong_ins: Any = None
-    wrong_outs: Any = None
-    vma: bool | None = None
-    repaired: bool = True
-    also: tuple[str, ...] = field(default=())
-
-    def program(self, which, check_vma):
-        body = getattr(self, which)
-        ins, outs = self.ins, self.outs
-        if which == "wrong":
-            ins, outs = self.wrong_ins or ins, self.wrong_outs or outs
-        return jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=check_vma)
-
-
-def draw(*shape, seed=0):
-    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
-
-
-# ---- the first collection --------------------------------------------------------------------------------------------------------------
+# ---- the first collection ----------------------------------------------------------------------------------------------------------------
 
 U, V, BIAS = draw(16, 32, seed=1), draw(32, 24, seed=2), draw(24, seed=3)
 MATMUL = (PS("data", "model"), PS("model", None))
@@ -159,7 +101,8 @@ FIRST = {
         lambda u: jnp.sqrt((u * u).sum()), (U,), (BOTH,), PS(),
     ),
     "partial_as_split": Pair(
-        "wrong-placement", ("model",), "return u @ v", left_partial, scattered, lambda u, v: u @ v, (U, V), MATMUL, PS(("data", "model"), None)
+        "wrong-placement", ("model",), "return u @ v", left_partial, scattered, lambda u, v: u @ v,
+        (U, V), MATMUL, PS(("data", "model"), None)
     ),
     "missing": Pair("missing-reduction", ("model",), "return u @ v", left_partial, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS),
     "gathered_rows": Pair(
@@ -168,7 +111,7 @@ FIRST = {
 }  # fmt: skip
 
 
-# ---- row-parallel layers ------------------------------------------------------------------------------------------------------------------
+# ---- row-parallel layers -----------------------------------------------------------------------------------------------------------------
 
 X, W1, W2, SCALE = draw(16, 24, seed=4), draw(24, 32, seed=5), draw(32, 24, seed=6), draw(24, seed=7)
 MLP = (PS("data", None), PS(None, "model"), PS("model", None))
@@ -300,7 +243,7 @@ ROW_PARALLEL = {
     ),
     "over_wrong_axis": Pair(
         "missing-reduction", ("model",), "u @ v", over_wrong_axis, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS,
-        wrong_outs=PS(None, None), repaired=True,
+        wrong_outs=PS(None, None), notes=("not-analysed",),
     ),
     "scattered_as_whole": Pair(
         "wrong-placement", ("model",), "lax.psum_scatter", scattered_as_whole, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS
@@ -313,7 +256,8 @@ ROW_PARALLEL = {
         "wrong-reduction", ("model",), "lax.pmax", largest_of_parts, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS
     ),
     "predicate_partial": Pair(
-        "misplaced-reduction", ("data", "model"), "total > 0.0", predicate_partial, predicate_whole, predicate_reference, (U, V), MATMUL, ROWS
+        "misplaced-reduction", ("data", "model"), "total > 0.0", predicate_partial, predicate_whole, predicate_reference,
+        (U, V), MATMUL, ROWS
     ),
     "summed_in_loop": Pair(
         "misplaced-reduction", ("model",), "total + u @ v, ", summed_in_loop, summed_after_loop,
@@ -322,7 +266,7 @@ ROW_PARALLEL = {
 }  # fmt: skip
 
 
-# ---- losses, gradients, norms, metrics -------------------------------------------------------------------------------------------------------
+# ---- losses, gradients, norms, metrics ---------------------------------------------------------------------------------------------------
 
 W, Y = draw(24, 8, seed=9), draw(16, 8, seed=10)
 STEP = (PS(), PS("data"), PS("data"))
@@ -444,10 +388,12 @@ CHOSEN = np.asarray(np.eye(4)[GATES.argmax(-1)], np.float32)
 
 TRAINING = {
     "mean_loss_summed": Pair(
-        "wrong-reduction", ("data",), "lax.psum(((x @ w - y) ** 2).mean()", mean_loss_summed, mean_loss_averaged, squared, (W, X, Y), STEP, PS()
+        "wrong-reduction", ("data",), "lax.psum(((x @ w - y) ** 2).mean()", mean_loss_summed, mean_loss_averaged, squared,
+        (W, X, Y), STEP, PS()
     ),
     "local_gradients": Pair(
-        "missing-reduction", ("data",), "((x @ w - y) ** 2).mean()", local_gradients, averaged_gradients, sgd, (W, X, Y), STEP, PS(), vma=False
+        "missing-reduction", ("data",), "((x @ w - y) ** 2).mean()", local_gradients, averaged_gradients, sgd,
+        (W, X, Y), STEP, PS(), vma=False
     ),
     "summed_gradients": Pair(
         "wrong-reduction", ("data",), "lax.psum(g", summed_gradients, averaged_gradients, sgd, (W, X, Y), STEP, PS(), vma=False
@@ -457,7 +403,7 @@ TRAINING = {
     ),
     "shard_gradients_averaged": Pair(
         "wrong-placement", ("model",), "w1 - 0.01", shard_gradients_averaged, shard_gradients_kept, shard_step, (X, W1, W2),
-        MLP, PS(None, "model"), vma=False, repaired=False,
+        MLP, PS(None, "model"), vma=False, repaired=False, notes=("not-analysed",),
     ),
     "gradient_norm_averaged": Pair(
         "misplaced-reduction", ("model",), "jnp.sqrt((g * g)", gradient_norm_averaged, gradient_norm,
@@ -486,7 +432,7 @@ TRAINING = {
 }  # fmt: skip
 
 
-# ---- split vocabularies and sequences ---------------------------------------------------------------------------------------------------
+# ---- split vocabularies and sequences ----------------------------------------------------------------------------------------------------
 
 LOGITS, LABELS = draw(16, 32, seed=13), np.random.default_rng(14).integers(0, 32, 16).astype(np.int32)
 TABLE, IDS = draw(32, 8, seed=15), np.random.default_rng(16).integers(0, 32, 16).astype(np.int32)
@@ -600,7 +546,7 @@ VOCABULARY = {
 }  # fmt: skip
 
 
-# ---- experts ------------------------------------------------------------------------------------------------------------------------------
+# ---- experts -----------------------------------------------------------------------------------------------------------------------------
 
 G, SIZE, E, CAPACITY, M, H = 8, 8, 8, 4, 12, 16
 TOKENS, W_IN, W_OUT = draw(G, SIZE, M, seed=17), draw(E, M, H, seed=18), draw(E, H, M, seed=19)

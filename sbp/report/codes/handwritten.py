@@ -113,7 +113,7 @@ HANDWRITTEN = (
         _example(
             '(x):\n    return jax.lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]])',
             '(PartitionSpec(None, "model"),)',
-            'PartitionSpec()',
+            "PartitionSpec()",
             "x",
         ),
         _example('(x):\n    return jax.lax.psum(x.sum(), "model")', '(PartitionSpec(None, "model"),)', "PartitionSpec()", "x"),

@@ -1,0 +1,113 @@
+"""Right programs whose values go from device to device: rings, pipelines, split keys, heads for tokens."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tests.shardmap.pair import N_MODEL, draw
+
+RING = [(i, (i + 1) % N_MODEL) for i in range(N_MODEL)]
+Q, K, VALUES = (draw(32, 16, seed=50 + i) for i in range(3))
+
+
+def ring_attention(q, k, v):
+    """Keys and values go round; a running maximum keeps the exponentials small."""
+
+    def turn(state, _):
+        k, v, top, total, out = state
+        scores = q @ k.T / 4.0
+        new = jnp.maximum(top, scores.max(-1, keepdims=True))
+        weights, old = jnp.exp(scores - new), jnp.exp(top - new)
+        total, out = total * old + weights.sum(-1, keepdims=True), out * old + weights @ v
+        return (lax.ppermute(k, "model", RING), lax.ppermute(v, "model", RING), new, total, out), None
+
+    lead = 0.0 * q[:, :1]
+    start = (k, v, lead - jnp.inf, lead, 0.0 * q)
+    (_, _, _, total, out), _ = lax.scan(turn, start, None, length=N_MODEL)
+    return out / total
+
+
+def attention_of_rows(q, k, v):
+    return jax.nn.softmax(q @ k.T / 4.0, -1) @ v
+
+
+def ring_product(x, w):
+    """x [rows split] times w [columns split]: blocks of x go round, each fills its rows of the result."""
+    me, rows = lax.axis_index("model"), x.shape[0]
+    out = jnp.zeros((rows * N_MODEL, w.shape[1]))
+    for i in range(N_MODEL):
+        at = ((me - i) % N_MODEL) * rows
+        out = lax.dynamic_update_slice(out, x @ w, (at, 0))
+        x = lax.ppermute(x, "model", RING)
+    return out
+
+
+def ring_sum(x):
+    total, part = x, x
+    for _ in range(N_MODEL - 1):
+        part = lax.ppermute(part, "model", RING)
+        total = total + part
+    return total
+
+
+def split_keys(q, k, v):
+    """Flash decoding: each device attends to its own keys; the partial results are weighted by their share of the whole softmax."""
+    scores = q @ k.T / 4.0
+    own = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - own)
+    top = lax.pmax(own, "model")
+    share = jnp.exp(own - top)
+    total = lax.psum(weights.sum(-1, keepdims=True) * share, "model")
+    return lax.psum((weights @ v) * share, "model") / total
+
+
+def split_keys_gathered(q, k, v):
+    scores = q @ k.T / 4.0
+    own = jax.nn.logsumexp(scores, -1)
+    out = jax.nn.softmax(scores, -1) @ v
+    all_own, all_out = lax.all_gather(own, "model"), lax.all_gather(out, "model")
+    return jnp.einsum("nq,nqd->qd", jax.nn.softmax(all_own, 0), all_out)
+
+
+STAGES, MICRO = draw(N_MODEL, 8, 8, seed=60) * 0.4, draw(6, 4, 8, seed=61)
+
+
+def pipeline(stages, micro):
+    """A shifting buffer: device i applies stage i; results leave the last one."""
+    (w,) = stages
+    me, count = lax.axis_index("model"), micro.shape[0]
+
+    def tick(carry, t):
+        state, out = carry
+        state = jnp.where(me == 0, micro[jnp.minimum(t, count - 1)], state)
+        state = jnp.tanh(state @ w)
+        place = t - (N_MODEL - 1)
+        written = lax.dynamic_update_index_in_dim(out, state, jnp.maximum(place, 0), 0)
+        out = jnp.where((me == N_MODEL - 1) & (place >= 0), written, out)
+        return (lax.ppermute(state, "model", RING), out), None
+
+    start = (jnp.zeros(micro.shape[1:]), jnp.zeros(micro.shape))
+    start = jax.tree.map(lambda x: lax.pcast(x, "model", to="varying"), start)
+    (_, out), _ = lax.scan(tick, start, jnp.arange(count + N_MODEL - 1))
+    return lax.psum(jnp.where(me == N_MODEL - 1, out, 0.0), "model")
+
+
+def pipeline_reference(stages, micro):
+    for w in stages:
+        micro = jnp.tanh(micro @ w)
+    return micro
+
+
+def heads_for_tokens(x):
+    """Ulysses: tokens split -> heads split -> tokens split."""
+    x = lax.all_to_all(x, "model", 1, 0, tiled=True)
+    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
+    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
+    y = jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))
+    return lax.all_to_all(y, "model", 0, 1, tiled=True)
+
+
+def heads_reference(x):
+    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
+    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
+    return jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))

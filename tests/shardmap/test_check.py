@@ -1,0 +1,178 @@
+"""The public function: what it takes, what it refuses, what it says."""
+
+import inspect
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import sbp
+from tests.shardmap.pair import mesh
+from tests.shardmap.wrong import MATMUL, ROWS, U, V
+
+MESH = AbstractMesh((2, 4), ("data", "model"))
+X, W = jax.ShapeDtypeStruct((16, 32), jnp.float32), jax.ShapeDtypeStruct((32, 24), jnp.float32)
+
+
+def region(body, ins: Any = MATMUL, outs: Any = ROWS, over: Any = MESH, **options: Any):
+    return jax.shard_map(body, mesh=over, in_specs=ins, out_specs=outs, check_vma=False, **options)
+
+
+def twice(x, w):
+    y = lax.psum(x @ w, "model")
+    return lax.psum(y, "model")
+
+
+def codes(report):
+    return [d.code for d in report.diagnostics]
+
+
+def test_arrays_and_abstract_values_and_pytrees():
+    f = region(twice)
+    for args in ((X, W), (U, V), (jnp.asarray(U), W)):
+        assert codes(sbp.check_shard_map(f, *args, mesh=MESH)) == ["doubled-reduction"]
+    assert codes(sbp.check_shard_map(lambda p: f(p["x"], *p["w"]), {"x": X, "w": [W]}, mesh=MESH)) == ["doubled-reduction"]
+
+
+def test_meshes_of_every_kind():
+    for over in (MESH, mesh()):
+        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=over)) == ["doubled-reduction"]
+        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=MESH)) == ["doubled-reduction"]
+    explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    placed = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in zip((U, V), MATMUL, strict=True)]
+    assert codes(sbp.check_shard_map(region(twice, over=explicit), *placed, mesh=explicit)) == ["doubled-reduction"]
+
+
+def test_a_region_without_a_mesh_of_its_own():
+    f = jax.shard_map(twice, in_specs=MATMUL, out_specs=ROWS, check_vma=False)
+    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
+    with jax.set_mesh(mesh()):
+        f = jax.shard_map(twice, in_specs=MATMUL, out_specs=ROWS, check_vma=False)
+        assert codes(sbp.check_shard_map(f, X, W, mesh=mesh())) == ["doubled-reduction"]
+
+
+def test_an_axis_of_one_device_changes_nothing():
+    over = AbstractMesh((2, 1), ("data", "model"))
+    assert sbp.check_shard_map(region(twice, over=over), X, W, mesh=over).ok
+
+
+def test_axes_left_to_the_compiler():
+    f = region(twice, ins=(PartitionSpec(None, "model"), PartitionSpec("model")), outs=PartitionSpec(), axis_names={"model"})
+    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "over", "message"),
+    [
+        (lambda x: x * 2.0, (X,), MESH, "no jax.shard_map"),
+        (region(twice), (X, W), AbstractMesh((8,), ("model",)), "over the mesh data=2 model=4, but mesh=model=8"),
+        (region(twice), (X, W), "model", "got str"),
+        (region(twice), (X, "w"), MESH, "got str"),
+        (3, (X,), MESH, "takes a function"),
+    ],
+)
+def test_what_it_refuses(fn, args, over, message):
+    with pytest.raises(sbp.SbpError, match="bad-argument") as caught:
+        sbp.check_shard_map(fn, *args, mesh=over)
+    assert message in str(caught.value)
+
+
+def test_errors_of_the_function_pass():
+    def wrong(x, w):
+        raise KeyError("my own")
+
+    with pytest.raises(KeyError, match="my own"):
+        sbp.check_shard_map(region(wrong), X, W, mesh=MESH)
+
+
+def several(x, w, b):
+    y = lax.pmean(x @ w, "model")
+    z = lax.psum(x @ w + b, "model")
+    h = lax.psum(lax.psum(x @ w, "model"), "model")
+    return y, z, h, jnp.tanh(x @ w)
+
+
+def test_several_faults_in_source_order():
+    f = region(several, (*MATMUL, PartitionSpec()), (ROWS,) * 4)
+    report = sbp.check_shard_map(f, X, W, jax.ShapeDtypeStruct((24,), jnp.float32), mesh=MESH)
+    assert codes(report) == ["wrong-reduction", "misplaced-reduction", "doubled-reduction", "missing-reduction"]
+    start = inspect.getsourcelines(several)[1]
+    assert [d.primary.span.line - start for d in report.diagnostics if d.primary] == [1, 2, 3, 4]
+    assert all(d.helps for d in report.diagnostics)
+
+
+def test_a_helper_called_twice_is_told_once():
+    def layer(x, w):
+        return lax.psum(lax.psum(x @ w, "model"), "model")
+
+    f = region(lambda x, w: layer(x, w) + layer(2.0 * x, w))
+    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
+
+
+def test_regions_in_loops_and_several_regions():
+    good = region(lambda x, w: lax.psum(x @ w, "model"))
+
+    def program(x, w):
+        y = jax.jit(good)(x, w)
+        return lax.scan(lambda total, _: (total + region(twice)(x, w), None), y, None, length=3)[0]
+
+    report = sbp.check_shard_map(program, X, W, mesh=MESH)
+    assert codes(report) == ["doubled-reduction"]
+    # Dropping the second sum leaves one in the loop, three times, and the one before it: 2 (n - 1) / n of 8 x 24 floats each.
+    assert report.diagnostics[0].helps[0].bytes_per_device == 4 * 2 * 3 / 4 * 8 * 24 * 4
+
+
+def test_what_is_not_analysed_is_said():
+    groups = region(lambda x: lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]]), PartitionSpec(None, "model"), PartitionSpec())
+    report = sbp.check_shard_map(groups, X, mesh=MESH)
+    assert report.ok
+    assert [(d.code, d.severity) for d in report.diagnostics] == [("not-analysed", "warning"), ("not-analysed", "note")]
+    assert "groups of an axis" in report.diagnostics[0].title
+
+    inner = region(lambda x: jax.pure_callback(lambda v: v, X, lax.axis_index("model") * x), PartitionSpec(), PartitionSpec("model"))
+    assert sbp.check_shard_map(inner, X, mesh=MESH).ok
+
+
+def test_parts_side_by_side_are_no_claim():
+    own = region(lambda x: jnp.sqrt((x * x).sum())[None], PartitionSpec("model"), PartitionSpec("model"))
+    assert not sbp.check_shard_map(own, X, mesh=MESH).diagnostics
+
+
+def test_group_local_routing_is_no_fault():
+    def body(x):
+        chosen = jax.nn.one_hot(jnp.argmax(x, -1), x.shape[-1])
+        return x * (jnp.cumsum(chosen, 0) * chosen <= 2.0)
+
+    assert not sbp.check_shard_map(region(body, PartitionSpec("data"), PartitionSpec("data")), X, mesh=MESH).diagnostics
+
+
+def test_a_slice_before_the_reduction_is_right():
+    def body(x, w):
+        y = x @ w
+        return lax.psum(lax.dynamic_slice_in_dim(y, 4, 8, 1), "model") + lax.psum(y[:, :8], "model")
+
+    assert not sbp.check_shard_map(region(body), X, W, mesh=MESH).diagnostics
+
+
+def test_the_report_shows_itself():
+    report = sbp.check_shard_map(region(twice), X, W, mesh=MESH)
+    text = report.text(100)
+    assert text.startswith('error[doubled-reduction]: `lax.psum(y, "model")` reduces what is whole already on mesh axis `model`\n')
+    assert 'y = lax.psum(x @ w, "model")' in text and "reduced here first" in text
+    assert "counted 4 times" in text
+    assert 'drop `lax.psum(y, "model")` at line' in text
+    assert text.endswith("1 error in `twice`")
+    assert "reduced here first" in report.html()
+
+
+def test_the_same_text_whatever_the_hash_seed():
+    program = "import tests.shardmap.test_check as t; print(t.sbp.check_shard_map(t.region(t.several, (*t.MATMUL, t.PartitionSpec()), (t.ROWS,) * 4), t.X, t.W, t.jax.ShapeDtypeStruct((24,), 'float32'), mesh=t.MESH))"  # fmt: skip  # noqa: E501
+    run = partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    texts = {run(env={"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": "", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}).stdout for seed in ("0", "4242")}  # fmt: skip  # noqa: E501
+    assert len(texts) == 1 and "4 errors" in texts.pop()

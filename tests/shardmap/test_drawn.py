@@ -1,0 +1,48 @@
+"""Random bodies: the checker rejects what is wrong and accepts what is right, by what running them shows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+import sbp
+from tests.shardmap.drawn import AXIS, SHAPES, N, draw_body, is_right, outcome, split_dim
+
+SEEDS = range(120)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def checked(body):
+    """The report on a body whose out_specs say what its shapes do."""
+    one, several = outcome(body)
+    dim = split_dim(one.shape, several.shape[1:])
+    outs = PartitionSpec() if dim is None else PartitionSpec(*([None] * dim), AXIS)
+    mesh = AbstractMesh((N,), (AXIS,))
+    region = jax.shard_map(body, mesh=mesh, in_specs=tuple(body.specs.values()), out_specs=outs, check_vma=False)
+    return sbp.check_shard_map(region, *(jax.ShapeDtypeStruct(s, jnp.float64) for s in SHAPES.values()), mesh=mesh)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_verdict_is_right(seed):
+    body = draw_body(seed)
+    if body is None:
+        pytest.skip("nothing that was drawn fits together")
+    report, right = checked(body), is_right(body)
+    if right:
+        assert report.ok, f"{body}\n{report.text()}"
+    else:
+        assert report.diagnostics, f"no word about {body}"
+
+
+def test_the_draws_are_of_both_kinds():
+    bodies = [b for b in map(draw_body, SEEDS) if b is not None]
+    right = sum(map(is_right, bodies))
+    assert len(bodies) > 100
+    assert 20 < right < len(bodies) - 20
+    assert np.mean([len(b.steps) for b in bodies]) > 2

@@ -1,0 +1,108 @@
+"""Which gradients of hand-written programs are right: the checker says of every combination what running it shows.
+
+A loss is a mean or a sum over a device's samples, reduced or not before it is differentiated, and the gradient is reduced or not.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+import sbp
+from tests.shardmap.pair import draw, mesh
+from tests.shardmap.wrong import W1, W2, W, X, Y
+
+REDUCE = {"none": lambda x, a: x, "psum": lax.psum, "pmean": lax.pmean}
+LOSS = {"mean": lambda e: (e**2).mean(), "sum": lambda e: (e**2).sum()}
+
+
+def verdicts(body, ins, outs, vma, args, reference):
+    """What the checker says, and what is so; None when JAX refuses the program."""
+    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
+    try:
+        report = sbp.check_shard_map(region, *args, mesh=mesh())
+    except ValueError:  # replication that JAX cannot infer
+        return None
+    got, want = jax.jit(region)(*args), np.asarray(reference(*args))
+    right = all(np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5) for s in got.addressable_shards)
+    return report, right
+
+
+@pytest.mark.parametrize(("loss", "before", "after", "vma"), list(itertools.product(LOSS, REDUCE, REDUCE, (True, False))))
+def test_data_parallel(loss, before, after, vma):
+    def body(w, x, y):
+        g = jax.grad(lambda w: REDUCE[before](LOSS[loss](x @ w - y), "data"))(w)
+        return REDUCE[after](g, "data")
+
+    reference = jax.grad(lambda w, x, y: LOSS[loss](x @ w - y))
+    found = verdicts(body, (PS(), PS("data"), PS("data")), PS(), vma, (W, X, Y), reference)
+    if found is None:
+        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
+    report, right = found
+    assert report.ok == right, report.text()
+
+
+@pytest.mark.parametrize(("axes", "after", "vma"), list(itertools.product(("data", "both"), REDUCE, (True, False))))
+def test_tensor_parallel(axes, after, vma):
+    """The gradient of a split weight, inside of the region: without check_vma the transpose of a psum is a psum."""
+
+    def body(w1, w2, x):
+        def of(w1):
+            y = lax.psum(jnp.tanh(x @ w1) @ w2, "model")
+            return lax.pmean(LOSS["mean"](y), "data") if axes == "data" else lax.pmean(LOSS["mean"](y), ("data", "model"))
+
+        return REDUCE[after](jax.grad(of)(w1), "data")
+
+    reference = jax.grad(lambda w1, w2, x: LOSS["mean"](jnp.tanh(x @ w1) @ w2))
+    found = verdicts(body, (PS(None, "model"), PS("model"), PS("data")), PS(None, "model"), vma, (W1, W2, X), reference)
+    if found is None:
+        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
+    report, right = found
+    assert report.ok == right, report.text()
+
+
+@pytest.mark.parametrize("vma", [True, False])
+@pytest.mark.parametrize("body", ["pmean", "psum_by_size", "psum"])
+def test_the_gradient_of_a_region(body, vma):
+    """Outside of the region JAX sees to the reductions, and the residuals that it passes on keep their types."""
+
+    def loss(w1, w2, x):
+        y = lax.psum(jax.nn.gelu(x @ w1) @ w2, "model")
+        match body:
+            case "pmean":
+                return lax.pmean((y**2).mean(), "data")
+            case "psum_by_size":
+                return lax.psum((y**2).sum(), "data") / (y.size * lax.axis_size("data"))
+            case _:
+                return lax.psum((y**2).sum(), "data")
+
+    region = jax.shard_map(loss, mesh=mesh(), in_specs=(PS(None, "model"), PS("model"), PS("data")), out_specs=PS(), check_vma=vma)
+    whole = lambda w1, w2, x: ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum() if body == "psum" else ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean()
+    report = sbp.check_shard_map(jax.grad(region, (0, 1, 2)), W1, W2, X, mesh=mesh())
+    assert not report.diagnostics, report.text()
+    for got, want in zip(jax.grad(region, (0, 1, 2))(W1, W2, X), jax.grad(whole, (0, 1, 2))(W1, W2, X), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_a_wrong_region_is_wrong_in_its_gradient_too():
+    region = jax.shard_map(
+        lambda w, x: lax.psum(jnp.tanh(x @ w), "model").sum(), mesh=mesh(), in_specs=(PS("model"), PS(None, "model")), out_specs=PS()
+    )
+    report = sbp.check_shard_map(jax.value_and_grad(region), draw(24, 8), draw(16, 24), mesh=mesh())
+    assert [d.code for d in report.diagnostics] == ["misplaced-reduction"]
+
+
+def test_a_doubled_loss_is_told_once():
+    """Its gradient is as many times too large, of the same cause."""
+
+    def loss(w, x, y):
+        return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
+
+    region = jax.shard_map(loss, mesh=mesh(), in_specs=(PS(), PS("data"), PS("data")), out_specs=PS(), check_vma=False)
+    report = sbp.check_shard_map(jax.value_and_grad(region), W, X, Y, mesh=mesh())
+    assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
+    assert report.diagnostics[0].helps
