@@ -20,6 +20,7 @@ CODES: dict[str, str] = {
     "annotation-conflict": "two annotations cannot both hold under the boxing policy",
     "no-typing": "the program as a whole has no typing",
     "memory-limit": "no typing fits the memory limit",
+    "budget": "no plan keeps within a budget on collectives",
     "solver-limit": "the checker reached its resource limit before it could decide",
     "type-syntax": "a type text does not parse",
     "unknown-axis": "an axis name that the mesh does not have",
