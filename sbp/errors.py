@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 Severity = Literal["error", "warning", "note"]
 
@@ -17,6 +20,7 @@ CODES: dict[str, str] = {
     "annotation-conflict": "two annotations cannot both hold under the boxing policy",
     "no-typing": "the program as a whole has no typing",
     "memory-limit": "no typing fits the memory limit",
+    "budget": "no plan keeps within a budget on collectives",
     "solver-limit": "the checker reached its resource limit before it could decide",
     "type-syntax": "a type text does not parse",
     "unknown-axis": "an axis name that the mesh does not have",
@@ -66,7 +70,37 @@ class Span:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{file_name(self.file)}:{self.line}:{self.column}"
+
+
+def file_name(path: str) -> str:
+    """The name that a source file is shown under: relative to the working folder or to the installed libraries, else its last two parts.
+
+    A cell of a notebook is shown by its number.
+    """
+    cell = _cell_number(path)
+    if cell is not None:
+        return f"cell [{cell}]"
+    if os.path.basename(os.path.dirname(path)).startswith("ipykernel_"):
+        return "cell"
+    installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
+    if len(installed) > 1:
+        return installed[-1].replace(os.sep, "/")
+    if not os.path.isabs(path):
+        return path
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # the working folder was removed
+        here = ""
+    inside = here and path.startswith(os.path.join(here, ""))
+    return os.path.relpath(path, here).replace(os.sep, "/") if inside else "/".join(path.split(os.sep)[-2:])
+
+
+def _cell_number(path: str) -> int | None:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    return names.get(path) if isinstance(names, dict) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from sbp.infer.reduction import Core
 from sbp.infer.solver import TOLERANCE, Search, Solution
 
 PAIR = 2
-"""Axes that are searched together once all of them are too many."""
+"""Axes that are searched together while the others are held."""
 
 NEAR = 0.01
 """Gap of a joint choice that searches of pairs are not spent on: they stay in its valley."""
@@ -36,10 +36,11 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
       A solution, or None when no choice has a finite cost. Its bound is the trivial one, 0, where the joint problem was too large.
     """
     search, core, bound = Search(graph), Core.of(graph), 0.0
+    together = min(PAIR, axes - 1)
     if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= JOINT_ENTRIES:
         core.reduce()
         bound = search.run(core)
-        if not core.feasible or axes <= PAIR or search.cost - bound <= NEAR * search.cost:
+        if not core.feasible or axes == 1 or search.cost - bound <= NEAR * search.cost:
             return search.solution(bound)
     else:
         # Start: the first pair, the other axes B wherever something lets them be.
@@ -47,13 +48,13 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
         if search.best is None:  # what is asked for holds another axis
             core.reduce()
             return search.solution(search.run(core))
-    pairs = list(itertools.combinations(range(axes), PAIR))[::-1]
+    some = list(itertools.combinations(range(axes), together))[::-1]
     stale = 0
-    for pair in itertools.cycle(pairs):
+    for free in itertools.cycle(some):
         before = search.cost
-        _within(search, core, profiles, [a for a in range(axes) if a not in pair], search.best)
+        _within(search, core, profiles, [a for a in range(axes) if a not in free], search.best)
         stale = 0 if search.cost < before * (1 - TOLERANCE) else stale + 1
-        if stale >= len(pairs) or search.cost - bound <= NEAR * search.cost:
+        if stale >= len(some) or search.cost - bound <= NEAR * search.cost:
             break
     return search.solution(bound)
 

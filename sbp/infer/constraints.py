@@ -8,6 +8,7 @@ axes (a nested split that is too small, two monoids in one type), so a program m
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -164,7 +165,9 @@ class Conversions:
     def __init__(self, mesh: MeshSpec, position: int) -> None:
         self.mesh, self.position = mesh, position
         self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
-        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
+        # Alone the axis would look like a whole mesh, which some compilers scatter over by an all-reduce.
+        hardware = mesh.hardware if self._others == 1 else dataclasses.replace(mesh.hardware, scatters_whole_mesh=True)
+        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=hardware)
         self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
 
     def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:

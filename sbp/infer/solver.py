@@ -18,6 +18,9 @@ TABLE_LIMIT = 300_000
 ROUNDS = 6
 """How often message passing may shrink the problem before its best solution is taken as it is."""
 
+STALE = 1e-4
+"""Share by which a round must raise the bound for another one to follow."""
+
 TOLERANCE = 2e-3
 """Gap at which the search stops: the cost model itself is coarser than that. The gap that is left is reported."""
 
@@ -96,13 +99,13 @@ class Search:
             self._offer(_windows(core, states, self.table_limit), core)
             found = pass_messages(core)
             self._offer(_windows(core, found.states, self.table_limit), core)
-            bound = max(bound, core.constant + found.lower_bound)
+            before, bound = bound, max(bound, core.constant + found.lower_bound)
             if self.cost - bound <= TOLERANCE * self.cost:
                 break
             shrunk = _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound))
             if not core.feasible:
                 return self.cost
-            if not shrunk:
+            if not shrunk or bound - before <= STALE * abs(bound):
                 self._offer(_windows(core, _dive(core, found, self.table_limit), self.table_limit), core)
                 break
         return min(bound, self.cost)

@@ -16,8 +16,10 @@ from sbp.infer.check import Checker, CheckResult
 from sbp.infer.choose import choose
 from sbp.infer.constraints import Constraint, allowed
 from sbp.infer.problem import Demand
+from sbp.infer.regime import regime_of
 from sbp.infer.space import Code, Policy, decode, encode
 from sbp.mesh import MeshSpec
+from sbp.plan.budgets import budget_help, over_budget
 from sbp.plan.edits import Case
 from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials
 from sbp.plan.insertions import axis_rows
@@ -34,7 +36,7 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
     """Says why a program has no typing: each independent fault once, in source order.
 
     Returns:
-      At least one diagnostic, with code `no-signature`, `annotation-conflict`, `no-typing` or `solver-limit`.
+      At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`, `no-typing` or `solver-limit`.
     """
     case = Case(graph, mesh, demand, boxing)
     checker = Checker(graph, mesh, demand, boxing)
@@ -43,7 +45,8 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
     without: set[tuple[str, str]] = set()
     found = checker.check()
     while found.status == "unsat" and len(same) < 3 * most:  # those that are not told have to be out of the way, too
-        without |= {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
+        limits = {(axis, f"b{number}") for axis in mesh.names for number in found.budgets}
+        without |= limits or {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
         same.setdefault(_key(found), []).append(found)
         found = checker.check(without)
     faults = [first for first, *_ in same.values()]
@@ -60,7 +63,7 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
             )
         )
     if not diagnostics:
-        diagnostics.append(_no_typing(case))
+        diagnostics.append(over_budget(case) or _no_typing(case))
     return tuple(sorted(diagnostics, key=lambda d: (d.primary is None, d.primary.span if d.primary else None)))
 
 
@@ -112,11 +115,16 @@ class _Fault:
         if not labels:
             spans = [c.because.span for c in reversed(self.found.equations) if c.because.span]
             labels = [Label(span=s, text="the types of its operands end here", primary=True) for s in spans[:1]]
-        helps = Repair(self.trials, self.found, node, self.names, self.shown).helps()
+        if self.found.budgets:
+            code, title = "budget", f"{self.subject(node)} needs what a budget forbids"
+            helps = tuple(h for number in self.found.budgets[:1] if (h := budget_help(self.case, number)))
+        else:
+            code, title = "annotation-conflict" if conflict else "no-signature", what
+            helps = Repair(self.trials, self.found, node, self.names, self.shown).helps()
         return Diagnostic(
-            code="annotation-conflict" if conflict else "no-signature",
+            code=code,
             severity="error",
-            title=f"{what} on mesh axis `{self.axis}`",
+            title=f"{title} on mesh axis `{self.axis}`",
             labels=tuple(labels),
             rule="" if region else self.rule(node),
             rows=() if region else self.rows(node, arriving.made),
@@ -195,10 +203,11 @@ class _Fault:
     def rows(self, node: Node, made: Mapping[int, tuple[Code, ...]]) -> tuple[RuleRow, ...]:
         """The rows nearest to what arrives: those that most operands of the sink fit, then those that a conversion brings about."""
         shown, n = self.names.shown(node), self.case.mesh.sizes[self.position]
+        boxing = regime_of(self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
         ranked: list[tuple[int, int, RuleRow]] = []
         for number, row in enumerate(axis_rows(self.case, node, self.position)):
             codes = {i: encode(row.ins[i]) for i in made}
-            fits = [i for i in made if any(allowed(c, codes[i], self.case.boxing) for c in made[i])]
+            fits = [i for i in made if any(allowed(c, codes[i], boxing) for c in made[i])]
             rest = [i for i in made if i not in fits]
             if not rest:
                 continue  # a row of dims that are shorter than the axis is long, which is none on this mesh
@@ -236,9 +245,12 @@ class _Fault:
         if lines:
             yield f"the pinned types flow here through {_lines(lines, here)}"
         yield from self.carried(node)
+        for number in self.found.budgets:
+            yield f"the budget: {self.case.demand.budgets[number]}"
         if self.found.policy:
-            what = "no operand may be resharded here" if self.case.boxing == "explicit" else "only partial values may be converted here"
-            yield f'boxing is "{self.case.boxing}", so {what}'
+            boxing = regime_of(self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
+            what = "no operand may be resharded here" if boxing == "explicit" else "only partial values may be converted here"
+            yield f'boxing is "{boxing}"{"" if boxing == self.case.boxing else f" on `{self.axis}` here"}, so {what}'
         others = len(self.trials.faults) - 1
         if others and any(not h.text.startswith("boxing=") for h in helps):
             yield f"helps are priced with the other {others} error{'s' * (others > 1)} out of the way"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from sbp.errors import Help, bytes_text
+from sbp.errors import Diagnostic, Help, bytes_text
 from sbp.infer.regime import Ban, Regime
 from sbp.limits import Budget
 from sbp.plan.edits import Case
@@ -72,6 +72,20 @@ def _sends(block: Block, regime: Regime, owner: Node | None, in_loop: bool) -> I
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
                     yield from _sends(inner, regime, node, in_loop or node.op in ("scan", "while"))
+
+
+def over_budget(case: Case) -> Diagnostic | None:
+    """What to say when the budgets are possible on each mesh axis alone, though not on all together; None when they are not to blame."""
+    if not case.demand.budgets or dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=())).plan() is None:
+        return None
+    helps = [h for number in range(len(case.demand.budgets)) if (h := budget_help(case, number))]
+    return Diagnostic(
+        code="budget",
+        severity="error",
+        title="no typing over all mesh axes keeps within the budgets",
+        notes=tuple(f"the budget: {b}" for b in case.demand.budgets),
+        helps=tuple(sorted(helps, key=lambda h: h.bytes_per_device)[:3]),
+    )
 
 
 def budget_help(case: Case, number: int) -> Help | None:

@@ -7,6 +7,7 @@ import math
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
+from sbp.infer.regime import regime_of
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
@@ -86,9 +87,10 @@ def fit(
 def without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
     """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
     limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
-    chosen = sorted(repeats(program.typing, program.block), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
+    regime = regime_of(program.mesh, program.typing.boxing, demand)
+    chosen = sorted(repeats(program.typing, program.block, regime), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
     while chosen:
-        typing = save(program.typing, tuple(chosen))
+        typing = save(program.typing, tuple(chosen), regime)
         certify(typing, demand)
         saved = resolve(typing, demand, aliased=program.aliased)
         if saved.cost.peak_memory_bytes <= limit and saved.cost.bytes_per_device < program.cost.bytes_per_device:

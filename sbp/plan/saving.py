@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from sbp import _jax
+from sbp.annotate import annotate_p
+from sbp.infer.regime import Regime
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, local_shape
 from sbp.infer.typing import Typing
@@ -49,8 +51,11 @@ class Repeat:
     bytes_held: float
 
 
-def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
-    """The conversions of a lowered program that have been made before, in one block or by an earlier loop of the same block."""
+def repeats(typing: Typing, block: Block, regime: Regime) -> tuple[Repeat, ...]:
+    """The conversions of a lowered program that have been made before, in one block or by an earlier loop of the same block.
+
+    An earlier loop hands its result on at its end: it must be allowed to convert there, or have the result of an annotation.
+    """
     numbers = _Numbers()
     numbers.enter(typing.graph)
     first: dict[tuple[Any, Codes], tuple[int, int | None, int]] = {}
@@ -63,7 +68,14 @@ def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
         if box.bytes_sent == 0 or any(c < 0 for c in box.target.codes):
             continue
         if key not in first:
-            first[key] = box.source.value, node and node.id, length
+            kept = box.source.value
+            if box.reader is not None and box.reader.op == annotate_p.name and typing.values[box.reader.outputs[0]] == box.target.codes:
+                kept = box.reader.outputs[0]
+            elif node is not None:
+                rules = regime.at(node, in_loop=True)
+                if not all(rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in box.steps):
+                    continue
+            first[key] = kept, node and node.id, length
             continue
         value, where, trips = first[key]
         if value == box.source.value or (where is None) != (node is None) or (trips != length and where is not None):
@@ -86,9 +98,9 @@ def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
     return tuple(found)
 
 
-def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
+def save(typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> Typing:
     """The typing in which the chosen conversions are not made again."""
-    return _Saving(typing, chosen).typing()
+    return _Saving(typing, chosen, regime).typing()
 
 
 def _boxes(block: Block) -> Iterator[tuple[Box, Loop | None]]:
@@ -178,8 +190,8 @@ class _Numbers:
 class _Saving:
     """Rewrites a typing so that the chosen conversions are made once."""
 
-    def __init__(self, typing: Typing, chosen: tuple[Repeat, ...]) -> None:
-        self.old, self.chosen = typing, chosen
+    def __init__(self, typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> None:
+        self.old, self.chosen, self.regime = typing, chosen, regime
         self.avals = dict(typing.graph.avals)
         self.values, self.rows = dict(typing.values), dict(typing.rows)
         self.returned = dict(typing.region_outputs)
@@ -206,7 +218,7 @@ class _Saving:
         nodes: list[Node] = []
         for node in graph.nodes:
             row = self.rows[node.id]
-            inputs = tuple(self.redirect(o, c, instead) for o, c in zip(node.inputs, row.ins, strict=True))
+            inputs = tuple(self.redirect(node, o, c, instead) for o, c in zip(node.inputs, row.ins, strict=True))
             node = dataclasses.replace(node, inputs=inputs)
             if top and node.op == "scan":
                 node = self.scan(node)
@@ -214,11 +226,13 @@ class _Saving:
         graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)
         return graph if top and not instead else self.pruned(graph)
 
-    def redirect(self, operand: Operand, codes: Codes, instead: dict[int, int]) -> Operand:
-        """What is read instead of an operand: not by those who take it as it is made."""
-        if isinstance(operand, int) and operand in instead and codes != self.old.values[operand]:
-            return instead[operand]
-        return operand
+    def redirect(self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]) -> Operand:
+        """What is read instead of an operand: not by those who take it as it is made, or may not convert what was kept."""
+        if not isinstance(operand, int) or operand not in instead or codes == self.old.values[operand]:
+            return operand
+        other = instead[operand]
+        as_kept = codes == self.values[other]
+        return other if as_kept or self.regime.at(node, in_loop=True).unlimited else operand
 
     def scan(self, node: Node) -> Node:
         """A scan that stacks what a later one needs, or reads what an earlier one has stacked."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbp.errors import SbpError, Span
+from sbp.errors import SbpError, Span, file_name
 from sbp.plan.source import expression_at, source_text
-from sbp.plan.text import file_name, place
+from sbp.plan.text import place
 from sbp.trace.graph import Graph, Node
 
 Targets = tuple[tuple[str, ...], ...]

@@ -7,9 +7,7 @@ True
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -17,7 +15,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import SbpError, Span
+from sbp.errors import SbpError, Span, file_name
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node
@@ -145,38 +143,8 @@ def _results(results: tuple[Value, ...]) -> str:
 
 
 def place(span: Span) -> str:
-    """A span as `file:line`, without what differs between machines."""
+    """A span as `file:line`."""
     return f"{file_name(span.file)}:{span.line}"
-
-
-def file_name(path: str) -> str:
-    """The name that a source file is shown under: relative to the working folder or to the installed libraries, else its last two parts.
-
-    A cell of a notebook is shown by its number.
-    """
-    cell = _cell_number(path)
-    if cell is not None:
-        return f"cell [{cell}]"
-    if os.path.basename(os.path.dirname(path)).startswith("ipykernel_"):
-        return "cell"
-    installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
-    if len(installed) > 1:
-        return installed[-1].replace(os.sep, "/")
-    if not os.path.isabs(path):
-        return path
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:  # the working folder was removed
-        here = ""
-    inside = here and path.startswith(os.path.join(here, ""))
-    return os.path.relpath(path, here).replace(os.sep, "/") if inside else "/".join(path.split(os.sep)[-2:])
-
-
-def _cell_number(path: str) -> int | None:
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
-    return names.get(path) if isinstance(names, dict) else None
 
 
 def node_place(node: Node) -> str:

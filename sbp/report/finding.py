@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError
-from sbp.plan.text import file_name
+from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, file_name
 from sbp.report.parts import Excerpt, Finding, Mark, PricedHelp, SourceLine
 from sbp.report.wording import bytes_text, cut, source_line
 

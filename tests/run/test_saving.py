@@ -71,10 +71,22 @@ def arguments():
     return (up, down), x
 
 
+SCALE = 64
+"""The planned programs are so much wider, so that a layer's weights are dearer to move than its activations."""
+
+
+def plan(model, memory_limit=None):
+    (up, down), x = jax.tree.map(lambda a: a.shape, arguments())
+    shapes = ((up[0], *(SCALE * d for d in up[1:])), (down[0], *(SCALE * d for d in down[1:]))), (x[0], SCALE * x[1])
+    args = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=lambda s: isinstance(s[0], int))
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    return sbp.jit(step(model), mesh, hardware="tpu-v5p", memory_limit=memory_limit).plan(*args)
+
+
 def reductions(program: Program) -> float:
-    """All-reduces of activations per call."""
-    size = BATCH * WIDTH * 4 / dict(program.mesh.axes)["data"]
-    return sum(p.trips for p in program.boxes() if p.box.source.codes[1] < 0 and p.box.bytes_sent >= size * 0.5)
+    """All-reduces and reduce-scatters of activations per call."""
+    size = BATCH * SCALE * WIDTH * 4 / dict(program.mesh.axes)["data"]
+    return sum(p.trips for p in program.boxes() if p.box.source.codes[1] < 0 and size / 2 <= p.box.bytes_sent <= 4 * size)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -88,17 +100,15 @@ def test_values(model, shape):
 
 @pytest.mark.parametrize("model", ["scanned", "unrolled", "counted", "backwards"])
 def test_a_reduction_of_the_forward_is_not_repeated(model):
-    mesh, args = jax.sharding.AbstractMesh((2, 4), ("data", "model")), arguments()
-    program = sbp.jit(step(model), mesh, hardware="tpu-v5p").plan(*args).program
+    program = plan(model).program
     assert program.typing.saved_seconds > 0
     # Each layer reduces once on its way forward and once, for the gradient of its input, on its way back.
-    assert reductions(program) <= 2 * LAYERS
+    assert 1 <= reductions(program) <= 2 * LAYERS
 
 
 def test_memory_may_demand_it():
-    mesh, args = jax.sharding.AbstractMesh((2, 4), ("data", "model")), arguments()
-    free = sbp.jit(step("scanned"), mesh, hardware="tpu-v5p").plan(*args)
+    free = plan("scanned")
     limit = free.cost.peak_memory_bytes - 1
-    tight = sbp.jit(step("scanned"), mesh, hardware="tpu-v5p", memory_limit=limit).plan(*args)
+    tight = plan("scanned", memory_limit=limit)
     assert tight.cost.peak_memory_bytes <= limit
-    assert reductions(tight.program) > reductions(free.program)
+    assert tight.program.typing.saved_seconds < free.program.typing.saved_seconds

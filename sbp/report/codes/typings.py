@@ -107,6 +107,29 @@ sbp.jit(lambda x, w: x @ w, mesh, memory_limit=2**20).plan(x, w)
 """,
     ),
     CodePage(
+        "budget",
+        """
+        `budgets=[sbp.forbid(..)]` forbids collectives: of a kind, over a mesh axis, above a size, in the forward pass, in the backward
+        pass or inside loops. Here types meet that only such a collective brings together, so no plan is within the budget.
+
+        The help names the nearest budget that a plan keeps. Otherwise leave a pin out or move it, so that the values meet without.
+        """,
+        """
+def f(x, w):
+    return jnp.tanh(x @ w)  # the product is partial, and tanh needs it whole
+
+budgets = [sbp.forbid("all_reduce"), sbp.forbid("reduce_scatter")]
+sbp.jit(f, mesh, in_types=("model:S(1)", "model:S(0)"), boxing="reduce", budgets=budgets).plan(x, w)
+""",
+        """
+def f(x, w):
+    return jnp.tanh(x @ w)
+
+budgets = [sbp.forbid("all_reduce"), sbp.forbid("reduce_scatter", above=64 * 2**20)]
+sbp.jit(f, mesh, in_types=("model:S(1)", "model:S(0)"), boxing="reduce", budgets=budgets).plan(x, w)
+""",
+    ),
+    CodePage(
         "solver-limit",
         """
         The checker stops after a fixed number of steps, never after a time, so that its answers do not depend on the computer. It

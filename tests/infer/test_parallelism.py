@@ -1,0 +1,196 @@
+"""Without any annotation the chooser finds what people write by hand, each where it is the cheapest.
+
+Programs are whole training steps; what is asserted are the types of the parameters and the collectives that move activations,
+weights or gradients (a scalar loss aside).
+"""
+
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp import B, S
+
+SMALL = 1024
+"""Bytes below which a collective is one of scalars."""
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def ring(n, name="d"):
+    return AbstractMesh((n,), (name,))
+
+
+def collectives(plan) -> Counter:
+    """How often each collective runs, with the bytes of its result's global value: kernels that send included."""
+    found: Counter = Counter()
+    for planned in plan.program.boxes():
+        for step in planned.box.steps:
+            if step.bytes_sent > SMALL:
+                found[step.kind] += planned.trips
+    for instruction, trips in plan.program.kernels():
+        for _, sent in instruction.sends:
+            if sent.bytes > SMALL:
+                found[sent.kind] += trips
+    return found
+
+
+def mlp(p, x):
+    return jax.nn.relu(x @ p["w1"]) @ p["w2"]
+
+
+def mlp_params(d_model, d_ff):
+    return {"w1": shape(d_model, d_ff), "w2": shape(d_ff, d_model)}
+
+
+def sgd(loss):
+    def step(p, *batch):
+        value, grads = jax.value_and_grad(loss)(p, *batch)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    return step
+
+
+mlp_step = sgd(lambda p, x, y: jnp.mean((mlp(p, x) - y) ** 2))
+
+
+def test_data_parallel_when_the_batch_is_large():
+    f = sbp.jit(mlp_step, ring(8), donate_argnums=(0,), hardware="tpu-v5p")
+    plan = f.plan(mlp_params(256, 1024), shape(65536, 256), shape(65536, 256))
+    (_, x, y), _ = plan.in_types
+    assert (x["d"], y["d"]) == (S(0), S(0))
+    weights = 2 * 256 * 1024 * 4
+    # Gradients are reduced, as an all-reduce or as its two halves, and nothing else moves.
+    assert plan.cost.bytes_per_device == pytest.approx(2 * 7 / 8 * weights, rel=0.01)
+    assert plan.program.typing.optimal
+
+
+def test_megatron_when_the_weights_are_large():
+    f = sbp.jit(mlp_step, ring(8), donate_argnums=(0,), hardware="tpu-v5p")
+    plan = f.plan(mlp_params(8192, 32768), shape(512, 8192), shape(512, 8192))
+    (params, _, _), _ = plan.in_types
+    assert (params["w1"]["d"], params["w2"]["d"]) == (S(1), S(0))
+    activations = 512 * 8192 * 4
+    assert plan.cost.bytes_per_device <= 3 * activations  # the weights are 64 times as large
+    assert plan.program.typing.optimal
+
+
+def deep(p, x, y):
+    h, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p)
+    return jnp.mean((h - y) ** 2)
+
+
+def adam_step(p, state, x, y):
+    value, grads = jax.value_and_grad(deep)(p, x, y)
+    updates, state = optax.adam(1e-3).update(grads, state, p)
+    return optax.apply_updates(p, updates), state, value
+
+
+def test_fully_sharded_when_memory_is_short():
+    layers, width, batch = 16, 2048, 65536
+    p = shape(layers, width, width)
+    state = jax.eval_shape(optax.adam(1e-3).init, p)
+    args = (p, state, shape(batch, width), shape(batch, width))
+
+    def plan(memory_limit):
+        f = sbp.jit(adam_step, ring(8), donate_argnums=(0, 1), hardware="tpu-v5p", memory_limit=memory_limit)
+        return f.plan(*args)
+
+    free = plan(None)
+    whole = 3 * layers * width * width * 4  # weights and two moments
+    assert free.cost.peak_memory_bytes > whole
+    tight = plan(free.cost.peak_memory_bytes - whole / 2)
+    (weights, adam, x, _), _ = tight.in_types
+    assert x["d"] == S(0)  # still data parallel: the batch is split,
+    held = [t for t in jax.tree.leaves((weights, adam)) if t != B and t["d"] != B]
+    assert len(held) == 3  # and weights and both moments are, too, at rest (ZeRO-3):
+    found = collectives(tight)
+    # each layer's weights are gathered on the way forward and back, and its gradient is scattered.
+    gathered = found["all_gather"] + found["permute"] + found["all_to_all"]
+    assert gathered >= 2 * layers
+    assert found["all_reduce"] == 0
+
+
+def moe_loss(p, x, y, dispatch, combine):
+    tokens = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, p["wi"]))
+    outputs = jnp.einsum("egch,ehm->egcm", hidden, p["wo"])
+    return jnp.mean((jnp.einsum("gsec,egcm->gsm", combine, outputs) - y) ** 2)
+
+
+def moe_step(p, x, y, dispatch, combine):
+    value, (grads, dx) = jax.value_and_grad(moe_loss, argnums=(0, 1))(p, x, y, dispatch, combine)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), dx, value
+
+
+def moe_plan(devices, k_times_capacity=4):
+    e, g, s, m, h = 16, 16, 32, 2048, 8192
+    c = k_times_capacity * s // e
+    p = {"wi": shape(e, m, h), "wo": shape(e, h, m)}
+    masks = shape(g, s, e, c)
+    # Tokens arrive and leave split by groups, as the layers around have them.
+    f = sbp.jit(moe_step, ring(devices), in_types=(None, "d:S(0)", "d:S(0)", None, None), donate_argnums=(0,), hardware="tpu-v5p")
+    return f.plan(p, shape(g, s, m), shape(g, s, m), masks, masks)
+
+
+@pytest.mark.parametrize("devices", [8, 16])
+def test_experts_by_all_to_all(devices):
+    plan = moe_plan(devices, k_times_capacity=2)
+    (params, *_), _ = plan.in_types
+    assert params["wi"]["d"] == params["wo"]["d"] == S(0)
+    found = collectives(plan)
+    assert found["all_to_all"] == 4  # dispatch and combine, forward and backward
+    assert not found["all_gather"] and not found["reduce_scatter"]
+
+
+def test_experts_by_all_gather_and_reduce_scatter_when_k_times_capacity_exceeds_the_devices():
+    plan = moe_plan(2)
+    (params, *_), _ = plan.in_types
+    assert params["wi"]["d"] == params["wo"]["d"] == S(0)
+    found = collectives(plan)
+    assert not found["all_to_all"]
+    assert found["all_gather"] and found["reduce_scatter"]
+
+
+def test_the_two_ways_of_experts_send_the_same_at_the_flip():
+    tokens = 16 * 32 * 2048 * 4
+    at, below = moe_plan(4), moe_plan(2)
+    assert at.cost.bytes_per_device == pytest.approx(4 * 3 / 4 * tokens, rel=0.02)  # 4 tensors of k x capacity / D = 1 token each
+    assert below.cost.bytes_per_device == pytest.approx(4 * 1 / 2 * tokens, rel=0.02)
+
+
+def test_two_dimensional_products_when_memory_holds_a_sixteenth():
+    n = 8192
+    whole = n * n * 4
+    mesh = AbstractMesh((4, 4), ("x", "y"))
+    args = shape(n, n), shape(n, n)
+    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=whole / 2).plan(*args)
+    (a, b), _ = plan.in_types
+    assert plan.cost.peak_memory_bytes <= whole / 2
+    for t in (a, b, plan.out_types):  # each matrix over both axes
+        assert math.prod(4 for axis in ("x", "y") if t[axis] != B) == 16
+    assert plan.cost.bytes_per_device <= 2 * 3 * whole / 16  # the volume of SUMMA: 2 (sqrt(p) - 1) blocks
+
+
+def cross_entropy(p, ids, labels):
+    h = jax.nn.relu(p["table"][ids] @ p["w"])
+    logits = h @ p["table"].T
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[..., None], -1)[..., 0])
+
+
+def test_vocabulary_parallel_cross_entropy():
+    ids = shape(8, 256, dtype=jnp.int32)
+    f = sbp.jit(sgd(cross_entropy), ring(8), donate_argnums=(0,), hardware="tpu-v5p")
+    plan = f.plan({"table": shape(262144, 1024), "w": shape(1024, 1024)}, ids, ids)
+    (params, _, _), _ = plan.in_types
+    assert params["table"]["d"] == S(0)
+    tokens = 8 * 256 * 1024 * 4
+    assert plan.cost.bytes_per_device <= 4 * tokens  # the logits are 256 times as large, the table 128 times
