@@ -62,8 +62,16 @@ PRESETS: dict[str, tuple[str, Callable[[int], Config]]] = {
     "small": (
         "v3:2x2",
         lambda cores: Config(
-            **{"layers": 4, "experts": cores, "groups": cores, "d_model": 256, "d_ff": 1024, "heads": 4, "d_head": 64},
-            **{"source_vocab": 2048, "target_vocab": 1024, "group_size": 512},
+            layers=4,
+            experts=cores,
+            groups=cores,
+            d_model=256,
+            d_ff=1024,
+            heads=4,
+            d_head=64,
+            source_vocab=2048,
+            target_vocab=1024,
+            group_size=512,
         ),
     ),
     "12-layers": ("v3:8x8", lambda cores: Config(layers=12, experts=cores, groups=cores)),

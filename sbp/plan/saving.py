@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from sbp import _jax
-from sbp.annotate import annotate_p
 from sbp.infer.regime import Regime
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, local_shape
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Block, Box, Loop
+from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures.effects import EFFECTS
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
@@ -56,46 +57,7 @@ def repeats(typing: Typing, block: Block, regime: Regime) -> tuple[Repeat, ...]:
 
     An earlier loop hands its result on at its end: it must be allowed to convert there, or have the result of an annotation.
     """
-    numbers = _Numbers()
-    numbers.enter(typing.graph)
-    first: dict[tuple[Any, Codes], tuple[int, int | None, int]] = {}
-    found: list[Repeat] = []
-    hbm = typing.mesh.hardware.hbm_bytes_per_second
-    for box, loop in _boxes(block):
-        node = loop.node if loop else None
-        key = (numbers.of(box.source.value), box.target.codes)
-        seconds, length = sum(s.seconds for s in box.steps), loop.trips if loop else 1
-        if box.bytes_sent == 0 or any(c < 0 for c in box.target.codes):
-            continue
-        if key not in first:
-            kept = box.source.value
-            if box.reader is not None and box.reader.op == annotate_p.name and typing.values[box.reader.outputs[0]] == box.target.codes:
-                kept = box.reader.outputs[0]
-            elif node is not None:
-                rules = regime.at(node, in_loop=True)
-                if not all(rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in box.steps):
-                    continue
-            first[key] = kept, node and node.id, length
-            continue
-        value, where, trips = first[key]
-        if value == box.source.value or (where is None) != (node is None) or (trips != length and where is not None):
-            continue
-        aval = typing.graph.avals[value]
-        size = float(np.prod(local_shape(aval.shape, box.target.codes, typing.mesh.sizes))) * _jax.itemsize(aval.dtype)
-        saved = length * (seconds - (2 * size / hbm if node else 0.0))
-        if saved > 0 and (node is None or where != node.id):
-            found.append(
-                Repeat(
-                    value=box.source.value,
-                    first=value,
-                    codes=box.target.codes,
-                    loop=node and node.id,
-                    first_loop=where,
-                    seconds=saved,
-                    bytes_held=length * size,
-                )
-            )
-    return tuple(found)
+    return _Search(typing, regime).repeats(block)
 
 
 def save(typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> Typing:
@@ -103,13 +65,95 @@ def save(typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> Typing:
     return _Saving(typing, chosen, regime).typing()
 
 
-def _boxes(block: Block) -> Iterator[tuple[Box, Loop | None]]:
-    """Conversions of the program's own block and of the scans in it."""
+class _Search:
+    """Goes through a program with what has been made so far: each value, by number, in each type."""
+
+    def __init__(self, typing: Typing, regime: Regime) -> None:
+        self.typing, self.regime = typing, regime
+        self.numbers = _Numbers()
+        self.numbers.enter(typing.graph)
+        self.made: dict[tuple[Any, Codes], tuple[int, Loop | None]] = {}
+        self.found: dict[tuple[int | None, int], Repeat] = {}
+
+    def repeats(self, block: Block) -> tuple[Repeat, ...]:
+        readers = _readers(block)
+        for instruction in block.instructions:
+            if isinstance(instruction, Loop) and instruction.node.op == "scan":
+                (body,) = instruction.blocks
+                inside = _readers(body)
+                for inner in body.instructions:
+                    self.see(inner, instruction, inside)
+            self.see(instruction, None, readers)
+        return tuple(self.found.values())
+
+    def see(self, instruction: Instruction, loop: Loop | None, readers: dict[Register, list[Instruction]]) -> None:
+        if isinstance(instruction, Apply):
+            for register in instruction.outs:
+                self.made.setdefault((self.numbers.of(register.value), register.codes), (register.value, loop))
+        elif isinstance(instruction, Box) and instruction.bytes_sent and not any(c < 0 for c in instruction.target.codes):
+            for register in _chain(instruction, readers):
+                repeat = self.repeat(instruction, register, loop)
+                if repeat is not None:
+                    self.found.setdefault((repeat.loop, repeat.value), repeat)
+                    return
+            rules = self.regime.at(loop.node if loop else None, in_loop=loop is not None)
+            if loop is None or all(rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in instruction.steps):
+                key = self.numbers.of(instruction.source.value), instruction.target.codes
+                self.made.setdefault(key, (instruction.source.value, loop))
+
+    def repeat(self, box: Box, register: Register, loop: Loop | None) -> Repeat | None:
+        """What has been made before and is all that a conversion leads to."""
+        key = self.numbers.of(register.value), register.codes
+        if key not in self.made:
+            return None
+        value, where = self.made[key]
+        trips = loop.trips if loop else 1
+        if value == register.value or (where is None) != (loop is None) or (where and loop and (where is loop or where.trips != trips)):
+            return None
+        mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
+        size = float(math.prod(local_shape(aval.shape, register.codes, mesh.sizes))) * _jax.itemsize(aval.dtype)
+        kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0  # written by one loop, read by the other
+        seconds = trips * (sum(s.seconds for s in box.steps) - kept)
+        if seconds <= 0:
+            return None
+        return Repeat(
+            value=register.value,
+            first=value,
+            codes=register.codes,
+            loop=loop and loop.node.id,
+            first_loop=where and where.node.id,
+            seconds=seconds,
+            bytes_held=trips * size,
+        )
+
+
+HOPS = 6
+"""Operations behind a conversion that are followed to a value that has been made before."""
+
+
+def _chain(box: Box, readers: dict[Register, list[Instruction]]) -> Iterator[Register]:
+    """What a conversion makes, and what is made of it alone, operation by operation."""
+    register = box.target
+    for _ in range(HOPS):
+        yield register
+        match readers.get(register, []):
+            case [Apply(outs=(only,))] if not any(c < 0 for c in only.codes):
+                register = only
+            case _:
+                return
+
+
+def _readers(block: Block) -> dict[Register, list[Instruction]]:
+    found: dict[Register, list[Instruction]] = defaultdict(list)
     for instruction in block.instructions:
-        if isinstance(instruction, Box):
-            yield instruction, None
-        elif isinstance(instruction, Loop) and instruction.node.op == "scan":
-            yield from ((i, instruction) for i in instruction.blocks[0].instructions if isinstance(i, Box))
+        sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
+        for source in sources:
+            if isinstance(source, Register):
+                found[source].append(instruction)
+    for source in block.outputs:
+        if isinstance(source, Register):
+            found[source] += [block.instructions[-1]] * 2  # what is returned is no intermediate
+    return found
 
 
 class _Numbers:
@@ -198,6 +242,7 @@ class _Saving:
         self.next = itertools.count(max(self.avals) + 1)
         self.stacked: dict[tuple[int, int, Codes], int] = {}
         self.here: dict[int, int] = {}
+        self.kept = {r.value: r.codes for r in chosen}
 
     def typing(self) -> Typing:
         for r in self.chosen:
@@ -227,11 +272,13 @@ class _Saving:
         return graph if top and not instead else self.pruned(graph)
 
     def redirect(self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]) -> Operand:
-        """What is read instead of an operand: not by those who take it as it is made, or may not convert what was kept."""
-        if not isinstance(operand, int) or operand not in instead or codes == self.old.values[operand]:
+        """What is read instead of an operand: not by those who take it as it is made before its conversion, or may not convert."""
+        if not isinstance(operand, int) or operand not in instead:
             return operand
         other = instead[operand]
-        as_kept = codes == self.values[other]
+        as_kept = codes == self.kept[operand]
+        if codes == self.old.values[operand] and not as_kept:
+            return operand
         return other if as_kept or self.regime.at(node, in_loop=True).unlimited else operand
 
     def scan(self, node: Node) -> Node:

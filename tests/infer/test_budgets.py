@@ -1,5 +1,7 @@
 """Budgets and policies: what a plan may not have, it does not have; and the nearest budget where there is none."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError
+from sbp.mesh import mesh_spec
 from sbp.plan.budgets import nearest_budget
 from sbp.plan.edits import Case
 from sbp.plan.ir import Apply, Box, Loop
@@ -29,7 +32,7 @@ def looped(x, w):
     return lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w.T, None), x, None, length=5)[0].sum()
 
 
-def sends(block, backward=False, in_loop=False):
+def sends(block, in_loop=False):
     """(kind, mesh axes, bytes, whether in a gradient, whether in a loop) of all collectives, read from the instructions."""
     for instruction in block.instructions:
         match instruction:
@@ -41,7 +44,9 @@ def sends(block, backward=False, in_loop=False):
                 yield from ((s.kind, (k,), s.bytes, node.backward, in_loop) for k, s in kernels)
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
-                    yield from sends(inner, backward, in_loop or node.op != "cond")
+                    yield from sends(inner, in_loop or node.op != "cond")
+            case _:
+                raise AssertionError(instruction)
 
 
 def planned(fn, in_types=ROWS, **options):
@@ -114,7 +119,7 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "budget"
     traced = f.trace(X, W)
-    found = nearest_budget(Case(traced.graph, sbp.mesh.mesh_spec(MESH), traced.demand, "auto"), 0)
+    found = nearest_budget(Case(traced.graph, mesh_spec(MESH), traced.demand, "auto"), 0)
     assert found is not None
     budget, program, least = found
     assert least
@@ -126,17 +131,23 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     assert not sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=budget.above - 1, where="forward")]).check(X, W).ok
 
 
+# Arguments are wrong on purpose here, which the type checker would refuse.
+forbid: Any = sbp.forbid
+jit: Any = sbp.jit
+policy: Any = sbp.policy
+
+
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (lambda: sbp.forbid("all_gathers"), "unknown-option"),
-        (lambda: sbp.forbid(where="forwards"), "unknown-option"),
-        (lambda: sbp.forbid(above=-1), "bad-argument"),
-        (lambda: sbp.jit(loss, MESH, budgets=[sbp.forbid(axis="modle")]), "unknown-axis"),
-        (lambda: sbp.jit(loss, MESH, budgets=sbp.forbid()), "bad-argument"),
-        (lambda: sbp.jit(loss, MESH, boxing={"modle": "auto"}), "unknown-axis"),
-        (lambda: sbp.jit(loss, MESH, boxing={"model": "some"}), "unknown-option"),
-        (lambda: sbp.policy("some").__enter__(), "unknown-option"),
+        (lambda: forbid("all_gathers"), "unknown-option"),
+        (lambda: forbid(where="forwards"), "unknown-option"),
+        (lambda: forbid(above=-1), "bad-argument"),
+        (lambda: jit(loss, MESH, budgets=[sbp.forbid(axis="modle")]), "unknown-axis"),
+        (lambda: jit(loss, MESH, budgets=sbp.forbid()), "bad-argument"),
+        (lambda: jit(loss, MESH, boxing={"modle": "auto"}), "unknown-axis"),
+        (lambda: jit(loss, MESH, boxing={"model": "some"}), "unknown-option"),
+        (lambda: policy("some").__enter__(), "unknown-option"),
     ],
 )
 def test_bad_input(wrong, code):

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +107,7 @@ SHAPES = {
 }
 
 
-def typings(typing: Typing, table: RowTable):
+def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
     """All typings of a program without regions, on one mesh axis."""
     graph, mesh = typing.graph, typing.mesh
     native = native_partials(graph, table, {})
@@ -124,6 +126,7 @@ def typings(typing: Typing, table: RowTable):
         *(rows(n) for n in graph.nodes),
         *(ends(graph.aval(o)) for o in graph.outputs),
     ]
+    chosen: Any
     for chosen in itertools.product(*choices):
         inputs = chosen[: len(graph.inputs)]
         found = chosen[len(graph.inputs) : len(graph.inputs) + len(graph.nodes)]
