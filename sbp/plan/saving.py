@@ -2,7 +2,7 @@
 
 Two values are equal when the same operations made them of the same values; slices of stacked values are followed into the loop that
 stacked them. Where a loop converts a value that an earlier loop has converted in the same way, the earlier one hands its result on as
-one more stacked result; in one block the later readers read the earlier value. What only fed the second collective goes.
+one more stacked result; in one block gradients read the value of the forward pass. What only fed the second collective goes.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class _Search:
         trips = loop.trips if loop else 1
         if value == register.value or (where is None) != (loop is None) or (where and loop and (where is loop or where.trips != trips)):
             return None
+        if loop is None and (box.reader is None or not box.reader.backward):
+            return None  # what is written twice in one block may be pinned twice on purpose; what is recomputed is not
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
         size = float(math.prod(local_shape(aval.shape, register.codes, mesh.sizes))) * _jax.itemsize(aval.dtype)
         kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0  # written by one loop, read by the other
