@@ -102,12 +102,13 @@ class Search:
             before, bound = bound, max(bound, core.constant + found.lower_bound)
             if self.cost - bound <= TOLERANCE * self.cost:
                 break
-            shrunk = _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound))
-            if not core.feasible:
-                return self.cost
-            if not shrunk or bound - before <= STALE * abs(bound):
+            # `found` speaks of the core as it is before states are dropped.
+            is_stale = bound - before <= STALE * abs(bound)
+            if is_stale or not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
                 self._offer(_windows(core, _dive(core, found, self.table_limit), self.table_limit), core)
                 break
+            if not core.feasible:
+                return self.cost
         return min(bound, self.cost)
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
