@@ -53,7 +53,7 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
     for free in itertools.cycle(some):
         before = search.cost
         _within(search, core, profiles, [a for a in range(axes) if a not in free], search.best)
-        stale = 0 if search.cost < before * (1 - TOLERANCE) else stale + 1
+        stale = 1 if search.cost < before * (1 - TOLERANCE) else stale + 1  # what has just gained need not be searched again
         if stale >= len(some) or search.cost - bound <= NEAR * search.cost:
             break
     return search.solution(bound)

@@ -12,8 +12,8 @@ import numpy as np
 
 from sbp.infer.costgraph import CostGraph
 
-SAMPLED, CHUNK = 4, 4096
-"""Columns that a first look at dominance takes of a table, and pairs of states that the second compares at once."""
+FEW, MORE, CHUNK = 5, 24, 4096
+"""Columns of a table that are compared before all are, and pairs of states that are compared at once."""
 
 HUGE = 1e30
 """Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
@@ -183,26 +183,21 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     own, near = unary[index], [table[index] for table in tables]
     worst = own[None, :] - own[:, None]  # [s, r], from below
     for t in near:
-        most = np.full(worst.shape, -HUGE)  # of columns that s forbids nothing is known
-        for column in t.T[:: -(-t.shape[1] // SAMPLED)]:
-            with np.errstate(invalid="ignore"):
-                np.fmax(most, column[None, :] - column[:, None], out=most)  # what both forbid does not matter
+        column = t[:, t.shape[1] // 2]
         with np.errstate(invalid="ignore"):
-            worst += most  # nan where the state's own cost forbids what all columns allow: it is not refuted
+            worst += np.fmax(column[None, :] - column[:, None], -HUGE)  # of a column that both forbid nothing is known
     np.fill_diagonal(worst, np.inf)
     losers, winners = np.nonzero(worst <= TIE)
-    for start in range(0, len(losers), CHUNK):
-        s, r = losers[start : start + CHUNK], winners[start : start + CHUNK]
-        total = own[r] - own[s]
-        for t in near:
-            total = total + _most(t[r], t[s])
-        losers[start : start + CHUNK] = np.where(total <= TIE, s, -1)
+    for some in (FEW, MORE, None):
+        columns = [t if some is None else np.ascontiguousarray(t[:, :: -(-t.shape[1] // some)]) for t in near]
+        left = [_worst(own, columns, losers[i : i + CHUNK], winners[i : i + CHUNK]) <= TIE for i in range(0, len(losers), CHUNK)]
+        keep = np.concatenate(left) if left else np.zeros(0, dtype=bool)
+        losers, winners = losers[keep], winners[keep]
     out = alive.copy()
     gone: set[int] = set()
     beaten: dict[int, list[int]] = {}
     for s, r in zip(losers.tolist(), winners.tolist(), strict=True):
-        if s >= 0:
-            beaten.setdefault(s, []).append(r)
+        beaten.setdefault(s, []).append(r)
     for s in sorted(beaten, reverse=True):
         # A tie must not remove both: whoever is gone removes nobody.
         if any(r not in gone for r in beaten[s]):
@@ -211,8 +206,10 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     return out
 
 
-def _most(r: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """The most that states r cost more than states s, row by row; -inf where both forbid everything."""
+def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """For pairs of states, the most that r costs more than s over these columns; what both forbid does not matter."""
+    total = own[r] - own[s]
     with np.errstate(invalid="ignore"):
-        difference = r - s
-    return np.fmax.reduce(difference, axis=1, initial=-np.inf)
+        for t in near:
+            total = total + np.fmax.reduce(t[r] - t[s], axis=1, initial=-HUGE)
+    return total

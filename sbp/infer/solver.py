@@ -19,7 +19,13 @@ ROUNDS = 6
 """How often message passing may shrink the problem before its best solution is taken as it is."""
 
 STALE = 1e-4
-"""Share by which a round must raise the bound for another one to follow."""
+"""Share by which a round must raise the bound or lower the cost for another one to follow."""
+
+SHARES = (1e-6, 1e-5, 1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1.3e-3, 1.6e-3, 2e-3, 3e-3, 4e-3, 8e-3, 1.6e-2)
+"""Shares of the bound by which states may be dearer than the best of their variable, to be searched together."""
+
+UNSURE = 8
+"""Variables that elimination may set by guess before a search of more states is given up."""
 
 TOLERANCE = 2e-3
 """Gap at which the search stops: the cost model itself is coarser than that. The gap that is left is reported."""
@@ -102,47 +108,48 @@ class Search:
             before, bound = bound, max(bound, core.constant + found.lower_bound)
             if self.cost - bound <= TOLERANCE * self.cost:
                 break
+            known = self.cost
+            if self._near(core, found, core.constant + found.lower_bound):
+                return self.cost
+            gained = self.cost < known * (1 - STALE)
             # `found` speaks of the core as it is before states are dropped.
-            is_stale = bound - before <= STALE * abs(bound)
-            if is_stale or not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
-                self._offer(_windows(core, _dive(core, found, self.table_limit), self.table_limit), core)
+            if bound - before <= STALE * abs(bound) and not gained:
+                break
+            if not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
                 break
             if not core.feasible:
                 return self.cost
         return min(bound, self.cost)
+
+    def _near(self, core: Core, found: Bounded, bound: float) -> bool:
+        """Searches the states that cost little more than the bound as far as messages tell, ever more of them; whether that was all."""
+        for share in SHARES:
+            slack = self.cost - bound
+            part = core.fork()
+            part.solved, kept = [], list(core.kept)
+            part.kept = [np.arange(0)] * len(kept)
+            for v, u in core.unary.items():
+                part.kept[v] = np.arange(len(u))
+            for v in core.unary:
+                part.keep(v, found.marginals[v] <= min(share * bound, slack) + 1e-12)
+            part.reduce()
+            if not part.feasible:
+                continue
+            states, conditioned = eliminate(part, self.table_limit)
+            states = part.extend_over(states)
+            self._offer(states, core)
+            if conditioned == 0 and share * bound >= slack:
+                return True
+            if conditioned > UNSURE:
+                self._offer(_windows(core, states, self.table_limit), core)
+                break
+        return False
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
         full = core.extend(states)
         cost = self.graph.cost_of(full)
         if cost < self.cost:
             self.best, self.cost = tuple(full), cost
-
-
-def _dive(core: Core, found: Bounded, table_limit: int) -> dict[int, int]:
-    """Sets the variables whose choice is clearest, passes messages on what is left, and so on until elimination is exact."""
-    fork = core.fork()
-    fork.solved = []
-    fork.kept = [np.arange(0)] * len(core.kept)
-    for v, u in core.unary.items():
-        fork.kept[v] = np.arange(len(u))
-    marginals = found.marginals
-    while True:
-        states, conditioned = eliminate(fork, table_limit)
-        if conditioned == 0:
-            break
-        lead = {v: float(np.partition(m, 1)[1]) for v, m in marginals.items() if v in fork.unary}
-        clearest = sorted(lead, key=lambda v: (-lead[v], v))[: max(1, len(lead) // 4)]
-        touched: set[int] = set()
-        for v in clearest:
-            alive = np.zeros(len(fork.unary[v]), dtype=bool)
-            alive[int(marginals[v].argmin())] = True
-            touched |= {v} | fork.keep(v, alive)
-        fork.reduce(sorted(touched & fork.unary.keys()))
-        if not fork.feasible:
-            return found.states
-        if fork.unary:
-            marginals = pass_messages(fork, sweeps=12, patience=3).marginals
-    return fork.extend_over(states)
 
 
 def _windows(core: Core, states: dict[int, int], table_limit: int, width: int = 48, passes: int = 3) -> dict[int, int]:

@@ -99,7 +99,8 @@ class _Fault:
         if not self.found.sink:
             return self.impossible()
         node = self.found.sink[0].node
-        assert node is not None
+        if node is None:
+            return self.returned()
         at, region = users_span(node), self.found.sink[0].kind == "region"
         arriving = self.trials.arriving(self.found)
         pins = [c for part in arriving.parts for c in part.pins]
@@ -281,6 +282,29 @@ class _Fault:
                 where = f" at line {c.site.span.line}" if c.site.span else ""
                 texts.append(f"{self.names.site(c.site)} as {decode(c.code)!r}{where}")
         return " and ".join(texts[:3])
+
+    # ---- a result that a budget keeps from being whole ------------------------------------------------------------------------------
+
+    def returned(self) -> Diagnostic:
+        """A result of the program in a type that it cannot be handed over in: policies do not hold there, budgets do."""
+        end, atoms = self.found.sink[0], atoms_text(self.found.made[0])
+        operand = self.case.graph.outputs[end.operand]
+        maker = self.names.makers.get(operand) if isinstance(operand, int) else None
+        subject = self.subject(maker) if maker else f"`{self.names.value(operand) or 'a result'}`"
+        at = users_span(maker) if maker else None
+        labels = [Label(span=at, text=f"{atoms} here, and returned", primary=True)] if at else []
+        placed = [(c, c.site.span) for c in self.found.pins if c.site and c.site.span and c.site.span != at]
+        labels += [Label(span=s, text=f"{self.names.site(c.site)} is {decode(c.code)!r}") for c, s in placed if c.site]
+        pins = [f"input {self.names.site(c.site)} is pinned {decode(c.code)!r}" for c in self.found.pins if c.site and not c.site.span]
+        return Diagnostic(
+            code="budget",
+            severity="error",
+            title=f"{subject}, which is returned, needs what a budget forbids on mesh axis `{self.axis}`",
+            labels=tuple(labels),
+            notes=(*pins, *(f"the budget: {self.case.demand.budgets[number]}" for number in self.found.budgets)),
+            helps=tuple(h for number in self.found.budgets[:1] if (h := budget_help(self.case, number))),
+            scope=scope_of(maker) if maker else "",
+        )
 
     # ---- a pin that nothing satisfies ---------------------------------------------------------------------------------------------
 

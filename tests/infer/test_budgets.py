@@ -131,6 +131,23 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     assert not sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=budget.above - 1, where="forward")]).check(X, W).ok
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
+    def product(x, w):
+        return x @ w
+
+    def assigned(x, w):
+        y = x @ w
+        return y
+
+    (diagnostic,) = sbp.jit(assigned if named else product, MESH, in_types=ROWS, budgets=[sbp.forbid(axis="model")]).check(X, W).diagnostics
+    assert diagnostic.code == "budget" and diagnostic.primary is not None
+    assert diagnostic.title == "`x @ w`, which is returned, needs what a budget forbids on mesh axis `model`"
+    assert diagnostic.primary.text == "P(sum) here, and returned"
+    (help_,) = diagnostic.helps
+    assert help_.bytes_per_device > 0
+
+
 # Arguments are wrong on purpose here, which the type checker would refuse.
 forbid: Any = sbp.forbid
 jit: Any = sbp.jit
