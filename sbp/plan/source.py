@@ -14,6 +14,7 @@ from sbp import _jax
 from sbp.errors import Span
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
+from sbp.limits import policies_in
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
@@ -271,7 +272,7 @@ def scope_of(node: Node) -> str:
     if node.backward and span:
         return f"in the gradient of line {span.line}"
     parts = re.sub(r"\b(transpose|jvp|vmap|jit)\(|\)", "", node.scope).split("/")
-    named = [p for p in parts if p and "->" not in p and p not in _UNTOLD]
+    named = [p for p in parts if p and "->" not in p and p not in _UNTOLD and not policies_in(p)]
     called = [s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")]
     return f"in {'/'.join(named or called)}, forward" if named or called else "forward"
 

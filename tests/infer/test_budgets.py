@@ -112,6 +112,15 @@ def test_a_region_may_allow_what_the_program_does_not():
     assert sbp.jit(inside, MESH, in_types=split, boxing="explicit").check(X, W).ok is True
 
 
+def test_the_mark_of_a_region_is_not_shown():
+    def inside(x, w):
+        with jax.named_scope("layer"), sbp.policy("explicit", "model"):
+            return jnp.tanh(x @ w)
+
+    (diagnostic,) = sbp.jit(inside, MESH, in_types=ROWS).check(X, W).diagnostics
+    assert diagnostic.scope == "in layer, forward"
+
+
 def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     f = sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=1000, where="forward")])
     with pytest.raises(SbpTypeError) as caught:
