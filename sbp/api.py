@@ -32,7 +32,7 @@ from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.problem import Demand
 from sbp.infer.registered import check_registered
 from sbp.infer.rows import check_rules
-from sbp.limits import POLICIES, Budget, Policy
+from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.manual import tracing_for
 from sbp.mesh import Hardware, mesh_spec
 from sbp.plan.blame import explain
@@ -213,6 +213,10 @@ class Jitted:
         graph = resolve_pins(graph, spec, ids)
         check_rules(graph)
         check_registered(graph, spec.sizes)
+        for scope in sorted({node.scope for node in graph.walk()}):
+            for _, axis in policies_in(scope):
+                if axis:
+                    spec.size(axis)
         out_leaves, out_tree = jax.tree.flatten(out_shape)
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)
@@ -475,7 +479,10 @@ def jit(
     for policy in per_axis.values() if isinstance(boxing, Mapping) else (boxing,):
         if policy not in POLICIES:
             raise SbpError(f"no boxing policy {policy!r}{nearest(str(policy), POLICIES)}", code="unknown-option")
-    if isinstance(budgets, Budget) or not all(isinstance(b, Budget) for b in budgets):
+    for axis in per_axis:
+        if not isinstance(axis, str):
+            raise SbpError(f"boxing maps names of mesh axes to policies; got {axis!r}")
+    if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
         raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")
     if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
         raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")

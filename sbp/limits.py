@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute"]
 Where = Literal["anywhere", "forward", "backward", "loop"]
 
+MOST_BYTES = 2**60
+"""What no device sends in one collective."""
+
 _PLACES: dict[Where, str] = {
     "anywhere": "",
     "forward": " in the forward pass",
@@ -32,8 +36,8 @@ _PLACES: dict[Where, str] = {
     "loop": " inside a loop",
 }
 
-_MARK = re.compile(r"sbp_policy\.(\w+?)\.of\.([\w-]*)")
-"""A region's policy in JAX's name stack, which gradients keep."""
+_MARK = re.compile(r"sbp_policy\.(\w+?)\.of\.([0-9a-f]*)")
+"""A region's policy in JAX's name stack, which gradients keep; the axis in hexadecimal, since it may have any letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +48,26 @@ class Budget:
       collective: which; None for all.
       axis: those over this mesh axis; None for any.
       above: bytes that one device may send each time one of them runs.
-      where: where they may not run: `forward` is all that is no gradient, `loop` is a body of scan or while.
+      where: where they may not run: `backward` is where gradients are made, used or converted, the update included, `forward` is all else;
+        `loop` is a body of scan or while.
     """
 
     collective: Collective | None = None
     axis: str | None = None
     above: float = 0.0
     where: Where = "anywhere"
+
+    def __post_init__(self) -> None:
+        if self.collective is not None and self.collective not in get_args(Collective):
+            raise SbpError(f"no collective {self.collective!r}{nearest(str(self.collective), get_args(Collective))}", code="unknown-option")
+        if self.where not in _PLACES:
+            raise SbpError(f"a budget holds nowhere called {self.where!r}{nearest(str(self.where), _PLACES)}", code="unknown-option")
+        if not (isinstance(self.axis, str) or self.axis is None):
+            raise SbpError(f"the axis of a budget is the name of a mesh axis; got {self.axis!r}")
+        size = self.above
+        if isinstance(size, bool) or not isinstance(size, numbers.Real) or not 0 <= size <= MOST_BYTES:
+            raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {size!r}")
+        object.__setattr__(self, "above", float(size))
 
     def __str__(self) -> str:
         what = self.collective or "collective"
@@ -78,18 +95,15 @@ def forbid(collective: Collective | None = None, *, axis: str | None = None, abo
     >>> str(forbid(axis="dcn", where="loop"))
     'no collective over `dcn` inside a loop'
     """
-    if collective is not None and collective not in get_args(Collective):
-        raise SbpError(f"no collective {collective!r}{nearest(str(collective), get_args(Collective))}", code="unknown-option")
-    if where not in _PLACES:
-        raise SbpError(f"a budget holds nowhere called {where!r}{nearest(str(where), _PLACES)}", code="unknown-option")
-    if not (isinstance(above, int | float) and above >= 0):
-        raise SbpError(f"above is bytes per device, at least 0; got {above!r}")
-    return Budget(collective=collective, axis=axis, above=float(above), where=where)
+    return Budget(collective=collective, axis=axis, above=above, where=where)
 
 
 @contextlib.contextmanager
 def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     """Operations traced inside take their operands under this boxing policy, and so do their gradients.
+
+    What a loop, a branch or `jax.checkpoint` takes from outside is converted at its border, under the policy that holds there: put the
+    policy around the loop to hold for that, too.
 
     Arguments:
       boxing: "auto", "reduce" or "explicit".
@@ -106,14 +120,14 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
         raise SbpError(f"no boxing policy {boxing!r}{nearest(str(boxing), POLICIES)}", code="unknown-option")
     with contextlib.ExitStack() as stack:
         for axis in axes or ("",):
-            stack.enter_context(jax.named_scope(f"sbp_policy.{boxing}.of.{axis}"))
+            stack.enter_context(jax.named_scope(f"sbp_policy.{boxing}.of.{str(axis).encode().hex()}"))
         yield
 
 
 def policies_in(scope: str) -> list[tuple[Policy, str]]:
     """The policies that a name stack sets, outer first, each with its mesh axis ("" for all).
 
-    >>> policies_in("transpose(jvp(layer/sbp_policy.reduce.of.dcn))/dot")
+    >>> policies_in("transpose(jvp(layer/sbp_policy.reduce.of.64636e))/dot")
     [('reduce', 'dcn')]
     """
-    return [(name, axis) for name, axis in _MARK.findall(scope) if name in POLICIES]
+    return [(name, bytes.fromhex(axis).decode()) for name, axis in _MARK.findall(scope) if name in POLICIES]

@@ -16,7 +16,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, Convert, End, System, Variable, constraints_of
 from sbp.infer.problem import Demand
-from sbp.infer.regime import Rules, regime_of
+from sbp.infer.regime import Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, RowTable
 from sbp.infer.space import INFINITE, Code, Spaces
 from sbp.infer.typing import Typing
@@ -289,7 +289,7 @@ def certify(typing: Typing, demand: Demand | None = None, *, table: RowTable | N
     graph = typing.graph
     if demand is None:
         demand = Demand(inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs)
-    table = table or RowTable(typing.mesh, communicates=regime_of(typing.mesh, typing.boxing, demand).communicates(graph))
+    table = table or RowTable(typing.mesh, communicates=regime_of(graph, typing.mesh, typing.boxing, demand).communicates(graph))
     systems = constraints_of(graph, typing.mesh, demand, typing.boxing, table)
     states = [[_state_of(v, typing, system.position) for v in system.variables] for system in systems]
     for system, have in zip(systems, states, strict=True):
@@ -342,6 +342,7 @@ def _certify_boxing(typing: Typing, systems: tuple[System, ...], states: list[li
         if source != target and key not in seen:
             codes = (*source, *target)
             monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
+            monoids = detour(aval.dtype, monoids) if first.rules.bans else monoids
             forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
             space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, forced)
             seconds = space.seconds(first.rules)

@@ -34,7 +34,7 @@ def choose(
     Returns:
       The typing, or None when there is none under the policy.
     """
-    table = RowTable(mesh, communicates=regime_of(mesh, boxing, demand).communicates(graph))
+    table = RowTable(mesh, communicates=regime_of(graph, mesh, boxing, demand).communicates(graph))
     problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held)
     problem.build()
     return problem.solve()

@@ -19,7 +19,7 @@ from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import Span
 from sbp.infer.problem import Demand, pinned_codes
-from sbp.infer.regime import POLICY_KINDS, Ban, Regime, Rules, regime_of
+from sbp.infer.regime import POLICY_KINDS, Ban, Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, RowTable, native_partials, row_sends
 from sbp.infer.space import Code, TypeSpace, decode
 from sbp.limits import Policy
@@ -180,7 +180,7 @@ class Conversions:
     def _space(self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules) -> tuple[TypeSpace, np.ndarray]:
         key = (aval.shape, aval.dtype, partial, codes, rules)
         if key not in self._found:
-            monoids = frozenset(MONOIDS[-1 - c] for c in partial)
+            monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
             forced = frozenset((0, c - 1) for c in codes if c > 0)
             space = TypeSpace(tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced)
             bans = tuple(Ban(b.kind, frozenset((0,)), b.above * self._others) for b in rules.bans if self.position in b.mesh_axes)
@@ -209,7 +209,7 @@ def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ..
 
 def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, table: RowTable | None = None) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
-    regime = regime_of(mesh, policy, demand)
+    regime = regime_of(graph, mesh, policy, demand)
     table = table or RowTable(mesh, communicates=regime.communicates(graph))
     sites = pin_sites(graph, mesh, demand)
     seeds = {
@@ -333,7 +333,8 @@ class _Builder:
         region = node is not None and bool(node.regions)
         because = Because(node.span if node else None, text)
         draft = Constraint(name="", kind="region" if region else "equation", because=because, node=node, operand=number)
-        self.reads.append((draft, operand, end, self.regime.at(node, in_loop=self.loops > 0, free=free), unless))
+        rules = self.regime.at(node, in_loop=self.loops > 0, free=free, value=operand)
+        self.reads.append((draft, operand, end, rules, unless))
 
     def visit(self, graph: Graph) -> None:
         for node in graph.nodes:

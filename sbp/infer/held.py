@@ -45,7 +45,7 @@ def choose_held(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, ho
 
     Rows that another row with conversions replaces at no more cost are not among those that are tried, as in `choose`.
     """
-    table = RowTable(mesh, communicates=regime_of(mesh, boxing, demand).communicates(graph))
+    table = RowTable(mesh, communicates=regime_of(graph, mesh, boxing, demand).communicates(graph))
     problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table)
     problem.build()
     for hold in holds:

@@ -7,6 +7,7 @@ variables too, so a carry is typed by the optimum over all iterations and loop-i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from sbp.errors import SbpInternalError
 from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.costgraph import CostGraph
-from sbp.infer.regime import Regime, Rules
+from sbp.infer.regime import Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace, from_type, is_even
 from sbp.infer.typing import Typing
@@ -104,7 +105,7 @@ class Problem:
 
     def build(self) -> None:
         """Fills `costs`."""
-        self._regime = Regime(self.mesh, self.boxing, self.demand.policies, self.demand.budgets)
+        self._regime = regime_of(self.graph, self.mesh, self.boxing, self.demand)
         self._strictest = self._regime.strictest(self.graph)
         self.native = native_partials(self.graph, self.table, self._partial_inputs())
         for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
@@ -172,8 +173,12 @@ class Problem:
         return self._typed_variable(types), types
 
     def _read(self, operand: Any, end: _End) -> None:
-        if not isinstance(operand, Constant):
-            self.readers[operand].append(end)
+        if isinstance(operand, Constant):
+            return
+        if operand in self._regime.late and end.rules is not None:
+            late = self._regime.at(None, value=operand, in_loop=self._loops > 0)
+            end = dataclasses.replace(end, rules=Rules(end.rules.policies, late.bans))
+        self.readers[operand].append(end)
 
     def _fixed(self, codes: Codes, weight: float, rules: Rules) -> _End:
         return _End(self._typed_variable((codes,)), (codes,), weight, rules)
@@ -380,7 +385,8 @@ class Problem:
                 raise SbpInternalError(f"value {value} is read but not made")
             aval = self.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
-            space = self._space(aval, self.native.get(value, EMPTY), sorted(every))
+            monoids = self.native.get(value, EMPTY)
+            space = self._space(aval, detour(aval.dtype, monoids) if self.demand.budgets else monoids, sorted(every))
             groups: dict[Rules | None, list[_End]] = defaultdict(list)
             for end in ends:
                 groups[end.rules].append(end)

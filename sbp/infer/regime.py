@@ -10,7 +10,8 @@ from typing import Any
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.mesh import MeshSpec
 from sbp.signatures import Sent, kernel_named
-from sbp.trace.graph import Graph, Node
+from sbp.signatures.factors import admissible
+from sbp.trace.graph import Graph, Node, Operand
 
 POLICY_KINDS: dict[Policy, frozenset[str]] = {
     "auto": frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}),
@@ -78,23 +79,27 @@ class Regime:
       base: the policy where nothing else is said.
       axis_policies: the policy of each mesh axis; None for `base`.
       budgets: what is forbidden.
+      late: the values of the backward pass and of what follows from it.
     """
 
     mesh: MeshSpec
     base: Policy
     axis_policies: tuple[Policy | None, ...] = ()
     budgets: tuple[Budget, ...] = ()
+    late: frozenset[int] = frozenset()
 
-    def at(self, node: Node | None, *, in_loop: bool = False, free: bool = False) -> Rules:
+    def at(self, node: Node | None, *, value: Operand | None = None, in_loop: bool = False, free: bool = False) -> Rules:
         """The rules for what a node reads.
 
         Arguments:
           node: the reader; None for the program's results.
+          value: what it reads: to convert what a gradient has made belongs to the backward pass, whoever reads it.
           in_loop: whether it is inside a loop.
           free: whether it is an annotation or the boundary, where policies do not hold but budgets do.
         """
         scope = "" if node is None or free or "sbp_policy." not in node.scope else node.scope
-        return _rules(self, scope, node is not None and node.backward, in_loop, free)
+        backward = value in self.late or (node is not None and (node.backward or not self.late.isdisjoint(node.outputs)))
+        return _rules(self, scope, backward, in_loop, free)
 
     def ban(self, budget: Budget) -> Ban:
         """A budget on this mesh."""
@@ -114,6 +119,26 @@ class Regime:
         return any("auto" in r.policies for r in every)
 
 
+def _late(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[int]:
+    """The values that gradients make, and what is made of those: the backward pass and the update."""
+    late = set(given)
+    for node in graph.nodes:
+        is_late = node.backward or not late.isdisjoint(o for o in node.inputs if isinstance(o, int))
+        for region in node.regions:
+            entering = frozenset(region.inputs) if is_late else frozenset[int]()
+            inside = _late(region, entering)
+            late |= inside
+            is_late = is_late or not inside.isdisjoint(o for o in region.outputs if isinstance(o, int))
+        if is_late:
+            late.update(node.outputs)
+    return frozenset(late)
+
+
+def detour(dtype: Any, monoids: frozenset[str]) -> frozenset[str]:
+    """The monoids that conversions may go through where budgets forbid the straight way: S -> P -> B needs no all-gather."""
+    return monoids or frozenset(admissible(dtype)[:1])
+
+
 @functools.lru_cache(maxsize=4096)
 def _rules(regime: Regime, scope: str, backward: bool, in_loop: bool, free: bool) -> Rules:
     names = regime.mesh.names
@@ -128,6 +153,7 @@ def _rules(regime: Regime, scope: str, backward: bool, in_loop: bool, free: bool
     return Rules(tuple(policies), bans)
 
 
-def regime_of(mesh: MeshSpec, base: Policy, demand: Any) -> Regime:
-    """The regime of a demand (`infer.problem.Demand`)."""
-    return Regime(mesh, base, demand.policies, demand.budgets)
+def regime_of(graph: Graph, mesh: MeshSpec, base: Policy, demand: Any) -> Regime:
+    """The regime of a program under a demand (`infer.problem.Demand`)."""
+    passes = any(b.where in ("forward", "backward") for b in demand.budgets)
+    return Regime(mesh, base, demand.policies, demand.budgets, _late(graph) if passes else frozenset())

@@ -67,7 +67,7 @@ def claims_of(graph: Graph, typing: Typing, demand: Demand) -> tuple[Claim, ...]
       demand: what was asked there, for the policies of mesh axes.
     """
     found: dict[Any, Claim] = {}
-    regime = regime_of(typing.mesh, typing.boxing, demand)
+    regime = regime_of(typing.graph, typing.mesh, typing.boxing, demand)
     for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing, regime)):
         found.setdefault(claim.key, claim)
     return tuple(found.values())

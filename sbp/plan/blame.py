@@ -204,7 +204,7 @@ class _Fault:
     def rows(self, node: Node, made: Mapping[int, tuple[Code, ...]]) -> tuple[RuleRow, ...]:
         """The rows nearest to what arrives: those that most operands of the sink fit, then those that a conversion brings about."""
         shown, n = self.names.shown(node), self.case.mesh.sizes[self.position]
-        boxing = regime_of(self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
+        boxing = regime_of(self.case.graph, self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
         ranked: list[tuple[int, int, RuleRow]] = []
         for number, row in enumerate(axis_rows(self.case, node, self.position)):
             codes = {i: encode(row.ins[i]) for i in made}
@@ -249,7 +249,7 @@ class _Fault:
         for number in self.found.budgets:
             yield f"the budget: {self.case.demand.budgets[number]}"
         if self.found.policy:
-            boxing = regime_of(self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
+            boxing = regime_of(self.case.graph, self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
             what = "no operand may be resharded here" if boxing == "explicit" else "only partial values may be converted here"
             yield f'boxing is "{boxing}"{"" if boxing == self.case.boxing else f" on `{self.axis}` here"}, so {what}'
         others = len(self.trials.faults) - 1

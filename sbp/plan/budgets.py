@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from sbp.errors import Diagnostic, Help, bytes_text
-from sbp.infer.regime import Ban, Regime
+from sbp.infer.problem import Demand
+from sbp.infer.regime import Ban, Regime, regime_of
 from sbp.limits import Budget
 from sbp.plan.edits import Case
 from sbp.plan.ir import Apply, Block, Box, Loop
@@ -56,15 +57,16 @@ def nearest_budget(case: Case, number: int) -> tuple[Budget, Program, bool] | No
 
 def largest(program: Program, budget: Budget) -> float:
     """The most bytes that one device sends in one run of a collective that a budget is about."""
-    regime = Regime(program.mesh, program.typing.boxing, budgets=(dataclasses.replace(budget, above=0.0),))
+    demand = Demand(inputs=(), outputs=(), budgets=(dataclasses.replace(budget, above=0.0),))
+    regime = regime_of(program.graph, program.mesh, program.typing.boxing, demand)
     return max((sent for sent, bans in _sends(program.block, regime, None, False) if bans), default=0.0)
 
 
 def _sends(block: Block, regime: Regime, owner: Node | None, in_loop: bool) -> Iterator[tuple[float, list[Ban]]]:
     for instruction in block.instructions:
         match instruction:
-            case Box(steps=steps, reader=reader):
-                bans = regime.at(reader or owner, in_loop=in_loop, free=True).bans
+            case Box(source=source, steps=steps, reader=reader):
+                bans = regime.at(reader or owner, value=source.value, in_loop=in_loop, free=True).bans
                 yield from ((s.bytes_sent, [b for b in bans if b.forbids(s.kind, s.mesh_axes, s.bytes_sent)]) for s in steps)
             case Apply(node=node, sends=sends):
                 bans = regime.at(node, in_loop=in_loop, free=True).bans

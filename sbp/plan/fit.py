@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from sbp.infer.check import certify
@@ -12,6 +13,7 @@ from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
+from sbp.plan.verify import over_budget
 from sbp.trace.graph import Graph
 
 PRICES = tuple(10.0**n for n in range(-14, -6))
@@ -43,6 +45,13 @@ def fit(
     Returns:
       The program or None, and the program of least memory that was found (None when there is no typing at all).
     """
+    if demand.budgets:
+        # What is sent for one reader may serve another, for which it might not have been sent: so first without, and a look at the plan.
+        unlimited = dataclasses.replace(demand, budgets=())
+        program, _ = fit(graph, mesh, unlimited, boxing=boxing, memory_limit=memory_limit, aliased=aliased)
+        regime = regime_of(graph, mesh, boxing, demand)
+        if program is not None and next(over_budget(program.block, regime), None) is None:
+            return program, program
     typing = choose(graph, mesh, demand, boxing=boxing)
     if typing is None:
         return None, None
@@ -87,7 +96,7 @@ def fit(
 def without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
     """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
     limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
-    regime = regime_of(program.mesh, program.typing.boxing, demand)
+    regime = regime_of(program.graph, program.mesh, program.typing.boxing, demand)
     chosen = sorted(repeats(program.typing, program.block, regime), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
     while chosen:
         typing = save(program.typing, tuple(chosen), regime)

@@ -9,7 +9,7 @@ from typing import Any
 from sbp import _jax
 from sbp.annotate import annotate_p
 from sbp.infer.problem import WHILE_TRIPS, Demand
-from sbp.infer.regime import Regime, Rules, regime_of
+from sbp.infer.regime import Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace
 from sbp.infer.typing import Typing
@@ -29,7 +29,9 @@ def lower(typing: Typing, demand: Demand | None = None) -> Block:
     is gathered for one reader is sliced for the next. A reader that may not convert everything takes what its own rules reach.
     """
     demand = demand or Demand(inputs=(), outputs=())
-    return _Lowering(typing, Spaces(typing.mesh), regime_of(typing.mesh, typing.boxing, demand)).block(typing.graph, typing.outputs)
+    return _Lowering(typing, Spaces(typing.mesh), regime_of(typing.graph, typing.mesh, typing.boxing, demand)).block(
+        typing.graph, typing.outputs
+    )
 
 
 class _Lowering:
@@ -43,6 +45,7 @@ class _Lowering:
     def space(self, aval: Any, types: list[Codes]) -> TypeSpace:
         """A space that holds the given types."""
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
+        monoids = detour(aval.dtype, monoids) if self.regime.budgets else monoids
         shape = tuple(aval.shape)
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
         return self.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, forced)
@@ -72,7 +75,7 @@ class _Lowering:
             if isinstance(operand, Constant):
                 return ConstantRegister(operand, codes)
             if codes not in held[operand]:
-                rules = self.rules(reader or owner)
+                rules = self.rules(reader or owner, operand)
                 parent = parents[operand][codes] if rules.unlimited else self.reached(operand, sorted(held[operand]), codes, rules)
                 source = fetch(operand, parent, reader)
                 assert isinstance(source, Register)
@@ -99,10 +102,10 @@ class _Lowering:
         inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
         return Block(inputs=inputs, instructions=tuple(instructions), outputs=outputs)
 
-    def rules(self, reader: Node | None) -> Rules:
+    def rules(self, reader: Node | None, value: int) -> Rules:
         """What may be converted for a reader: annotations and the end of the program convert freely."""
         free = reader is None or reader.op == annotate_p.name
-        return self.regime.at(reader, in_loop=self.loops > 0, free=free)
+        return self.regime.at(reader, in_loop=self.loops > 0, free=free, value=value)
 
     def reached(self, value: int, held: list[Codes], target: Codes, rules: Rules) -> Codes:
         """Of the types that are there, the one from which the rules reach a type most cheaply."""

@@ -115,7 +115,7 @@ def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int,
     """
     block = lower(typing, demand)
     verify(block, typing.mesh)
-    verify_budgets(block, regime_of(typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())))
+    verify_budgets(block, regime_of(typing.graph, typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())))
     sent = bytes_sent(block)
     peak = peak_memory(typing, block, aliased)
     cost = Cost(bytes_per_device=sent, seconds=typing.seconds - typing.saved_seconds, peak_memory_bytes=peak.bytes)

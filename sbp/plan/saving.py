@@ -154,7 +154,7 @@ def _readers(block: Block) -> dict[Register, list[Instruction]]:
                 found[source].append(instruction)
     for source in block.outputs:
         if isinstance(source, Register):
-            found[source] += [block.instructions[-1]] * 2  # what is returned is no intermediate
+            found.pop(source, None)  # what is returned is no intermediate
     return found
 
 
@@ -167,6 +167,7 @@ class _Numbers:
         self._fresh = itertools.count()
         self._keys: dict[int, tuple[Any, ...]] = {}
         self._keep: list[Any] = []
+        self._inside: Any = None
 
     def of(self, operand: Operand) -> Any:
         if isinstance(operand, Constant):
@@ -206,19 +207,23 @@ class _Numbers:
 
     def _scan(self, node: Node) -> None:
         (body,) = node.regions
-        consts, carry, length = node.params["num_consts"], node.params["num_carry"], int(node.params["length"])
+        consts, carry = node.params["num_consts"], node.params["num_carry"]
+        # The index that values depend on: one for all loops of a length side by side, another for each depth.
+        index = (self._inside, int(node.params["length"]))
         for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
             if position < consts:
                 self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
             elif position >= consts + carry:
                 whole: tuple[Any, ...] = self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
-                self._of[value] = whole[2] if whole[:2] == ("stack", length) else self._number(("at", length, self.of(operand)))
+                self._of[value] = whole[2] if whole[:2] == ("stack", index) else self._number(("at", index, self.of(operand)))
+        outside, self._inside = self._inside, index
         self.enter(body)
+        self._inside = outside
         for position, (operand, value) in enumerate(zip(body.outputs, node.outputs, strict=True)):
             if position < carry:
                 self._new(value)
             else:
-                self._of[value] = self._number(("stack", length, self.of(operand)))
+                self._of[value] = self._number(("stack", index, self.of(operand)))
 
     def _params(self, node: Node) -> Any:
         items = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sbp.errors import SbpInternalError
 from sbp.infer.regime import Regime
 from sbp.infer.space import Codes
@@ -19,29 +21,35 @@ def verify(block: Block, mesh: MeshSpec) -> None:
     _verify_block(block, mesh)
 
 
-def verify_budgets(block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False) -> None:
+def verify_budgets(block: Block, regime: Regime) -> None:
     """Checks every collective of a plan against the budgets it was made under; hand-written regions are the user's own.
 
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
     """
+    for what, reader in over_budget(block, regime):
+        raise _fail(what, reader)
+
+
+def over_budget(block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False) -> Iterator[tuple[str, Node | None]]:
+    """The collectives of a plan that budgets forbid, each with the node that it is for."""
     if not regime.budgets:
         return
     for instruction in block.instructions:
         match instruction:
-            case Box(steps=steps, reader=reader):
-                bans = regime.at(reader or owner, in_loop=in_loop, free=True).bans
+            case Box(source=source, steps=steps, reader=reader):
+                bans = regime.at(reader or owner, value=source.value, in_loop=in_loop, free=True).bans
                 sends = [(s.kind, s.mesh_axes, s.bytes_sent) for s in steps]
             case Apply(node=reader, sends=sends_of_kernels):
                 bans = regime.at(reader, in_loop=in_loop, free=True).bans
                 sends = [(s.kind, (position,), s.bytes) for position, s in sends_of_kernels]
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
-                    verify_budgets(inner, regime, owner=node, in_loop=in_loop or node.op in ("scan", "while"))
+                    yield from over_budget(inner, regime, owner=node, in_loop=in_loop or node.op in ("scan", "while"))
                 continue
         for kind, axes, sent in sends:
             if any(b.forbids(kind, axes, sent) for b in bans):
-                raise _fail(f"a budget forbids {kind} of {sent} bytes over mesh axes {axes}", reader)
+                yield f"a budget forbids {kind} of {sent} bytes over mesh axes {axes}", reader
 
 
 def _fail(what: str, node: Node | None) -> SbpInternalError:

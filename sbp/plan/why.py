@@ -221,7 +221,7 @@ class _Asking:
     def natively_partial(self) -> frozenset[str]:
         """The monoids under which some row makes the value partial."""
         q = self.question
-        table = RowTable(q.mesh, communicates=regime_of(q.mesh, q.boxing, q.demand).communicates(q.graph))
+        table = RowTable(q.mesh, communicates=regime_of(q.graph, q.mesh, q.boxing, q.demand).communicates(q.graph))
         seeds = {
             v: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
             for v, codes in zip(q.graph.inputs, q.demand.inputs, strict=True)

@@ -76,6 +76,32 @@ SCALE = 64
 """The planned programs are so much wider, so that a layer's weights are dearer to move than its activations."""
 
 
+def crossed(xs, w):
+    """Nested loops of one length over the same values: what depends on one index is no copy of what depends on the other."""
+    a, b = lax.map(lambda xi: lax.map(lambda xj: (jnp.tanh(xj @ w), jnp.tanh(xi @ w)), xs), xs)
+    a, b = sbp.split(a, 2, "data"), sbp.split(b, 2, "data")
+    f = jax.checkpoint(lambda a: jnp.sum(jnp.sin(sbp.replicate(a, "data"))))
+    g = jax.checkpoint(lambda b: jnp.sum(jnp.sin(sbp.replicate(b, "data")) * jnp.arange(float(len(xs)))[:, None, None, None]))
+    return f(a) + g(b)
+
+
+def test_indices_of_nested_loops_are_two():
+    rng = np.random.default_rng(1)
+    xs, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((8, 8, 8), (8, 8)))
+    want = jax.jit(jax.grad(crossed, (0, 1)))(xs, w)
+    got = sbp.jit(jax.grad(crossed, (0, 1)), sbp.make_mesh((8,), ("data",)))(xs, w)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())), got, want)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: x, lambda x: lax.scan(lambda c, _: ((c[1], c[0]), None), (x, x + 1), None, length=3)[0]], ids=["identity", "swap"]
+)
+def test_blocks_without_operations(fn):
+    x = jnp.arange(16.0)
+    got, want = sbp.jit(fn, sbp.make_mesh((8,), ("data",)))(x), fn(x)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
 def plan(model, memory_limit=None):
     (up, down), x = jax.tree.map(lambda a: a.shape, arguments())
     shapes = ((up[0], *(SCALE * d for d in up[1:])), (down[0], *(SCALE * d for d in down[1:]))), (x[0], SCALE * x[1])
