@@ -484,7 +484,7 @@ def jit(
             raise SbpError(f"boxing maps names of mesh axes to policies; got {axis!r}")
     if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
         raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")
-    if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
+    if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit is not True and memory_limit > 0):
         raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")
     options = Options(
         in_types=in_types,

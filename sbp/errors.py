@@ -256,14 +256,14 @@ def bytes_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """A clause naming the nearest of `known`, for error messages.
 
     >>> nearest("modle", ["data", "model"])
     '; did you mean "model"?'
     """
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     if close:
         return f'; did you mean "{close[0]}"?'
     return f"; known: {', '.join(options)}" if options else ""

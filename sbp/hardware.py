@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,8 +80,12 @@ class Hardware:
         >>> HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=3e9).slow_axes[0][0]
         'dcn'
         """
-        if bytes_per_second <= 0 or latency_seconds < 0:
-            raise SbpError(f"axis {mesh_axis!r}: bytes_per_second is above 0 and latency_seconds not below 0")
+        real = all(isinstance(x, int | float) and math.isfinite(x) for x in (bytes_per_second, latency_seconds))
+        if not (isinstance(mesh_axis, str) and real and bytes_per_second > 0 and latency_seconds >= 0):
+            raise SbpError(
+                f"axis {mesh_axis!r}: a name, bytes_per_second above 0 and latency_seconds not below 0 are needed; "
+                f"got {bytes_per_second!r} and {latency_seconds!r}"
+            )
         network = Network(bytes_per_second=bytes_per_second, latency_seconds=latency_seconds)
         others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
         return dataclasses.replace(self, slow_axes=(*others, (mesh_axis, network)))

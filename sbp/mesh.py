@@ -86,6 +86,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         if hardware not in HARDWARE:
             raise SbpError(f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option")
         hardware = HARDWARE[hardware]
+    if not isinstance(hardware, Hardware):
+        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {hardware!r}")
     spec = MeshSpec(axes=axes, hardware=hardware)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)

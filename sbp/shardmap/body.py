@@ -70,11 +70,11 @@ def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
 
 def _without_lead(v: Value) -> Value:
     """One turn's slice of what a scan runs along."""
-    return replace(v, held=tuple(_shifted(h, -1) for h in v.held), count=1, added=None)
+    return replace(v, held=tuple(_shifted(h, -1) for h in v.held), lengths=(), added=None)
 
 
 def _with_lead(v: Value) -> Value:
-    return replace(v, held=tuple(_shifted(h, 1) for h in v.held), count=1, added=None)
+    return replace(v, held=tuple(_shifted(h, 1) for h in v.held), lengths=(), added=None)
 
 
 def _shifted(h: Held, by: int) -> Held:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sbp.shardmap.held import UNKNOWN, WHOLE, Fault, Held, Value, faulty
+from sbp.shardmap.held import UNKNOWN, WHOLE, Doubt, Fault, Held, Value, faulty
 from sbp.shardmap.state import State
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, Split, Unreduced
@@ -43,7 +43,7 @@ def _one(state: State, node: Node, v: Value, shape: Sequence[int], over: Sequenc
     if v.const is not None and v.literal and node.op in REDUCTIONS:
         const = v.const * math.prod(state.sizes[k] for k in over) if REDUCTIONS[node.op] == "sum" else v.const
     counted = node.op in ("psum", "psum_invariant")
-    return Value(tuple(held), const, v.literal, v.count if counted else 1, v.added if counted else None)
+    return Value(tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None)
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------------------------
@@ -55,6 +55,8 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
     if h.fault:
         state.report(h.fault, axis, node)
         return replace(WHOLE, excess=None, reduced=node)
+    if h.doubt:
+        state.doubtful(h.doubt)
     if h.unknown:
         return replace(WHOLE, excess=None, reduced=node)
     partial = h.partial
@@ -100,6 +102,9 @@ def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
         return replace(WHOLE, excess=h.excess if h.split else 0 if h.atoms else None, cause=h.cause if h.split else None, reduced=h.reduced)
     if Split(dim) in h.atoms:
         return replace(h, atoms=frozenset({B}))
+    if h.fault and h.fault.kind == "local" and h.fault.candidates == dim:
+        text = "what the shards picked is gathered; that one is picked from all of it is not shown"
+        return replace(WHOLE, doubt=Doubt(node, text), reduced=node)
     if shape[dim] == 1:
         return replace(WHOLE, excess=None)
     if h.fault:

@@ -2,7 +2,7 @@
 
 The types of the program as written are not given, so a part has *readings*: every atom under which it may be read. A bias broadcast
 along a batch is B and S(0) at once; zeros are B, S and P. No reading at all means that nothing is known (a ring's block, a slice by
-axis index), which is no fault.
+axis index), which is no fault; where no rule covers what was done to it, that is its `doubt`.
 
 A value may be off by a power of the axis size, its `excess`: the sum of parts that are each the mean of a shard is n times the mean
 (excess 1), which `pmean` divides away; the sum of n equal parts is n times too much as well. B with excess e is P(sum) with e + 1.
@@ -10,6 +10,7 @@ A value may be off by a power of the axis size, its `excess`: the sum of parts t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from sbp.types import Atom, B, P, Split, Unreduced
 Kind = Literal[
     "nonlinear", "product", "ratio", "added", "scales", "mixed", "local", "blocks", "wrong-gather", "copies",
     "doubled", "averaged", "pending", "monoid", "predicate",
-    "missing", "partial-as-split", "split-as-whole", "copies-as-split", "wrong-dim",
+    "missing", "partial-as-split", "split-as-whole", "copies-as-split", "wrong-dim", "order",
 ]  # fmt: skip
 """What may be wrong; `words` says it."""
 
@@ -40,6 +41,7 @@ class Fault:
       operand: which operand of the node is concerned, or which of its dims.
       detail: a type or a name that the words need.
       partial: which operands are partial.
+      candidates: the dim along which each shard gave its best elements, of which the best of all are some.
     """
 
     kind: Kind
@@ -48,6 +50,20 @@ class Fault:
     operand: int = 0
     detail: str = ""
     partial: tuple[int, ...] = ()
+    candidates: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a value may not be what is meant, which is said once something reduces or returns it.
+
+    Arguments:
+      node: the operation.
+      text: what cannot be told of it.
+    """
+
+    node: Node
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,8 @@ class Held:
       cause: what brought the excess about.
       blocks: where the shards of a split value were added up.
       share: it may be meant as one of n equal parts: it was divided by n.
+      doubt: what could not be told on the way. An unknown value without a doubt is meant to depend on the place of its device.
+      under: mesh axes outside of this one on the dim that it is split on; None when they are not known.
     """
 
     atoms: frozenset[Atom] = frozenset()
@@ -73,6 +91,8 @@ class Held:
     cause: Fault | None = None
     blocks: Node | None = None
     share: bool = False
+    doubt: Doubt | None = None
+    under: frozenset[int] | None = None
 
     @property
     def unknown(self) -> bool:
@@ -100,6 +120,15 @@ UNKNOWN = Held(excess=None)
 WHOLE = Held(frozenset({B}))
 
 
+def unsure(held: Sequence[Held]) -> Held:
+    """What is known of a result that has an unknown operand at least: a fault stays one, but for what is meant to be of a shard alone."""
+    by_place = any(h.unknown and h.doubt is None for h in held)
+    fault = next((h.fault for h in held if h.fault and not (by_place and h.fault.kind == "local")), None)
+    if fault is not None:
+        return faulty(fault)
+    return UNKNOWN if by_place else replace(UNKNOWN, doubt=next((h.doubt for h in held if h.doubt), None))
+
+
 def faulty(fault: Fault) -> Held:
     """What an operation leaves that is at fault."""
     return Held(excess=None, fault=fault)
@@ -113,15 +142,20 @@ class Value:
       held: for each mesh axis.
       const: the number that all its elements are; None when they differ or nothing is known.
       literal: whether it depends on no input.
-      count: how many local elements each of its elements is the sum of.
+      lengths: of the dims that each of its elements is the sum along, how long they are locally and the mesh axes that split them.
       added: the operation that summed them.
     """
 
     held: tuple[Held, ...]
     const: Any = None
     literal: bool = False
-    count: int = 1
+    lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
     added: Node | None = None
+
+    @property
+    def count(self) -> int:
+        """How many local elements each of its elements is the sum of."""
+        return math.prod(length for length, _ in self.lengths)
 
     @property
     def zero(self) -> bool:
@@ -187,19 +221,20 @@ def joined(values: Sequence[Value], node: Node) -> Value:
 
 def _join(x: Held, y: Held, a: Value, b: Value, node: Node) -> Held:
     if x.unknown or y.unknown:
-        return UNKNOWN
+        return unsure((x, y))
     if x.fault or y.fault:
         return x if x.fault else y
     excess = y.excess if a.zero else x.excess if b.zero or x.excess == y.excess else None
     atoms = x.atoms & y.atoms
+    doubt, under = x.doubt or y.doubt, x.under if x.under is not None else y.under
     made, reduced, cause = x.made or y.made, x.reduced or y.reduced, x.cause or y.cause
     if atoms:
         if excess is None and None not in (x.excess, y.excess) and cause and not any(isinstance(t, Split) for t in atoms):
             return faulty(cause)  # an iteration that multiplies by the axis size again
-        return Held(atoms, excess, None, made, reduced, cause, x.blocks or y.blocks)
+        return Held(atoms, excess, None, made, reduced, cause, x.blocks or y.blocks, doubt=doubt, under=under)
     for p, w in ((x, y), (y, x)):
         if p.partial == P and B in w.atoms:
             if p.excess is not None and w.excess is not None and p.excess != w.excess + 1:
                 return faulty(Fault("added", node, p.made))
-            return Held(p.atoms, p.excess, None, made, reduced, cause)
+            return Held(p.atoms, p.excess, None, made, reduced, cause, doubt=doubt)
     return UNKNOWN

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sbp.plan.source import source_text, users_span
 from sbp.shardmap.excess import close, excess_of
-from sbp.shardmap.held import UNKNOWN, Fault, Held, Value, faulty, neutral
+from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral, unsure
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for
@@ -25,6 +26,9 @@ _MOVES = frozenset(names("broadcast_in_dim convert_element_type copy neg reshape
 """What leaves a sum the sum of as many elements."""
 
 _EXTREMES = (Unreduced("max"), Unreduced("min"))
+
+_PICKS = frozenset(names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_sum sort top_k"))
+"""What does not mind the order of the elements, and picks from all candidates."""
 
 _FOLDS: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -48,10 +52,10 @@ def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
     axes = range(len(state.sizes))
     found = [_on_axis(state, node, ins, k) for k in axes]
     const, known = _constant(node, ins), all(v.literal for v in ins)
-    count, added = _count(state, node, ins)
+    lengths, added = _lengths(state, node, ins)
     results = []
     for i, output in enumerate(node.outputs):
-        value = Value(tuple(found[k][i] for k in axes), const if i == 0 else None, known, count, added)
+        value = Value(tuple(found[k][i] for k in axes), const if i == 0 else None, known, lengths, added)
         results.append(neutral(value, state.graph.avals[output]))
     return [_divided(state, node, ins, results[0])] if len(results) == 1 else results
 
@@ -68,12 +72,13 @@ def _constant(node: Node, ins: Sequence[Value]) -> Any:
         return np.asarray(_FOLDS[node.op](*consts)).item()
 
 
-def _count(state: State, node: Node, ins: Sequence[Value]) -> tuple[int, Node | None]:
-    """Of how many local elements each element of the result is the sum."""
+def _lengths(state: State, node: Node, ins: Sequence[Value]) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Node | None]:
+    """Along which dims each element of the result is a sum, and the operation that summed."""
     if node.op == "reduce_sum":
         shape = state.graph.aval(node.inputs[0]).shape
-        return ins[0].count * math.prod(shape[d] for d in node.params["axes"]), node
-    return (ins[0].count, ins[0].added) if node.op in _MOVES else (1, None)
+        summed = [(shape[d], tuple(k for k, h in enumerate(ins[0].held) if h.split == Split(d))) for d in node.params["axes"]]
+        return (*ins[0].lengths, *summed), node
+    return (ins[0].lengths, ins[0].added) if node.op in _MOVES else ((), None)
 
 
 # ---- readings -----------------------------------------------------------------------------------------------------------------------
@@ -82,7 +87,7 @@ def _count(state: State, node: Node, ins: Sequence[Value]) -> tuple[int, Node | 
 def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[Held]:
     held = [v.held[axis] for v in ins]
     if any(h.unknown for h in held):
-        return [UNKNOWN] * len(node.outputs)
+        return [unsure(held)] * len(node.outputs)
     sick = next((h.fault for h in held if h.fault), None)
     if sick is not None:
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
@@ -112,7 +117,11 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
         return [_result(node, held, frozenset(found), excess) for found in atoms]
     if clash is not None:
         return _clashing(state, node, ins, held, clash, axis)
-    return [_unreadable(state, node, ins, held, every, n)] * len(node.outputs)
+    found_none = _unreadable(state, node, ins, held, every, axis)
+    others = found_none
+    if found_none.fault and found_none.fault.candidates is not None:  # the second result is where they were in their shard
+        others = faulty(replace(found_none.fault, candidates=None))
+    return [found_none, *(others for _ in node.outputs[1:])]
 
 
 def _excess(node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms) -> Any:
@@ -130,6 +139,8 @@ def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: in
     return replace(
         result,
         share=share and any(h.share for h in held),
+        doubt=None if node.op in _PICKS else next((h.doubt for h in held if h.doubt), None),
+        under=next((h.under for h in held if h.under is not None), None) if any(isinstance(a, Split) for a in atoms) else None,
         made=made or (node if result.partial else None),
         reduced=next((h.reduced for h in held if h.reduced), None),
         cause=next((h.cause for h in held if h.cause), None) if excess else None,
@@ -154,7 +165,7 @@ def _clashing(state: State, node: Node, ins: Sequence[Value], held: Sequence[Hel
     return [_result(node, held, frozenset(row.outs[i] for row in rows), None) for i in range(len(node.outputs))]
 
 
-def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], every: Sequence[Atoms], n: int) -> Held:
+def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], every: Sequence[Atoms], axis: int) -> Held:
     """No signature for any reading."""
     partial = tuple(i for i, h in enumerate(held) if h.partial)
     split = [i for i, h in enumerate(held) if h.split]
@@ -174,11 +185,29 @@ def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[H
     if added_up is not None and split:
         return faulty(Fault("blocks", node, held[added_up].blocks, added_up))
     for way in every:
-        alone = state.reader.whole_dim(node, way, n)
+        alone = state.reader.whole_dim(node, way, state.sizes[axis])
         if alone and not (node.op == "gather" and ins[1].literal):  # a place that is written down may be one in each shard
             dim = next(a.dim for a in way if isinstance(a, Split))
-            return faulty(Fault("local", node, None, 0, f"S({dim}), {alone}"))
-    return UNKNOWN
+            return faulty(Fault("local", node, None, 0, f"S({dim}), {alone}", candidates=dim if node.op == "top_k" else None))
+    if node.backward or not split or _own_slice(state, node, held[split[0]]):
+        return UNKNOWN
+    return replace(UNKNOWN, doubt=Doubt(node, _doubted(state, node, held, axis)))
+
+
+def _own_slice(state: State, node: Node, h: Held) -> bool:
+    """Whether a device takes the one element that it has along a split dim: that dim numbers the devices."""
+    shape = state.graph.aval(node.inputs[0]).shape
+    one = h.split is not None and h.split.dim < len(shape) and shape[h.split.dim] == 1
+    return one and node.op in ("dynamic_slice", "gather", "reshape", "slice", "squeeze")
+
+
+def _doubted(state: State, node: Node, held: Sequence[Held], axis: int) -> str:
+    """Why no rule covers an operation on a split value."""
+    what, name = source_text(users_span(node)) or node.op, state.names[axis]
+    split = next(repr(h.split) for h in held if h.split)
+    if any(h.split is None for h in held):
+        return f"`{what}` takes what is {split} on mesh axis `{name}` together with what every device has; that this is meant is not shown"
+    return f"`{what}` takes the shards of what is {split} on mesh axis `{name}` each for itself; that this is meant is not shown"
 
 
 # ---- divisors -----------------------------------------------------------------------------------------------------------------------

@@ -160,6 +160,8 @@ class _Program:
             fault = _broken(h, dim, maker or state.region)
             if fault is not None:
                 state.report(fault, k, None, result, "B" if dim is None else repr(Split(dim)))
+            elif h.doubt:
+                state.doubtful(h.doubt)
             elif h.unknown and dim is None and not params.get("check_vma"):
                 text = f"that result {result} is B on `{name}`, as out_specs say, is not shown"
                 state.unanalysed(maker or state.region, text, "note")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import Severity, Span
-from sbp.shardmap.held import Fault
+from sbp.shardmap.held import Doubt, Fault
 from sbp.shardmap.readings import Reader
 from sbp.trace.graph import Graph, Node
 
@@ -95,6 +95,10 @@ class State:
     def unanalysed(self, node: Node, why: str, severity: Severity = "warning") -> None:
         """Enters that nothing is known of what an operation returns."""
         self.notes.setdefault((node.span or node.id, node.op, severity), Note(node, why, severity))
+
+    def doubtful(self, doubt: Doubt) -> None:
+        """Enters a doubt, now that a value which has it is reduced or returned."""
+        self.unanalysed(doubt.node, doubt.text, "note")
 
     def axes_of(self, named: Any) -> tuple[int, ...]:
         """Positions of the mesh axes that a collective names."""
