@@ -87,7 +87,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             are not as many names as dims.
         """
         x = x if hasattr(x, "aval") else jax.numpy.asarray(x)
-        if not hasattr(x, "shape") and not np.isscalar(x):
+        if isinstance(x, dict | list | tuple | str):
             raise SbpError(f"a layout names the dims of one array, got {type(x).__name__}; map it over the leaves")
         if len(names) != np.ndim(x):
             raise _names_error(f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)}; give one for each dim")
