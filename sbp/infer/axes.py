@@ -20,6 +20,9 @@ PAIR = 2
 NEAR = 0.01
 """Gap of a joint choice that searches of pairs are not spent on: they stay in its valley."""
 
+PART_ROUNDS = 2
+"""Rounds of a search that holds some axes: its bound says nothing of the whole."""
+
 JOINT_ENTRIES = 80_000_000
 """Entries of all cost matrices up to which every axis is chosen in one go (8 bytes each)."""
 
@@ -67,4 +70,4 @@ def _within(search: Search, core: Core, profiles: list[np.ndarray], held: list[i
         off = (have != (0 if like is None else profiles[v][like[v], held])).sum(axis=1)
         part.keep(v, off == off.min())
     part.reduce()
-    search.run(part)
+    search.run(part, PART_ROUNDS)

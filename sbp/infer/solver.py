@@ -91,12 +91,12 @@ class Search:
             return None
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
-    def run(self, core: Core) -> float:
-        """Searches a reduced core, which it may shrink; returns a bound: the core has nothing cheaper."""
+    def run(self, core: Core, rounds: int | None = None) -> float:
+        """Searches a reduced core, which it may shrink, in so many rounds at most; returns a bound: the core has nothing cheaper."""
         if not core.feasible:
             return math.inf
         bound = -math.inf
-        for _ in range(self.rounds):
+        for _ in range(rounds or self.rounds):
             states, conditioned = eliminate(core, self.table_limit)
             self._offer(states, core)
             if conditioned == 0:

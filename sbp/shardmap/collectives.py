@@ -89,7 +89,14 @@ def _scattered(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
     if v.held[axis].split:
         return UNKNOWN
     whole = _reduced(state, node, v, axis, shape)
-    return replace(whole, atoms=frozenset({Split(dim)})) if tiled else replace(whole, atoms=frozenset())
+    return replace(whole, atoms=frozenset({Split(dim)}), under=_outside(state, node, v, axis, dim)) if tiled else replace(whole, atoms=frozenset())
+
+
+def _outside(state: State, node: Node, v: Value, axis: int, dim: int) -> frozenset[int]:
+    """The mesh axes that split a dim before a collective splits it further."""
+    over = state.axes_of(names_of(node))
+    before = {k for k, h in enumerate(v.held) if Split(dim) in h.atoms and k not in over}
+    return frozenset(before | set(over[: over.index(axis)]))
 
 
 # ---- movements ------------------------------------------------------------------------------------------------------------------------
@@ -101,7 +108,10 @@ def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
     if not node.params["tiled"] or h.unknown:
         return replace(WHOLE, excess=h.excess if h.split else 0 if h.atoms else None, cause=h.cause if h.split else None, reduced=h.reduced)
     if Split(dim) in h.atoms:
-        return replace(h, atoms=frozenset({B}))
+        over = state.axes_of(names_of(node))
+        if h.under is not None and h.under & set(over) != set(over[: over.index(axis)]):
+            return faulty(Fault("order", node, None, dim))
+        return replace(h, atoms=frozenset({B}), under=None)
     if h.fault and h.fault.kind == "local" and h.fault.candidates == dim:
         text = "what the shards picked is gathered; that one is picked from all of it is not shown"
         return replace(WHOLE, doubt=Doubt(node, text), reduced=node)
@@ -123,7 +133,7 @@ def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
     if h.unknown or h.fault:
         return UNKNOWN  # what each device found for each other one
     if Split(concat) in h.atoms and split != concat and node.params["tiled"]:
-        return replace(h, atoms=frozenset({Split(split)}))
+        return replace(h, atoms=frozenset({Split(split)}), under=_outside(state, node, v, axis, split))
     if B in h.atoms and not v.literal:
         return faulty(Fault("copies", node, h.reduced, concat))
     return UNKNOWN

@@ -121,12 +121,17 @@ WHOLE = Held(frozenset({B}))
 
 
 def unsure(held: Sequence[Held]) -> Held:
-    """What is known of a result that has an unknown operand at least: a fault stays one, but for what is meant to be of a shard alone."""
+    """What is known of a result that has an unknown operand at least.
+
+    A fault stays one, but for what is meant to be of a shard alone, and a shift by a shard's own maximum that the operand puts right.
+    """
     by_place = any(h.unknown and h.doubt is None for h in held)
-    fault = next((h.fault for h in held if h.fault and not (by_place and h.fault.kind == "local")), None)
-    if fault is not None:
-        return faulty(fault)
-    return UNKNOWN if by_place else replace(UNKNOWN, doubt=next((h.doubt for h in held if h.doubt), None))
+    put_right = {h.made for h in held if h.unknown and h.made}
+    for h in held:
+        if h.fault and not (by_place and h.fault.kind == "local") and not (h.fault.kind == "mixed" and h.fault.made in put_right):
+            return faulty(h.fault)
+    made = next((h.made for h in held if h.unknown and h.made), None)
+    return replace(UNKNOWN, made=made, doubt=None if by_place else next((h.doubt for h in held if h.doubt), None))
 
 
 def faulty(fault: Fault) -> Held:

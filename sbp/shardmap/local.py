@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sbp.plan.source import source_text, users_span
+from sbp.shardmap.byhand import by_hand
 from sbp.shardmap.excess import close, excess_of
 from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral, unsure
 from sbp.shardmap.readings import Atoms, ways
@@ -93,8 +94,9 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
         return [UNKNOWN if sick.kind == "local" and node.op in _COMPARES else faulty(sick)] * len(node.outputs)
     whole = [h.made for h in held if h.reduced and B in h.atoms]
-    if any(h.partial in _EXTREMES and h.made in whole for h in held):
-        return [UNKNOWN] * len(node.outputs)  # a device's own maximum against that of all: what was shifted by its own is put right
+    own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
+    if own is not None:
+        return [replace(UNKNOWN, made=own)] * len(node.outputs)  # a device's own maximum against that of all: what was shifted by its own is put right
     n = state.sizes[axis]
     atoms: list[set[Atom]] = [set() for _ in node.outputs]
     excesses: set[int | None] = set()
@@ -114,7 +116,13 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
                 found.add(atom)
     if excesses:
         excess = excesses.pop() if len(excesses) == 1 else None
-        return [_result(node, held, frozenset(found), excess) for found in atoms]
+        swapped = _swapped(node, ins, axis)
+        if swapped:
+            return [faulty(swapped)] * len(node.outputs)
+        results = [_result(node, held, frozenset(found), excess) for found in atoms]
+        if not node.backward and state.reader.reorders(node, every[0], n) and len(every) == 1 and not results[0].doubt:
+            results = [replace(results[0], doubt=Doubt(node, _reordered(state, node, axis)))]
+        return results
     if clash is not None:
         return _clashing(state, node, ins, held, clash, axis)
     found_none = _unreadable(state, node, ins, held, every, axis)
@@ -201,6 +209,21 @@ def _own_slice(state: State, node: Node, h: Held) -> bool:
     return one and node.op in ("dynamic_slice", "gather", "reshape", "slice", "squeeze")
 
 
+def _swapped(node: Node, ins: Sequence[Value], axis: int) -> Fault | None:
+    """Two operands whose dims are split over the same mesh axes in another order."""
+    for i, j in itertools.permutations(range(len(ins)), 2):
+        one, other = ins[i].held, ins[j].held
+        for k in (one[axis].under or frozenset()) - (other[axis].under or frozenset()):
+            if axis in (other[k].under or ()) and other[k].split == other[axis].split and one[k].split == one[axis].split:
+                return Fault("order", node, None, i)
+    return None
+
+
+def _reordered(state: State, node: Node, axis: int) -> str:
+    what = source_text(users_span(node)) or node.op
+    return f"`{what}` puts the elements of each shard on mesh axis `{state.names[axis]}` together: as one value they come in another order"
+
+
 def _doubted(state: State, node: Node, held: Sequence[Held], axis: int) -> str:
     """Why no rule covers an operation on a split value."""
     what, name = source_text(users_span(node)) or node.op, state.names[axis]
@@ -272,12 +295,14 @@ def _known_change(state: State, node: Node, operand: Value, divisor: float) -> d
             if close(divisor, math.prod(sizes[k] for k in axes)):
                 # By hand. Of what is still to be reduced, it may as well be the number of microbatches.
                 return {k: -1 if B in operand.held[k].atoms else None for k in axes}
-    if operand.added is None or node.backward:
+    if node.backward:
         return {}
-    certain = operand.added.span == node.span
+    certain = operand.added is not None and operand.added.span == node.span
     summed = [k for k, h in enumerate(operand.held) if h.made and h.made.op == "reduce_sum" and h.excess == 0]
     partial = [k for k in summed if operand.held[k].partial == P or (certain and operand.held[k].reduced)]
-    return _mean(state, node, operand.count, divisor, partial, certain) if partial else {}
+    if partial and operand.added:
+        return _mean(state, node, operand.count, divisor, partial, certain)
+    return by_hand(state, node, operand, divisor)
 
 
 def _mean(state: State, node: Node, count: int, divisor: float, partial: list[int], certain: bool) -> dict[int, int | None]:

@@ -55,6 +55,10 @@ class Reader:
             self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins))))
         return self.known[key]
 
+    def reorders(self, node: Node, ins: Atoms, n: int) -> bool:
+        """Whether the results are split, but so that the elements of the shards come in another order."""
+        return node.op == "reshape" and bool(self.rows(node, ins, n)) and not any(r.kernel == "local" for r in self._all_rows(node, ins, n))
+
     def whole_dim(self, node: Node, ins: Atoms, n: int) -> str:
         """What a local operation does to a split dim that it needs whole; empty when there is none."""
         kernels = sorted(k for k in (row.kernel for row in self._all_rows(node, ins, n)) if k in WHOLE_DIM)
@@ -75,6 +79,9 @@ class Reader:
         splits: list[Atom] = [Split(d) for d in range(rank)]
         if node.op in _ELEMENTWISE:
             splits = [s for s in splits if _together(s, ins, avals, outs[0].shape)]
+        if node.op == "broadcast_in_dim" and ins[0] == B:  # a dim that is kept is no copy of another: one global length on each device
+            kept = zip(node.params["broadcast_dimensions"], avals[0].shape, strict=True)
+            splits = [s for s in splits if s not in {Split(d) for d, length in kept if length > 1}]
         for guess in (B, *splits):
             if any(isinstance(guess, Split) and guess.dim >= len(v.shape) for v in outs):
                 continue

@@ -82,6 +82,16 @@ def dim_of(spec: Any, mesh_axis: str) -> int | None:
     return None
 
 
+def outside(entry: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int]:
+    """The mesh axes that stand before one in an entry of a PartitionSpec: the shards of the first are the largest.
+
+    >>> outside(("data", "model"), "model", ("data", "model"))
+    frozenset({0})
+    """
+    listed = (entry,) if isinstance(entry, str) else entry
+    return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
+
+
 @dataclass(slots=True, eq=False)
 class _Program:
     """All regions under analysis: what one found about the divisions of a line holds in its gradient, too."""
@@ -139,7 +149,8 @@ class _Program:
         if isinstance(operand, Constant):
             return literal(operand.value, operand.aval, len(self.names))
         dims = [dim_of(spec, a) for a in self.names]
-        held = tuple(WHOLE if d is None else Held(frozenset({Split(d)})) for d in dims)
+        unders = [None if d is None else outside(spec[d], a, self.names) for d, a in zip(dims, self.names, strict=True)]
+        held = tuple(WHOLE if d is None else Held(frozenset({Split(d)}), under=u) for d, u in zip(dims, unders, strict=True))
         maker = makers.get(operand)
         if node.backward and maker is not None and maker.op == "div" and isinstance(maker.inputs[1], Constant):
             # The cotangent of what is B: without check_vma, JAX hands each device its share of it.
@@ -155,6 +166,12 @@ class _Program:
         manual = params.get("newly_manual_axes", params.get("manual_axes", self.names))
         for k, (name, h) in enumerate(zip(self.names, value.held, strict=True)):
             dim = dim_of(spec, name)
+            if dim is not None and Split(dim) in h.atoms and h.under is not None and name in manual:
+                said = outside(spec[dim], name, self.names)
+                swapped = [j for j in said ^ h.under if dim_of(spec, self.names[j]) == dim]
+                if swapped:
+                    state.report(Fault("order", maker or state.region, None, dim), k, None, result, f"PartitionSpec{tuple(spec)!r}")
+                    continue
             if name not in manual or (dim is not None and shape[dim] == 1):
                 continue  # one element for each device: what each of them has, side by side
             fault = _broken(h, dim, maker or state.region)

@@ -21,6 +21,7 @@ _CODES: dict[Kind, str] = {
     "local": "local-result",
     "missing": "missing-reduction",
     "monoid": "wrong-reduction",
+    "order": "wrong-placement",
     "partial-as-split": "wrong-placement",
     "pending": "wrong-reduction",
     "predicate": "missing-reduction",
@@ -107,6 +108,8 @@ class _Words:
                 return f"{what} takes a sum of different shards for one shard on {self.axes}"
             case "wrong-gather":
                 return f"{what} gathers dim {self.fault.operand} of a value that is {self.fault.detail} on {self.axes}"
+            case "order":
+                return f"{result} is split in another order" + f" than {claim} on {self.axes}" if claim else f"{what} meets shards in another order on {self.axes}"
             case "copies":
                 return f"{what} moves {self.n} equal copies on {self.axes}"
             case "doubled":
@@ -147,6 +150,8 @@ class _Words:
                 return "this is no gradient of one shard"
             case "wrong-gather":
                 return f"the shards follow one another along dim {self.fault.detail.strip('S()')}"
+            case "order":
+                return "the axes of a split dim are ordered, the first one outermost"
             case "copies":
                 return "its operand is B: every device has the same"
             case "doubled":
