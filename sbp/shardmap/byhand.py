@@ -46,9 +46,10 @@ def by_hand(state: State, node: Node, operand: Value, divisor: float) -> dict[in
         return dict.fromkeys(shards[0], 1) if len(shards) == 1 else dict.fromkeys(summed)
     if operand.added is None or not (devices or shards):
         return {}
-    if len(devices) + len(shards) > 1 or divisor == HALF or (devices and _is_a_length(state, divisor)):
+    if len(devices) + len(shards) > 1 or divisor == HALF or _is_a_length(state, divisor):
         what = text if len(text) <= 60 else node.op
-        state.unanalysed(node, f"what `{what}` divides a sum over devices by, {divisor:g}, may be their number or that of the elements", "note")
+        why = f"the {divisor:g} that `{what}` divides a sum over devices by may be their number, that of the elements, or another one"
+        state.unanalysed(node, why, "note")
         return {}
     return dict.fromkeys(devices[0], -1) if devices else dict.fromkeys(shards[0], 1)
 
@@ -72,6 +73,9 @@ def _counts(state: State, operand: Value, summed: list[int]) -> Iterator[tuple[f
 
 
 def _is_a_length(state: State, divisor: float) -> bool:
-    """Whether an input of the region has a dim of that length."""
-    lengths = {length * n for i in state.graph.inputs for length in state.graph.aval(i).shape for n in (1, *state.sizes)}
-    return any(close(divisor, length) for length in lengths)
+    """Whether an operand of the region has a dim of that length."""
+    for i, spec in zip(state.graph.inputs, state.region.params["in_specs"], strict=True):
+        for length, entry in itertools.zip_longest(state.graph.aval(i).shape, spec):
+            if close(divisor, length * math.prod(state.sizes[k] for k in state.axes_of(entry))):
+                return True
+    return False

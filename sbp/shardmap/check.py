@@ -24,8 +24,10 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and results that are not held as claimed.
 
     Every value of every region is typed on each mesh axis, from in_specs on: whole, split, or partial, with the divisor that is
-    left of a mean. An error is what no reading of the program makes right; of what cannot be told the report says that it was not
-    analysed. Nothing runs.
+    left of a mean; a psum that is divided by hand is read as the mean that it is. An error is what no reading of the program makes
+    right. Where no rule covers what a local operation does to a split dim (a slice, a roll, a local position, a random draw, a reshape
+    that mixes shards) a note says so, and `ok` does not vouch for it. Not checked, and without a note, is what depends on
+    `axis_index`, went round a ring, or comes of a scan along a split dim: it is meant to differ by device. Nothing runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.

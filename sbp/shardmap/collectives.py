@@ -38,7 +38,7 @@ Act = Callable[[State, Node, Value, int, Sequence[int]], Held]
 
 
 def _one(state: State, node: Node, v: Value, shape: Sequence[int], over: Sequence[int], act: Act) -> Value:
-    held = [act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape)) for k, h in enumerate(v.held)]
+    held = [act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over) for k, h in enumerate(v.held)]
     const = None
     if v.const is not None and v.literal and node.op in REDUCTIONS:
         const = v.const * math.prod(state.sizes[k] for k in over) if REDUCTIONS[node.op] == "sum" else v.const
@@ -89,7 +89,9 @@ def _scattered(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
     if v.held[axis].split:
         return UNKNOWN
     whole = _reduced(state, node, v, axis, shape)
-    return replace(whole, atoms=frozenset({Split(dim)}), under=_outside(state, node, v, axis, dim)) if tiled else replace(whole, atoms=frozenset())
+    if not tiled:
+        return replace(whole, atoms=frozenset())
+    return replace(whole, atoms=frozenset({Split(dim)}), under=_outside(state, node, v, axis, dim))
 
 
 def _outside(state: State, node: Node, v: Value, axis: int, dim: int) -> frozenset[int]:
@@ -109,7 +111,7 @@ def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
         return replace(WHOLE, excess=h.excess if h.split else 0 if h.atoms else None, cause=h.cause if h.split else None, reduced=h.reduced)
     if Split(dim) in h.atoms:
         over = state.axes_of(names_of(node))
-        if h.under is not None and h.under & set(over) != set(over[: over.index(axis)]):
+        if h.under is not None and h.under & set(over) != frozenset(over[: over.index(axis)]):
             return faulty(Fault("order", node, None, dim))
         return replace(h, atoms=frozenset({B}), under=None)
     if h.fault and h.fault.kind == "local" and h.fault.candidates == dim:
@@ -150,7 +152,7 @@ def _same_everywhere(state: State, node: Node, v: Value, axis: int, shape: Seque
     return replace(WHOLE, excess=None)
 
 
-def _beside(node: Node, h: Held, rank: int) -> Held:
+def _beside(node: Node, h: Held, rank: int, over: Sequence[int]) -> Held:
     """On a mesh axis that the collective does not run over."""
     if REDUCTIONS.get(node.op, "sum") != "sum" and isinstance(h.partial, Unreduced) and h.partial.monoid != REDUCTIONS[node.op]:
         return faulty(Fault("nonlinear", node, h.made, 0, repr(h.partial)))
@@ -161,7 +163,10 @@ def _beside(node: Node, h: Held, rank: int) -> Held:
             atoms.add(a)
         elif moved[a.dim] is not None:
             atoms.add(Split(moved[a.dim] or 0))
-    return replace(h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None)
+    doubt = h.doubt
+    if node.op.startswith("all_gather") and h.split == Split(node.params["all_gather_dimension"]) and (h.under or frozenset()) & set(over):
+        doubt = doubt or Doubt(node, "shards are gathered along a dim that stays split further in: as one value they come in another order")
+    return replace(h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None, doubt=doubt)
 
 
 def _moved_dims(node: Node, rank: int) -> list[int | None]:

@@ -96,7 +96,8 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
     whole = [h.made for h in held if h.reduced and B in h.atoms]
     own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:
-        return [replace(UNKNOWN, made=own)] * len(node.outputs)  # a device's own maximum against that of all: what was shifted by its own is put right
+        # A device's own maximum against that of all: what was shifted by its own is put right.
+        return [replace(UNKNOWN, made=own)] * len(node.outputs)
     n = state.sizes[axis]
     atoms: list[set[Atom]] = [set() for _ in node.outputs]
     excesses: set[int | None] = set()
@@ -166,7 +167,7 @@ def _clashing(state: State, node: Node, ins: Sequence[Value], held: Sequence[Hel
         positions = tuple(i for i, h in enumerate(held) if h.partial)
         return [faulty(Fault(kind, node, partial.made, operand, partial=positions))] * len(node.outputs)
     causes = [(h.cause, B in h.atoms) for h in held if h.excess and h.cause]
-    guilty = next((c for c, whole in causes if whole or (c.kind == "doubled" and not c.node.backward)), None)
+    guilty = next((c for c, whole in causes if whole or (not (c.made or c.node).backward and c.kind in ("doubled", "pending"))), None)
     if guilty is not None:
         state.report(guilty, axis, node)
     rows = state.reader.rows(node, way, state.sizes[axis])

@@ -109,7 +109,9 @@ class _Words:
             case "wrong-gather":
                 return f"{what} gathers dim {self.fault.operand} of a value that is {self.fault.detail} on {self.axes}"
             case "order":
-                return f"{result} is split in another order" + f" than {claim} on {self.axes}" if claim else f"{what} meets shards in another order on {self.axes}"
+                if not claim:
+                    return f"{what} meets shards in another order on {self.axes}"
+                return f"{result} is split in another order than {claim} says on {self.axes}"
             case "copies":
                 return f"{what} moves {self.n} equal copies on {self.axes}"
             case "doubled":

@@ -61,6 +61,9 @@ HANDWRITTEN = (
         A value is reduced otherwise than it is partial: lax.pmean of parts of a sum is too small by the number of devices, lax.psum
         of means of shards is too large by it, and the largest of partial sums is nothing that one device would compute.
 
+        A division by hand is read as the mean that it is: lax.psum(x.sum(), axis) / lax.axis_size(axis) is that pmean, and divided by
+        the length of one shard the sum is too large by the number of devices.
+
         A sum along a split dim takes lax.psum, a mean along one takes lax.pmean (shards are equally long), a maximum lax.pmax.
         """,
         _example('(x):\n    return jax.lax.psum(x.mean(), "data")', '(PartitionSpec("data"),)', "PartitionSpec()", "x"),
@@ -70,7 +73,8 @@ HANDWRITTEN = (
         "wrong-placement",
         """
         A collective or out_specs take a value as held otherwise than it is: a partial value or one that every device has is returned
-        as split, so that the result holds several copies; what is split on one dim is gathered along another, or returned as
+        as split, so that the result holds several copies; a dim that is split over two mesh axes is returned, or gathered, as split
+        over them in another order; what is split on one dim is gathered along another, or returned as
         whole; an all-to-all or a gather sends copies of what every device has (tokens that in_specs do not split over the experts'
         axis).
 
@@ -106,9 +110,12 @@ HANDWRITTEN = (
         """
         Something that sbp.check_shard_map cannot say. A warning stands where the analysis ends: an operation without a signature, a
         collective in groups of an axis. A note stands where a claim is taken on trust: a value that went round a ring is whole, as
-        out_specs say, but no rule shows it; shards of a split value are added to one another.
+        out_specs say, but no rule shows it; shards of a split value are added to one another. A note stands, too, where a local
+        operation takes a split dim as it lies on one device (a slice, a roll, local positions, a mask, the same random numbers on
+        every shard, a reshape that mixes shards), and where the literal that a sum over devices is divided by may count one thing
+        as well as another.
 
-        Nothing is wrong with the program for that. What depends on such a value is not checked.
+        Nothing need be wrong with the program for that. What depends on such a value is not checked: look at these lines yourself.
         """,
         _example(
             '(x):\n    return jax.lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]])',
