@@ -408,7 +408,7 @@ def dropped(x):
 
 
 def half_precision(u, v):
-    return lax.psum((u.astype(jnp.bfloat16) @ v.astype(jnp.bfloat16)).astype(jnp.float32), "model")
+    return lax.psum(jnp.matmul(u.astype(jnp.bfloat16), v.astype(jnp.bfloat16), preferred_element_type=jnp.float32), "model")
 
 
 def half_reference(u, v):

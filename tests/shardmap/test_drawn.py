@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import sbp
 from tests.shardmap.drawn import AXIS, SHAPES, N, draw_body, is_right, outcome, split_dim
@@ -23,7 +23,7 @@ def checked(body):
     one, several = outcome(body)
     dim = split_dim(one.shape, several.shape[1:])
     outs = PartitionSpec() if dim is None else PartitionSpec(*([None] * dim), AXIS)
-    mesh = AbstractMesh((N,), (AXIS,))
+    mesh = AbstractMesh((N,), (AXIS,), axis_types=(AxisType.Auto,))
     region = jax.shard_map(body, mesh=mesh, in_specs=tuple(body.specs.values()), out_specs=outs, check_vma=False)
     return sbp.check_shard_map(region, *(jax.ShapeDtypeStruct(s, jnp.float64) for s in SHAPES.values()), mesh=mesh)
 

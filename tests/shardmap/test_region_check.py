@@ -16,7 +16,7 @@ import sbp
 from tests.shardmap.pair import mesh
 from tests.shardmap.wrong import MATMUL, ROWS, U, V
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 X, W = jax.ShapeDtypeStruct((16, 32), jnp.float32), jax.ShapeDtypeStruct((32, 24), jnp.float32)
 
 
@@ -58,7 +58,7 @@ def test_a_region_without_a_mesh_of_its_own():
 
 
 def test_an_axis_of_one_device_changes_nothing():
-    over = AbstractMesh((2, 1), ("data", "model"))
+    over = AbstractMesh((2, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     assert sbp.check_shard_map(region(twice, over=over), X, W, mesh=over).ok
 
 
@@ -71,7 +71,12 @@ def test_axes_left_to_the_compiler():
     ("fn", "args", "over", "message"),
     [
         (lambda x: x * 2.0, (X,), MESH, "no jax.shard_map"),
-        (region(twice), (X, W), AbstractMesh((8,), ("model",)), "over the mesh data=2 model=4, but mesh=model=8"),
+        (
+            region(twice),
+            (X, W),
+            AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,)),
+            "over the mesh data=2 model=4, but mesh=model=8",
+        ),
         (region(twice), (X, W), "model", "got str"),
         (region(twice), (X, "w"), MESH, "got str"),
         (3, (X,), MESH, "takes a function"),
@@ -172,7 +177,7 @@ def test_the_report_shows_itself():
 
 
 def test_the_same_text_whatever_the_hash_seed():
-    program = "import tests.shardmap.test_check as t; print(t.sbp.check_shard_map(t.region(t.several, (*t.MATMUL, t.PartitionSpec()), (t.ROWS,) * 4), t.X, t.W, t.jax.ShapeDtypeStruct((24,), 'float32'), mesh=t.MESH))"  # fmt: skip  # noqa: E501
+    program = "import tests.shardmap.test_region_check as t; print(t.sbp.check_shard_map(t.region(t.several, (*t.MATMUL, t.PartitionSpec()), (t.ROWS,) * 4), t.X, t.W, t.jax.ShapeDtypeStruct((24,), 'float32'), mesh=t.MESH))"  # fmt: skip  # noqa: E501
     run = partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
     texts = {run(env={"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": "", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}).stdout for seed in ("0", "4242")}  # fmt: skip  # noqa: E501
     assert len(texts) == 1 and "4 errors" in texts.pop()
