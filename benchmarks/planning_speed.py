@@ -73,8 +73,7 @@ def step(case: Case) -> Jitted:
     params, _ = abstract_arguments(case.config)
 
     def spec(path: Any, _: Any) -> PartitionSpec:
-        leading = (None,) if not case.config.unrolled or path[-1].key in ("ewi", "ewo") else ()
-        return PartitionSpec(*leading, "d") if path[-1].key in ("ewi", "ewo") else PartitionSpec()
+        return PartitionSpec(None, "d") if path[-1].key in ("ewi", "ewo") else PartitionSpec()
 
     def mark(x: jax.Array, name: str) -> jax.Array:
         return sbp.annotate(x, d=sbp.S(MARKS[name])) if name in MARKS else x

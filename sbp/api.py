@@ -468,6 +468,7 @@ def jit(
     Raises:
       SbpError: for an unknown policy, axis, hardware or argument.
 
+    >>> import jax.numpy as jnp
     >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
     >>> f = jit(lambda x: (x * x).sum(), mesh, in_types=("data:S(0)",))
     >>> f.plan(jax.ShapeDtypeStruct((8,), jnp.float32)).cost.bytes_per_device

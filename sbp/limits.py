@@ -71,7 +71,7 @@ class Budget:
 
     def __str__(self) -> str:
         what = self.collective or "collective"
-        over = f" over `{self.axis}`" if self.axis else ""
+        over = f" over {self.axis}" if self.axis else ""
         size = f" above {bytes_text(self.above)}" if self.above else ""
         return f"no {what}{over}{size}{_PLACES[self.where]}"
 
@@ -93,7 +93,7 @@ def forbid(collective: Collective | None = None, *, axis: str | None = None, abo
       SbpError: `unknown-option` for another name, `bad-argument` for a negative size.
 
     >>> str(forbid(axis="dcn", where="loop"))
-    'no collective over `dcn` inside a loop'
+    'no collective over dcn inside a loop'
     """
     return Budget(collective=collective, axis=axis, above=above, where=where)
 

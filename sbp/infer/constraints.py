@@ -120,7 +120,6 @@ class System:
     Arguments:
       mesh_axis: the axis.
       position: its position in the mesh.
-      policy: the boxing policy where nothing else is said.
       regime: all policies and budgets.
       avals: shape and dtype of every value.
       conversions: what can be converted on this axis.
@@ -131,7 +130,6 @@ class System:
 
     mesh_axis: str
     position: int
-    policy: Policy
     regime: Regime = field(repr=False)
     avals: dict[int, Any] = field(repr=False)
     conversions: Conversions = field(repr=False)
@@ -267,7 +265,6 @@ class _Builder:
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
-            policy=self.regime.base,
             regime=self.regime,
             avals=self.graph.avals,
             conversions=Conversions(self.mesh, self.position),

@@ -24,7 +24,7 @@ from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.costgraph import CostGraph
 from sbp.infer.regime import Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials, row_sends
-from sbp.infer.space import Codes, Spaces, TypeSpace, from_type, is_even
+from sbp.infer.space import Codes, Spaces, TypeSpace, from_type, is_even, stack
 from sbp.infer.typing import Typing
 from sbp.limits import POLICIES, Budget, Policy
 from sbp.mesh import MeshSpec
@@ -264,7 +264,7 @@ class Problem:
             variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
             self.makers[value] = _End(variable, types, inner)
             stacked = position >= consts + carry
-            outer = tuple(_stack(t) for t in types) if stacked else types
+            outer = tuple(stack(t) for t in types) if stacked else types
             self._read(operand, _End(variable, outer, weight, self._rules(node)))
             if consts <= position < consts + carry:
                 self.makers[node.outputs[position - consts]] = _End(variable, types, weight)
@@ -282,7 +282,7 @@ class Problem:
                 native = self.native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
                 variable, types = self._free_end(body.aval(operand), native)
                 end = _End(variable, types, inner, rules)
-                self.makers[value] = _End(variable, tuple(_stack(t) for t in types), weight)
+                self.makers[value] = _End(variable, tuple(stack(t) for t in types), weight)
             self._read(operand, end)
             ends.append(end)
         self.returned[node.id, 0] = ends
@@ -472,7 +472,7 @@ def _region_row(node: Node, values: dict[int, Codes]) -> NdRow:
         case "scan":
             (body,) = node.regions
             stacked = node.params["num_consts"] + node.params["num_carry"]
-            ins = tuple(values[v] if i < stacked else _stack(values[v]) for i, v in enumerate(body.inputs))
+            ins = tuple(values[v] if i < stacked else stack(values[v]) for i, v in enumerate(body.inputs))
         case "while":
             cond, body = node.regions
             ins = tuple(values[v] for v in (*cond.inputs[: node.params["cond_nconsts"]], *body.inputs))
@@ -487,11 +487,6 @@ def _region_row(node: Node, values: dict[int, Codes]) -> NdRow:
 def _strictness(rules: Rules | None) -> int:
     """A number that is larger for rules that lie within others."""
     return 0 if rules is None else sum(POLICIES.index(p) for p in rules.policies) + len(rules.bans)
-
-
-def _stack(t: Codes) -> Codes:
-    """The type of a stacked value (a scan's xs or ys) from that of one slice."""
-    return tuple(c + 1 if c > 0 else c for c in t)
 
 
 def _small(shape: Sequence[int], t: Codes, sizes: Sequence[int], code: int) -> bool:

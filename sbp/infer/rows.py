@@ -76,7 +76,7 @@ class RowTable:
 
     def axis_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int) -> tuple[Row, ...]:
         """The rows of a node on one mesh axis of size n, on given avals."""
-        key = (node.op, self._params_key(node), _aval_key(ins), _aval_key(outs), n)
+        key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), n)
         if key not in self._axis_cache:
             found = rule_for(node.op)
             op = Op(node.op, node.params, tuple(ins), tuple(outs), n)
@@ -100,18 +100,6 @@ class RowTable:
             check_mesh(node.params, self.mesh.names, self.mesh.sizes, f" at {node.span}" if node.span else "")
         return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
 
-    def _params_key(self, node: Node) -> Any:
-        items = []
-        for name in sorted(node.params):
-            value = node.params[name]
-            try:
-                hash(value)
-            except TypeError:
-                self._keep.append(value)
-                value = id(value)
-            items.append((name, value))
-        return tuple(items)
-
     def rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]) -> tuple[NdRow, ...]:
         """All ND rows of a node.
 
@@ -122,7 +110,7 @@ class RowTable:
           native: for each operand, the monoids it can be partial under without a conversion. A row that takes P from none of
             them is left out: what is B becomes P at no cost only to be reduced again.
         """
-        key = (node.op, self._params_key(node), _aval_key(ins), _aval_key(outs), tuple(native))
+        key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
             found: list[NdRow] = []
             operation = self._operations.setdefault(key[:2], len(self._operations))

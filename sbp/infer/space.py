@@ -74,6 +74,15 @@ def local_shape(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> tup
     return tuple(local)
 
 
+def stack(codes: Codes) -> Codes:
+    """The type of a stacked value (a scan's xs or ys) from that of one slice.
+
+    >>> stack((1, 0))  # S(0), B
+    (2, 0)
+    """
+    return tuple(c + 1 if c > 0 else c for c in codes)
+
+
 def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
     """Whether every split divides: such a type is a JAX sharding."""
     parts = [1] * len(shape)

@@ -19,7 +19,7 @@ from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.infer.space import Code, Policy, decode, encode
 from sbp.mesh import MeshSpec
-from sbp.plan.budgets import budget_help, over_budget
+from sbp.plan.budgets import budget_help, impossible_budgets
 from sbp.plan.edits import Case
 from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials
 from sbp.plan.insertions import axis_rows
@@ -63,7 +63,7 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
             )
         )
     if not diagnostics:
-        diagnostics.append(over_budget(case) or _no_typing(case))
+        diagnostics.append(impossible_budgets(case) or _no_typing(case))
     return tuple(sorted(diagnostics, key=lambda d: (d.primary is None, d.primary.span if d.primary else None)))
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from sbp.errors import Diagnostic, Help, bytes_text
 from sbp.infer.problem import Demand
-from sbp.infer.regime import Ban, Regime, regime_of
+from sbp.infer.regime import regime_of
 from sbp.limits import Budget
 from sbp.plan.edits import Case
-from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
-from sbp.trace.graph import Node
+from sbp.plan.verify import over_budget
 
 ROUNDS = 10
 """Plans that are made to find the least budget."""
@@ -59,24 +57,10 @@ def largest(program: Program, budget: Budget) -> float:
     """The most bytes that one device sends in one run of a collective that a budget is about."""
     demand = Demand(inputs=(), outputs=(), budgets=(dataclasses.replace(budget, above=0.0),))
     regime = regime_of(program.graph, program.mesh, program.typing.boxing, demand)
-    return max((sent for sent, bans in _sends(program.block, regime, None, False) if bans), default=0.0)
+    return max((sent.bytes for sent in over_budget(program.block, regime)), default=0.0)
 
 
-def _sends(block: Block, regime: Regime, owner: Node | None, in_loop: bool) -> Iterator[tuple[float, list[Ban]]]:
-    for instruction in block.instructions:
-        match instruction:
-            case Box(source=source, steps=steps, reader=reader):
-                bans = regime.at(reader or owner, value=source.value, in_loop=in_loop, free=True).bans
-                yield from ((s.bytes_sent, [b for b in bans if b.forbids(s.kind, s.mesh_axes, s.bytes_sent)]) for s in steps)
-            case Apply(node=node, sends=sends):
-                bans = regime.at(node, in_loop=in_loop, free=True).bans
-                yield from ((s.bytes, [b for b in bans if b.forbids(s.kind, (k,), s.bytes)]) for k, s in sends)
-            case Loop(node=node, blocks=blocks):
-                for inner in blocks:
-                    yield from _sends(inner, regime, node, in_loop or node.op in ("scan", "while"))
-
-
-def over_budget(case: Case) -> Diagnostic | None:
+def impossible_budgets(case: Case) -> Diagnostic | None:
     """What to say when the budgets are possible on each mesh axis alone, though not on all together; None when they are not to blame."""
     if not case.demand.budgets or dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=())).plan() is None:
         return None

@@ -16,10 +16,10 @@ from sbp.infer.space import Codes, local_shape, to_type
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.edits import Case
-from sbp.plan.ir import Apply, Block, Box, Loop, Register
+from sbp.plan.ir import Register
 from sbp.plan.program import Program
-from sbp.plan.source import Names, pinned_text, scope_of, source_text
-from sbp.trace.graph import Graph
+from sbp.plan.source import Names, pinned_text, scope_of, source_text, users_span
+from sbp.trace.graph import Graph, Node
 
 DEARER = 0.9
 """An annotation is costly when the plan without it takes at most this share of the time ..."""
@@ -102,24 +102,26 @@ def _seconds(seconds: float) -> str:
 
 def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     """Says that no plan fits the memory limit, what is largest in the one of least memory, and which split would make it smaller."""
-    names, mesh, graph = Names.of(least.graph), least.mesh, least.graph
-    held = sorted({(r.value, r.codes) for r in _registers(least.block)}, key=lambda r: (-_size(graph, mesh, *r), r))
-    notes, labels, told = [], [], set[str]()
-    for value, codes in held:
-        name = names.value(value)
-        if not name or name in told or len(notes) == 4:
-            continue
-        told.add(name)
-        size = _size(graph, mesh, value, codes)
-        text = f"{name} of shape {tuple(graph.avals[value].shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)} per device"
-        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(graph.avals[value].shape, codes, mesh)]
+    names, mesh, graph = Names.of(least.graph), least.mesh, least.typing.graph
+    live = {*least.block.inputs, *least.fullest, *(s for s in least.block.outputs if isinstance(s, Register))}
+    held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
+    notes, labels = list[str](), list[Label]()
+    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r))[:4]:
+        size, shape, maker = _size(graph, mesh, value, codes), graph.avals[value].shape, names.makers.get(value)
+        name = names.value(value) or _told(maker)
+        text = f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)} per device"
+        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
         if ways:
             smaller, k, code = min(ways)
             text += f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+        else:
+            local = local_shape(shape, codes, mesh.sizes)
+            halved = [mesh.names[k] for k, c in enumerate(codes) if c > 0 and local[c - 1] % 2 == 0]
+            text += f"; twice the devices on `{halved[0]}` would halve it" if halved else ""
         notes.append(text)
-        maker = names.makers.get(value)
-        if maker is not None and maker.span:
-            labels.append(Label(span=maker.span, text=f"{name}: {bytes_text(size)} per device", primary=not labels))
+        span = maker and users_span(maker)
+        if span and all(label.span != span for label in labels):
+            labels.append(Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels))
     found = bytes_text(least.cost.peak_memory_bytes)
     return Diagnostic(
         code="memory-limit",
@@ -129,6 +131,15 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         notes=tuple(notes),
         helps=(Help(text=f"memory_limit={math.ceil(least.cost.peak_memory_bytes)}", bytes_per_device=least.cost.bytes_per_device),),
     )
+
+
+def _told(maker: Node | None) -> str:
+    """A value without a name, by what makes it."""
+    span = maker and users_span(maker)
+    if maker is None or span is None:
+        return "a value"
+    what = "a cotangent" if maker.backward else "a result"
+    return f"{what} of `{source_text(span, 40)}` at line {span.line}"
 
 
 def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
@@ -142,17 +153,3 @@ def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tu
         for dim, size in enumerate(local):
             if n > 1 and codes[k] == 0 and size % n == 0 and size:
                 yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))
-
-
-def _registers(block: Block) -> Iterator[Register]:
-    yield from block.inputs
-    for instruction in block.instructions:
-        match instruction:
-            case Box():
-                yield instruction.target
-            case Apply():
-                yield from instruction.outs
-            case Loop():
-                yield from instruction.outs
-                for inner in instruction.blocks:
-                    yield from _registers(inner)

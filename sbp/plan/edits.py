@@ -20,16 +20,24 @@ from sbp.types import NdSbp
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program with what is asked of it: what an edit changes."""
+    """A program with what is asked of it: what an edit changes.
+
+    Arguments:
+      graph, mesh, demand, boxing: as for `sbp.plan.fit.fit`.
+      memory_limit: bytes per device, or None.
+      aliased: positions of donated inputs.
+    """
 
     graph: Graph
     mesh: MeshSpec
     demand: Demand
     boxing: Policy
+    memory_limit: float | None = None
+    aliased: tuple[int, ...] = ()
 
     def plan(self) -> Program | None:
         """The cheapest plan, or None."""
-        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing)[0]
+        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing, memory_limit=self.memory_limit, aliased=self.aliased)[0]
 
     def sites(self) -> tuple[PinSite, ...]:
         """Its pins."""

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from sbp.annotate import Pin, annotate_p
 from sbp.infer.check import Checker, CheckResult
-from sbp.infer.problem import Demand
 from sbp.infer.space import Code, decode
-from sbp.limits import Policy
-from sbp.mesh import MeshSpec
-from sbp.plan.fit import fit
+from sbp.plan.edits import Case
 from sbp.plan.program import Program
 from sbp.plan.subjects import Subject, is_recomputed, kind_of
 from sbp.trace.graph import Graph, Node, Operand
@@ -24,26 +21,9 @@ Wanted = Mapping[int, Code]
 """Atoms asked on some mesh axes, by the position of the axis."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A program with everything that its types are chosen by.
-
-    Arguments:
-      graph, mesh, demand, boxing: as for `sbp.plan.fit.fit`.
-      memory_limit: bytes per device, or None.
-      aliased: positions of donated inputs.
-    """
-
-    graph: Graph
-    mesh: MeshSpec
-    demand: Demand
-    boxing: Policy
-    memory_limit: float | None = None
-    aliased: tuple[int, ...] = ()
-
-    def plan(self) -> Program | None:
-        """The cheapest plan, None when there is none."""
-        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing, memory_limit=self.memory_limit, aliased=self.aliased)[0]
+@dataclass(frozen=True, slots=True)
+class Question(Case):
+    """A program with everything that its types are chosen by, and what-ifs that change it."""
 
     def fault(self) -> CheckResult:
         """Why there is no plan, as far as one mesh axis alone says so."""

@@ -20,7 +20,7 @@ import numpy as np
 from sbp import _jax
 from sbp.infer.regime import Regime
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, local_shape
+from sbp.infer.space import Codes, local_shape, stack
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures.effects import EFFECTS
@@ -201,7 +201,7 @@ class _Numbers:
                 for value in node.outputs:
                     self._new(value)
             else:
-                key = (node.op, self._params(node), tuple(self.of(o) for o in node.inputs))
+                key = (node.op, node.params_key(self._keep), tuple(self.of(o) for o in node.inputs))
                 for position, value in enumerate(node.outputs):
                     self._of[value] = self._number((*key, position))
 
@@ -224,18 +224,6 @@ class _Numbers:
                 self._new(value)
             else:
                 self._of[value] = self._number(("stack", index, self.of(operand)))
-
-    def _params(self, node: Node) -> Any:
-        items = []
-        for name in sorted(node.params):
-            value = node.params[name]
-            try:
-                hash(value)
-            except TypeError:
-                self._keep.append(value)
-                value = id(value)
-            items.append((name, value))
-        return tuple(items)
 
 
 class _Saving:
@@ -301,10 +289,10 @@ class _Saving:
                 aval = self.avals[r.first]
                 whole = self.stacked[key] = next(self.next)
                 self.avals[whole] = _jax.empty_aval((int(node.params["length"]), *aval.shape), aval.dtype)
-                self.values[whole] = _stack(r.codes)
+                self.values[whole] = stack(r.codes)
                 node = dataclasses.replace(node, outputs=(*node.outputs, whole))
                 body = dataclasses.replace(body, outputs=(*body.outputs, r.first))
-                row = NdRow(row.ins, (*row.outs, _stack(r.codes)), row.kernels)
+                row = NdRow(row.ins, (*row.outs, stack(r.codes)), row.kernels)
                 returned = (*returned, r.codes)
             elif r.loop == node.id and r.value not in instead:
                 value = next(self.next)
@@ -313,7 +301,7 @@ class _Saving:
                 self.values[value] = r.codes
                 node = dataclasses.replace(node, inputs=(*node.inputs, self.stacked[r.first_loop, r.first, r.codes]))
                 body = dataclasses.replace(body, inputs=(*body.inputs, value))
-                row = NdRow((*row.ins, _stack(r.codes)), row.outs, row.kernels)
+                row = NdRow((*row.ins, stack(r.codes)), row.outs, row.kernels)
                 instead[r.value] = value
         self.rows[node.id], self.returned[node.id, 0] = row, returned
         return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
@@ -332,7 +320,3 @@ class _Saving:
 def _acts(node: Node) -> bool:
     """Whether a node is there for more than its results."""
     return node.op in EFFECTS or not node.outputs or any(_acts(n) for region in node.regions for n in region.nodes)
-
-
-def _stack(t: Codes) -> Codes:
-    return tuple(c + 1 if c > 0 else c for c in t)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from sbp.errors import SbpInternalError
 from sbp.infer.regime import Regime
-from sbp.infer.space import Codes
+from sbp.infer.space import Codes, stack
 from sbp.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
 from sbp.trace.graph import Node
@@ -27,12 +28,26 @@ def verify_budgets(block: Block, regime: Regime) -> None:
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
     """
-    for what, reader in over_budget(block, regime):
-        raise _fail(what, reader)
+    for sent in over_budget(block, regime):
+        raise _fail(f"a budget forbids {sent.kind} of {sent.bytes} bytes over mesh axes {sent.mesh_axes}", sent.reader)
 
 
-def over_budget(block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False) -> Iterator[tuple[str, Node | None]]:
-    """The collectives of a plan that budgets forbid, each with the node that it is for."""
+class Sent(NamedTuple):
+    """A collective that a budget forbids.
+
+    Arguments:
+      kind, mesh_axes, bytes: what it is, the positions of its mesh axes, and what one device sends in one run.
+      reader: the node that it is for; None for the results of the program.
+    """
+
+    kind: str
+    mesh_axes: tuple[int, ...]
+    bytes: float
+    reader: Node | None
+
+
+def over_budget(block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False) -> Iterator[Sent]:
+    """The collectives of a plan that budgets forbid, in program order."""
     if not regime.budgets:
         return
     for instruction in block.instructions:
@@ -47,9 +62,7 @@ def over_budget(block: Block, regime: Regime, *, owner: Node | None = None, in_l
                 for inner in blocks:
                     yield from over_budget(inner, regime, owner=node, in_loop=in_loop or node.op in ("scan", "while"))
                 continue
-        for kind, axes, sent in sends:
-            if any(b.forbids(kind, axes, sent) for b in bans):
-                yield f"a budget forbids {kind} of {sent} bytes over mesh axes {axes}", reader
+        yield from (Sent(*send, reader) for send in sends if any(b.forbids(*send) for b in bans))
 
 
 def _fail(what: str, node: Node | None) -> SbpInternalError:
@@ -103,8 +116,8 @@ def _verify_region(node: Node, ins: tuple[Codes, ...], outs: tuple[Codes, ...], 
         case "scan":
             c, k = node.params["num_consts"], node.params["num_carry"]
             good = ins[: c + k] == entries[0][: c + k] and entries[0][c : c + k] == exits[0][:k] == outs[:k]
-            good = good and tuple(map(_stacked, entries[0][c + k :])) == ins[c + k :]
-            good = good and tuple(map(_stacked, exits[0][k:])) == outs[k:]
+            good = good and tuple(map(stack, entries[0][c + k :])) == ins[c + k :]
+            good = good and tuple(map(stack, exits[0][k:])) == outs[k:]
         case "while":
             c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
             good = entries[0] == (*ins[:c], *ins[c + b :]) and entries[1] == ins[c:] and exits[1] == ins[c + b :] == outs
@@ -113,7 +126,3 @@ def _verify_region(node: Node, ins: tuple[Codes, ...], outs: tuple[Codes, ...], 
             good = all(e == ins[1:] for e in entries) and all(e == outs for e in exits) and not any(ins[0])
     if not good:
         raise _fail("types of the region do not agree with its body", node)
-
-
-def _stacked(t: Codes) -> Codes:
-    return tuple(c + 1 if c > 0 else c for c in t)

@@ -45,7 +45,7 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
     >>> import jax.numpy as jnp
     >>> from jax.sharding import PartitionSpec
-    >>> mesh = AbstractMesh((4,), ("model",))
+    >>> mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
     >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
     >>> total = jax.shard_map(total, mesh=mesh, in_specs=PartitionSpec("model"), out_specs=PartitionSpec())
     >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)

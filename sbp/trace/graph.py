@@ -57,6 +57,19 @@ class Node:
         """Whether the node belongs to a gradient."""
         return "transpose(" in self.scope
 
+    def params_key(self, kept: list[Any]) -> tuple[tuple[str, Any], ...]:
+        """The parameters as a dictionary key; those without a hash stand by identity, and go into `kept`, which has to live as long."""
+        items: list[tuple[str, Any]] = []
+        for name in sorted(self.params):
+            value = self.params[name]
+            try:
+                hash(value)
+            except TypeError:
+                kept.append(value)
+                value = id(value)
+            items.append((name, value))
+        return tuple(items)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:

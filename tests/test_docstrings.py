@@ -1,0 +1,29 @@
+"""The examples in docstrings run as written and print what they show."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import sbp
+
+MODULES = sorted(m.name for m in pkgutil.walk_packages(sbp.__path__, "sbp.") if not m.name.endswith("__main__"))
+EXAMPLES = [
+    pytest.param(example, id=example.name)
+    for name in MODULES
+    for example in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
+    if example.examples
+]
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 70
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example(example: doctest.DocTest):
+    said: list[str] = []
+    failed, tried = doctest.DocTestRunner(verbose=False).run(example, out=said.append)
+    assert tried
+    assert not failed, "".join(said)
