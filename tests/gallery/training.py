@@ -77,9 +77,8 @@ def batch_norm_over_a_split_batch(x):
 
 @broken(f32(D, D), f32(D, D), memory_limit=1e4, boxing="auto", cause="a limit that no typing meets")
 def memory_for_nothing(x, w):
-    h = jax.nn.relu(
-        x @ w
-    )  # error: memory-limit: no typing fits 9.8 KiB per device; the least that was found is 384.0 KiB per device  # and: 32.0 KiB per device
+    z = x @ w  # error: memory-limit: no typing fits 9.8 KiB per device; the least that was found is 384.0 KiB per device
+    h = jax.nn.relu(z)  # and: 32.0 KiB per device
     return h @ w
 
 
