@@ -307,7 +307,7 @@ class Plan:
         return self.run(leaves)
 
     def lower(self) -> Any:
-        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO."""
+        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO; of an abstract mesh, for `.as_text()` alone."""
         shapes = []
         for aval, want, sharding in zip(self._signature.avals, self._signature.partial, self._executable.in_shardings, strict=True):
             leading = (

@@ -46,6 +46,7 @@ class Hardware:
       scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it does not (two cores a chip), it
         runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
       overlaps: whether a device computes while it sends.
+      platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Hardware:
     slow_axes: tuple[tuple[str, Network], ...] = ()
     scatters_whole_mesh: bool = True
     overlaps: bool = True
+    platform: Literal["cpu", "cuda", "rocm", "tpu"] = "tpu"
 
     def with_axis(self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6) -> Hardware:
         """The same devices, with one mesh axis over a slower network: each index along that axis is a pod or a node of its own.
@@ -128,6 +130,7 @@ _H100 = Hardware(
     hop_seconds=1e-6,
     joined_devices=8,
     beyond=Network(bytes_per_second=50e9, latency_seconds=5e-6),
+    platform="cuda",
 )
 
 # cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI bandwidth per chip" (half of it is one
@@ -238,6 +241,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=2e9,
             latency_seconds=20e-6,
             overlaps=False,
+            platform="cpu",
         ),
     )
 }

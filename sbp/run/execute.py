@@ -70,8 +70,10 @@ class Executable:
         self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
 
     def lower(self, shapes: Sequence[Any]) -> Any:
-        """`jax.stages.Lowered` for flat ShapeDtypeStructs."""
+        """`jax.stages.Lowered` for flat ShapeDtypeStructs; on an abstract mesh for the platform of its hardware."""
         with _jax.no_mesh():
+            if isinstance(self.mesh, AbstractMesh):
+                return self.jitted.trace(*shapes).lower(lowering_platforms=(self.program.mesh.hardware.platform,))
             return self.jitted.lower(*shapes)
 
     def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:

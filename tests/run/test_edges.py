@@ -221,3 +221,11 @@ def test_a_reshape_may_transpose_first():
     ):
         for got, want in zip(jax.tree.leaves(sbp.jit(fn, mesh)(*args)), jax.tree.leaves(fn(*args)), strict=True):
             np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize("hardware", sorted(sbp.HARDWARE))
+def test_a_plan_on_an_abstract_mesh_lowers(hardware):
+    """Without devices the program is lowered for the platform of the hardware."""
+    f = sbp.jit(lambda x, w: (x @ w).sum(), AbstractMesh((4,), ("d",)), in_types=("d:S(1)", "d:S(0)"), hardware=hardware)
+    text = f.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)).lower().as_text()
+    assert text.count("stablehlo.all_reduce") == 1
