@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from sbp.infer.problem import Demand, Problem
 from sbp.infer.regime import regime_of
 from sbp.infer.rows import RowTable
@@ -10,6 +13,8 @@ from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
+
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 def choose(
@@ -20,6 +25,7 @@ def choose(
     boxing: Policy = "auto",
     byte_price: float = 0.0,
     held: frozenset[tuple[int, bool]] = frozenset(),
+    shares: Mapping[int, float] = NOTHING,
 ) -> Typing | None:
     """The cheapest typing of a program.
 
@@ -30,11 +36,12 @@ def choose(
       boxing: which conversions may move data.
       byte_price: seconds charged per byte that inputs, outputs and `held` hold on a device.
       held: values that are charged, too: (value, whether as its readers take it instead of as it is made).
+      shares: for values that are made more than once, what share of a conversion each pays beyond the keeping of its result.
 
     Returns:
       The typing, or None when there is none under the policy.
     """
     table = RowTable(mesh, communicates=regime_of(graph, mesh, boxing, demand).communicates(graph))
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held)
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held, shares)
     problem.build()
     return problem.solve()

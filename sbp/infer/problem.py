@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,8 @@ class Problem:
       boxing: the policy.
       byte_price: seconds charged per byte held by inputs, outputs and `held`, to meet a memory limit.
       held: values that are live when memory is fullest, and those of them that are live as another type than they were made in.
+      shares: for values that are made more than once: the share of a conversion's time that is charged where it exceeds what it takes to
+        keep the result of the first one (`plan.saving`). The typing's seconds have all of it.
     """
 
     graph: Graph
@@ -88,6 +90,7 @@ class Problem:
     table: RowTable
     byte_price: float = 0.0
     held: frozenset[tuple[int, bool]] = frozenset()
+    shares: Mapping[int, float] = field(default_factory=dict)
     _regime: Regime = field(init=False)
     _strictest: Rules = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
@@ -100,6 +103,7 @@ class Problem:
     program_outputs: list[_End | None] = field(default_factory=list)
     typed: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
     charged: dict[int, np.ndarray] = field(default_factory=dict)
+    waived: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
     _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
     _loops: int = 0
 
@@ -392,25 +396,35 @@ class Problem:
                 groups[end.rules].append(end)
             if len(ends) == 1:
                 (end,) = ends
-                self.costs.add_pair(
-                    maker.variable, end.variable, min(maker.weight, end.weight) * boxing(space, maker.codes, end.codes, end.rules)
-                )
+                costs = min(maker.weight, end.weight) * boxing(space, maker.codes, end.codes, end.rules)
+                self._convert(value, space, maker, end, costs)
                 continue
             shared = tuple(t for t in space.types if t in every)
-            copies: list[tuple[Rules | None, int]] = []
+            copies: list[_End] = []
             for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
                 # What was converted under strict rules is there for readers that allow more; not the other way round.
-                source, codes = maker.variable, maker.codes
-                for stricter, copy in reversed(copies):
-                    if stricter is not None and (rules is None or stricter.within(rules)):
-                        source, codes = copy, shared
-                        break
-                variable = self._typed_variable(shared)
-                copies.append((rules, variable))
-                self.costs.add_pair(source, variable, maker.weight * boxing(space, codes, shared, rules))
+                within = (copy for copy in reversed(copies) if copy.rules is not None and (rules is None or copy.rules.within(rules)))
+                source = next(within, maker)
+                copy = _End(self._typed_variable(shared), shared, maker.weight, rules)
+                copies.append(copy)
+                self._convert(value, space, source, copy, maker.weight * boxing(space, source.codes, shared, rules))
                 for end in group:
-                    cost = boxing(space, shared, end.codes, rules)
-                    self.costs.add_pair(variable, end.variable, min(maker.weight, end.weight) * cost)
+                    costs = min(maker.weight, end.weight) * boxing(space, shared, end.codes, rules)
+                    self._convert(value, space, copy, end, costs)
+
+    def _convert(self, value: int, space: TypeSpace, source: _End, end: _End, costs: np.ndarray) -> None:
+        """Charges the conversions of a value from one end to another, as far as its share goes."""
+        share = self.shares.get(value)
+        if share is not None:
+            rate = self.mesh.hardware.hbm_bytes_per_second
+            held = np.array([space.local_bytes[space.index[t]] for t in end.codes])
+            kept = 2 * end.weight * held / rate if end.weight > 1 else 0.0  # written by one loop, read by the other
+            whole = np.array([not any(c < 0 for c in t) for t in end.codes])  # what is partial is not kept
+            finite = np.where(np.isfinite(costs) & whole, costs, 0.0)
+            waived = (1 - share) * (finite - np.minimum(finite, kept))
+            self.waived.append((source.variable, end.variable, waived))
+            costs = costs - waived
+        self.costs.add_pair(source.variable, end.variable, costs)
 
     # ---- solution ------------------------------------------------------------------------------------------------------------
 
@@ -423,6 +437,7 @@ class Problem:
             return None
         states = solution.states
         charged = sum(float(costs[states[variable]]) for variable, costs in self.charged.items())
+        waived = sum(float(costs[states[source], states[end]]) for source, end, costs in self.waived)
         values = {v: e.codes[states[e.variable]] for v, e in self.makers.items()}
         rows = {n: found[states[variable]] for n, (variable, found) in self.node_rows.items()}
         for node_id, pairs in self.barriers.items():
@@ -442,7 +457,7 @@ class Problem:
             region_outputs=returned,
             outputs=outputs,
             # Without what was charged for memory: no typing that holds as little is cheaper than this bound.
-            seconds=solution.cost - charged,
+            seconds=solution.cost - charged + waived,
             lower_bound=solution.lower_bound - charged,
         )
 

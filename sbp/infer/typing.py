@@ -27,6 +27,7 @@ class Typing:
       seconds: the modelled time of the program.
       lower_bound: no typing is cheaper in the model.
       saved_seconds: modelled time that conversions took which `plan.saving` does not repeat; `seconds` has it in.
+      keeps: whether `lower_bound` counts what `plan.saving` may save; where it does not, it bounds `seconds` alone.
     """
 
     graph: Graph
@@ -39,6 +40,7 @@ class Typing:
     seconds: float
     lower_bound: float
     saved_seconds: float = 0.0
+    keeps: bool = True
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""
@@ -47,7 +49,8 @@ class Typing:
     @property
     def gap(self) -> float:
         """How far above the lower bound the typing may be, as a share of its cost; 0 is optimal in the model."""
-        return max(0.0, (self.seconds - self.lower_bound) / self.seconds) if self.seconds > 0 else 0.0
+        seconds = self.seconds - self.saved_seconds if self.keeps else self.seconds
+        return max(0.0, (seconds - self.lower_bound) / seconds) if seconds > 0 else 0.0
 
     @property
     def optimal(self) -> bool:

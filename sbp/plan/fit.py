@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
+from sbp.infer.solver import TOLERANCE
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
 from sbp.trace.graph import Graph
+from sbp.trace.numbering import twins
 
 PRICES = tuple(10.0**n for n in range(-14, -6))
 """Seconds per byte held, tried in turn. At 1e-11 a gigabyte weighs 10 ms; at 1e-7 nothing else counts."""
+
+LARGE, AXIS_FACTOR = 6000, 8
+"""Nodes of a program on one mesh axis up to which types are chosen with what gradients keep, and by how much another axis counts."""
 
 HALVINGS = 3
 """Prices that are tried between the last one that was too low and the first that was high enough."""
@@ -52,11 +58,9 @@ def fit(
         regime = regime_of(graph, mesh, boxing, demand)
         if program is not None and next(over_budget(program.block, regime), None) is None:
             return program, program
-    typing = choose(graph, mesh, demand, boxing=boxing)
-    if typing is None:
+    program = least = _cheapest(graph, mesh, demand, boxing, memory_limit, aliased)
+    if program is None or least is None:
         return None, None
-    certify(typing, demand)
-    program = least = without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
     held: set[tuple[int, bool]] = set()
@@ -91,6 +95,40 @@ def fit(
             return best, best
         too_low = price
     return None, least
+
+
+def _cheapest(
+    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, memory_limit: float | None, aliased: tuple[int, ...]
+) -> Program | None:
+    """The cheapest program, what gradients keep from the forward pass counted once.
+
+    Whether a conversion has been made before is a matter of three types, and costs are of two. So types are chosen in three ways: as
+    though all that gradients make again had been kept, which bounds every plan; with a share of each such conversion charged where it is
+    made first, and a share where it is made again; and as though nothing were kept. What is best as a plan is taken.
+    """
+
+    def chosen(shares: Mapping[int, float]) -> Program | None:
+        typing = choose(graph, mesh, demand, boxing=boxing, shares=shares)
+        if typing is None:
+            return None
+        certify(typing, demand)
+        return without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+
+    def order(program: Program) -> tuple[bool, float]:
+        return memory_limit is not None and program.cost.peak_memory_bytes > memory_limit, program.cost.seconds
+
+    found = twins(graph)
+    if not found.again:
+        return chosen({})
+    if sum(1 for _ in graph.walk()) * AXIS_FACTOR ** (len(mesh.sizes) - 1) > LARGE:
+        program = chosen({})
+        return program and dataclasses.replace(program, typing=dataclasses.replace(program.typing, keeps=False))
+    bounding = chosen(dict.fromkeys(found.again, 0.0))
+    if bounding is None or (bounding.typing.gap <= TOLERANCE and not order(bounding)[0]):
+        return bounding
+    others = chosen({v: 1 / n for v, n in found.times.items()}), chosen({})
+    best = min((bounding, *(p for p in others if p is not None)), key=order)
+    return dataclasses.replace(best, typing=dataclasses.replace(best.typing, lower_bound=bounding.typing.lower_bound))
 
 
 def without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:

@@ -1,7 +1,6 @@
 """Collectives of equal values are run once: what the forward pass has sent is not sent again by its rematerialisation.
 
-Two values are equal when the same operations made them of the same values; slices of stacked values are followed into the loop that
-stacked them. Where a loop converts a value that an earlier loop has converted in the same way, the earlier one hands its result on as
+Where a loop converts a value to what an earlier loop has made of an equal one (`trace.numbering`), the earlier one hands its result on as
 one more stacked result; in one block gradients read the value of the forward pass. What only fed the second collective goes.
 """
 
@@ -15,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from sbp import _jax
 from sbp.infer.regime import Regime
 from sbp.infer.rows import NdRow
@@ -24,10 +21,8 @@ from sbp.infer.space import Codes, local_shape, stack
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures.effects import EFFECTS
-from sbp.trace.graph import Constant, Graph, Node, Operand
-
-SAME = frozenset({"sbp_annotate", "optimization_barrier"})
-"""Operations whose results equal their operands, one by one."""
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.numbering import Numbering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +65,7 @@ class _Search:
 
     def __init__(self, typing: Typing, regime: Regime) -> None:
         self.typing, self.regime = typing, regime
-        self.numbers = _Numbers()
+        self.numbers = Numbering()
         self.numbers.enter(typing.graph)
         self.made: dict[tuple[Any, Codes], tuple[int, Loop | None]] = {}
         self.found: dict[tuple[int | None, int], Repeat] = {}
@@ -156,74 +151,6 @@ def _readers(block: Block) -> dict[Register, list[Instruction]]:
         if isinstance(source, Register):
             found.pop(source, None)  # what is returned is no intermediate
     return found
-
-
-class _Numbers:
-    """A number for each value: equal numbers, equal values (in a loop: at the same index of its stacked operands)."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, int] = {}
-        self._of: dict[int, int] = {}
-        self._fresh = itertools.count()
-        self._keys: dict[int, tuple[Any, ...]] = {}
-        self._keep: list[Any] = []
-        self._inside: Any = None
-
-    def of(self, operand: Operand) -> Any:
-        if isinstance(operand, Constant):
-            value = np.asarray(operand.value) if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype) else None
-            return ("constant", str(operand.aval.dtype), value.tobytes()) if value is not None else ("array", id(operand.value))
-        return self._of[operand]
-
-    def _number(self, key: Any) -> int:
-        if key not in self._known:
-            self._known[key] = next(self._fresh)
-            self._keys[self._known[key]] = key
-        return self._known[key]
-
-    def _new(self, value: int) -> None:
-        self._of[value] = self._number(("value", value))
-
-    def enter(self, graph: Graph) -> None:
-        """Numbers a graph whose inputs are unlike anything, unless they have their numbers."""
-        for value in graph.inputs:
-            if value not in self._of:
-                self._new(value)
-        for node in graph.nodes:
-            if node.op in SAME:
-                for operand, value in zip(node.inputs, node.outputs, strict=True):
-                    self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
-            elif node.op == "scan":
-                self._scan(node)
-            elif node.regions:
-                for region in node.regions:
-                    self.enter(region)
-                for value in node.outputs:
-                    self._new(value)
-            else:
-                key = (node.op, node.params_key(self._keep), tuple(self.of(o) for o in node.inputs))
-                for position, value in enumerate(node.outputs):
-                    self._of[value] = self._number((*key, position))
-
-    def _scan(self, node: Node) -> None:
-        (body,) = node.regions
-        consts, carry = node.params["num_consts"], node.params["num_carry"]
-        # The index that values depend on: one for all loops of a length side by side, another for each depth.
-        index = (self._inside, int(node.params["length"]))
-        for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
-            if position < consts:
-                self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
-            elif position >= consts + carry:
-                whole: tuple[Any, ...] = self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
-                self._of[value] = whole[2] if whole[:2] == ("stack", index) else self._number(("at", index, self.of(operand)))
-        outside, self._inside = self._inside, index
-        self.enter(body)
-        self._inside = outside
-        for position, (operand, value) in enumerate(zip(body.outputs, node.outputs, strict=True)):
-            if position < carry:
-                self._new(value)
-            else:
-                self._of[value] = self._number(("stack", index, self.of(operand)))
 
 
 class _Saving:

@@ -78,7 +78,7 @@ def _choice(program: Program) -> str:
     gap = program.typing.gap
     found = f"at most {gap:.1%} above the cheapest" if gap < 1 else "the cheapest that were found, without a bound"
     how = "proved cheapest in the cost model" if program.typing.optimal else found
-    if program.typing.saved_seconds:
+    if not program.typing.keeps:
         how += ", before what gradients keep from the forward pass"
     return f"{counted(instructions(program.block), 'local operation')}; boxing `{program.typing.boxing}`; the types are {how}"
 

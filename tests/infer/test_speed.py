@@ -41,7 +41,7 @@ def test_twelve_layers_in_seconds_whatever_the_device_count():
         times[cores], plans[cores] = min(seconds for seconds, _ in runs), runs[0][1]
     assert max(times.values()) < 30
     assert times[1024] < 1.5 * times[128] + 1, times
-    assert plans[128].program.typing.optimal
+    assert plans[128].program.typing.gap < 1e-3
     # The design's figures for this model on 128 cores: 3,189 MiB for the expert's program.
     assert plans[128].cost.bytes_per_device / 2**20 == pytest.approx(2930.2, abs=0.5)
 

@@ -1,0 +1,129 @@
+"""Value numbering: which values of a program are equal, since the same operations made them of the same values.
+
+Gradients compute again what the forward pass has computed: `jax.checkpoint` in their scans, and the operations of one block that JAX
+traces twice. Slices of stacked values are followed into the loop that stacked them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sbp import _jax
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+SAME = frozenset({"sbp_annotate", "optimization_barrier"})
+"""Operations whose results equal their operands, one by one."""
+
+
+class Numbering:
+    """A number for each value: equal numbers, equal values (in a loop: at the same index of its stacked operands)."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+        self._of: dict[int, int] = {}
+        self._fresh = itertools.count()
+        self._keys: dict[int, tuple[Any, ...]] = {}
+        self._keep: list[Any] = []
+        self._inside: Any = None
+
+    def of(self, operand: Operand) -> Hashable:
+        """The number of a value; of a constant what stands for it."""
+        if isinstance(operand, Constant):
+            value = np.asarray(operand.value) if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype) else None
+            return ("constant", str(operand.aval.dtype), value.tobytes()) if value is not None else ("array", id(operand.value))
+        return self._of[operand]
+
+    def _number(self, key: Any) -> int:
+        if key not in self._known:
+            self._known[key] = next(self._fresh)
+            self._keys[self._known[key]] = key
+        return self._known[key]
+
+    def _new(self, value: int) -> None:
+        self._of[value] = self._number(("value", value))
+
+    def enter(self, graph: Graph) -> None:
+        """Numbers a graph whose inputs are unlike anything, unless they have their numbers."""
+        for value in graph.inputs:
+            if value not in self._of:
+                self._new(value)
+        for node in graph.nodes:
+            if node.op in SAME:
+                for operand, value in zip(node.inputs, node.outputs, strict=True):
+                    self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
+            elif node.op == "scan":
+                self._scan(node)
+            elif node.regions:
+                for region in node.regions:
+                    self.enter(region)
+                for value in node.outputs:
+                    self._new(value)
+            else:
+                key = (node.op, node.params_key(self._keep), tuple(self.of(o) for o in node.inputs))
+                for position, value in enumerate(node.outputs):
+                    self._of[value] = self._number((*key, position))
+
+    def _scan(self, node: Node) -> None:
+        (body,) = node.regions
+        consts, carry = node.params["num_consts"], node.params["num_carry"]
+        # The index that values depend on: one for all loops of a length side by side, another for each depth.
+        index = (self._inside, int(node.params["length"]))
+        for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+            if position < consts:
+                self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
+            elif position >= consts + carry:
+                whole: tuple[Any, ...] = self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
+                self._of[value] = whole[2] if whole[:2] == ("stack", index) else self._number(("at", index, self.of(operand)))
+        outside, self._inside = self._inside, index
+        self.enter(body)
+        self._inside = outside
+        for position, (operand, value) in enumerate(zip(body.outputs, node.outputs, strict=True)):
+            if position < carry:
+                self._new(value)
+            else:
+                self._of[value] = self._number(("stack", index, self.of(operand)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twins:
+    """Values that a program makes more than once.
+
+    Arguments:
+      again: those that are equal to one made before, and what they are made of.
+      times: for those that are equal, the first of them included, how many there are.
+    """
+
+    again: frozenset[int]
+    times: dict[int, int]
+
+
+def twins(graph: Graph) -> Twins:
+    """What gradients make again, and what it equals: in the same block, or in scans of as many trips.
+
+    What scans take is among it, where an earlier one takes the same.
+    """
+    numbers = Numbering()
+    numbers.enter(graph)
+    alike: dict[tuple[Hashable, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    late = {o for node in graph.nodes if node.backward for o in node.inputs}
+    for node in graph.nodes:
+        for value in node.outputs:
+            turns = alike[numbers.of(value), 0]
+            if value in late or not turns:
+                turns[value].append(value)
+        if node.op == "scan":
+            (body,) = node.regions
+            for value in (*body.inputs, *(v for inner in body.nodes for v in inner.outputs)):
+                alike[numbers.of(value), int(node.params["length"])][node.id].append(value)
+    several = [list(turns.values()) for turns in alike.values() if len(turns) > 1]
+    again = {value for turns in several for values in turns[1:] for value in values}
+    for node in reversed(graph.nodes):
+        if node.backward and not again.isdisjoint(node.outputs):
+            again.update(o for o in node.inputs if isinstance(o, int))
+    return Twins(again=frozenset(again), times={v: len(turns) for turns in several for values in turns for v in values})
