@@ -43,7 +43,7 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
     if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= JOINT_ENTRIES:
         core.reduce()
         bound = search.run(core)
-        if not core.feasible or axes == 1 or search.cost - bound <= NEAR * search.cost:
+        if not core.feasible or axes == 1 or search.is_near(bound, NEAR):
             return search.solution(bound)
     else:
         # Start: the first pair, the other axes B wherever something lets them be.
@@ -57,7 +57,7 @@ def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solut
         before = search.cost
         _within(search, core, profiles, [a for a in range(axes) if a not in free], search.best)
         stale = 1 if search.cost < before * (1 - TOLERANCE) else stale + 1  # what has just gained need not be searched again
-        if stale >= len(some) or search.cost - bound <= NEAR * search.cost:
+        if stale >= len(some) or search.is_near(bound, NEAR):
             break
     return search.solution(bound)
 

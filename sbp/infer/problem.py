@@ -275,7 +275,6 @@ class Problem:
         self._loops += 1
         self._visit(body, inner)
         rules = self._rules(node)
-        self._loops -= 1
         ends: list[_End | None] = []
         for position, operand in enumerate(body.outputs):
             if position < carry:
@@ -289,6 +288,7 @@ class Problem:
                 self.makers[value] = _End(variable, tuple(stack(t) for t in types), weight)
             self._read(operand, end)
             ends.append(end)
+        self._loops -= 1
         self.returned[node.id, 0] = ends
 
     def _while(self, node: Node, weight: float) -> None:
@@ -314,7 +314,6 @@ class Problem:
         self._visit(cond, inner)
         self._visit(body, inner)
         rules = self._rules(node)
-        self._loops -= 1
         predicate = self._fixed((0,) * len(self.mesh.sizes), inner, rules)
         self._read(cond.outputs[0], predicate)
         self.returned[node.id, 0] = [predicate]
@@ -324,6 +323,7 @@ class Problem:
             end = _End(entry.variable, entry.codes, inner, rules)
             self._read(operand, end)
             ends.append(end)
+        self._loops -= 1
         self.returned[node.id, 1] = ends
 
     def _cond(self, node: Node, weight: float) -> None:

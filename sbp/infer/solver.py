@@ -45,31 +45,6 @@ class Solution:
     cost: float
     lower_bound: float
 
-    @property
-    def gap(self) -> float:
-        """(cost - lower bound) / cost."""
-        return max(0.0, (self.cost - self.lower_bound) / self.cost) if self.cost > 0 else 0.0
-
-
-def solve(graph: CostGraph, *, table_limit: int = TABLE_LIMIT, rounds: int = ROUNDS) -> Solution | None:
-    """The cheapest states that were found with a bound, or None when no choice has a finite cost.
-
-    Arguments:
-      graph: the costs; infinite entries are forbidden.
-      table_limit: the largest table elimination may build, in entries.
-      rounds: how often message passing may shrink the problem.
-
-    >>> g = CostGraph()
-    >>> a, b = g.variable(np.array([0.0, 1.0])), g.variable(np.array([0.0, 0.0]))
-    >>> g.add_pair(a, b, np.array([[5.0, 5.0], [0.0, 3.0]]))
-    >>> solve(g).states
-    (1, 0)
-    """
-    search, core = Search(graph, table_limit=table_limit, rounds=rounds), Core.of(graph)
-    core.reduce()
-    bound = search.run(core)
-    return search.solution(bound)
-
 
 class Search:
     """Looks for the cheapest states of a cost graph, in the whole of it or in parts, and keeps the best.
@@ -77,11 +52,17 @@ class Search:
     Arguments:
       graph: the costs.
       table_limit: the largest table elimination may build, in entries.
-      rounds: how often message passing may shrink the problem.
+
+    >>> g = CostGraph()
+    >>> a, b = g.variable(np.array([0.0, 1.0])), g.variable(np.array([0.0, 0.0]))
+    >>> g.add_pair(a, b, np.array([[5.0, 5.0], [0.0, 3.0]]))
+    >>> search = Search(g)
+    >>> search.solution(search.run(Core.of(g))).states
+    (1, 0)
     """
 
-    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT, rounds: int = ROUNDS) -> None:
-        self.graph, self.table_limit, self.rounds = graph, table_limit, rounds
+    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT) -> None:
+        self.graph, self.table_limit = graph, table_limit
         self.best: tuple[int, ...] | None = None
         self.cost = math.inf
 
@@ -91,12 +72,16 @@ class Search:
             return None
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
-    def run(self, core: Core, rounds: int | None = None) -> float:
+    def is_near(self, bound: float, share: float) -> bool:
+        """Whether something was found, and it costs at most a share more than a bound."""
+        return math.isfinite(self.cost) and self.cost - bound <= share * self.cost
+
+    def run(self, core: Core, rounds: int = ROUNDS) -> float:
         """Searches a reduced core, which it may shrink, in so many rounds at most; returns a bound: the core has nothing cheaper."""
         if not core.feasible:
             return math.inf
         bound = -math.inf
-        for _ in range(rounds or self.rounds):
+        for _ in range(rounds):
             states, conditioned = eliminate(core, self.table_limit)
             self._offer(states, core)
             if conditioned == 0:
@@ -106,7 +91,7 @@ class Search:
             found = pass_messages(core)
             self._offer(_windows(core, found.states, self.table_limit), core)
             before, bound = bound, max(bound, core.constant + found.lower_bound)
-            if self.cost - bound <= TOLERANCE * self.cost:
+            if self.is_near(bound, TOLERANCE):
                 break
             known = self.cost
             if self._near(core, found, core.constant + found.lower_bound):

@@ -199,6 +199,12 @@ class TypeSpace:
             for axes in itertools.combinations(reduced, count):
                 target = tuple(0 if i in axes else c for i, c in enumerate(source))
                 steps.append(self._step("all_reduce", axes, source, target, math.prod(self.sizes[i] for i in axes), here))
+        split = tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1)
+        for count in range(2, len(split) + 1):
+            for axes in itertools.combinations(split, count):
+                if all(c != source[i] or k in axes for i in axes for k, c in enumerate(source) if k > i):
+                    target = tuple(0 if i in axes else c for i, c in enumerate(source))
+                    steps.append(self._step("all_gather", axes, source, target, math.prod(self.sizes[i] for i in axes), here))
         return steps
 
     def _step(self, kind: StepKind, axes: tuple[int, ...], source: Codes, target: Codes, n: int, here: float) -> Step:

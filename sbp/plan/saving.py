@@ -107,6 +107,8 @@ class _Search:
             return None
         if loop is None and (box.reader is None or not box.reader.backward):
             return None  # what is written twice in one block may be pinned twice on purpose; what is recomputed is not
+        if loop is None and self.typing.values[value] != register.codes and not self.regime.at(box.reader).unlimited:
+            return None  # its readers might not be allowed to convert what was made first
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
         size = float(math.prod(local_shape(aval.shape, register.codes, mesh.sizes))) * _jax.itemsize(aval.dtype)
         kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0  # written by one loop, read by the other
@@ -197,11 +199,11 @@ class _Saving:
         """What is read instead of an operand: not by those who take it as it is made before its conversion, or may not convert."""
         if not isinstance(operand, int) or operand not in instead:
             return operand
-        other = instead[operand]
-        as_kept = codes == self.kept[operand]
-        if codes == self.old.values[operand] and not as_kept:
+        other, kept = instead[operand], self.kept[operand]
+        if codes == self.old.values[operand] != kept:
             return operand
-        return other if as_kept or self.regime.at(node, in_loop=True).unlimited else operand
+        arrives = self.values[other] == codes
+        return other if arrives or self.regime.at(node, in_loop=other not in self.old.values).unlimited else operand
 
     def scan(self, node: Node) -> Node:
         """A scan that stacks what a later one needs, or reads what an earlier one has stacked."""

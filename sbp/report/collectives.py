@@ -224,7 +224,9 @@ def _why(program: Program, spot: Spot, step: Step, reader: Node) -> str:
         return ", which has no signature"
     avals = tuple(program.graph.aval(o) for o in reader.inputs)
     op = Op(reader.op, reader.params, avals, tuple(program.graph.avals[o] for o in reader.outputs), program.mesh.sizes[at])
-    positions = [i for i, o in enumerate(reader.inputs) if o == spot.box.target.value]
+    # A barrier's row speaks of each of its operands.
+    each = reader.op == "optimization_barrier"
+    positions = [0 if each else i for i, o in enumerate(reader.inputs) if o == spot.box.target.value]
     takes = any(row.ins[i] == before for row in found.rows(op) for i in positions)
     return f", which takes {after!r} here" if takes else f", which has no row for {before!r}"
 

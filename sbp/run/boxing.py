@@ -124,8 +124,10 @@ class Boxing:
                 return self.all_reduce(x, monoid, names, n)
             case "reduce_scatter", Unreduced(monoid=monoid), Split(dim=d):
                 return self.reduce_scatter(x, monoid, names[0], n, d, there[d])
-            case "all_gather", Split(dim=d), _:
+            case "all_gather", Split(dim=d), _ if len(names) == 1:
                 return _first(lax.all_gather(x, names[0], axis=d, tiled=True), d, there[d])
+            case "all_gather", _, _:
+                return self.all_gather(x, global_shape, step)
             case "all_to_all", Split(dim=d), Split(dim=e):
                 x = pad_dim(x, e, n * there[e])
                 return _first(lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True), d, there[d])
@@ -142,6 +144,21 @@ class Boxing:
                 return _first(lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(names[0]) * size, d), d, there[d])
             case _:
                 raise SbpInternalError(f"no kernel for boxing step {step}")
+
+    def all_gather(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
+        """Gathers over several mesh axes at once; blocks are joined inner axis first, and cut where their sizes do not divide."""
+        sizes = [self.mesh.sizes[i] for i in step.mesh_axes]
+        x = lax.all_gather(x, tuple(self.mesh.names[i] for i in step.mesh_axes), axis=0).reshape(*sizes, *x.shape)
+        joined = list(step.source)
+        for level in reversed(range(len(sizes))):
+            position = step.mesh_axes[level]
+            dim = step.source[position] - 1
+            joined[position] = 0
+            x = jnp.moveaxis(x, level, level + dim)
+            at = level + dim
+            x = x.reshape(*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :])
+            x = _first(x, at, local_shape(global_shape, tuple(joined), self.mesh.sizes)[dim])
+        return x
 
     def all_reduce(self, x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
         """The reduction of all parts, on every device."""

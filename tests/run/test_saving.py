@@ -141,3 +141,27 @@ def test_memory_may_demand_it():
     tight = plan("scanned", memory_limit=limit)
     assert tight.cost.peak_memory_bytes <= limit
     assert tight.program.typing.saved_seconds < free.program.typing.saved_seconds
+
+
+@pytest.mark.parametrize("inner", ["auto", "explicit"])
+def test_policies_of_readers_hold(inner):
+    """What was made first may be of a type that the reader of the second may not convert."""
+
+    def layer(x, w):
+        h = jnp.tanh(x @ w[0])
+        with sbp.policy(inner):
+            y = h @ w[1]
+        return jnp.tanh(y) + x
+
+    def loss(weights, x):
+        for n in range(3):
+            x = jax.checkpoint(layer)(x, jax.tree.map(lambda w, n=n: w[n], weights))
+        return (x**2).sum()
+
+    weights, x = arguments()
+    want = jax.jit(jax.value_and_grad(loss))(weights, x)
+    for hardware in ("cpu", "tpu-v3"):
+        f = sbp.jit(jax.value_and_grad(loss), sbp.make_mesh((2, 4), ("data", "model")), boxing="reduce", hardware=hardware)
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())), f(weights, x), want)
+        wide = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*a.shape[:-2], *(SCALE * d for d in a.shape[-2:])), a.dtype), (weights, x))
+        assert f.check(*wide).ok

@@ -1,7 +1,7 @@
 """What the cheapest conversions cost, from the formulae and by brute force; nothing here is taken from the planner.
 
-A way is a sequence of steps. A step changes one mesh axis, or all-reduces over several. In a step, the split of a dim by one axis may
-come or go only if no axis inside it splits the same dim: its blocks are blocks of that axis's.
+A way is a sequence of steps. A step changes one mesh axis, or all-reduces or all-gathers over several. In a step, the split of a dim by
+one axis may come or go only if no axis inside it splits the same dim, or goes with it: its blocks are blocks of that axis's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ def steps(shape: Shape, t: Type, sizes: Shape, types: Sequence[Type], itemsize: 
         for axes in itertools.combinations(partial, count):
             n = math.prod(sizes[axis] for axis in axes)
             yield tuple(B if axis in axes else a for axis, a in enumerate(t)), 2 * (n - 1) / n * here, 1
+    split = [axis for axis, a in enumerate(t) if isinstance(a, Split)]
+    for count in range(2, len(split) + 1):
+        for axes in itertools.combinations(split, count):
+            if any(t[outer] == t[inner] for outer in axes for inner in split if inner > outer and inner not in axes):
+                continue
+            n = math.prod(sizes[axis] for axis in axes)
+            yield tuple(B if axis in axes else a for axis, a in enumerate(t)), (n - 1) * here, 1
     for axis, new in itertools.product(range(len(t)), {a for u in types for a in u}):
         old, n, inside = t[axis], sizes[axis], t[axis + 1 :]
         target = (*t[:axis], new, *inside)

@@ -1,0 +1,98 @@
+"""Types are chosen with what gradients keep from the forward pass: no types that someone pins by hand give a cheaper plan."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp.plan.saving import repeats
+from sbp.trace.numbering import twins
+
+MESH = AbstractMesh((8,), ("d",))
+
+
+def layer(x, w):
+    up, down = w
+    return x + jax.nn.softmax(jax.nn.gelu(x @ up) @ down, -1)
+
+
+def scanned(weights, x):
+    return lax.scan(jax.checkpoint(lambda x, w: (layer(x, w), None)), x, weights)[0]
+
+
+def unrolled(weights, x):
+    for n in range(3):
+        x = jax.checkpoint(lambda x, w: x + jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]))(x, jax.tree.map(lambda w, n=n: w[n], weights))
+    return x
+
+
+def step(model):
+    def fn(weights, x):
+        gradient = jax.grad(lambda w: (model(w, x) ** 2).mean())(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient)
+
+    return fn
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+ARGUMENTS = (f32(3, 1024, 4096), f32(3, 4096, 1024)), f32(256, 1024)
+
+
+def plan(model, hardware, in_types=None, mesh=MESH):
+    return sbp.jit(step(model), mesh, hardware=hardware, donate_argnums=0, in_types=in_types).plan(*ARGUMENTS)
+
+
+@pytest.mark.parametrize("hardware", ["tpu-v5p", "h100"])
+@pytest.mark.parametrize("model", [scanned, unrolled], ids=lambda f: f.__name__)
+def test_no_pinned_plan_is_cheaper(model, hardware):
+    free = plan(model, hardware)
+    typing = free.program.typing
+    assert typing.keeps
+    assert typing.saved_seconds > 0
+    for up, down, x in itertools.product(("B", "S(1)", "S(2)"), ("B", "S(1)", "S(2)"), ("B", "S(0)", "S(1)")):
+        pinned = plan(model, hardware, ((f"d:{up}", f"d:{down}"), f"d:{x}"))
+        assert typing.lower_bound <= pinned.cost.seconds * (1 + 1e-9), (up, down, x)
+        assert free.cost.seconds <= pinned.cost.seconds * (1 + 1e-3), (up, down, x)
+
+
+@pytest.mark.parametrize(("model", "hardware", "share"), [(scanned, "tpu-v5p", 0.9), (unrolled, "h100", 0.85)], ids=["scanned", "unrolled"])
+def test_keeping_is_part_of_the_choice(model, hardware, share, monkeypatch):
+    """Chosen as though nothing were kept, the types are other ones, and the plan is dearer."""
+    best = plan(model, hardware).cost.seconds
+    monkeypatch.setattr("sbp.plan.fit.LARGE", 0)
+    other = plan(model, hardware)
+    assert not other.program.typing.keeps
+    assert "before what gradients keep" in other.report().text()
+    assert best <= share * other.cost.seconds
+
+
+@pytest.mark.parametrize("model", [scanned, unrolled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("mesh", [MESH, AbstractMesh((2, 4), ("d", "m"))], ids=["8", "2x4"])
+def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
+    """The bound waives the conversions of `twins` alone: all that is saved has to be among them."""
+    seen: list[int] = []
+
+    def watch(typing, block, regime):
+        found = repeats(typing, block, regime)
+        assert {r.value for r in found} <= twins(typing.graph).again
+        seen.extend(r.value for r in found)
+        return found
+
+    monkeypatch.setattr("sbp.plan.fit.repeats", watch)
+    plan(model, "h100", mesh=mesh)
+    assert seen
+
+
+def test_twins_are_counted():
+    forward_alone = sbp.jit(scanned, MESH).trace(*ARGUMENTS).graph
+    assert not twins(forward_alone).times
+    found = twins(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).graph)
+    assert set(found.times.values()) == {2}
+    assert len(found.times) > len(found.again.intersection(found.times)) > 0
