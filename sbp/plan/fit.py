@@ -37,6 +37,7 @@ def fit(
     boxing: Policy = "auto",
     memory_limit: float | None = None,
     aliased: tuple[int, ...] = (),
+    keeping: bool = True,
 ) -> tuple[Program | None, Program | None]:
     """The cheapest program that fits.
 
@@ -47,6 +48,7 @@ def fit(
       boxing: which conversions may move data.
       memory_limit: bytes per device; None for no limit.
       aliased: positions of donated inputs.
+      keeping: whether types are chosen with what gradients keep from the forward pass in mind, which takes up to three times as long.
 
     Returns:
       The program or None, and the program of least memory that was found (None when there is no typing at all).
@@ -54,11 +56,11 @@ def fit(
     if demand.budgets:
         # What is sent for one reader may serve another, for which it might not have been sent: so first without, and a look at the plan.
         unlimited = dataclasses.replace(demand, budgets=())
-        program, _ = fit(graph, mesh, unlimited, boxing=boxing, memory_limit=memory_limit, aliased=aliased)
+        program, _ = fit(graph, mesh, unlimited, boxing=boxing, memory_limit=memory_limit, aliased=aliased, keeping=keeping)
         regime = regime_of(graph, mesh, boxing, demand)
         if program is not None and next(over_budget(program.block, regime), None) is None:
             return program, program
-    program = least = _cheapest(graph, mesh, demand, boxing, memory_limit, aliased)
+    program = least = _cheapest(graph, mesh, demand, boxing, memory_limit, aliased, keeping)
     if program is None or least is None:
         return None, None
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
@@ -98,7 +100,7 @@ def fit(
 
 
 def _cheapest(
-    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, memory_limit: float | None, aliased: tuple[int, ...]
+    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, memory_limit: float | None, aliased: tuple[int, ...], keeping: bool
 ) -> Program | None:
     """The cheapest program, what gradients keep from the forward pass counted once.
 
@@ -120,7 +122,7 @@ def _cheapest(
     found = twins(graph)
     if not found.again:
         return chosen({})
-    if sum(1 for _ in graph.walk()) * AXIS_FACTOR ** (len(mesh.sizes) - 1) > LARGE:
+    if not keeping or sum(1 for _ in graph.walk()) * AXIS_FACTOR ** (len(mesh.sizes) - 1) > LARGE:
         program = chosen({})
         return program and dataclasses.replace(program, typing=dataclasses.replace(program.typing, keeps=False))
     bounding = chosen(dict.fromkeys(found.again, 0.0))
