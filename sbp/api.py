@@ -375,7 +375,13 @@ class Plan:
 
     @property
     def _side(self) -> Side:
-        return Side(title=self._jitted.name, program=self.program, question=self._question, output_names=self._traced.out_names)
+        return Side(
+            title=self._jitted.name,
+            program=self.program,
+            question=self._question,
+            output_names=self._traced.out_names,
+            donated=tuple(self._signature.names[i] for i in self._signature.donated),
+        )
 
     @property
     def _question(self) -> Question:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from sbp.errors import SbpError
+from sbp.errors import SbpError, nearest
+
+Topology = Literal["torus", "switch"]
+Platform = Literal["cpu", "cuda", "rocm", "tpu"]
+TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
+PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +23,16 @@ class Network:
     Arguments:
       bytes_per_second: what one device can send, one way.
       latency_seconds: time of the first byte.
+
+    Raises:
+      SbpError: `bad-argument` for a rate that is not above 0 or a latency below 0.
     """
 
     bytes_per_second: float
     latency_seconds: float
+
+    def __post_init__(self) -> None:
+        _check_figures(self, above_zero=("bytes_per_second",), not_negative=("latency_seconds",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,9 @@ class Hardware:
         runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
       overlaps: whether a device computes while it sends.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
+
+    Raises:
+      SbpError: `bad-argument` for a figure that is no finite number or out of its range, `unknown-option` for another topology or platform.
     """
 
     name: str
@@ -56,7 +71,7 @@ class Hardware:
     link_bytes_per_second: float
     f32_flops_per_second: float | None = None
     highest_flops_per_second: float | None = None
-    topology: Literal["torus", "switch"] = "switch"
+    topology: Topology = "switch"
     torus_dims: int = 2
     devices_per_chip: int = 1
     latency_seconds: float = 1e-6
@@ -66,7 +81,31 @@ class Hardware:
     slow_axes: tuple[tuple[str, Network], ...] = ()
     scatters_whole_mesh: bool = True
     overlaps: bool = True
-    platform: Literal["cpu", "cuda", "rocm", "tpu"] = "tpu"
+    platform: Platform = "tpu"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise SbpError(f"hardware: name is a string; got {self.name!r}")
+        rates = ("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second")
+        optional = tuple(f for f in ("f32_flops_per_second", "highest_flops_per_second") if getattr(self, f) is not None)
+        _check_figures(self, above_zero=(*rates, *optional), not_negative=("latency_seconds", "hop_seconds"))
+        for field in ("torus_dims", "devices_per_chip", "joined_devices"):
+            count = getattr(self, field)
+            if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+                raise SbpError(f"hardware {self.name!r}: {field} is a whole number from 1 on; got {count!r}")
+        for field in ("scatters_whole_mesh", "overlaps"):
+            if not isinstance(getattr(self, field), bool):
+                raise SbpError(f"hardware {self.name!r}: {field} is True or False; got {getattr(self, field)!r}")
+        for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
+            given = getattr(self, field)
+            if given not in known:
+                raise SbpError(f"hardware {self.name!r}: no {field} {given!r}{nearest(str(given), known)}", code="unknown-option")
+        if self.beyond is not None and not isinstance(self.beyond, Network):
+            raise SbpError(f"hardware {self.name!r}: beyond is a Network or None; got {self.beyond!r}")
+        axes = self.slow_axes
+        pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
+        if not pairs or not all(isinstance(name, str) and isinstance(network, Network) for name, network in axes):
+            raise SbpError(f"hardware {self.name!r}: slow_axes is a tuple of (mesh axis, Network), made by with_axis; got {axes!r}")
 
     def with_axis(self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6) -> Hardware:
         """The same devices, with one mesh axis over a slower network: each index along that axis is a pod or a node of its own.
@@ -82,12 +121,8 @@ class Hardware:
         >>> HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=3e9).slow_axes[0][0]
         'dcn'
         """
-        real = all(isinstance(x, int | float) and math.isfinite(x) for x in (bytes_per_second, latency_seconds))
-        if not (isinstance(mesh_axis, str) and real and bytes_per_second > 0 and latency_seconds >= 0):
-            raise SbpError(
-                f"axis {mesh_axis!r}: a name, bytes_per_second above 0 and latency_seconds not below 0 are needed; "
-                f"got {bytes_per_second!r} and {latency_seconds!r}"
-            )
+        if not isinstance(mesh_axis, str):
+            raise SbpError(f"with_axis takes the name of a mesh axis; got {mesh_axis!r}")
         network = Network(bytes_per_second=bytes_per_second, latency_seconds=latency_seconds)
         others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
         return dataclasses.replace(self, slow_axes=(*others, (mesh_axis, network)))
@@ -105,6 +140,16 @@ class Hardware:
         if precision == "highest" or itemsize > 4:
             return highest
         return default if precision == "default" else min(default, 2 * highest)  # three passes of 16 bits for six
+
+
+def _check_figures(described: Network | Hardware, *, above_zero: tuple[str, ...], not_negative: tuple[str, ...]) -> None:
+    """Raises where a figure that others are divided by or added to is none."""
+    what = f"hardware {described.name!r}" if isinstance(described, Hardware) else "network"
+    for field in (*above_zero, *not_negative):
+        value, least = getattr(described, field), "above 0" if field in above_zero else "from 0 on"
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not real or value < 0 or (value == 0 and field in above_zero):
+            raise SbpError(f"{what}: {field} is a finite number {least}; got {value!r}")
 
 
 GIB = 2**30

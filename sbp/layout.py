@@ -84,11 +84,12 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
         Raises:
           SbpError: `layout-conflict` when two dims would be split over one mesh axis, `layout-names` when a name occurs twice or there
-            are not as many names as dims.
+            are not as many names as dims, `bad-argument` for a pytree in place of an array.
         """
-        x = x if hasattr(x, "aval") else jax.numpy.asarray(x)
-        if isinstance(x, dict | list | tuple | str):
-            raise SbpError(f"a layout names the dims of one array, got {type(x).__name__}; map it over the leaves")
+        if not hasattr(x, "aval"):
+            if isinstance(x, str | bytes) or not jax.tree_util.all_leaves([x]):
+                raise SbpError(f"a layout names the dims of one array, got {type(x).__name__}; map it over the leaves")
+            x = jax.numpy.asarray(x)
         if len(names) != np.ndim(x):
             raise _names_error(f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)}; give one for each dim")
         return annotate_p.bind(x, pin=Pin(self.type(*names)), cotangent=None)
@@ -101,7 +102,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
           free: mesh axes to leave to inference, which the layout does not use; in `in_types`, axes that a type does not name are B.
 
         Raises:
-          SbpError: `layout-conflict`, `layout-names`.
+          SbpError: `layout-conflict`, `layout-names`; `bad-argument` where `free` is no collection of names.
 
         >>> Layout(batch="data", d_ff="model").type("d_model", "d_ff", free=["pod"])
         model:S(1) pod:?
@@ -126,7 +127,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                         span=_jax.caller_span(),
                     )
                 owner[axis], atoms[axis] = str(name), Split(dim)
-        return NdSbp(atoms, free)
+        return NdSbp(atoms, _free_axes(free))
 
     def types(self, names: Any, *, free: Iterable[str] = ()) -> Any:
         """The types of a pytree of tensors, from a pytree whose leaves are tuples of dim names.
@@ -138,7 +139,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
         >>> Layout(d_ff="model").types({"w": ("d_model", "d_ff"), "b": ("d_ff",), "scale": ()})
         {'b': model:S(0), 'scale': B, 'w': model:S(1)}
         """
-        kept = tuple(free)
+        kept = _free_axes(free)
         return jax.tree.map(lambda leaf: None if leaf is None else self.type(*leaf, free=kept), names, is_leaf=_is_names)
 
 
@@ -152,6 +153,14 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
         raise SbpError(f"a layout maps a dim name to a mesh axis or a tuple of them, got {name!r}: {value!r}; leave out what is not split")
     if len(set(axes)) != len(axes):
         raise SbpError(f"the layout maps dim {name!r} to {axes}, one mesh axis twice; name each once", code="layout-names")
+    return axes
+
+
+def _free_axes(free: Any) -> tuple[str, ...]:
+    named = isinstance(free, Iterable) and not isinstance(free, str)
+    axes: tuple[Any, ...] = tuple(free) if named else ()
+    if not named or not all(isinstance(a, str) for a in axes):
+        raise SbpError(f'free is a collection of mesh axes, such as ["pod"]; got {free!r}')
     return axes
 
 

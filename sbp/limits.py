@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -60,9 +60,11 @@ class Budget:
     def __post_init__(self) -> None:
         if self.collective is not None and self.collective not in get_args(Collective):
             raise SbpError(f"no collective {self.collective!r}{nearest(str(self.collective), get_args(Collective))}", code="unknown-option")
-        if self.where not in _PLACES:
-            raise SbpError(f"a budget holds nowhere called {self.where!r}{nearest(str(self.where), _PLACES)}", code="unknown-option")
-        if not (isinstance(self.axis, str) or self.axis is None):
+        if self.where not in get_args(Where):
+            raise SbpError(
+                f"a budget holds nowhere called {self.where!r}{nearest(str(self.where), get_args(Where))}", code="unknown-option"
+            )
+        if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
             raise SbpError(f"the axis of a budget is the name of a mesh axis; got {self.axis!r}")
         size = self.above
         if isinstance(size, bool) or not isinstance(size, numbers.Real) or not 0 <= size <= MOST_BYTES:
@@ -110,7 +112,7 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
       axes: the mesh axes that it holds on; none for all of them.
 
     Raises:
-      SbpError: `unknown-option` for another policy.
+      SbpError: `unknown-option` for another policy, `bad-argument` for what is no name of an axis.
 
     >>> import jax.numpy as jnp
     >>> with policy("explicit", "dcn"):
@@ -118,10 +120,38 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     """
     if boxing not in POLICIES:
         raise SbpError(f"no boxing policy {boxing!r}{nearest(str(boxing), POLICIES)}", code="unknown-option")
+    for axis in axes:
+        if not (isinstance(axis, str) and axis):  # the mark of all axes is that of an empty name
+            raise SbpError(f"a policy holds on mesh axes, each by its name; got {axis!r}, and none are needed for all of them")
     with contextlib.ExitStack() as stack:
         for axis in axes or ("",):
-            stack.enter_context(jax.named_scope(f"sbp_policy.{boxing}.of.{str(axis).encode().hex()}"))
+            stack.enter_context(jax.named_scope(policy_mark(boxing, axis)))
         yield
+
+
+def policy_mark(boxing: Policy, axis: str = "") -> str:
+    """What stands in the name stack inside a region with a policy, for one mesh axis or for all.
+
+    >>> policies_in(policy_mark("reduce", "dcn"))
+    [('reduce', 'dcn')]
+    """
+    return f"sbp_policy.{boxing}.of.{axis.encode().hex()}"
+
+
+def with_policy(scope: str, old: Policy, new: Policy, axis: str) -> str:
+    """A name stack whose regions say `new` on a mesh axis where they say `old`.
+
+    >>> policies_in(with_policy("layer/" + policy_mark("explicit") + "/dot", "explicit", "auto", "dcn"))
+    [('explicit', ''), ('auto', 'dcn')]
+    """
+
+    def changed(found: re.Match[str]) -> str:
+        held = bytes.fromhex(found[2]).decode()
+        if found[1] != old or held not in ("", axis):
+            return found[0]
+        return policy_mark(new, axis) if held else f"{found[0]}/{policy_mark(new, axis)}"
+
+    return _MARK.sub(changed, scope)
 
 
 def policies_in(scope: str) -> list[tuple[Policy, str]]:
@@ -131,3 +161,30 @@ def policies_in(scope: str) -> list[tuple[Policy, str]]:
     [('reduce', 'dcn')]
     """
     return [(name, bytes.fromhex(axis).decode()) for name, axis in _MARK.findall(scope) if name in POLICIES]
+
+
+def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
+    """The policies of a program in a word, or as a dict where mesh axes have their own.
+
+    Arguments:
+      base: the policy of axes without one.
+      per_axis: the policy of each mesh axis, or None; empty for none.
+      names: the mesh axes.
+
+    >>> policies_text("auto", (), ("dcn", "model")), policies_text("auto", ("reduce", None), ("dcn", "model"))
+    ('auto', '{"dcn": "reduce"}')
+    """
+    told = {name: policy or base for name, policy in zip(names, per_axis, strict=False) if policy or base != "auto"}
+    if not any(per_axis):
+        return base
+    return "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in told.items()) + "}"
+
+
+def boxing_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
+    """The policies of a program as `sbp.jit` takes them; the arguments are those of `policies_text`.
+
+    >>> boxing_text("reduce", (), ("dcn",)), boxing_text("auto", ("reduce",), ("dcn",))
+    ('boxing="reduce"', 'boxing={"dcn": "reduce"}')
+    """
+    said = policies_text(base, per_axis, names)
+    return f"boxing={said}" if any(per_axis) else f'boxing="{said}"'

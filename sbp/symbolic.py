@@ -15,7 +15,7 @@ import jax
 
 from sbp import _jax
 from sbp.call import Signature, even_boundary
-from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, SbpWarning, bytes_text, noting
+from sbp.errors import Diagnostic, Help, Label, SbpError, SbpInternalError, SbpTypeError, SbpWarning, bytes_text, noting
 from sbp.infer.conditions import Decided, decide, point_text, points
 from sbp.infer.problem import Demand
 from sbp.infer.scope import Scope
@@ -34,7 +34,7 @@ PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
 """Multiples of the device count by these are the first choice of sizes: large, and no two alike by chance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class SizedCall:
     """A call whose shapes have symbols, and the sizes to type it at.
 
@@ -42,13 +42,13 @@ class SizedCall:
       symbolic: its signature.
       scope: the sizes that are asked for.
       point: one choice of them.
-      graphs: receives the program with symbolic sizes when it is traced.
+      traced: the program with symbolic sizes and the shapes of its results, once `trace` has made it; a copy at other sizes starts anew.
     """
 
     symbolic: Signature
     scope: Scope
     point: Point
-    graphs: list[tuple[Graph, Any]] = field(default_factory=list, repr=False)
+    traced: tuple[Graph, Any] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, signature: Signature, devices: int) -> SizedCall:
@@ -99,7 +99,7 @@ class SizedCall:
                 code="symbolic-sizes",
                 span=_jax.raising_span(error),
             ) from error
-        self.graphs.append((graph, out_shape))
+        self.traced = graph, out_shape
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
@@ -111,7 +111,7 @@ class SizedCall:
           demand: what was asked of inputs and outputs there.
           wanted: the types that outputs are held in at the boundary, for their shapes.
         """
-        graph, out_shape = self.graphs[-1]
+        graph, out_shape = self._traced
         claims = [*claims_of(graph, typing, demand), *self._held(typing.mesh)]
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
             held = lambda lift: wanted(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))  # noqa: E731
@@ -120,6 +120,17 @@ class SizedCall:
             text = f"outputs are held at the boundary as they are where {point_text(self.point)}"
             claims.append(Claim(text=text, key="outputs", holds=lambda lift: held(lift) == here))
         return decide(claims, self.scope, self.point)
+
+    @property
+    def _traced(self) -> tuple[Graph, Any]:
+        if self.traced is None:
+            raise SbpInternalError("a call with symbolic sizes is decided before it is traced")
+        return self.traced
+
+    @property
+    def graph(self) -> Graph:
+        """The program with symbolic sizes, once it is traced."""
+        return self._traced[0]
 
     def _held(self, mesh: MeshSpec) -> Iterator[Claim]:
         """Pinned inputs that do not divide are held otherwise than pinned: where they do divide, the typing is another one."""
@@ -268,7 +279,7 @@ def _traced_otherwise(call: SizedCall, trace_for: Callable[[Signature], Graph]) 
             concrete = trace_for(call.signature)
         except SbpError:
             return  # the function closes over its symbols: there is no call with numbers
-    different = first_difference(graph_at(call.graphs[0][0], call.point), concrete)
+    different = first_difference(graph_at(call.graph, call.point), concrete)
     if different is None:
         return
     mine, theirs = (node.op if node is not None else "nothing" for node in different)

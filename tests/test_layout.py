@@ -65,7 +65,7 @@ def test_outside_of_jit_it_is_the_identity():
     layout = Layout(batch="data")
     x = np.arange(8.0, dtype=np.float32)
     np.testing.assert_array_equal(layout(x, "batch"), x)
-    np.testing.assert_array_equal(layout([1.0, 2.0], "batch"), [1.0, 2.0])
+    np.testing.assert_array_equal(layout(2.0), 2.0)
 
 
 # ---- what is not a layout ------------------------------------------------------------------------------------------------------------
@@ -107,6 +107,15 @@ def test_two_dims_on_one_mesh_axis():
         (lambda: Layout(a=("x", "y"), b="y").type("a", "b"), "layout-conflict", "dims 'a' and 'b' of the tensor [a, b] are both split"),
         (lambda: Layout(b=cast(Any, 0)), "bad-argument", "a layout maps a dim name to a mesh axis or a tuple of them, got 'b': 0"),
         (lambda: Layout(b=()), "bad-argument", "got 'b': (); leave out what is not split"),
+        (lambda: Layout(b="x")({"w": np.zeros(3)}, "b"), "bad-argument", "the dims of one array, got dict; map it over the leaves"),
+        (lambda: Layout(b="x")([1.0, 2.0], "b"), "bad-argument", "the dims of one array, got list"),
+        (lambda: Layout(b="x")((np.zeros(3),), "b"), "bad-argument", "the dims of one array, got tuple"),
+        (lambda: Layout(b="x")(None, "b"), "bad-argument", "the dims of one array, got NoneType"),
+        (lambda: Layout(b="x")("weights", "b"), "bad-argument", "the dims of one array, got str"),
+        (lambda: Layout(b="x").type("b", free="pod"), "bad-argument", "free is a collection of mesh axes, such as [\"pod\"]; got 'pod'"),
+        (lambda: Layout(b="x").types({"w": ("b",)}, free="pod"), "bad-argument", "free is a collection of mesh axes"),
+        (lambda: Layout(b="x").type("b", free=cast(Any, [1])), "bad-argument", "free is a collection of mesh axes"),
+        (lambda: Layout(b="x").type("b", free=cast(Any, None)), "bad-argument", "free is a collection of mesh axes"),
     ],
 )  # fmt: skip
 def test_refused(use, code, message):

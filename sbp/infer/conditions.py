@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -174,12 +173,25 @@ def _rest(constraint: str) -> tuple[str, int]:
 
 
 def points(scope: Scope, count: int = SMALL) -> Iterator[Point]:
-    """Points of a scope by their largest size, smallest first."""
-    side = max(2, math.floor(count ** (1 / max(1, len(scope.names)))))
-    for values in sorted(itertools.product(range(1, side + 1), repeat=len(scope.names)), key=lambda v: (max(v, default=0), v)):
+    """Points of a scope by their largest size, smallest first, as many as are among the first `count` of all.
+
+    >>> [tuple(p.values()) for p in points(Scope(("a", "b"), ("a >= b",)), 8)]
+    [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
+    """
+    for values in itertools.islice(_tuples(len(scope.names)), count):
         point = dict(zip(scope.names, values, strict=True))
         if scope.allows(point):
             yield point
+
+
+def _tuples(length: int) -> Iterator[tuple[int, ...]]:
+    """All tuples of sizes, by their largest one."""
+    if length == 0:
+        yield ()
+        return
+    for largest in itertools.count(1):
+        # Those passed over are the ones that came before, so no more than so many.
+        yield from (v for v in itertools.product(range(1, largest + 1), repeat=length) if max(v) == largest)
 
 
 def _counterexample(scope: Scope, explored: Sequence[Explored]) -> Point | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from sbp.infer.choose import NOTHING
 from sbp.infer.problem import Demand, Problem
 from sbp.infer.regime import regime_of
 from sbp.infer.rows import RowTable
@@ -40,13 +41,15 @@ class Hold:
         return agrees != self.differs
 
 
-def choose_held(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, holds: Sequence[Hold]) -> Typing | None:
-    """The cheapest typing in which all conditions hold, or None.
+def choose_held(
+    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, holds: Sequence[Hold], *, shares: Mapping[int, float] = NOTHING
+) -> Typing | None:
+    """The cheapest typing in which all conditions hold, or None; `shares` as for `sbp.infer.choose.choose`.
 
     Rows that another row with conversions replaces at no more cost are not among those that are tried, as in `choose`.
     """
     table = RowTable(mesh, communicates=regime_of(graph, mesh, boxing, demand).communicates(graph))
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table)
+    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, shares=shares)
     problem.build()
     for hold in holds:
         variable, codes = _end(problem, hold)

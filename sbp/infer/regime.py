@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.mesh import MeshSpec
@@ -100,6 +100,13 @@ class Regime:
         scope = "" if node is None or free or "sbp_policy." not in node.scope else node.scope
         backward = value in self.late or (node is not None and (node.backward or not self.late.isdisjoint(node.outputs)))
         return _rules(self, scope, backward, in_loop, free)
+
+    def origin(self, node: Node | None, position: int) -> Literal["program", "axis", "region"]:
+        """What sets the policy of a mesh axis for what a node reads: the program's, that of the axis, or a region's around the node."""
+        name = self.mesh.names[position]
+        if node is not None and any(axis in ("", name) for _, axis in policies_in(node.scope)):
+            return "region"
+        return "axis" if any(self.axis_policies) and self.axis_policies[position] else "program"
 
     def ban(self, budget: Budget) -> Ban:
         """A budget on this mesh."""

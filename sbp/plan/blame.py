@@ -14,15 +14,15 @@ from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.choose import choose
-from sbp.infer.constraints import Constraint, allowed
+from sbp.infer.constraints import Constraint
 from sbp.infer.problem import Demand
-from sbp.infer.regime import regime_of
-from sbp.infer.space import Code, Policy, decode, encode
+from sbp.infer.space import Code, decode, encode
+from sbp.limits import Policy, boxing_text
 from sbp.mesh import MeshSpec
 from sbp.plan.budgets import budget_help, impossible_budgets
 from sbp.plan.edits import Case
-from sbp.plan.helps import LARGE, MAX_HELPS, Repair, Trials
-from sbp.plan.insertions import axis_rows
+from sbp.plan.helps import CLEARS_ALL, LARGE, MAX_HELPS, Arriving, Repair, Trials
+from sbp.plan.insertions import axis_rows, blamed
 from sbp.plan.program import Program
 from sbp.plan.regions import atoms_text, carry_of, left, region_words
 from sbp.plan.source import Names, behind_vmap, pinned_text, scope_of, source_text, users_span
@@ -31,6 +31,9 @@ from sbp.trace.graph import Graph, Node
 
 MAX_FAULTS, MAX_FAULTS_LARGE, MAX_ROWS = 5, 3, 4
 
+KEEPING = 500
+"""Nodes of a program up to which helps are priced with what gradients keep from the forward pass."""
+
 
 def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
     """Says why a program has no typing: each independent fault once, in source order.
@@ -38,16 +41,20 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
     Returns:
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`, `no-typing` or `solver-limit`.
     """
-    case = Case(graph, mesh, demand, boxing)
+    nodes = sum(1 for _ in graph.walk())
+    case = Case(graph, mesh, demand, boxing, keeping=nodes <= KEEPING)
     checker = Checker(graph, mesh, demand, boxing)
-    most = MAX_FAULTS_LARGE if sum(1 for _ in graph.walk()) > LARGE else MAX_FAULTS
+    most = MAX_FAULTS_LARGE if nodes > LARGE else MAX_FAULTS
     same: dict[Any, list[CheckResult]] = {}  # what ends in one place is one fault, whatever the pins and the axis
     without: set[tuple[str, str]] = set()
     found = checker.check()
     while found.status == "unsat" and len(same) < 3 * most:  # those that are not told have to be out of the way, too
         limits = {(axis, f"b{number}") for axis in mesh.names for number in found.budgets}
-        without |= limits or {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
+        more = limits or {(found.mesh_axis, c.name) for c in found.pins} or {(found.mesh_axis, "policy")}
         same.setdefault(_key(found), []).append(found)
+        if more <= without:  # what is left has no pin, policy or budget to blame: it would be found again and again
+            break
+        without |= more
         found = checker.check(without)
     faults = [first for first, *_ in same.values()]
     names, trials = Names.of(graph), Trials(case, checker, faults, [rest for _, *rest in same.values()])
@@ -59,7 +66,7 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tup
                 code="solver-limit",
                 severity="error",
                 title=f"the checker reached its resource limit on mesh axis `{found.mesh_axis}` before it could say why there is no typing",
-                notes=(f'the program has no typing under boxing="{boxing}"; check a part of it alone',),
+                notes=(f"the program has no typing under {boxing_text(boxing, demand.policies, mesh.names)}; check a part of it alone",),
             )
         )
     if not diagnostics:
@@ -97,7 +104,7 @@ class _Fault:
 
     def diagnostic(self) -> Diagnostic:
         if not self.found.sink:
-            return self.impossible()
+            return self.impossible() if self.found.pins else self.unpinned()
         node = self.found.sink[0].node
         if node is None:
             return self.returned()
@@ -128,7 +135,7 @@ class _Fault:
             title=f"{title} on mesh axis `{self.axis}`",
             labels=tuple(labels),
             rule="" if region else self.rule(node),
-            rows=() if region else self.rows(node, arriving.made),
+            rows=() if region else self.rows(node, arriving),
             notes=tuple(self.notes(node, pins, helps)),
             helps=helps,
             scope=scope_of(node),
@@ -201,17 +208,24 @@ class _Fault:
         outs = [self.names.value(v) or "result" for v in node.outputs]
         return f"{node.op} on one mesh axis ({', '.join(self.names.shown(node))} -> {', '.join(outs)})"
 
-    def rows(self, node: Node, made: Mapping[int, tuple[Code, ...]]) -> tuple[RuleRow, ...]:
+    def rows(self, node: Node, arriving: Arriving) -> tuple[RuleRow, ...]:
         """The rows nearest to what arrives: those that most operands of the sink fit, then those that a conversion brings about."""
-        shown, n = self.names.shown(node), self.case.mesh.sizes[self.position]
-        boxing = regime_of(self.case.graph, self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
+        shown, n, made = self.names.shown(node), self.case.mesh.sizes[self.position], arriving.made
+        conversions = self.trials.system(self.axis).conversions
+        ends = {c.operand: c.convert for c in arriving.sink if c.convert}
+
+        def fit(operand: int, wanted: Code) -> bool:
+            """Whether an operand can be brought to what a row wants, under the policies and within the budgets of its reader."""
+            end, aval = ends[operand], self.case.graph.aval(node.inputs[operand])
+            return any(conversions.allows(code, wanted, aval, end.rules) for code in made[operand])
+
         ranked: list[tuple[int, int, RuleRow]] = []
         for number, row in enumerate(axis_rows(self.case, node, self.position)):
             codes = {i: encode(row.ins[i]) for i in made}
-            fits = [i for i in made if any(allowed(c, codes[i], boxing) for c in made[i])]
+            fits = [i for i in made if fit(i, codes[i])]
             rest = [i for i in made if i not in fits]
             if not rest:
-                continue  # a row of dims that are shorter than the axis is long, which is none on this mesh
+                continue  # none here: its dims are shorter than the axis is long, or a budget forbids what its kernel sends
             remark, near = "", 0
             if fits:
                 near = 2 * len(fits)
@@ -248,12 +262,14 @@ class _Fault:
         yield from self.carried(node)
         for number in self.found.budgets:
             yield f"the budget: {self.case.demand.budgets[number]}"
-        if self.found.policy:
-            boxing = regime_of(self.case.graph, self.case.mesh, self.case.boxing, self.case.demand).at(node).policies[self.position]
-            what = "no operand may be resharded here" if boxing == "explicit" else "only partial values may be converted here"
-            yield f'boxing is "{boxing}"{"" if boxing == self.case.boxing else f" on `{self.axis}` here"}, so {what}'
+        policy = blamed(self.case, self.found)
+        if policy:
+            what = "no operand may be resharded" if policy.policy == "explicit" else "only partial values may be converted"
+            at = users_span(policy.node) if policy.node else None
+            where = "here" if policy.node is node or at is None or at == here else f"at {_lines([at], here)}"
+            yield f'boxing is "{policy.policy}"{"" if policy.origin == "program" else f" on `{self.axis}` {where}"}, so {what} {where}'
         others = len(self.trials.faults) - 1
-        if others and any(not h.text.startswith("boxing=") for h in helps):
+        if others and any(not h.text.endswith(CLEARS_ALL) for h in helps):
             yield f"helps are priced with the other {others} error{'s' * (others > 1)} out of the way"
         untold = 1 + others - self.shown
         if untold > 0:
@@ -307,6 +323,18 @@ class _Fault:
         )
 
     # ---- a pin that nothing satisfies ---------------------------------------------------------------------------------------------
+
+    def unpinned(self) -> Diagnostic:
+        """What has no types of itself: no pin, policy or budget is to blame."""
+        spans = list(dict.fromkeys(c.because.span for c in self.found.equations if c.because.span))
+        labels = tuple(Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans[:4]))
+        return Diagnostic(
+            code="no-typing",
+            severity="error",
+            title=f"no types fit on mesh axis `{self.axis}`, whatever is pinned",
+            labels=labels,
+            notes=tuple(c.because.text for c in self.found.equations[:4]),
+        )
 
     def impossible(self) -> Diagnostic:
         """A pin that its own tensor cannot have."""
@@ -383,7 +411,8 @@ def _no_typing(case: Case) -> Diagnostic:
     if sum(n > 1 for n in case.mesh.sizes) < 2:  # one axis: the checker has decided the whole program, and says that there is a typing
         title = "no typing was found, though no two constraints are in conflict; this is a limit of the chooser, please report it"
         return Diagnostic(code="no-typing", severity="error", title=title, labels=tuple(labels), notes=tuple(notes))
-    why = f'each axis alone has one under boxing="{case.boxing}"; an outer axis cannot split a dim that an inner one already splits'
+    policies = boxing_text(case.boxing, case.demand.policies, case.mesh.names)
+    why = f"each axis alone has one under {policies}; an outer axis cannot split a dim that an inner one already splits"
     return Diagnostic(
         code="no-typing",
         severity="error",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sbp.errors import Diagnostic, Help, bytes_text
+from sbp.infer.check import Checker
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.limits import Budget
@@ -24,7 +25,8 @@ def nearest_budget(case: Case, number: int) -> tuple[Budget, Program, bool] | No
       number: which budget.
 
     Returns:
-      The budget with that size, its plan, and whether no smaller one is possible; None when the other budgets are impossible, too.
+      The budget with that size, its plan, and whether a byte less was tried and gave no plan; None when the other budgets are impossible,
+      too.
     """
     budget = case.demand.budgets[number]
 
@@ -80,6 +82,16 @@ def budget_help(case: Case, number: int) -> Help | None:
     if found is None:
         return None
     budget, program, least = found
-    what = "the least that is possible" if least else "which is possible"
+    what = "which is possible"
+    if least:
+        what = "the least that is possible" if _is_least(case, number, budget.above) else "the least that was found"
     text = f"allow {bytes_text(budget.above)} in `{case.demand.budgets[number]}`, {what}"
     return Help(text=text, bytes_per_device=program.cost.bytes_per_device)
+
+
+def _is_least(case: Case, number: int, size: float) -> bool:
+    """Whether nothing below a size is shown to be possible: that the chooser finds nothing is no proof on several mesh axes."""
+    budgets = list(case.demand.budgets)
+    budgets[number] = dataclasses.replace(budgets[number], above=size - 1)
+    demand = dataclasses.replace(case.demand, budgets=tuple(budgets))
+    return size >= 1 and Checker(case.graph, case.mesh, demand, case.boxing).check(explain=False).status == "unsat"

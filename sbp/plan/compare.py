@@ -5,28 +5,32 @@ The programs need not be the same: values are matched by what the user calls the
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
+from sbp.hardware import HARDWARE, Hardware, Network
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import Step, decode, from_type, local_shape
+from sbp.limits import Budget, policies_in, policies_text
 from sbp.mesh import MeshSpec
 from sbp.plan.handwritten import handwritten_bytes
 from sbp.plan.ir import Apply, Block, Loop
-from sbp.plan.pinning import Question, type_in
+from sbp.plan.pinning import Question, Types
 from sbp.plan.program import Cost, Program
-from sbp.plan.source import Names, pinned_text, source_text
+from sbp.plan.source import Names, pinned_text, source_text, users_span
 from sbp.plan.subjects import Subject, Subjects
 from sbp.plan.text import node_place
-from sbp.trace.graph import Node
+from sbp.trace.graph import Graph, Node
 from sbp.types import NdSbp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Side:
     """One of the two plans.
 
@@ -35,12 +39,19 @@ class Side:
       program: the plan.
       question: what it was planned from.
       output_names: names of the results.
+      donated: names of the inputs that are donated.
     """
 
     title: str
     program: Program
     question: Question
     output_names: tuple[str, ...] = ()
+    donated: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def types(self) -> Types:
+        """The types of its subjects."""
+        return Types.of(self.program, self.question.graph)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +116,7 @@ class Difference:
 
     Arguments:
       titles: the functions.
-      settings: what was asked differently: (what, here, there), pins included.
+      settings: what was asked differently: (what, here, there); the hardware by value, policies, limits, donation and pins.
       costs: of a call of each.
       inputs, outputs, values: types that differ, by name.
       sent: conversions that differ.
@@ -158,15 +169,89 @@ def _settings(this: Side, other: Side) -> Iterator[tuple[str, str, str]]:
     pairs = [
         ("function", this.title, other.title),
         ("mesh", str(a.mesh), str(b.mesh)),
-        ("hardware", a.mesh.hardware.name, b.mesh.hardware.name),
-        ("boxing", a.boxing, b.boxing),
+        *_hardware(a.mesh.hardware, b.mesh.hardware),
+        *_policies(a, b),
         ("memory limit", *limits),
+        ("budgets", *(_several(map(_budget, q.demand.budgets)) for q in (a, b))),
+        ("donated", *(_several(f"`{name}`" for name in side.donated) for side in (this, other))),
     ]
     yield from ((what, x, y) for what, x, y in pairs if x != y)
+    yield from _regions(a.graph, b.graph)
     ours, theirs = _pins(this), _pins(other)
     for name in dict.fromkeys((*ours, *theirs)):
         if ours.get(name) != theirs.get(name):
             yield name, ours.get(name, "not pinned"), theirs.get(name, "not pinned")
+
+
+def _several(texts: Iterable[str]) -> str:
+    return ", ".join(sorted(set(texts))) or "none"
+
+
+def _budget(budget: Budget) -> str:
+    """A budget, its size to the byte."""
+    return f"{budget} ({budget.above:.0f} B)" if budget.above else str(budget)
+
+
+def _hardware(a: Hardware, b: Hardware) -> Iterator[tuple[str, str, str]]:
+    """Hardware by value: figures of one name may have been replaced, and axes put on networks of their own."""
+    yield "hardware", _kind(a), _kind(b)
+    if a.name == b.name:
+        for field in dataclasses.fields(a):
+            x, y = getattr(a, field.name), getattr(b, field.name)
+            if field.name != "slow_axes" and x != y:
+                yield f"{field.name} of {a.name}", _figure(x), _figure(y)
+    ours, theirs = dict(a.slow_axes), dict(b.slow_axes)
+    for axis in sorted(ours.keys() | theirs.keys()):
+        x, y = (_figure(own) if own else "none of its own" for own in (ours.get(axis), theirs.get(axis)))
+        yield f"network of `{axis}`", x, y
+
+
+def _kind(hardware: Hardware) -> str:
+    """A name; whether its figures are those of the table is said, too."""
+    known = HARDWARE.get(hardware.name)
+    as_known = known is None or dataclasses.replace(hardware, slow_axes=known.slow_axes) == known
+    return hardware.name if as_known else f"{hardware.name} with other figures"
+
+
+def _figure(value: object) -> str:
+    """A value of a description of hardware, such that no two look alike."""
+    match value:
+        case None:
+            return "none"
+        case Network():
+            return f"{_figure(value.bytes_per_second)} B/s after {_figure(value.latency_seconds)} s"
+        case float() if float(short := f"{value:g}") == value:
+            return short
+        case _:
+            return str(value)
+
+
+def _policies(a: Question, b: Question) -> Iterator[tuple[str, str, str]]:
+    """Boxing policies where one differs on some mesh axis, however both are written."""
+    ours, theirs = (dict(zip(q.mesh.names, q.demand.policies, strict=False)) for q in (a, b))
+    if any((ours.get(name) or a.boxing) != (theirs.get(name) or b.boxing) for name in (*a.mesh.names, *b.mesh.names)):
+        first, second = (policies_text(q.boxing, q.demand.policies, q.mesh.names) for q in (a, b))
+        yield "boxing", first, second
+
+
+def _regions(a: Graph, b: Graph) -> Iterator[tuple[str, str, str]]:
+    """Lines of both programs that stand under policies of their own in one."""
+    ours, theirs = _policed(a), _policed(b)
+    for key, policies in ours.items():
+        if policies != theirs.get(key, policies):
+            yield f"policy of `{key[0]}`", _several(policies), _several(theirs[key])
+
+
+def _policed(graph: Graph) -> dict[tuple[str, str], frozenset[str]]:
+    """The policies around each line of a program, by its text and function."""
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for node in graph.walk():
+        span = users_span(node)
+        text = source_text(span, 44).replace("`", "'")
+        if span and text:
+            around = ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in reversed(policies_in(node.scope)))
+            found[text, span.function] = found.get((text, span.function), frozenset()) | ({around} if around else set())
+    return found
 
 
 def _pins(side: Side) -> dict[str, str]:
@@ -192,7 +277,7 @@ Key = tuple[str, bool, int, str]
 
 def _held(side: Side, subject: Subject) -> Held:
     program = side.program
-    t = type_in(program, subject, side.question.graph)
+    t = side.types.type_of(subject)
     aval = side.question.graph.avals[subject.values[0]]
     local = local_shape(aval.shape, from_type(t, program.mesh), program.mesh.sizes)
     size = float(math.prod(local) * _jax.itemsize(aval.dtype))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from sbp.annotate import Pin, annotate_p
+from sbp.errors import Span
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.problem import Demand
 from sbp.infer.space import Code, Policy, decode
@@ -14,8 +18,11 @@ from sbp.mesh import MeshSpec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
 from sbp.plan.source import users_span
+from sbp.plan.subjects import in_gradient
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
+
+_NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class Case:
       graph, mesh, demand, boxing: as for `sbp.plan.fit.fit`.
       memory_limit: bytes per device, or None.
       aliased: positions of donated inputs.
+      keeping: whether plans are chosen with what gradients keep in mind, which takes longer.
     """
 
     graph: Graph
@@ -34,10 +42,19 @@ class Case:
     boxing: Policy
     memory_limit: float | None = None
     aliased: tuple[int, ...] = ()
+    keeping: bool = True
 
     def plan(self) -> Program | None:
         """The cheapest plan, or None."""
-        return fit(self.graph, self.mesh, self.demand, boxing=self.boxing, memory_limit=self.memory_limit, aliased=self.aliased)[0]
+        return fit(
+            self.graph,
+            self.mesh,
+            self.demand,
+            boxing=self.boxing,
+            memory_limit=self.memory_limit,
+            aliased=self.aliased,
+            keeping=self.keeping,
+        )[0]
 
     def sites(self) -> tuple[PinSite, ...]:
         """Its pins."""
@@ -76,13 +93,19 @@ class Case:
             case _:
                 atoms = {axis: decode(c) for axis, c in zip(self.mesh.names, codes, strict=True) if c is not None}
                 pin = Pin(NdSbp(atoms)) if atoms else None
-                edited = _rewrite(self.graph, pins={n.id: pin for n in site.nodes}, inserts=None)
-                return dataclasses.replace(self, graph=edited)
+                return dataclasses.replace(self, graph=rewrite(self.graph, at={n.id: pin for n in site.nodes}))
 
     def insert(self, node: Node, operand: int, position: int, code: Code) -> Case:
-        """The program with an annotation on an operand of a node, before its line and wherever that was traced."""
+        """The program with an annotation on an operand of a node, before its line and wherever that was traced.
+
+        It stands for `x = annotate(x)` there: readers from there on see it, gradients included. What is made in the line itself is not
+        annotated.
+        """
         pin = Pin(NdSbp({self.mesh.names[position]: decode(code)}))
-        return dataclasses.replace(self, graph=_rewrite(self.graph, pins={}, inserts=(node, operand, pin)))
+        made_at: dict[Operand, Span | None] = {v: users_span(n) for n in self.graph.walk() for v in n.outputs}
+        lines = [n for n in self.graph.walk() if alike(n, node)]
+        entered = [n for n in lines if n.id == node.id or made_at.get(n.inputs[operand]) != users_span(n)]
+        return dataclasses.replace(self, graph=rewrite(self.graph, before={n.id: (operand, pin) for n in entered}))
 
 
 def alike(node: Node, line: Node) -> bool:
@@ -92,22 +115,23 @@ def alike(node: Node, line: Node) -> bool:
     return (node.op, node.span, in_gradient(node), len(node.inputs)) == (line.op, line.span, in_gradient(line), len(line.inputs))
 
 
-def in_gradient(node: Node) -> bool:
-    """Whether a node is of a gradient, and not of the forward pass or of its recomputation.
+def rewrite(
+    graph: Graph,
+    *,
+    at: Mapping[int, Pin | None] = _NOTHING,
+    before: Mapping[int, tuple[int, Pin]] = _NOTHING,
+    after: Mapping[int, Pin] = _NOTHING,
+    own: frozenset[tuple[int, Operand]] = frozenset(),
+) -> Graph:
+    """The program with annotations changed, taken out or put in.
 
-    JAX names the recomputation in the name stack of its equations, and the trace the region that holds both.
+    Arguments:
+      graph: the program.
+      at: by node id, annotations that say something else, or None for those that are taken out.
+      before: by node id, the number of an operand and its pin: an annotation before the node, which all that follows reads.
+      after: by value, its pin: an annotation behind what makes it.
+      own: reads that stay what they are, as (node id, value).
     """
-    again = node.scope.partition("rematted_computation/")[2].rpartition("rematted_computation")
-    return node.backward and not (again[1] and "transpose(" not in again[2])
-
-
-def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int, Pin] | None) -> Graph:
-    """The program with pins replaced (None removes the annotation) and an annotation inserted wherever a line was traced.
-
-    An inserted annotation stands for `x = annotate(x)` before the line: readers from there on see it, gradients included. What is made
-    in the line itself is not annotated.
-    """
-    made_at = {v: users_span(n) for n in graph.walk() for v in n.outputs} if inserts is not None else {}
     avals = dict(graph.avals)
     values = itertools.count(max(avals, default=0) + 1)
     ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
@@ -118,27 +142,28 @@ def _rewrite(graph: Graph, pins: dict[int, Pin | None], inserts: tuple[Node, int
             operand = same[operand]
         return operand
 
+    def note(operand: int, pin: Pin, like: Node) -> Node:
+        value = next(values)
+        avals[value], same[operand] = avals[operand], value
+        params = {"pin": pin, "cotangent": None}
+        made = dataclasses.replace(like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=())
+        return dataclasses.replace(made, inputs=(operand,), outputs=(value,))
+
     def visit(g: Graph) -> Graph:
         nodes: list[Node] = []
         for node in g.nodes:
-            if inserts is not None:
-                line, number, pin = inserts
-                read = node.inputs[number] if alike(node, line) else None
-                enters = isinstance(read, int) and (node.id == line.id or made_at.get(read) != users_span(node))
-                operand = of(read) if enters and read is not None else None
+            if node.id in before:
+                number, pin = before[node.id]
+                operand = of(node.inputs[number])
                 if isinstance(operand, int):
-                    value = next(values)
-                    avals[value] = avals[operand]
-                    params = {"pin": pin, "cotangent": None}
-                    note = dataclasses.replace(node, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=())
-                    nodes.append(dataclasses.replace(note, inputs=(operand,), outputs=(value,)))
-                    same[operand] = value
-            if node.id in pins and pins[node.id] is None:
-                same[node.outputs[0]] = of(node.inputs[0])
+                    nodes.append(note(operand, pin, node))
+            inputs = tuple(o if (node.id, o) in own else of(o) for o in node.inputs)
+            if at.get(node.id, node) is None:
+                same[node.outputs[0]] = inputs[0]
                 continue
-            params = node.params | {"pin": pins[node.id]} if node.id in pins else node.params
-            regions = tuple(visit(r) for r in node.regions)
-            nodes.append(dataclasses.replace(node, inputs=tuple(map(of, node.inputs)), params=params, regions=regions))
+            params = node.params | {"pin": at[node.id]} if node.id in at else node.params
+            nodes.append(dataclasses.replace(node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions))))
+            nodes += [note(v, after[v], node) for v in node.outputs if v in after]
         return dataclasses.replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
 
     return visit(graph)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.infer.solver import TOLERANCE
+from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
@@ -60,17 +63,20 @@ def fit(
         regime = regime_of(graph, mesh, boxing, demand)
         if program is not None and next(over_budget(program.block, regime), None) is None:
             return program, program
-    program = least = _cheapest(graph, mesh, demand, boxing, memory_limit, aliased, keeping)
+    choosing = functools.partial(choose, graph, mesh, demand, boxing=boxing)
+    program = least = cheapest(choosing, graph, mesh, demand, memory_limit=memory_limit, aliased=aliased, keeping=keeping)
     if program is None or least is None:
         return None, None
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
         return program, program
     held: set[tuple[int, bool]] = set()
+    again = bool(twins(graph).again)
 
     def at(price: float) -> Program | None:
         typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price, held=frozenset(held))
         if typing is None:
             return None
+        typing = dataclasses.replace(typing, keeps=not again)
         certify(typing, demand)
         return without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
 
@@ -99,8 +105,21 @@ def fit(
     return None, least
 
 
-def _cheapest(
-    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, memory_limit: float | None, aliased: tuple[int, ...], keeping: bool
+class Choosing(Protocol):
+    """What chooses types for the shares of `sbp.infer.choose.choose`, under any conditions of its own."""
+
+    def __call__(self, *, shares: Mapping[int, float]) -> Typing | None: ...
+
+
+def cheapest(
+    choosing: Choosing,
+    graph: Graph,
+    mesh: MeshSpec,
+    demand: Demand,
+    *,
+    memory_limit: float | None,
+    aliased: tuple[int, ...],
+    keeping: bool = True,
 ) -> Program | None:
     """The cheapest program, what gradients keep from the forward pass counted once.
 
@@ -110,7 +129,7 @@ def _cheapest(
     """
 
     def chosen(shares: Mapping[int, float]) -> Program | None:
-        typing = choose(graph, mesh, demand, boxing=boxing, shares=shares)
+        typing = choosing(shares=shares)
         if typing is None:
             return None
         certify(typing, demand)

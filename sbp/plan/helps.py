@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,10 @@ from typing import Any
 from sbp.errors import Help
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, PinSite, System
-from sbp.infer.space import Code, Policy, decode
+from sbp.infer.regime import regime_of
+from sbp.infer.space import Code, decode
 from sbp.plan.edits import Case, in_gradient
-from sbp.plan.insertions import Edit, Insertions, states_of
+from sbp.plan.insertions import Edit, Insertions, Looser, blamed, loosened, states_of
 from sbp.plan.program import Program
 from sbp.plan.source import Names, behind_vmap, source_text, users_span
 from sbp.plan.text import place
@@ -29,6 +29,10 @@ HUGE = 3000
 
 PLANS, PLANS_LARGE, NODES_PLANNED = 12, 3, 6000
 """Plans made for one fault: so many; in large programs at most so many, and of all faults so many nodes, but one help each."""
+
+
+CLEARS_ALL = ", which clears every error"
+"""What is added to a help that is tried on the whole program, its other faults in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Trials:
     faults: Sequence[CheckResult]
     same: Sequence[Sequence[CheckResult]] = ()
     size: int = 0
-    by_policy: dict[Policy, Program | None] = field(default_factory=dict)
+    by_policy: dict[str, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +86,10 @@ class Trials:
                 parts.append(other)
                 seen.add(other.sink[0].operand)
         return Arriving(tuple(parts))
+
+    def system(self, mesh_axis: str) -> System:
+        """The constraints of a mesh axis."""
+        return next(s for s in self.checker.systems if s.mesh_axis == mesh_axis)
 
     @property
     def large(self) -> bool:
@@ -110,13 +118,14 @@ class Trials:
             self.answers[key] = self.checker.axis(system).check([*names, state] if state else names)[0] != "unsat"
         return self.answers[key]
 
-    def policy(self, policy: Policy) -> Program | None:
+    def policy(self, looser: Looser) -> Program | None:
         """The plan under another policy, the same for all faults."""
-        if policy not in self.by_policy:
-            case = dataclasses.replace(self.case, boxing=policy)
-            hopeless = policy != "auto" and Checker(case.graph, case.mesh, case.demand, policy).check(explain=False).status == "unsat"
-            self.by_policy[policy] = None if hopeless else case.plan()
-        return self.by_policy[policy]
+        if looser.text not in self.by_policy:
+            case = looser.make(self.case)
+            free = all(p == "auto" for p in regime_of(case.graph, case.mesh, case.boxing, case.demand).strictest(case.graph).policies)
+            hopeless = not free and Checker(case.graph, case.mesh, case.demand, case.boxing).check(explain=False).status == "unsat"
+            self.by_policy[looser.text] = None if hopeless else case.plan()
+        return self.by_policy[looser.text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ class Repair:
     @property
     def system(self) -> System:
         """The constraints of the fault's mesh axis."""
-        return next(s for s in self.trials.checker.systems if s.mesh_axis == self.fault.mesh_axis)
+        return self.trials.system(self.fault.mesh_axis)
 
     def helps(self) -> tuple[Help, ...]:
         """Edits that give the program a typing, cheapest first; the other faults' pins are out of the way."""
@@ -176,16 +185,17 @@ class Repair:
     def by_policy(self, base: Case, number: int) -> list[tuple[float, int, Help]]:
         """Policies that allow more; in a large program the first that does."""
         found: list[tuple[float, int, Help]] = []
-        several = len(self.trials.faults) > 1
-        for policy in self.policies():
-            if found and self.trials.large:
+        several, wide = len(self.trials.faults) > 1, False
+        for looser in self.policies():
+            if found and (self.trials.large or looser.wide > wide):
                 break
-            program, every = self.trials.policy(policy), ", which clears every error" if several else ""
+            program, every = self.trials.policy(looser), CLEARS_ALL if several else ""
             if program is None and several and not self.trials.large:
-                program, every = dataclasses.replace(base, boxing=policy).plan(), ""
+                program, every = looser.make(base).plan(), ""
             if program is not None:
                 price = program.cost.bytes_per_device
-                found.append((price, number + len(found), Help(text=f'boxing="{policy}"{every}', bytes_per_device=price)))
+                found.append((price, number + len(found), Help(text=looser.text + every, bytes_per_device=price)))
+                wide = looser.wide
         return found
 
     def base(self) -> tuple[Case, set[tuple[str, str]]]:
@@ -211,11 +221,10 @@ class Repair:
         code = program.typing.values.get(self.node.outputs[0]) if self.node.outputs else None
         return f"; {name or 'the result'} becomes {decode(code[self.position])!r}" if code is not None else ""
 
-    def policies(self) -> tuple[Policy, ...]:
-        """Policies that allow more."""
-        if not self.fault.policy or self.trials.case.boxing == "auto":
-            return ()
-        return ("reduce", "auto") if self.trials.case.boxing == "explicit" else ("auto",)
+    def policies(self) -> Iterator[Looser]:
+        """The policy that is to blame, of the program, of the mesh axis or of a region, as ones that allow more."""
+        found = blamed(self.trials.case, self.fault)
+        yield from loosened(self.trials.case, found, self.position) if found else ()
 
     # ---- candidates ----------------------------------------------------------------------------------------------------------------
 

@@ -1,28 +1,36 @@
-"""Annotations that are put before the line of a fault: helps that leave all pins as they are."""
+"""Helps that leave all pins as they are: annotations before the line of a fault, and policies that allow more."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from sbp.annotate import annotate_p
+from sbp.errors import Span
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import End, System, allowed
+from sbp.infer.regime import regime_of
 from sbp.infer.rows import RowTable
 from sbp.infer.space import Code, encode
+from sbp.limits import POLICIES, Policy, boxing_text, policy_mark, with_policy
 from sbp.plan.edits import Case, alike, in_gradient
 from sbp.plan.source import Names, first_argument, source_text, users_span
 from sbp.signatures import rule_for
-from sbp.trace.graph import Node
+from sbp.trace.graph import Graph, Node
+
+
+def policy_at(case: Case, node: Node, position: int) -> Policy:
+    """The policy that holds for what a node reads on one mesh axis: that of its region, of the axis or of the program."""
+    return regime_of(case.graph, case.mesh, case.boxing, case.demand).at(node).policies[position]
 
 
 def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
-    """The rows of a node on one mesh axis that the policy allows."""
+    """The rows of a node on one mesh axis that the policy there allows."""
     ins, outs = [case.graph.aval(o) for o in node.inputs], [case.graph.avals[o] for o in node.outputs]
-    table = RowTable(case.mesh, communicates=case.boxing == "auto")
+    table = RowTable(case.mesh, communicates=policy_at(case, node, position) == "auto")
     return table.axis_rows(node, ins, outs, case.mesh.sizes[position]) if rule_for(node.op) is not None else ()
 
 
@@ -75,9 +83,10 @@ class Insertions:
             return
         if node.span == users_span(node):
             wanted: list[dict[int, Code]] = []
+            policy = policy_at(self.base, node, self.system.position)
             for row in axis_rows(self.base, node, self.system.position):
                 codes = {i: encode(row.ins[i]) for i in self.made}
-                wrong = {i: c for i, c in codes.items() if not any(allowed(m, c, self.base.boxing) for m in self.made[i])}
+                wrong = {i: c for i, c in codes.items() if not any(allowed(m, c, policy) for m in self.made[i])}
                 each = {(node.inputs[i], c) for i, c in wrong.items()}
                 if wrong and min(wrong.values()) >= 0 and len({o for o, _ in each}) == len(each) and wrong not in wanted:
                     wanted.append(wrong)
@@ -164,3 +173,108 @@ def _inserted(make: Callable[[], Case], node: Node, number: int, position: int, 
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
     """The literals of the states in which an end has a code."""
     return tuple(f"s{end.variable}_{i}" for i, s in enumerate(system.variables[end.variable].states) if s[end.column] == code)
+
+
+# ---- policies ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The policy that a fault is due to.
+
+    Arguments:
+      node: what reads under it, where the fault shows if it holds there.
+      policy: which.
+      origin: whether it is the program's, that of the mesh axis, or that of a region around the node.
+    """
+
+    node: Node | None
+    policy: Policy
+    origin: Literal["program", "axis", "region"]
+
+
+def blamed(case: Case, fault: CheckResult) -> Blamed | None:
+    """The policy that a fault is due to, if it is to one: where the fault shows, else the last place before that has one."""
+    if not fault.policy:
+        return None
+    regime, position = regime_of(case.graph, case.mesh, case.boxing, case.demand), case.mesh.names.index(fault.mesh_axis)
+    for c in (*fault.sink, *reversed(fault.equations)):
+        policy = c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
+        if policy != "auto":
+            return Blamed(c.node, policy, regime.origin(c.node, position))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Looser:
+    """A policy that allows more.
+
+    Arguments:
+      text: what the user is told.
+      make: a program under it.
+      wide: whether it changes more than the line of the fault, so that it is for when nothing less gives a typing.
+    """
+
+    text: str
+    make: Callable[[Case], Case]
+    wide: bool = False
+
+
+def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
+    """The policies that allow more in place of one that is to blame, on one mesh axis; those of the program on all that have no other.
+
+    Regions have no names, and what two of them share is not told apart: so a region's policy gives way at the line alone, or in all regions
+    that have it.
+    """
+    names = case.mesh.names
+    per_axis: tuple[Policy | None, ...] = case.demand.policies or (None,) * len(names)
+    looser, axis = POLICIES[: POLICIES.index(found.policy)][::-1], names[position]
+    line = users_span(found.node) if found.node else None
+    if found.origin == "program":
+        for policy in looser:
+            yield Looser(boxing_text(policy, case.demand.policies, names), functools.partial(_based, policy))
+        return
+    if found.origin == "axis":
+        for policy in looser:
+            other: tuple[Policy | None, ...] = tuple(policy if k == position else p for k, p in enumerate(per_axis))
+            yield Looser(boxing_text(case.boxing, other, names), functools.partial(_on_axes, other))
+        return
+    if line:
+        for policy in looser:
+            here = functools.partial(_under, line, policy_mark(policy, axis))
+            yield Looser(f'put line {line.line} under sbp.policy("{policy}", "{axis}")', here)
+    for policy in looser:
+        text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
+        yield Looser(text, functools.partial(_everywhere, found.policy, policy, axis), wide=True)
+
+
+def _based(policy: Policy, case: Case) -> Case:
+    return replace(case, boxing=policy)
+
+
+def _on_axes(policies: tuple[Policy | None, ...], case: Case) -> Case:
+    return replace(case, demand=replace(case.demand, policies=policies))
+
+
+def _under(line: Span, mark: str, case: Case) -> Case:
+    """The program with a line in a region of its own, and so all that is called from there."""
+
+    def visit(graph: Graph, inside: bool) -> Graph:
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            here = inside or any(s.file == line.file and line.line <= s.line <= (line.end_line or line.line) for s in node.stack)
+            regions = tuple(visit(r, here) for r in node.regions)
+            nodes.append(replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions))
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(case, graph=visit(case.graph, False))
+
+
+def _everywhere(old: Policy, new: Policy, axis: str, case: Case) -> Case:
+    """The program with another policy in all regions that have one on a mesh axis."""
+
+    def visit(graph: Graph) -> Graph:
+        nodes = (replace(n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))) for n in graph.nodes)
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(case, graph=visit(case.graph))

@@ -6,18 +6,18 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sbp.infer.check import certify
 from sbp.infer.constraints import pin_sites
 from sbp.infer.held import Hold, choose_held
 from sbp.infer.space import Code, Codes, Step, decode, encode
+from sbp.limits import boxing_text
 from sbp.mesh import MeshSpec
-from sbp.plan.fit import without_repeats
+from sbp.plan.fit import cheapest
 from sbp.plan.ir import Apply, Block, Box, Loop, Source
 from sbp.plan.origins import Origins, atoms, carried
-from sbp.plan.pinning import Question, Wanted, type_in
-from sbp.plan.program import Cost, Program, resolve
+from sbp.plan.pinning import Question, Types, Wanted
+from sbp.plan.program import Cost, Program
 from sbp.plan.source import source_text
-from sbp.plan.subjects import Subject, is_gradient
+from sbp.plan.subjects import Subject, in_gradient
 from sbp.plan.text import node_place
 from sbp.signatures import Op, rule_for
 from sbp.trace.graph import Graph, Node
@@ -159,7 +159,7 @@ class Moves:
         for node in reversed(nodes):
             if not mine.isdisjoint(node.outputs) and len(node.inputs) == 1 and not node.regions:
                 maker = self.origins.names.makers.get(node.inputs[0]) if isinstance(node.inputs[0], int) else None
-                inner = maker is not None and (maker.span, is_gradient(maker)) == (node.span, is_gradient(node))
+                inner = maker is not None and (maker.span, in_gradient(maker)) == (node.span, in_gradient(node))
                 if inner or (maker is not None and node.op == "sbp_annotate"):
                     mine.update(o for o in node.inputs if isinstance(o, int))
         for node in nodes:
@@ -202,7 +202,8 @@ class Moves:
             if program is None:
                 instead = Alternative(change=reason.change, reason=said)
             else:
-                instead = Alternative(change=reason.change, type=type_in(program, self.subject, self.question.graph), cost=program.cost)
+                types = Types.of(program, self.question.graph)
+                instead = Alternative(change=reason.change, type=types.type_of(self.subject), cost=program.cost)
         maker = first.box.maker
         return Conversion(
             steps=first.box.steps,
@@ -364,11 +365,10 @@ class Moves:
         q = self.question
         if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in q.graph.walk()}:
             return None, "it was not in the program before conversions were taken together"
-        typing = choose_held(q.graph, q.mesh, q.demand, q.boxing, holds)
-        if typing is None:
+        choosing = functools.partial(choose_held, q.graph, q.mesh, q.demand, q.boxing, holds)
+        program = cheapest(choosing, q.graph, q.mesh, q.demand, memory_limit=q.memory_limit, aliased=q.aliased)
+        if program is None:
             return None, "no row takes it so"
-        certify(typing, q.demand)
-        program = without_repeats(resolve(typing, q.demand, aliased=q.aliased), q.demand, q.memory_limit)
         if q.memory_limit is not None and program.cost.peak_memory_bytes > q.memory_limit:
             return None, "it does not fit the memory limit"
         return program, ""
@@ -398,7 +398,9 @@ def no_typing(question: Question) -> str:
     fault = question.fault()
     if fault.status != "unsat":
         return "no types of all mesh axes together" if question.memory_limit is None else "nothing that fits the memory limit"
-    where = f"on `{fault.mesh_axis}`" + (f' under boxing="{question.boxing}"' if fault.policy else "")
+    where = f"on `{fault.mesh_axis}`" + (
+        f" under {boxing_text(question.boxing, question.demand.policies, question.mesh.names)}" if fault.policy else ""
+    )
     if not fault.sink:
         return f"no row reaches it {where}"
     end = fault.sink[0]

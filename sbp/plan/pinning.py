@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from sbp.annotate import Pin, annotate_p
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.space import Code, decode
-from sbp.plan.edits import Case
+from sbp.plan.edits import Case, rewrite
 from sbp.plan.program import Program
 from sbp.plan.subjects import Subject, is_recomputed, kind_of
 from sbp.trace.graph import Graph, Node, Operand
@@ -59,7 +58,7 @@ class Question(Case):
         return dataclasses.replace(self, demand=dataclasses.replace(self.demand, inputs=inputs, outputs=outputs))
 
     def _repin(self, subject: Subject, wanted: Wanted, free: tuple[int, ...]) -> Question:
-        values, at = set(subject.values), {}
+        values, at = set(subject.values), dict[int, Pin | None]()
         for node in self.graph.walk():
             if node.op == annotate_p.name and node.outputs[0] in values:
                 pin: Pin = node.params["pin"]
@@ -67,89 +66,57 @@ class Question(Case):
                 atoms = complete | {self.mesh.names[k]: decode(c) for k, c in wanted.items()}
                 kept = {a: t for a, t in atoms.items() if self.mesh.names.index(a) not in free}
                 at[node.id] = Pin(NdSbp(kept)) if kept else None
-        return self._edited(_Edit(at=at))
+        return dataclasses.replace(self, graph=rewrite(self.graph, at=at))
 
     def _after(self, subject: Subject, pin: Pin) -> Question:
-        return self._edited(_Edit(after=dict.fromkeys(subject.values, pin), subject=subject))
-
-    def _edited(self, edit: _Edit) -> Question:
-        return dataclasses.replace(self, graph=_rewrite(self.graph, edit))
-
-
-def type_in(program: Program, subject: Subject, asked: Graph) -> NdSbp:
-    """The type of a subject of the program `asked` in a plan of it, or of an edit in which the subject is pinned.
-
-    A plan may have less in it: conversions that are not repeated take what only fed them along.
-    """
-    if subject.kind == "output":
-        return program.output_types[subject.position]
-    values = program.typing.values
-    if subject.kind == "made":
-        pins = (n for n in program.graph.walk() if n.op == annotate_p.name and n.inputs[0] in subject.values)
-        pinned = next((n.outputs[0] for n in pins if n.outputs[0] not in asked.avals), None)
-        if pinned is not None:
-            return program.typing.type_of(pinned)
-    held = [v for v in subject.values if v in values]
-    if not held:  # the annotation was taken out; what it annotated stands for it
-        held = [
-            o for n in asked.walk() if not set(subject.values).isdisjoint(n.outputs) for o in n.inputs if isinstance(o, int) and o in values
-        ]
-    return program.typing.type_of(held[0])
+        own = _own_reads(self.graph, subject)
+        # A copy that only the operation's own gradient reads is not annotated in the source's program either: JAX drops it as dead.
+        read = {o for n in self.graph.walk() for o in n.inputs if (n.id, o) not in own} | {
+            o for g in _graphs(self.graph) for o in g.outputs
+        }
+        # Readers inside of the expression, which are the operation's own gradient, read what the operation makes, as they do when the
+        # source annotates its result.
+        return dataclasses.replace(self, graph=rewrite(self.graph, after={v: pin for v in subject.values if v in read}, own=own))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Edit:
-    """Annotations to put in.
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of them is pinned.
 
     Arguments:
-      after: by value: behind what makes it, for the readers outside of `subject`'s expression. Those inside of it, which are the
-        operation's own gradient, read what the operation makes, as they do when the source annotates its result.
-      at: by node id: annotations that say something else, or None for those that are taken out.
+      program: the plan.
+      asked: the program.
+      pinned: for each value that was pinned by the edit, the annotation's result and which annotation it is, in program order.
     """
 
-    after: Mapping[int, Pin] = dataclasses.field(default_factory=dict)
-    at: Mapping[int, Pin | None] = dataclasses.field(default_factory=dict)
-    subject: Subject | None = None
+    program: Program
+    asked: Graph
+    pinned: Mapping[int, tuple[int, int]]
 
+    @classmethod
+    def of(cls, program: Program, asked: Graph) -> Types:
+        """Collects the pins of a plan."""
+        pins = (n for n in program.graph.walk() if n.op == annotate_p.name and n.outputs[0] not in asked.avals)
+        found: dict[int, tuple[int, int]] = {}
+        for number, node in enumerate(pins):
+            if isinstance(value := node.inputs[0], int):
+                found.setdefault(value, (number, node.outputs[0]))
+        return cls(program, asked, found)
 
-def _rewrite(graph: Graph, edit: _Edit) -> Graph:
-    avals = dict(graph.avals)
-    values = itertools.count(max(avals, default=0) + 1)
-    ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
-    pinned: dict[int, int] = {}
-    own = _own_reads(graph, edit.subject) if edit.subject else frozenset()
-    # A copy that only the operation's own gradient reads is not annotated in the source's program either: JAX drops it as dead.
-    read = {o for n in graph.walk() for o in n.inputs if (n.id, o) not in own} | {o for g in _graphs(graph) for o in g.outputs}
-
-    def note(operand: int, pin: Pin, like: Node) -> Node:
-        value = next(values)
-        avals[value] = avals[operand]
-        params = {"pin": pin, "cotangent": None}
-        made = dataclasses.replace(like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=())
-        return dataclasses.replace(made, inputs=(operand,), outputs=(value,))
-
-    def visit(g: Graph) -> Graph:
-        nodes: list[Node] = []
-        for node in g.nodes:
-            inputs: list[Operand] = [pinned.get(o, o) if isinstance(o, int) and (node.id, o) not in own else o for o in node.inputs]
-            if edit.at.get(node.id, node) is None:
-                (operand,) = inputs
-                if isinstance(operand, int):
-                    pinned[node.outputs[0]] = operand
-                    continue
-            params = node.params
-            if node.id in edit.at:
-                params = params | {"pin": edit.at[node.id]}
-            regions = tuple(map(visit, node.regions))
-            nodes.append(dataclasses.replace(node, inputs=tuple(inputs), params=params, regions=regions))
-            for value in node.outputs:
-                if value in edit.after and value in read:
-                    nodes.append(note(value, edit.after[value], node))
-                    pinned[value] = nodes[-1].outputs[0]
-        outputs = [pinned.get(o, o) if isinstance(o, int) else o for o in g.outputs]
-        return dataclasses.replace(g, nodes=tuple(nodes), outputs=tuple(outputs), avals=avals)
-
-    return visit(graph)
+    def type_of(self, subject: Subject) -> NdSbp:
+        """The type of a subject. A plan may have less in it: conversions that are not repeated take what only fed them along."""
+        if subject.kind == "output":
+            return self.program.output_types[subject.position]
+        typing, values = self.program.typing, set(subject.values)
+        if subject.kind == "made":
+            pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+            if pinned:
+                return typing.type_of(min(pinned)[1])
+        held = [v for v in subject.values if v in typing.values]
+        if not held:  # the annotation was taken out; what it annotated stands for it
+            inputs = (o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs)
+            held = [o for o in inputs if isinstance(o, int) and o in typing.values]
+        return typing.type_of(held[0])
 
 
 def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:

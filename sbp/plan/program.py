@@ -9,6 +9,7 @@ from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
+from sbp.limits import Policy
 from sbp.mesh import MeshSpec
 from sbp.plan.handwritten import handwritten_bytes
 from sbp.plan.ir import Apply, Block, Box, Loop, Register
@@ -65,6 +66,7 @@ class Program:
       aliased: positions of donated inputs.
       cost: what a call costs.
       fullest: the temporaries that are live when memory is fullest.
+      policies: the boxing policy of each mesh axis where it is not the program's; empty for none.
     """
 
     typing: Typing = field(repr=False)
@@ -72,6 +74,7 @@ class Program:
     aliased: tuple[int, ...]
     cost: Cost
     fullest: tuple[Register, ...] = field(default=(), repr=False)
+    policies: tuple[Policy | None, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -119,7 +122,8 @@ def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int,
     sent = bytes_sent(block)
     peak = peak_memory(typing, block, aliased)
     cost = Cost(bytes_per_device=sent, seconds=typing.seconds - typing.saved_seconds, peak_memory_bytes=peak.bytes)
-    return Program(typing=typing, block=block, aliased=aliased, cost=cost, fullest=peak.temporaries)
+    policies = demand.policies if demand else ()
+    return Program(typing=typing, block=block, aliased=aliased, cost=cost, fullest=peak.temporaries, policies=policies)
 
 
 def bytes_sent(block: Block) -> float:

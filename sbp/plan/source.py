@@ -6,6 +6,7 @@ import ast
 import functools
 import linecache
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,34 +19,86 @@ from sbp.limits import policies_in
 from sbp.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
+Targets = tuple[tuple[str, ...], ...]
+"""The names on the left of an assignment, flat: those of each element of a tuple on its own; one element for a single name."""
+
+_Position = tuple[int, int, int, int]
+
+
+def _position(at: ast.expr | ast.stmt) -> _Position:
+    return at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a source text has at each position: the expression, and the names that it is assigned to."""
+
+    expressions: dict[_Position, ast.expr]
+    assigned: dict[_Position, Targets]
+
 
 @functools.lru_cache(maxsize=64)
-def _expressions(file: str, text: str) -> dict[tuple[int, int, int, int], tuple[ast.expr, str]]:
-    """All expressions of a source text by position, each with the name it is assigned to, if any."""
+def _parsed(text: str) -> _Source:
+    """A source text; empty for one that does not parse, such as a notebook cell with magics."""
+    found = _Source({}, {})
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # a notebook cell with magics
-        return {}
-    found: dict[tuple[int, int, int, int], tuple[ast.expr, str]] = {}
+    except (SyntaxError, ValueError):
+        return found
     for node in ast.walk(tree):
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name | ast.Constant):
-            found.setdefault((node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0), (node, ""))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            value = node.value
-            key = (value.lineno, value.col_offset, value.end_lineno or 0, value.end_col_offset or 0)
-            if key in found:
-                found[key] = (found[key][0], node.targets[0].id)
+            found.expressions.setdefault(_position(node), node)
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                found.assigned.update(_assigned(target, value))
+            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+                found.assigned.update(_assigned(target, value))
+            case ast.AugAssign(target=target):
+                found.assigned.update(_assigned(target, node))
+            case _:
+                pass
     return found
+
+
+def _assigned(target: ast.expr, at: ast.expr | ast.stmt) -> Iterator[tuple[_Position, Targets]]:
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    if isinstance(at, ast.Tuple) and len(at.elts) == len(parts) > 1:
+        for part, value in zip(parts, at.elts, strict=True):
+            yield from _assigned(part, value)
+        return
+    names = tuple(tuple(map(_name, p.elts if isinstance(p, ast.Tuple | ast.List) else [p])) for p in parts)
+    if all(name for group in names for name in group):
+        yield _position(at), names
+
+
+def _name(target: ast.expr) -> str:
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _at(span: Span) -> tuple[_Source, _Position]:
+    """The source text of a span, and the span as a position in it."""
+    source = _parsed("".join(linecache.getlines(span.file)))
+    return source, (span.line, span.column - 1, span.end_line or span.line, span.end_column - 1)
+
+
+def names_at(span: Span | None) -> Targets:
+    """The names that the expression at a span is assigned to; empty when it is not."""
+    if span is None:
+        return ()
+    source, position = _at(span)
+    return source.assigned.get(position, ())
 
 
 def expression_at(span: Span | None) -> tuple[ast.expr | None, str]:
     """The expression at a span and the name it is assigned to."""
     if span is None:
         return None, ""
-    text = "".join(linecache.getlines(span.file))
-    key = (span.line, span.column - 1, span.end_line or span.line, span.end_column - 1)
-    return _expressions(span.file, text).get(key, (None, ""))
+    source, position = _at(span)
+    match source.assigned.get(position):
+        case ((name,),):
+            return source.expressions.get(position), name
+        case _:
+            return source.expressions.get(position), ""
 
 
 def source_text(span: Span | None, limit: int = 60) -> str:
@@ -146,21 +199,29 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the user calls the values of a program."""
+    """What the user calls the values of a program.
+
+    Arguments:
+      graph: the program.
+      makers: for each value, the node that makes it.
+      inputs: for each input of the program, its number.
+    """
 
     graph: Graph
     makers: dict[int, Node]
+    inputs: dict[int, int]
 
     @classmethod
     def of(cls, graph: Graph) -> Names:
-        return cls(graph, {v: node for node in graph.walk() for v in node.outputs})
+        makers = {v: node for node in graph.walk() for v in node.outputs}
+        return cls(graph, makers, {v: number for number, v in enumerate(graph.inputs)})
 
     def value(self, operand: Operand) -> str:
         """The name of a value: of an input, or what its line assigns it to; empty when it has none."""
         if isinstance(operand, Constant):
             return ""
-        if operand in self.graph.inputs and self.graph.input_names:
-            return self.graph.input_names[self.graph.inputs.index(operand)]
+        if operand in self.inputs and self.graph.input_names:
+            return self.graph.input_names[self.inputs[operand]]
         maker = self.makers.get(operand)
         return "" if maker is None or maker.backward else expression_at(maker.span)[1]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-import functools
 import itertools
-import linecache
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,12 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.errors import SbpError, Span, file_name
-from sbp.plan.source import expression_at, source_text
+from sbp.plan.source import Targets, expression_at, names_at, source_text
 from sbp.plan.text import place
 from sbp.trace.graph import Graph, Node
-
-Targets = tuple[tuple[str, ...], ...]
-"""The names on the left of an assignment, flat: those of each element of a tuple on its own; one element for a single name."""
 
 _LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
 _REMATTED = "rematted_computation"
@@ -34,7 +29,7 @@ def is_recomputed(node: Node) -> bool:
     return node.backward and node.scope.count(_REMATTED) > 1 and "transpose(" not in last
 
 
-def is_gradient(node: Node) -> bool:
+def in_gradient(node: Node) -> bool:
     """Whether a node belongs to a backward pass and computes no forward line again."""
     return node.backward and not is_recomputed(node)
 
@@ -45,7 +40,7 @@ def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
     JAX's own traceback tells the operations inside a library's function apart, which are one line of the user.
     """
     shapes = tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs)
-    return node.op, node.span, getattr(node.source_info, "traceback", None), is_gradient(node), len(node.inputs), shapes
+    return node.op, node.span, getattr(node.source_info, "traceback", None), in_gradient(node), len(node.inputs), shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +146,12 @@ class Subjects:
 
     def variables(self, name: str) -> list[Subject]:
         """The values assigned to a variable, by the order of the assignments."""
-        places = sorted((p for p in self.places.values() if any(name in g for g in _names_at(p.span))), key=lambda p: len(p.nodes))
+        places = sorted((p for p in self.places.values() if any(name in g for g in names_at(p.span))), key=lambda p: len(p.nodes))
         return sorted(_distinct(s for p in places for s in self.subjects_of(p) if s.label == name), key=lambda s: s.values[0])
 
     def names(self) -> list[str]:
         """All names that `find` knows, lines left out."""
-        variables = {s.label for at in self.places.values() if _names_at(at.span) for s in self.subjects_of(at)}
+        variables = {s.label for at in self.places.values() if names_at(at.span) for s in self.subjects_of(at)}
         return sorted({*self.graph.input_names, *self.output_names, *(v for v in variables if v.isidentifier())})
 
     def _boundary(self, text: str) -> list[Subject]:
@@ -209,7 +204,7 @@ class Subjects:
                     continue
                 leaves = node.op != "optimization_barrier" and self._leaves(value, inside)
                 # In a Python loop only the last turn's value leaves the line: the next turn reads the others there.
-                if leaves or not is_gradient(node):
+                if leaves or not in_gradient(node):
                     made[key].append(value)
                 if leaves:
                     makers.setdefault(key, node)
@@ -221,7 +216,7 @@ class Subjects:
                 kind="annotation" if makers[key].op == "sbp_annotate" and makers[key].params["pin"] is not None else "made",
                 values=(*values, *again[key]),
                 frame=at.span,
-                gradient=is_gradient(makers[key]),
+                gradient=in_gradient(makers[key]),
             )
             for key, values in kinds.items()
         ]
@@ -233,8 +228,8 @@ class Subjects:
 def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
     """The variable that each value is assigned to; the source text for those that have none."""
     labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].op)
-    targets = _names_at(at.span)
-    forward, backward = [k for k in makers if not is_gradient(makers[k])], [k for k in makers if is_gradient(makers[k])]
+    targets = names_at(at.span)
+    forward, backward = [k for k in makers if not in_gradient(makers[k])], [k for k in makers if in_gradient(makers[k])]
     transformed = _transformed(at.span)
     if transformed:
         groups = [backward] if transformed == "grad" else [forward[-1:], backward]
@@ -272,53 +267,6 @@ def _distinct(found: Iterable[Subject]) -> list[Subject]:
 def _is_file(path: str, asked: str | None) -> bool:
     shown = file_name(path)
     return asked in (None, shown, path) or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
-
-
-# ---- the left sides of assignments -----------------------------------------------------------------------------------------------
-
-
-def _names_at(span: Span | None) -> Targets:
-    """The names that the expression at a span is assigned to; empty when it is not."""
-    if span is None:
-        return ()
-    text = "".join(linecache.getlines(span.file))
-    return _assigned(text).get((span.line, span.column - 1, span.end_line or span.line, span.end_column - 1), ())
-
-
-@functools.lru_cache(maxsize=64)
-def _assigned(text: str) -> dict[tuple[int, int, int, int], Targets]:
-    """For each expression of a source text that is assigned: its position and the names."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # a notebook cell with magics
-        return {}
-    found: dict[tuple[int, int, int, int], Targets] = {}
-
-    def enter(target: ast.expr, at: ast.expr | ast.stmt) -> None:
-        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-        if isinstance(at, ast.Tuple) and len(at.elts) == len(parts) > 1:
-            for part, value in zip(parts, at.elts, strict=True):
-                enter(part, value)
-            return
-        names = tuple(tuple(map(_name, p.elts if isinstance(p, ast.Tuple | ast.List) else [p])) for p in parts)
-        if all(name for group in names for name in group):
-            found[at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0] = names
-
-    for node in ast.walk(tree):
-        match node:
-            case ast.Assign(targets=[target], value=value):
-                enter(target, value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
-                enter(target, value)
-            case ast.AugAssign(target=target):
-                enter(target, node)
-            case _:
-                pass
-    return found
-
-
-def _name(target: ast.expr) -> str:
-    return target.id if isinstance(target, ast.Name) else ""
 
 
 def _transformed(span: Span) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.infer.constraints import pin_sites
-from sbp.infer.regime import regime_of
+from sbp.infer.regime import Regime, regime_of
 from sbp.infer.rows import EMPTY, RowTable, native_partials
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.mesh import MeshSpec
 from sbp.plan.moves import Alternative, Conversion, Moves, no_typing
 from sbp.plan.origins import Link, Origins
-from sbp.plan.pinning import Question, Wanted, type_in
+from sbp.plan.pinning import Question, Types, Wanted
 from sbp.plan.program import Cost, Program
 from sbp.plan.subjects import Found, Subject, Subjects
 from sbp.types import MONOIDS, NdSbp
@@ -74,6 +74,8 @@ class Why:
       untried: types that were left out to save time.
       conversions: of this value, most bytes first.
       nodes: size of the program.
+      proved: whether the bound shows that no plan under the same policies and limits is cheaper.
+      evades: whether the annotation of an alternative may convert what the policy forbids where nothing is annotated.
     """
 
     subject: Subject
@@ -90,6 +92,8 @@ class Why:
     untried: int
     conversions: tuple[Conversion, ...]
     nodes: int
+    proved: bool
+    evades: bool
 
 
 def why(program: Program, question: Question, name: str | int, output_names: Sequence[str] = ()) -> Why:
@@ -117,11 +121,13 @@ class _Asking:
     found: Found
     output_names: tuple[str, ...]
     origins: Origins = field(init=False)
+    types: Types = field(init=False)
     native: frozenset[str] = field(init=False)
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.origins = Origins.of(self.program.typing, self.question.demand)
+        self.types = Types.of(self.program, self.question.graph)
         self.native = self.natively_partial()
         self.left = min(MAX_PLANS, max(FEW_PLANS, NODES_PLANNED // max(1, self.nodes)))
 
@@ -137,6 +143,11 @@ class _Asking:
     @property
     def mesh(self) -> MeshSpec:
         return self.program.mesh
+
+    @property
+    def regime(self) -> Regime:
+        q = self.question
+        return regime_of(q.graph, q.mesh, q.boxing, q.demand)
 
     @property
     def nodes(self) -> int:
@@ -175,11 +186,14 @@ class _Asking:
             untried=untried,
             conversions=tuple(moves.conversion(group, tried=number < MAX_MOVES) for number, group in enumerate(found)),
             nodes=self.nodes,
+            # A bound without what gradients keep is not one of plans that keep it, nor is one at the price of a byte.
+            proved=typing.optimal and typing.keeps and self.question.memory_limit is None,
+            evades=subject.kind == "made" and any(p != "auto" for p in self.regime.strictest(self.question.graph).policies),
         )
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
-        return from_type(type_in(self.program, subject, self.question.graph), self.mesh)
+        return from_type(self.types.type_of(subject), self.mesh)
 
     # ---- alternatives --------------------------------------------------------------------------------------------------------
 
@@ -200,7 +214,8 @@ class _Asking:
         program = question.plan()
         if program is None:
             return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(question))
-        return Alternative(change=change, wanted=atoms_wanted, type=type_in(program, self.subject, self.question.graph), cost=program.cost)
+        types = Types.of(program, self.question.graph)
+        return Alternative(change=change, wanted=atoms_wanted, type=types.type_of(self.subject), cost=program.cost)
 
     def pinned(self, wanted: Wanted) -> Alternative:
         change = " ".join(f"{self.mesh.names[k]}:{decode(c)!r}" for k, c in sorted(wanted.items()))
@@ -221,7 +236,7 @@ class _Asking:
     def natively_partial(self) -> frozenset[str]:
         """The monoids under which some row makes the value partial."""
         q = self.question
-        table = RowTable(q.mesh, communicates=regime_of(q.graph, q.mesh, q.boxing, q.demand).communicates(q.graph))
+        table = RowTable(q.mesh, communicates=self.regime.communicates(q.graph))
         seeds = {
             v: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
             for v, codes in zip(q.graph.inputs, q.demand.inputs, strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sbp.errors import Diagnostic
 from sbp.infer.problem import WHILE_TRIPS
+from sbp.limits import policies_text
 from sbp.plan.program import Program
 from sbp.report import facts
 from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
@@ -76,11 +77,12 @@ def _title(program: Program, title: str) -> str:
 
 def _choice(program: Program) -> str:
     gap = program.typing.gap
-    found = f"at most {gap:.1%} above the cheapest" if gap < 1 else "the cheapest that were found, without a bound"
+    found = f"at most {gap / (1 - gap):.1%} above the cheapest" if gap < 1 else "the cheapest that were found, without a bound"
     how = "proved cheapest in the cost model" if program.typing.optimal else found
     if not program.typing.keeps:
         how += ", before what gradients keep from the forward pass"
-    return f"{counted(instructions(program.block), 'local operation')}; boxing `{program.typing.boxing}`; the types are {how}"
+    boxing = policies_text(program.typing.boxing, program.policies, program.mesh.names)
+    return f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types are {how}"
 
 
 def _cost(program: Program) -> Facts:

@@ -98,7 +98,10 @@ def _short(where: str) -> str:
 
 
 def verdict(why: Why, story: AxisStory) -> str:
-    """Whether an atom is pinned, forced or chosen by its cost, and then by how much."""
+    """Whether an atom is pinned, forced or chosen by its cost, and then by how much.
+
+    A plan with an annotation more may be cheaper than a plan that is proved cheapest: policies do not hold at annotations.
+    """
     best = story.next_best
     if story.pinned:
         if best is None or best.cost is None or best.type is None:
@@ -111,8 +114,12 @@ def verdict(why: Why, story: AxisStory) -> str:
         return f"as the donated input; {atom} if the output's type were given, {difference(best.cost, why.cost)}"
     if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
-    if best.cost.seconds < why.cost.seconds:  # within the gap that the report tells
-        return f"found by the chooser, which does not always find the cheapest; {atom} is {difference(best.cost, why.cost)}"
+    if best.cost.seconds < why.cost.seconds:
+        gap = difference(best.cost, why.cost)
+        if why.proved and why.evades:
+            return f"the cheapest under the boxing policy; an annotation may convert what that forbids, {atom} is {gap}"
+        more = ", and an annotation may convert what the policy forbids" if why.evades else ""  # within the gap that the report tells
+        return f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
     return f"chosen by cost; next best {atom}, {difference(best.cost, why.cost)}"
 
 

@@ -7,14 +7,17 @@ from dataclasses import replace
 
 from sbp.errors import SbpInternalError
 from sbp.shardmap.collectives import collective, is_collective
-from sbp.shardmap.held import UNKNOWN, Fault, Held, Value, join, joined, literal
+from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, join, joined, literal
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
 from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import B, Split
 
-MAX_TURNS = 12
-"""Turns of a loop after which a carry that still changes is held to be unknown; readings get fewer with each, so few are needed."""
+TURNS = 12
+"""Turns of a loop with one value in its carry, after which it is held to be unknown if it still changes; readings get fewer with each."""
+
+TURNS_EACH = 2
+"""Turns more for each other value: what moves on by one place with every turn takes as many turns as there are places."""
 
 
 def run(state: State, graph: Graph, args: Sequence[Value]) -> list[Value]:
@@ -51,15 +54,18 @@ def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
 def _fixpoint(state: State, node: Node, graph: Graph, before: list[Value], carry: list[Value], after: list[Value]) -> list[Value]:
     """The results of a loop's body once its carry keeps the types that it has. What is found in a turn before is found: it is run, too."""
     count = len(carry)
-    for turn in range(MAX_TURNS):
+    turns = TURNS + TURNS_EACH * count
+    doubt = Doubt(node, f"a carry of {node.op} is held otherwise with every turn")
+    given_up = Value((replace(UNKNOWN, doubt=doubt),) * len(state.sizes))
+    for turn in range(2 * turns):
         out = run(state, graph, [*before, *carry, *after])
         wider = [join(a, b, node) for a, b in zip(carry, out[:count], strict=True)]
         if wider == carry:
             return [*wider, *out[count:]]
-        if turn == MAX_TURNS - 2:
-            wider = [Value((UNKNOWN,) * len(state.sizes)) if a != b else a for a, b in zip(carry, wider, strict=True)]
+        if turn >= turns:  # each is given up once at most, so that there is an end
+            wider = [given_up if a != b else a for a, b in zip(carry, wider, strict=True)]
         carry = wider
-    raise SbpInternalError(f"the carry of {node.op} takes more than {MAX_TURNS} turns to keep its type")
+    raise SbpInternalError(f"the carry of {node.op} takes more than {2 * turns} turns to keep its type")
 
 
 def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:

@@ -26,8 +26,13 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     Every value of every region is typed on each mesh axis, from in_specs on: whole, split, or partial, with the divisor that is
     left of a mean; a psum that is divided by hand is read as the mean that it is. An error is what no reading of the program makes
     right. Where no rule covers what a local operation does to a split dim (a slice, a roll, a local position, a random draw, a reshape
-    that mixes shards) a note says so, and `ok` does not vouch for it. Not checked, and without a note, is what depends on
-    `axis_index`, went round a ring, or comes of a scan along a split dim: it is meant to differ by device. Nothing runs.
+    that mixes shards), and where what a device found of its own shard may be meant, a note says so, and `ok` does not vouch for it.
+
+    Not checked, and without a note, is what is meant to differ by device: what depends on `axis_index`, went round a ring, came out of
+    an all-to-all that is no exchange of one split dim for another, out of a scan along a split dim, or of a branch or a loop whose
+    predicate differs by device; what an all-gather without tiling put side by side, unless it is added up along that dim as it is; a
+    sum for a mean that shows in gradients which stay split alone; and what is partial and divided by the number of devices, unless the
+    division names `lax.axis_size`. Nothing runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.

@@ -10,7 +10,7 @@ from typing import Any
 from sbp.shardmap.held import UNKNOWN, WHOLE, Doubt, Fault, Held, Value, faulty
 from sbp.shardmap.state import State
 from sbp.trace.graph import Node
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import Atom, B, P, Split, Unreduced
 
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
 """Collectives that reduce to B, with their monoids."""
@@ -52,8 +52,13 @@ def _one(state: State, node: Node, v: Value, shape: Sequence[int], over: Sequenc
 def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
     """All-reduce by the sum, the maximum or the minimum."""
     h, monoid = v.held[axis], REDUCTIONS.get(node.op, "sum")
+    if h.tag == "lse" and monoid == "max":
+        return replace(WHOLE, excess=None, reduced=node)  # as good a shift as the maximum of all
     if h.fault:
         state.report(h.fault, axis, node)
+        return replace(WHOLE, excess=None, reduced=node)
+    if h.copies and monoid == "sum":
+        state.report(h.copies, axis, node)
         return replace(WHOLE, excess=None, reduced=node)
     if h.doubt:
         state.doubtful(h.doubt)
@@ -61,6 +66,14 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
         return replace(WHOLE, excess=None, reduced=node)
     partial = h.partial
     if partial is not None:
+        if h.tag in ("finite", "test") and monoid == "sum":  # on how many devices it is so
+            if h.tag == "test":
+                state.unanalysed(node, f"{node.op} counts the devices on which a test of their own part says so", "note")
+            return replace(WHOLE, excess=None, reduced=node)
+        if partial == P and h.excess == 1 and monoid in ("max", "min"):
+            text = f"{node.op} compares what are means of one device's shard each; that this is meant is not shown"
+            state.unanalysed(node, text, "note")
+            return replace(WHOLE, excess=None, reduced=node)
         if partial.monoid != monoid:
             state.report(Fault("monoid", node, h.made, 0, repr(partial)), axis, node)
             return replace(WHOLE, excess=None, reduced=node)
@@ -107,8 +120,10 @@ def _outside(state: State, node: Node, v: Value, axis: int, dim: int) -> frozens
 def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
     """The shards of a split value, one after the other; without tiling, what each device has, side by side."""
     h, dim = v.held[axis], node.params["all_gather_dimension"]
+    if not node.params["tiled"] and (h.fault or h.partial):
+        return replace(WHOLE, excess=None, stack=(dim, h))  # the parts side by side
     if not node.params["tiled"] or h.unknown:
-        return replace(WHOLE, excess=h.excess if h.split else 0 if h.atoms else None, cause=h.cause if h.split else None, reduced=h.reduced)
+        return replace(WHOLE, excess=h.excess, cause=h.cause, reduced=h.reduced)
     if Split(dim) in h.atoms:
         over = state.axes_of(names_of(node))
         if h.under is not None and h.under & set(over) != frozenset(over[: over.index(axis)]):
@@ -131,7 +146,11 @@ def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
 def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
     h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
     if h.fault and h.fault.kind == "copies":
-        return h
+        there = h.fault.node.params
+        if (split, concat) != (there["concat_axis"], there["split_axis"]) or not node.params["tiled"]:
+            return h
+        text = "every device sends equal copies, and gets its own back: as often as there are devices, the same is computed"
+        return replace(WHOLE, copies=h.fault, doubt=Doubt(h.fault.node, text, True))
     if h.unknown or h.fault:
         return UNKNOWN  # what each device found for each other one
     if Split(concat) in h.atoms and split != concat and node.params["tiled"]:

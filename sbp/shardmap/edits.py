@@ -49,7 +49,9 @@ class Edit:
       drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that belongs to it goes by its own id.
       divide: divisors of results, by the id of the reduction.
       rename: other collectives, by the id of the node.
+      over: the mesh axes that a reduction runs over now, by the id of its node.
       unsplit: (region id, result, mesh axis) that out_specs no longer name.
+      split: (region id, result, mesh axis, dim) that out_specs name now.
     """
 
     text: str
@@ -57,7 +59,15 @@ class Edit:
     drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
     divide: dict[int, int] = field(default_factory=dict)
     rename: dict[int, str] = field(default_factory=dict)
+    over: dict[int, tuple[str, ...]] = field(default_factory=dict)
     unsplit: tuple[tuple[int, int, str], ...] = ()
+    split: tuple[tuple[int, int, str, int], ...] = ()
+
+    def touched(self) -> frozenset[int]:
+        """The nodes that it is about, by their ids."""
+        return frozenset(
+            (*(r.node for r in self.reduce), *self.drop, *self.divide, *self.rename, *self.over, *(u[0] for u in self.unsplit))
+        )
 
 
 def edited(graph: Graph, edit: Edit, sizes: dict[str, int]) -> Graph:
@@ -140,9 +150,14 @@ class _Editor:
             for region, result, mesh_axis in self.edit.unsplit:
                 if region == node.id:
                     specs[result] = _without(specs[result], mesh_axis)
+            for region, result, mesh_axis, dim in self.edit.split:
+                if region == node.id:
+                    specs[result] = _with(specs[result], mesh_axis, dim)
             node = replace(node, params=node.params | {"body": self.graph(node.params["body"], node), "out_specs": tuple(specs)})
         if node.id in self.edit.rename:
             node = replace(node, op=self.edit.rename[node.id])
+        if node.id in self.edit.over:
+            node = replace(node, params=node.params | {"axes": self.edit.over[node.id]})
         return replace(node, regions=tuple(self.graph(r, None) for r in node.regions)) if node.regions else node
 
     def aval(self, operand: Operand) -> Any:
@@ -174,6 +189,14 @@ class _Editor:
     def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
         aval = self.avals[operand]
         return self.node(like, "div", {}, [operand, constant(np.asarray(divisor, aval.dtype))], aval, nodes)
+
+
+def _with(spec: Any, mesh_axis: str, dim: int) -> Any:
+    """A PartitionSpec that splits a dim over one more mesh axis, the innermost."""
+    entries = [*spec, *(None for _ in range(dim + 1 - len(spec)))]
+    held = entries[dim]
+    entries[dim] = (*((held,) if isinstance(held, str) else held or ()), mesh_axis)
+    return type(spec)(*entries)
 
 
 def _without(spec: Any, mesh_axis: str) -> Any:

@@ -27,6 +27,12 @@ INDICES = {
 _INDEX = {"gather": 1, "scatter": 1, "scatter-add": 1, "scatter-sub": 1, "select_n": 0}
 """The one operand that is an index or a predicate."""
 
+SCALE_FREE = frozenset(names("is_finite sign"))
+"""Of a multiple of a value these say the same."""
+
+COMPARES = frozenset(names("eq ge gt le lt ne"))
+"""Of equal multiples of two values these say the same."""
+
 PRODUCTS = frozenset(names("conv_general_dilated dot_general mul ragged_dot ragged_dot_general"))
 """Homogeneous of degree 1 in each of two operands."""
 
@@ -60,6 +66,8 @@ def excess_of(op: str, params: dict[str, Any], found: Sequence[int | None], free
         if None in numbers:
             return None
         return "clash" if len(set(numbers)) > 1 else next(iter(numbers), 0)
+    if op in SCALE_FREE or (op in COMPARES and None not in numbers and len(set(numbers)) == 1):
+        return 0
     counted = [0 if f else e for e, f in zip(found, free, strict=True)]
     if op in PRODUCTS:
         return _total(counted[:2])

@@ -30,6 +30,11 @@ Kind = Literal[
 """What may be wrong; `words` says it."""
 
 
+Tag = Literal["", "finite", "test", "log", "lse", "weight", "routed"]
+"""Checks of each part, of whether it is finite or of something else, as booleans or numbers; the log of a shard's own sum of
+exponentials, its log-sum-exp, and the exponential of that; unknown, as capacities were compared with places in a shard."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What a value suffers from, which counts once something reduces it or takes it for whole or split.
@@ -60,10 +65,12 @@ class Doubt:
     Arguments:
       node: the operation.
       text: what cannot be told of it.
+      lasting: whether it is about the elements themselves, and not about their order or which of them there are.
     """
 
     node: Node
     text: str
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,10 @@ class Held:
       blocks: where the shards of a split value were added up.
       share: it may be meant as one of n equal parts: it was divided by n.
       doubt: what could not be told on the way. An unknown value without a doubt is meant to depend on the place of its device.
+      twice: why it may be too small, unless it is added up over the devices.
+      tag: what it is besides, where that tells what may be made of it.
+      stack: the dim along which an all-gather put the devices' parts side by side, and how these are held.
+      copies: the exchange that sent equal copies, which came back whole.
       under: mesh axes outside of this one on the dim that it is split on; None when they are not known.
     """
 
@@ -92,6 +103,10 @@ class Held:
     blocks: Node | None = None
     share: bool = False
     doubt: Doubt | None = None
+    twice: Doubt | None = None
+    tag: Tag = ""
+    stack: tuple[int, Held] | None = None
+    copies: Fault | None = None
     under: frozenset[int] | None = None
 
     @property

@@ -1,17 +1,24 @@
-"""Helps: edits that rid a program of a finding and bring no other, priced by what the edited program sends."""
+"""Helps: edits of the source that rid a program of a finding and bring no other, priced by what the edited program sends.
+
+A help is followed to the word, so it is offered where the words name what the edit was tried at: an expression, a variable or a call of
+the user's own, at every call of its line. What is differentiated inside of a region is left alone, for its gradient was traced before.
+"""
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sbp.errors import Help
 from sbp.mesh import MeshSpec
-from sbp.plan.source import source_text, users_span
+from sbp.plan.source import expression_at, source_text, users_span
 from sbp.shardmap.edits import Edit, Reduce, bytes_sent, edited
-from sbp.shardmap.regions import analyse
-from sbp.shardmap.state import Finding
+from sbp.shardmap.regions import Analysis, analyse
+from sbp.shardmap.sites import Read, Site, Sites
+from sbp.shardmap.state import Finding, Note
+from sbp.shardmap.words import primary
 from sbp.trace.graph import Graph, Node
 
 MAX_HELPS = 3
@@ -19,13 +26,31 @@ MAX_HELPS = 3
 TRIED = 24
 """Edits that are tried for one finding."""
 
-_ONE = ("doubled", "pending")
+_ONE = ("copies-as-split", "doubled", "missing", "pending")
 """Findings whose candidates are one repair in several words: the first that is accepted is told."""
 
 _REDUCTION = {"sum": "psum", "max": "pmax", "min": "pmin"}
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One repair in the ways that it may be meant: a sum first, then a mean, where it is one or the other.
+
+    Arguments:
+      edits: the ways.
+      either: the words when the checker cannot tell which one is right.
+      contrary: what is wrong if these are right: where one is accepted as well, the checker has lost track of the value.
+      place: what is reduced, where it may go with another reduction left out, or kept: the first that is accepted is told.
+      spare: whether it is told only where no other repair is.
+    """
+
+    edits: tuple[Edit, ...]
+    either: str = ""
+    contrary: tuple[Edit, ...] = ()
+    place: object = None
+    spare: bool = False
+
+
 class Helper:
     """Tries edits on a program.
 
@@ -35,133 +60,328 @@ class Helper:
       keys: what is wrong with it.
     """
 
-    graph: Graph
-    mesh: MeshSpec
-    keys: frozenset[object]
+    def __init__(self, graph: Graph, mesh: MeshSpec, keys: frozenset[object]) -> None:
+        self.graph, self.mesh, self.keys = graph, mesh, keys
+        self.sites = Sites(graph)
+        self.known: frozenset[object] | None = None
 
     def helps(self, finding: Finding) -> tuple[Help, ...]:
         """The accepted edits, cheapest first."""
         found: dict[str, Help] = {}
-        for edit, _ in zip(self.edits(finding), range(TRIED), strict=False):
-            if edit.text in found:
-                continue
-            made = edited(self.graph, edit, dict(self.mesh.axes))
-            left = {f.key for f in analyse(made, self.mesh).findings}
-            if finding.key not in left and left <= self.keys:
-                found[edit.text] = Help(text=edit.text, bytes_per_device=bytes_sent(made))
+        told: set[object] = set()
+        if finding.region.backward:  # it follows from the region that is differentiated
+            return ()
+        for choice, _ in zip(self.choices(finding), range(TRIED), strict=False):
+            help_ = None if choice.place in told or (choice.spare and found) else self.help(finding, choice)
+            if help_ is not None and help_.text not in found:
+                found[help_.text] = help_
+                told |= {choice.place} - {None}
                 if len(found) == (1 if finding.fault.kind in _ONE else MAX_HELPS):
                     break
         return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
 
-    def edits(self, finding: Finding) -> Iterator[Edit]:
+    def help(self, finding: Finding, choice: Choice) -> Help | None:
+        """The one way of a repair that is right, or both where that cannot be told."""
+        right = [(e, made) for e in choice.edits if (made := self.accepted(finding, e)) is not None]
+        if not right:
+            return None
+        edit, made = right[0]
+        if any(self.accepted(finding, e) is not None for e in choice.contrary):
+            return None
+        text = edit.text if len(right) == 1 or choice.contrary else choice.either
+        return Help(text=text, bytes_per_device=bytes_sent(made))
+
+    def accepted(self, finding: Finding, edit: Edit) -> Graph | None:
+        """The edited program, where the finding is gone, nothing else is, and nothing that the edit has to do with is left open."""
+        if self.known is None:
+            self.known = frozenset(_key(n) for n in analyse(self.graph, self.mesh).notes)
+        made = edited(self.graph, edit, dict(self.mesh.axes))
+        found = analyse(made, self.mesh)
+        left = [f for f in found.findings if not f.region.backward]
+        if any(f.key == finding.key or f.key not in self.keys or _follows(f, finding) for f in left):
+            return None
+        return None if self.open(found, finding, edit, self.known) else made
+
+    def open(self, found: Analysis, finding: Finding, edit: Edit, known: frozenset[object]) -> bool:
+        """Whether something is not known of the edited program: nothing vouches for the edit then."""
+        maker = self.sites.maker(finding.region, finding.result)
+        near = self.sites.connected(edit.touched() | ({maker.id} if maker is not None and finding.claim else set()))
+        return any(_key(n) not in known or n.node.id in near or n.node.id == finding.region.id for n in found.notes)
+
+    # ---- candidates -----------------------------------------------------------------------------------------------------------------
+
+    def choices(self, finding: Finding) -> Iterator[Choice]:
         """Candidates, the likeliest first."""
         fault, axes = finding.fault, finding.mesh_axes
-        n = math.prod(self.mesh.size(a) for a in axes)
-        quoted = _quoted(axes)
         match fault.kind:
             case "doubled":
-                yield Edit(f"drop {_call(fault.node)}{_runs_on(fault.node, axes)}", drop=self.without(finding, fault.node, axes))
-                yield Edit(f"lax.pmean in place of {_call(fault.node)}", divide={fault.node.id: n})
+                yield from self.dropped(fault.node, axes)
+                yield from self.averaged(fault.node, axes)
             case "averaged":
-                yield Edit(f"lax.psum in place of {_call(fault.node)}", drop={fault.node.id: ()})
+                yield from self.summed(fault.node)
             case "pending" if fault.made is not None:
-                yield Edit(f"lax.pmean in place of {_call(fault.made)}", divide={fault.made.id: n})
-                yield Edit(f"drop {_call(fault.made)}{_runs_on(fault.made, axes)}", drop=self.without(finding, fault.made, axes))
+                yield from self.averaged(fault.made, axes)
+                yield from self.dropped(fault.made, axes)
             case "monoid":
-                op = _REDUCTION.get(fault.detail[2:-1])
-                if op:
-                    yield Edit(f"lax.{op} in place of {_call(fault.node)}", rename={fault.node.id: op})
+                yield from self.renamed(fault.node, _REDUCTION.get(fault.detail[2:-1], ""))
             case "missing":
-                yield from self.returned(finding, n)
+                yield from self.redirected(finding)
+                yield from self.reduced(finding)
             case "partial-as-split" if finding.claim:
-                dim = int(finding.claim[2:-1])
-                reduce = Reduce(finding.region.id, finding.result, axes, "reduce_scatter", dim=dim)
-                if self.divides(finding, dim, n):
-                    yield Edit(
-                        f"return lax.psum_scatter(.., {quoted}, scatter_dimension={dim}, tiled=True) of {_expression(fault.node)}",
-                        (reduce,),
-                    )
-                unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
-                plain = Reduce(finding.region.id, finding.result, axes)
-                text = f"reduce {_expression(fault.node)} with lax.psum(.., {quoted}), and leave {_names(axes)} out of out_specs"
-                yield Edit(text, (plain,), unsplit=unsplit)
+                yield from self.scattered(finding, int(finding.claim[2:-1]))
             case "split-as-whole":
-                for dim in range(len(self.result_shape(finding))):
-                    reduce = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
-                    yield Edit(f"return lax.all_gather(.., {quoted}, axis={dim}, tiled=True) of {_expression(fault.node)}", (reduce,))
+                yield from self.gathered(finding)
             case "copies-as-split":
+                if fault.made is not None:  # a sum over the shards of what was to stay split
+                    yield from self.dropped(fault.made, axes)
                 unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
-                yield Edit(f"leave {_names(axes)} out of out_specs of result {finding.result}", unsplit=unsplit)
+                yield _one(Edit(f"leave {_names(axes)} out of out_specs of result {finding.result}", unsplit=unsplit))
             case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed":
-                yield from self.earlier(finding, n)
+                yield from self.earlier(finding)
             case _:
                 pass
 
-    def returned(self, finding: Finding, n: int) -> Iterator[Edit]:
-        """A reduction of what is returned, or where it became partial."""
-        fault, axes = finding.fault, finding.mesh_axes
-        op = _REDUCTION.get(fault.detail[2:-1])
-        if op is None:
-            return
-        for divisor, name in ((1, op), (n, "pmean")) if op == "psum" else ((1, op),):
-            reduce = Reduce(finding.region.id, finding.result, axes, op, divisor)
-            yield Edit(f"reduce {_expression(fault.node)} with lax.{name}(.., {_quoted(axes)}) before it is returned", (reduce,))
+    def dropped(self, node: Node, axes: tuple[str, ...]) -> Iterator[Choice]:
+        """A reduction left out, or over fewer axes."""
+        call, nodes = self.call(node)
+        gone = self.without(nodes, axes)
+        if call and gone is not None:
+            yield _one(Edit(f"drop {call}{_runs_on(node, axes)}", drop=gone[0], divide=gone[1]))
 
-    def earlier(self, finding: Finding, n: int) -> Iterator[Edit]:
-        """A reduction where the value became partial, or of what the operation takes; the one that comes too late is dropped, or kept."""
-        fault, axes, observer = finding.fault, finding.mesh_axes, finding.observer
-        late = observer is not None and "axes" in observer.params
-        ops = [op for monoid, op in _REDUCTION.items() if monoid in fault.detail] or ["psum"]
-        for dropped in (True, False) if late else (False,):
-            drop = self.without(finding, observer, axes) if dropped and observer is not None else {}
-            for op, divisor in (*((op, 1) for op in ops), *((op, n) for op in ops if op == "psum")):
-                for what, reduce in self.places(finding, op, divisor):
-                    text = f"reduce {what} with lax.{'pmean' if divisor > 1 else op}(.., {_quoted(axes)})"
-                    if dropped and observer is not None:
-                        text += f", and drop {_call(observer)}{_runs_on(observer, axes)}"
-                    yield Edit(text, reduce, drop=drop)
+    def averaged(self, node: Node, axes: tuple[str, ...]) -> Iterator[Choice]:
+        """A mean in place of a sum."""
+        call, nodes = self.call(node)
+        n = self.size(axes)
+        divide = {m.id: n for m in nodes}
+        if call and node.op == "reduce_scatter":
+            yield _one(Edit(f"divide {call} by {n}, the size of {_names(axes)}", divide=divide))
+        elif call and _name(node) == "psum" and _over(node) == set(axes):
+            yield _one(Edit(f"lax.pmean in place of {call}", divide=divide))
 
-    def places(self, finding: Finding, op: str, divisor: int) -> Iterator[tuple[str, tuple[Reduce, ...]]]:
-        """Where a value may be reduced before an operation."""
-        fault, axes = finding.fault, finding.mesh_axes
-        if fault.made is not None:
-            yield _call(fault.made), (Reduce(fault.made.id, 0, axes, op, divisor, after=True),)
-        for chosen in [*((i,) for i in fault.partial), *([fault.partial] if len(fault.partial) > 1 else [])]:
-            if len(chosen) == 1 and self.only_reader(finding, fault.node.inputs[chosen[0]]):
+    def summed(self, division: Node) -> Iterator[Choice]:
+        """A sum in place of a mean: a division by hand may be meant, but by another count."""
+        call, nodes = self.call(division)
+        if call and _name(division) == "pmean":
+            yield _one(Edit(f"lax.psum in place of {call}", drop={d.id: () for d in nodes}))
+
+    def renamed(self, node: Node, op: str) -> Iterator[Choice]:
+        """Another reduction."""
+        call, nodes = self.call(node)
+        if call and op and _name(node) in ("psum", "pmean", "pmax", "pmin"):
+            divisions = {d.id: () for n in nodes for d in self.divisions(n)}
+            yield _one(Edit(f"lax.{op} in place of {call}", rename={n.id: op for n in nodes}, drop=divisions))
+
+    def redirected(self, finding: Finding) -> Iterator[Choice]:
+        """A sum over another axis than the one that is meant, along which the result stays split."""
+        body: Graph = finding.region.params["body"]
+        for node in body.walk():
+            others = tuple(a for a in self.mesh.names if a in _over(node) - set(finding.mesh_axes))
+            call, nodes = self.call(node) if others and set(others) == _over(node) else ("", ())
+            if not call or _name(node) != "psum":
                 continue
-            what = " and ".join(dict.fromkeys(self.operand(finding, i) for i in chosen))
-            yield f"{what} in {_call(fault.node)}", tuple(Reduce(fault.node.id, i, axes, op, divisor) for i in chosen)
+            text = f"{_quoted(finding.mesh_axes)} in place of {_quoted(others)} in {call}"
+            over = {n.id: finding.mesh_axes for n in nodes}
+            yield _one(Edit(text, over=over))
+            for dim in range(len(self.result_shape(finding))) if finding.claim else ():
+                split = tuple((finding.region.id, finding.result, a, dim) for a in others)
+                yield _one(
+                    Edit(f"{text}, and {_names(others)} at dim {dim} in out_specs of result {finding.result}", over=over, split=split)
+                )
 
-    def only_reader(self, finding: Finding, operand: object) -> bool:
-        """Whether a value is read once, and is what was partial first: then it has been reduced already."""
-        made = finding.fault.made
-        readers = sum(n.inputs.count(operand) for n in finding.region.params["body"].walk() if isinstance(operand, int))
-        return made is not None and operand in made.outputs and readers == 1
+    def reduced(self, finding: Finding) -> Iterator[Choice]:
+        """A reduction where a value became partial, or of what is returned."""
+        op = _REDUCTION.get(finding.fault.detail[2:-1])
+        maker = self.sites.maker(finding.region, finding.result)
+        sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
+        for site in dict.fromkeys(s for s in sites if s) if op else ():
+            yield self.reduction(finding, ((site.text, _after(site)),), op or "")
 
-    def without(self, finding: Finding, node: Node, axes: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """What goes with a reduction: of a pmean, its division, when no axis is left."""
-        gone = {node.id: axes}
-        if set(node.params.get("axes", ())) <= set(axes):
-            body: Graph = finding.region.params["body"]
-            gone |= {d.id: () for d in body.walk() if d.op == "div" and d.span == node.span and d.inputs[0] in node.outputs}
-        return gone
+    def reduction(self, finding: Finding, places: Places, op: str, late: Late | None = None) -> Choice:
+        """A reduction of some values: a sum or a mean, where it is one of the two.
 
-    def operand(self, finding: Finding, index: int) -> str:
-        """An operand of the faulty operation in words: the expression that makes it."""
-        node = finding.fault.node
-        for maker in finding.region.params["body"].walk():
-            if node.inputs[index] in maker.outputs and maker.span and maker.span != node.span:
-                return _expression(maker)
-        return "the operand" if len(node.inputs) == 1 else f"operand {index}"
+        Arguments:
+          finding: what is wrong.
+          places: what is reduced.
+          op: with which collective.
+              late: another reduction that comes too late: left out, or kept.
+        """
+        axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
+        what, quoted = " and ".join(text for text, _ in places), _quoted(finding.mesh_axes)
+        late = late or Late()
+
+        def edit(name: str, divisors: tuple[int, ...], again: dict[int, int] | None = None) -> Edit:
+            added = tuple(
+                Reduce(node, k, axes, op, d, after=is_after)
+                for (_, values), d in zip(places, divisors, strict=True)
+                for node, k, is_after in values
+            )
+            return Edit(f"reduce {what} with lax.{name}(.., {quoted}){late.text}", added, drop=late.drop, divide=again or late.divide)
+
+        ones = (1,) * len(places)
+        ways = (edit(op, ones), edit("pmean", (n,) * len(places))) if op == "psum" else (edit(op, ones),)
+        contrary = [edit("", (n, *ones[1:]))] if op == "psum" and len(places) > 1 else []
+        contrary += [edit("", ones, late.kept)] if late.kept else []
+        total_or_mean = f"lax.psum(.., {quoted}) if it is a share of a sum, with lax.pmean(.., {quoted}) if it is the mean of its own shard"
+        operands = any(not is_after for _, values in places for *_, is_after in values)
+        return Choice(ways, f"reduce {what} with {total_or_mean}{late.text}", tuple(contrary), (op, places), operands)
+
+    def scattered(self, finding: Finding, dim: int) -> Iterator[Choice]:
+        """A partial result that is returned as split: scattered, or reduced and returned as whole."""
+        site, axes = self.result(finding), finding.mesh_axes
+        if site is None:
+            return
+        if self.result_shape(finding)[dim] % self.size(axes) == 0:
+            scatter = Reduce(finding.region.id, finding.result, axes, "reduce_scatter", dim=dim)
+            text = f"return lax.psum_scatter(.., {_quoted(axes)}, scatter_dimension={dim}, tiled=True) of {site.text}"
+            yield _one(Edit(text, (scatter,)))
+        unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
+        text = (
+            f"reduce {site.text} with lax.psum(.., {_quoted(axes)}), and leave {_names(axes)} out of out_specs of result {finding.result}"
+        )
+        yield _one(Edit(text, (Reduce(finding.region.id, finding.result, axes),), unsplit=unsplit))
+
+    def gathered(self, finding: Finding) -> Iterator[Choice]:
+        """A split result that is returned as whole."""
+        site, axes = self.result(finding), finding.mesh_axes
+        for dim in range(len(self.result_shape(finding))) if site else ():
+            gather = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
+            yield _one(
+                Edit(f"return lax.all_gather(.., {_quoted(axes)}, axis={dim}, tiled=True) of {site.text if site else ''}", (gather,))
+            )
+
+    def earlier(self, finding: Finding) -> Iterator[Choice]:
+        """A reduction where the value became partial, or of what the operation takes; the one that comes too late is dropped, or kept."""
+        ops = [op for monoid, op in _REDUCTION.items() if monoid in finding.fault.detail] or ["psum"]
+        for late in self.late(finding.observer, finding.mesh_axes):
+            for op in ops:
+                for places in self.places(finding, op):
+                    yield self.reduction(finding, places, op, late)
+
+    def late(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[Late]:
+        """What may become of a reduction once there is an earlier one: a kept sum that counts for nothing is none."""
+        call, nodes = self.call(observer) if observer is not None else ("", ())
+        gone = self.without(nodes, axes) if call else None
+        if observer is not None and gone is not None:
+            yield Late(f", and drop {call}{_runs_on(observer, axes)}", *gone)
+        yield Late(kept={n.id: self.size(axes) for n in nodes} if observer is not None and _name(observer) == "psum" else {})
+
+    def places(self, finding: Finding, op: str) -> Iterator[Places]:
+        """Where a value may be reduced before an operation: for all that read it, or for that operation."""
+        fault = finding.fault
+        made = self.sites.value(fault.made) if fault.made is not None else None
+        if made is not None and not self.sites.leads_to(made, fault.node):
+            made = None  # the operation is a part of the expression
+        if made is not None:
+            yield ((made.text, _after(made)),)
+        calls = self.sites.alike(fault.node)
+        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,)) if calls else None
+        span = users_span(fault.node)
+        if not reads or span is None:
+            return
+        where = f" in {_expression(fault.node)} at line {span.line}"
+        if op != "psum":  # what is shifted by a maximum has the same maximum added again
+            reads = tuple(r for r in reads if self.sites.alone(fault.node, r))
+        for chosen in [*((r,) for r in reads), *([reads] if len(reads) > 1 else [])]:
+            if not (len(chosen) == 1 and made is not None and self.sites.only(made, fault.node, chosen[0])):
+                yield tuple((r.text + where * (r is chosen[-1]), _before(calls, r)) for r in chosen)
+
+    # ---- parts of candidates --------------------------------------------------------------------------------------------------------
+
+    def call(self, node: Node) -> tuple[str, tuple[Node, ...]]:
+        """A call of a collective in words, and all that it made; no words where the user has no such line, or a gradient hangs on it."""
+        span, nodes = users_span(node), self.sites.alike(node)
+        if span is None or not nodes or node.backward or not _name(node):
+            return "", ()
+        return f"{_expression(node)} at line {span.line}", nodes
+
+    def without(self, nodes: tuple[Node, ...], axes: tuple[str, ...]) -> tuple[dict[int, tuple[str, ...]], dict[int, int]] | None:
+        """What goes with reductions, and what they are divided by then: a pmean over fewer axes has another divisor."""
+        gone: dict[int, tuple[str, ...]] = {}
+        divide: dict[int, int] = {}
+        for node in nodes:
+            if "axes" not in node.params:
+                return None
+            gone[node.id] = axes
+            divisions = self.divisions(node)
+            gone |= {d.id: () for d in divisions}
+            left = self.size(tuple(_over(node) - set(axes)))
+            if divisions and left > 1:
+                divide[node.id] = left
+        return gone, divide
+
+    def divisions(self, node: Node) -> tuple[Node, ...]:
+        """The divisions of a pmean."""
+        nodes = self.sites.graph(node).nodes
+        return tuple(d for d in nodes if d.op == "div" and d.span == node.span and d.inputs[0] in node.outputs)
+
+    def result(self, finding: Finding) -> Site | None:
+        """The expression that a region returns, and nothing else reads."""
+        maker = self.sites.maker(finding.region, finding.result)
+        site = self.sites.value(maker) if maker is not None else None
+        return site if site is not None and len(site.values) == 1 and self.sites.is_result(site, finding.region, finding.result) else None
 
     def result_shape(self, finding: Finding) -> tuple[int, ...]:
         """The local shape of the result that a finding is about."""
         body: Graph = finding.region.params["body"]
         return tuple(body.aval(body.outputs[finding.result]).shape)
 
-    def divides(self, finding: Finding, dim: int, n: int) -> bool:
-        """Whether a result can be scattered."""
-        return self.result_shape(finding)[dim] % n == 0
+    def size(self, axes: tuple[str, ...]) -> int:
+        """How many devices there are along some mesh axes."""
+        return math.prod(self.mesh.size(a) for a in axes)
+
+
+Places = tuple[tuple[str, tuple[tuple[int, int, bool], ...]], ...]
+"""What is reduced: in words, and the nodes, which of their results or operands, and whether it is a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What becomes of a reduction that comes too late.
+
+    Arguments:
+      text: the same in words; empty where it is kept.
+      drop: the mesh axes that it loses, by the id of the node.
+      divide: its new divisors, by the id of the node.
+      kept: divisors of a kept sum, which would matter if it still added anything up.
+    """
+
+    text: str = ""
+    drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    divide: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+
+
+def _one(edit: Edit) -> Choice:
+    return Choice((edit,))
+
+
+def _follows(other: Finding, finding: Finding) -> bool:
+    """Whether a finding counts as a consequence of another one: in a gradient, of what is wrong forward. It has to go with its cause."""
+    return primary(other).backward and not primary(finding).backward and bool(set(other.mesh_axes) & set(finding.mesh_axes))
+
+
+def _key(note: Note) -> object:
+    return note.node.id, note.text
+
+
+def _after(site: Site) -> tuple[tuple[int, int, bool], ...]:
+    return tuple((node, k, True) for node, k in site.values)
+
+
+def _before(calls: tuple[Node, ...], read: Read) -> tuple[tuple[int, int, bool], ...]:
+    return tuple((node.id, i, False) for node in calls for i in read.operands)
+
+
+def _name(node: Node) -> str:
+    """Which collective the user calls at a node; empty when its line calls none."""
+    expression = expression_at(users_span(node))[0]
+    func = expression.func if isinstance(expression, ast.Call) else None
+    name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    return name if name in ("psum", "pmean", "pmax", "pmin", "psum_scatter") else ""
+
+
+def _over(node: Node) -> set[str]:
+    return {a for a in node.params.get("axes", ()) if isinstance(a, str)}
 
 
 def _expression(node: Node) -> str:
@@ -169,15 +389,9 @@ def _expression(node: Node) -> str:
     return f"`{text}`" if text else node.op
 
 
-def _call(node: Node) -> str:
-    span = users_span(node)
-    return f"{_expression(node)} at line {span.line}" if span else node.op
-
-
 def _runs_on(node: Node, axes: tuple[str, ...]) -> str:
     """Where a reduction over several axes loses some of them."""
-    left = [a for a in node.params.get("axes", ()) if a not in axes]
-    return f" over {_names(axes)}" if left else ""
+    return f" over {_names(axes)}" if _over(node) - set(axes) else ""
 
 
 def _quoted(axes: tuple[str, ...]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from sbp.plan.source import source_text, users_span
-from sbp.shardmap.byhand import by_hand
-from sbp.shardmap.excess import close, excess_of
-from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral, unsure
+from sbp.shardmap.byhand import divided
+from sbp.shardmap.excess import excess_of
+from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
+from sbp.shardmap.merges import off_and_unknown, put_right, unknown
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for
 from sbp.signatures.rule import names
-from sbp.trace.graph import Constant, Node
+from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
 _COMPARES = frozenset(names("eq ge gt le lt ne"))
@@ -30,6 +30,9 @@ _EXTREMES = (Unreduced("max"), Unreduced("min"))
 
 _PICKS = frozenset(names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_sum sort top_k"))
 """What does not mind the order of the elements, and picks from all candidates."""
+
+_OPAQUE = frozenset(names("pure_callback io_callback"))
+"""What may do anything with a device's part, and linear things too."""
 
 _FOLDS: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -58,7 +61,7 @@ def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
     for i, output in enumerate(node.outputs):
         value = Value(tuple(found[k][i] for k in axes), const if i == 0 else None, known, lengths, added)
         results.append(neutral(value, state.graph.avals[output]))
-    return [_divided(state, node, ins, results[0])] if len(results) == 1 else results
+    return [divided(state, node, ins, results[0])] if len(results) == 1 else results
 
 
 def _constant(node: Node, ins: Sequence[Value]) -> Any:
@@ -88,11 +91,15 @@ def _lengths(state: State, node: Node, ins: Sequence[Value]) -> tuple[tuple[tupl
 def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[Held]:
     held = [v.held[axis] for v in ins]
     if any(h.unknown for h in held):
-        return [unsure(held)] * len(node.outputs)
+        return [unknown(node, held)] * len(node.outputs)
+    cured = put_right(state, node, ins, held, axis)
+    if cured is not None:
+        return [cured] * len(node.outputs)
     sick = next((h.fault for h in held if h.fault), None)
     if sick is not None:
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
-        return [UNKNOWN if sick.kind == "local" and node.op in _COMPARES else faulty(sick)] * len(node.outputs)
+        routed = replace(UNKNOWN, tag="routed")
+        return [routed if sick.kind == "local" and node.op in _COMPARES else faulty(sick)] * len(node.outputs)
     whole = [h.made for h in held if h.reduced and B in h.atoms]
     own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:
@@ -145,10 +152,14 @@ def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: in
     made = next((h.made for h in held if h.made), None)
     result = Held(atoms, excess, made=made)
     share = node.op in _MOVES or node.op in ("mul", "div", "add", "sub")
+    doubt = next((h.doubt for h in held if h.doubt and (h.doubt.lasting or node.op not in _PICKS)), None)
     return replace(
         result,
+        tag=held[0].tag if node.op in _MOVES and result.partial else "",
+        copies=next((h.copies for h in held if h.copies), None),
         share=share and any(h.share for h in held),
-        doubt=None if node.op in _PICKS else next((h.doubt for h in held if h.doubt), None),
+        twice=next((h.twice for h in held if h.twice), None),
+        doubt=doubt or (off_and_unknown(node, held) if excess is None else None),
         under=next((h.under for h in held if h.under is not None), None) if any(isinstance(a, Split) for a in atoms) else None,
         made=made or (node if result.partial else None),
         reduced=next((h.reduced for h in held if h.reduced), None),
@@ -178,6 +189,9 @@ def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[H
     """No signature for any reading."""
     partial = tuple(i for i, h in enumerate(held) if h.partial)
     split = [i for i, h in enumerate(held) if h.split]
+    if rule_for(node.op) is None or node.op in _OPAQUE:
+        state.unanalysed(node, f"sbp has no signature for {node.op}")
+        return UNKNOWN
     if partial:
         first = partial[0]
         made, detail = held[first].made, repr(held[first].partial)
@@ -187,9 +201,6 @@ def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[H
             return faulty(Fault("ratio", node, held[1].made, 1, partial=partial))
         kind = "product" if len(partial) > 1 and node.op in ("mul", "dot_general") else "nonlinear"
         return faulty(Fault(kind, node, made, first, detail, partial))
-    if rule_for(node.op) is None:
-        state.unanalysed(node, f"sbp has no signature for {node.op}")
-        return UNKNOWN
     added_up = next((i for i, h in enumerate(held) if h.blocks), None)
     if added_up is not None and split:
         return faulty(Fault("blocks", node, held[added_up].blocks, added_up))
@@ -232,95 +243,3 @@ def _doubted(state: State, node: Node, held: Sequence[Held], axis: int) -> str:
     if any(h.split is None for h in held):
         return f"`{what}` takes what is {split} on mesh axis `{name}` together with what every device has; that this is meant is not shown"
     return f"`{what}` takes the shards of what is {split} on mesh axis `{name}` each for itself; that this is meant is not shown"
-
-
-# ---- divisors -----------------------------------------------------------------------------------------------------------------------
-
-
-def _divided(state: State, node: Node, ins: Sequence[Value], result: Value) -> Value:
-    """Division by a constant that is a count: of the devices along mesh axes, or of the elements that were summed."""
-    if node.op not in ("div", "mul") or len(ins) != 2:
-        return result
-    at = 1 if node.op == "div" else next((i for i in (0, 1) if isinstance(node.inputs[i], Constant)), None)
-    if at is None:
-        return result  # a product with a cotangent, whose divisors have been seen to
-    const = ins[at].const
-    if not isinstance(const, int | float) or isinstance(const, bool) or not const or not math.isfinite(const):
-        return result
-    divisor = float(const) if node.op == "div" else 1.0 / float(const)
-    if divisor <= 1.0:
-        return result
-    change = _known_change(state, node, ins[1 - at], divisor)
-    held = list(result.held)
-    for axis in _shares(state, result, divisor) if not change else ():
-        held[axis] = replace(held[axis], share=True)
-    for axis, by in change.items():
-        h = held[axis]
-        if h.fault or h.excess is None:
-            continue
-        excess = None if by is None else h.excess + by
-        kind = "averaged" if by is not None and by < 0 else "pending"
-        cause = h.cause or Fault(kind, node, h.reduced or h.made)
-        held[axis] = replace(h, excess=excess, cause=cause if excess else None)
-    return replace(result, held=tuple(held))
-
-
-def _shares(state: State, value: Value, divisor: float) -> tuple[int, ...]:
-    """The mesh axes for each device of which a value may be a share: it is whole, and divided by their number."""
-    whole = [k for k, h in enumerate(value.held) if B in h.atoms and h.excess == 0]
-    for count in range(1, len(whole) + 1):
-        for axes in itertools.combinations(whole, count):
-            if close(divisor, math.prod(state.sizes[k] for k in axes)):
-                return axes
-    return ()
-
-
-def _known_change(state: State, node: Node, operand: Value, divisor: float) -> dict[int, int | None]:
-    """What a division does to the excess, by mesh axis: -1 takes an axis size away, +1 leaves one to be divided by."""
-    sizes = state.sizes
-    for axes in state.averages.get(node.span, ()):  # the division inside of a pmean, or of its gradient
-        if close(divisor, math.prod(sizes[k] for k in axes)):
-            return dict.fromkeys(axes, -1)
-    if node.backward:
-        site = state.means.get((node.span, divisor))
-        if site is not None:
-            return dict.fromkeys(site, 1)
-        every = range(len(sizes))
-        for count in range(1, len(sizes) + 1):  # a cotangent's share for each device, or any other number that happens to be theirs
-            for axes in itertools.combinations(every, count):
-                if close(divisor, math.prod(sizes[k] for k in axes)):
-                    return dict.fromkeys(axes)
-    over = [k for k, h in enumerate(operand.held) if h.excess is not None and h.excess > 0]
-    for count in range(1, len(over) + 1):
-        for axes in itertools.combinations(over, count):
-            if close(divisor, math.prod(sizes[k] for k in axes)):
-                # By hand. Of what is still to be reduced, it may as well be the number of microbatches.
-                return {k: -1 if B in operand.held[k].atoms else None for k in axes}
-    if node.backward:
-        return {}
-    certain = operand.added is not None and operand.added.span == node.span
-    summed = [k for k, h in enumerate(operand.held) if h.made and h.made.op == "reduce_sum" and h.excess == 0]
-    partial = [k for k in summed if operand.held[k].partial == P or (certain and operand.held[k].reduced)]
-    if partial and operand.added:
-        return _mean(state, node, operand.count, divisor, partial, certain)
-    return by_hand(state, node, operand, divisor)
-
-
-def _mean(state: State, node: Node, count: int, divisor: float, partial: list[int], certain: bool) -> dict[int, int | None]:
-    """A sum over a split dim, divided by how many elements there are: of this shard, or of all."""
-    matches = [
-        axes
-        for many in range(len(partial) + 1)
-        for axes in itertools.combinations(partial, many)
-        if close(divisor, count * math.prod(state.sizes[k] for k in axes))
-    ]
-    if len(matches) == 1:
-        left = [k for k in partial if k not in matches[0]]
-        if not certain and node.op == "mul":
-            return dict.fromkeys(left)
-        state.means[node.span, divisor] = tuple(left)
-        return dict.fromkeys(left, 1)
-    ratio = divisor / count
-    if matches or close(ratio, round(ratio)) or close(1 / ratio, round(1 / ratio)):
-        return dict.fromkeys(partial)  # some count, of what is not known
-    return {}

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from sbp import _jax
 from sbp.signatures import rule_for
 from sbp.signatures.elementwise import ELEMENTWISE
@@ -52,7 +54,7 @@ class Reader:
         key = node.id, ins, n
         if key not in self.known:
             local = (row for row in self._all_rows(node, ins, n) if row.kernel == "local")
-            self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins))))
+            self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins), *self._rounded(node, ins))))
         return self.known[key]
 
     def reorders(self, node: Node, ins: Atoms, n: int) -> bool:
@@ -99,6 +101,13 @@ class Reader:
         for left, right in reshape_groups(source, target) if 0 not in source else ():
             if ins[0].dim in left and (len(left) == 1 or len(right) == 1):
                 yield from (Row(ins, (Split(d),)) for d in right if target[d] > 1)
+
+    def _rounded(self, node: Node, ins: Atoms) -> Iterator[Row]:
+        """A sum whose parts are rounded to fewer bits: less exact, as mixed precision is meant to be, and a sum still."""
+        if node.op in ("convert_element_type", "reduce_precision") and isinstance(ins[0], Unreduced) and ins[0].monoid == "sum":
+            dtypes = self.graph.aval(node.inputs[0]).dtype, self.graph.avals[node.outputs[0]].dtype
+            if all(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
+                yield Row(ins, ins)
 
 
 def _together(split: Any, ins: Atoms, avals: Sequence[Any], out: Sequence[int]) -> bool:

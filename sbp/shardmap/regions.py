@@ -15,7 +15,7 @@ from sbp.shardmap.body import run
 from sbp.shardmap.collectives import names_of
 from sbp.shardmap.excess import close
 from sbp.shardmap.held import WHOLE, Fault, Held, Value, literal
-from sbp.shardmap.state import Finding, Note, State
+from sbp.shardmap.state import Divisions, Finding, Note, State
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import B, Split
 
@@ -98,7 +98,7 @@ class _Program:
 
     mesh: MeshSpec
     averages: dict[Span | None, tuple[tuple[int, ...], ...]]
-    means: dict[tuple[Span | None, float], tuple[int, ...]] = field(default_factory=dict)
+    divisions: Divisions = field(default_factory=Divisions)
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
     notes: dict[tuple[Any, ...], Note] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class _Program:
     def region(self, node: Node, makers: dict[int, Node], readers: Any, links: dict[Operand, tuple[Any, Value]]) -> None:
         body: Graph = node.params["body"]
         sizes = tuple(self.mesh.size(a) for a in self.names)
-        state = State(node, body, self.names, sizes, self.averages, self.means)
+        state = State(node, body, self.names, sizes, self.averages, self.divisions)
         pairs = zip(node.inputs, node.params["in_specs"], strict=True)
         args = [self.argument(node, operand, spec, makers, links) for operand, spec in pairs]
         results = run(state, body, args)
@@ -177,8 +177,8 @@ class _Program:
             fault = _broken(h, dim, maker or state.region)
             if fault is not None:
                 state.report(fault, k, None, result, "B" if dim is None else repr(Split(dim)))
-            elif h.doubt:
-                state.doubtful(h.doubt)
+            elif doubt := h.doubt or h.twice:
+                state.doubtful(doubt)
             elif h.unknown and dim is None and not params.get("check_vma"):
                 text = f"that result {result} is B on `{name}`, as out_specs say, is not shown"
                 state.unanalysed(maker or state.region, text, "note")

@@ -56,6 +56,31 @@ class Note:
 
 
 @dataclass(slots=True, eq=False)
+class Divisions:
+    """What the divisions of means did, by place and divisor: their gradients divide by the same, and have the same place.
+
+    Arguments:
+      known: for each place and divisor, the changes of the excess by division; one helper may be called with what is split and what is not.
+    """
+
+    known: dict[tuple[Any, float], dict[int, dict[int, int | None]]] = field(default_factory=dict)
+
+    def enter(self, node: Node, divisor: float, change: dict[int, int | None]) -> None:
+        """Remembers what a division of the forward pass did to the excess, by mesh axis."""
+        for place in {node.stack, node.span}:
+            self.known.setdefault((place, divisor), {})[node.id] = change
+
+    def of_gradient(self, node: Node, divisor: float) -> dict[int, int | None] | None:
+        """What the gradient of a division does: None when no division is known, an axis is None where there are several that differ."""
+        found = self.known.get((node.stack, divisor)) or self.known.get((node.span, divisor))
+        if not found:
+            return None
+        changes = list(found.values())
+        axes = sorted({k for change in changes for k in change})
+        return {k: changes[0].get(k) if all(k in c and c[k] == changes[0].get(k) for c in changes) else None for k in axes}
+
+
+@dataclass(slots=True, eq=False)
 class State:
     """One region under analysis.
 
@@ -65,7 +90,7 @@ class State:
       names: mesh axes of more than one device over which the region is manual.
       sizes: their sizes.
       averages: by the line of a pmean, or of any sum over devices, the axes that it runs over.
-      means: by line and divisor, the axes along which a mean over a shard is left to be divided.
+      divisions: what the divisions of means are by.
     """
 
     region: Node
@@ -73,7 +98,7 @@ class State:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     averages: dict[Span | None, tuple[tuple[int, ...], ...]]
-    means: dict[tuple[Span | None, float], tuple[int, ...]]
+    divisions: Divisions
     reader: Reader = field(init=False)
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
     notes: dict[tuple[Any, ...], Note] = field(default_factory=dict)

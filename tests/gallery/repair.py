@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import itertools
@@ -26,8 +27,10 @@ def repaired(entry: Broken, help_text: str, mesh_axis: str) -> Broken:
       mesh_axis: the axis that its title names.
     """
     text = re.sub(r"; [^;]* becomes [^;]*$", "", help_text)
-    if found := re.match(r'boxing="(\w+)"', text):
-        return entry.of(entry.fn, boxing=found[1])
+    if found := re.match(r'boxing=("\w+"|\{.*?\})', text):
+        return entry.of(entry.fn, boxing=ast.literal_eval(found[1]))
+    if found := re.match(r"allow ([\d.]+) (B|KiB|MiB) in `(.+)`", text):
+        return _allowed(entry, float(found[1]) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[found[2]], found[3])
     if found := re.match(r"memory_limit=(\d+)$", text):
         return entry.of(entry.fn, memory_limit=int(found[1]))
     if found := re.match(r"leave (\w+) free (?:on `(\w+)` )?in in_types", text):
@@ -84,6 +87,13 @@ def _freed(entry: Broken, name: str, mesh_axis: str | None) -> Any:
     return tuple(types)
 
 
+def _allowed(entry: Broken, size: float, budget: str) -> Broken:
+    """The budgets with one of them raised to a size."""
+    budgets = [dataclasses.replace(b, above=size) if str(b) == budget else b for b in entry.options["budgets"]]
+    assert budgets != list(entry.options["budgets"])
+    return entry.of(entry.fn, budgets=budgets)
+
+
 def _edit(text: str, mesh_axis: str) -> Callable[[str], str]:
     """The edit of a source text that a help describes."""
     if found := re.fullmatch(r"drop `(.+)` at line (\d+)(?:, column \d+)?", text):
@@ -97,7 +107,28 @@ def _edit(text: str, mesh_axis: str) -> Callable[[str], str]:
     if found := re.fullmatch(rf"({_CALL})(?: and ({_CALL}))? (before|at) line (\d+)", text):
         calls = [c for c in (found[1], found[2]) if c]
         return lambda source: _convert(source, int(found[4]), calls, before=found[3] == "before")
+    if found := re.match(r"put line (\d+) under (sbp\.policy\(.+?\))", text):
+        return lambda source: _under(source, int(found[1]), found[2])
+    if found := re.match(r'"(\w+)" instead of "(\w+)" on `(\w+)` in every sbp\.policy', text):
+        return lambda source: _loosen(source, *found.groups())
     raise AssertionError(f"no user could follow: {text}")
+
+
+def _under(source: str, line: int, region: str) -> str:
+    """The statement of a line in a region of its own."""
+    statement = min((n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt) and n.lineno == line), key=lambda n: n.col_offset)
+    lines = source.splitlines(keepends=True)
+    assert statement.end_lineno is not None
+    inner = [f"    {text}" for text in lines[line - 1 : statement.end_lineno]]
+    return "".join([*lines[: line - 1], f"{' ' * statement.col_offset}with {region}:\n", *inner, *lines[statement.end_lineno :]])
+
+
+def _loosen(source: str, new: str, old: str, mesh_axis: str) -> str:
+    """Another policy on one axis in all regions: in place of the one that they have there, or inside of the one for all axes."""
+    changed = source.replace(f'sbp.policy("{old}", "{mesh_axis}")', f'sbp.policy("{new}", "{mesh_axis}")')
+    changed = changed.replace(f'sbp.policy("{old}")', f'sbp.policy("{old}"), sbp.policy("{new}", "{mesh_axis}")')
+    assert changed != source
+    return changed
 
 
 def _convert(source: str, line: int, calls: list[str], *, before: bool) -> str:
@@ -202,4 +233,14 @@ def load() -> dict[str, Broken]:
     return GALLERY
 
 
-THEMES = ("tensor_parallel", "partial_values", "split_dims", "mixture_of_experts", "control_flow", "training", "annotations", "boundary")
+THEMES = (
+    "tensor_parallel",
+    "partial_values",
+    "split_dims",
+    "mixture_of_experts",
+    "control_flow",
+    "training",
+    "annotations",
+    "boundary",
+    "policies",
+)

@@ -1,5 +1,7 @@
 """Budgets and policies: what a plan may not have, it does not have; and the nearest budget where there is none."""
 
+import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -10,10 +12,15 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError
+from sbp.hardware import HARDWARE
+from sbp.infer.check import Checker
 from sbp.mesh import mesh_spec
+from sbp.plan.blame import explain
 from sbp.plan.budgets import nearest_budget
 from sbp.plan.edits import Case
+from sbp.plan.insertions import axis_rows
 from sbp.plan.ir import Apply, Box, Loop
+from sbp.signatures import kernel_named
 
 MESH = AbstractMesh((2, 4), ("dcn", "model"))
 X, W = jax.ShapeDtypeStruct((1024, 4096), jnp.float32), jax.ShapeDtypeStruct((4096, 2048), jnp.float32)
@@ -32,73 +39,174 @@ def looped(x, w):
     return lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w.T, None), x, None, length=5)[0].sum()
 
 
-def sends(block, in_loop=False):
+def trained(x, w):
+    return jax.grad(looped, argnums=(0, 1))(x, w)
+
+
+def deep(x, w):
+    return jax.grad(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w.T).sum(), argnums=(0, 1))(x, w)
+
+
+def made_late(graph):
+    """The values of the backward pass and what is made of them, read off the names that JAX gives its gradients."""
+    late = set()
+    while True:
+        before = len(late)
+        for node in graph.walk():
+            bodies = {o for r in node.regions for o in r.outputs}
+            if "transpose(" in node.scope or not late.isdisjoint(o for o in (*node.inputs, *bodies) if isinstance(o, int)):
+                late.update(node.outputs, *(r.inputs for r in node.regions))
+        if len(late) == before:
+            return late
+
+
+def sends(block, late, in_loop=False):
     """(kind, mesh axes, bytes, whether in a gradient, whether in a loop) of all collectives, read from the instructions."""
     for instruction in block.instructions:
         match instruction:
-            case Box(steps=steps, reader=reader):
+            case Box(source=source, steps=steps, reader=reader):
+                backward = source.value in late or (reader is not None and not late.isdisjoint(reader.outputs))
                 for s in steps:
                     if s.bytes_sent:
-                        yield s.kind, s.mesh_axes, s.bytes_sent, reader is not None and reader.backward, in_loop
+                        yield s.kind, s.mesh_axes, s.bytes_sent, backward, in_loop
             case Apply(node=node, sends=kernels):
-                yield from ((s.kind, (k,), s.bytes, node.backward, in_loop) for k, s in kernels)
+                yield from ((s.kind, (k,), s.bytes, not late.isdisjoint(node.outputs), in_loop) for k, s in kernels)
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
-                    yield from sends(inner, in_loop or node.op != "cond")
+                    yield from sends(inner, late, in_loop or node.op != "cond")
             case _:
                 raise AssertionError(instruction)
 
 
-def planned(fn, in_types=ROWS, **options):
-    return list(sends(sbp.jit(fn, MESH, in_types=in_types, **options).plan(X, W).program.block))
+def planned(fn, in_types=ROWS, hardware="tpu-v3", **options):
+    program = sbp.jit(fn, MESH, in_types=in_types, hardware=hardware, **options).plan(X, W).program
+    return list(sends(program.block, made_late(program.graph)))
 
 
+MOST = 2**21
 BUDGETS = {
-    "a collective": (sbp.forbid("reduce_scatter"), lambda kind, axes, sent, backward, loop: kind == "reduce_scatter"),
-    "a size": (sbp.forbid("all_reduce", above=2**21), lambda kind, axes, sent, backward, loop: kind == "all_reduce" and sent > 2**21),
-    "an axis": (sbp.forbid(axis="dcn"), lambda kind, axes, sent, backward, loop: 0 in axes),
+    "a collective": (sbp.forbid("reduce_scatter"), lambda kind, axes, sent, back, loop: kind == "reduce_scatter"),
+    "a size": (sbp.forbid("all_reduce", above=MOST), lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST),
+    "an axis": (sbp.forbid(axis="dcn"), lambda kind, axes, sent, back, loop: 0 in axes),
     "forward": (sbp.forbid("reduce_scatter", where="forward"), lambda kind, axes, sent, back, loop: kind == "reduce_scatter" and not back),
-    "backward": (sbp.forbid("all_gather", where="backward"), lambda kind, axes, sent, back, loop: kind == "all_gather" and back),
-    "loop": (sbp.forbid(axis="model", where="loop"), lambda kind, axes, sent, backward, loop: 1 in axes and loop),
+    "backward": (sbp.forbid(axis="model", where="backward"), lambda kind, axes, sent, back, loop: 1 in axes and back),
+    "a collective backward": (
+        sbp.forbid("all_gather", where="backward"),
+        lambda kind, axes, sent, back, loop: kind == "all_gather" and back,
+    ),
+    "loop": (sbp.forbid(axis="model", where="loop"), lambda kind, axes, sent, back, loop: 1 in axes and loop),
+    "a size in loops": (
+        sbp.forbid("all_reduce", above=MOST, where="loop"),
+        lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST and loop,
+    ),
+}
+
+BITES = {
+    "a collective": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    "a size": [("tpu-v5p", loss), ("tpu-v5p", step), ("tpu-v5p", looped), ("h100", trained)],
+    "an axis": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    "forward": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    "backward": [("tpu-v3", step), ("tpu-v3", deep), ("h100", step)],
+    "a collective backward": [("tpu-v3", trained), ("tpu-v5p", deep), ("cpu", step)],
+    "loop": [("tpu-v3", looped), ("tpu-v3", trained)],
+    "a size in loops": [("tpu-v5p", looped), ("h100", trained)],
+}
+"""Programs that break a budget where nothing forbids it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware", "fn"), [(n, h, f) for n, found in BITES.items() for h, f in found], ids=lambda p: getattr(p, "__name__", p)
+)
+def test_a_plan_keeps_its_budget(name, hardware, fn):
+    budget, breaks = BUDGETS[name]
+    assert [s for s in planned(fn, hardware=hardware) if breaks(*s)], "the budget forbids nothing that is wanted"
+    assert not [s for s in planned(fn, hardware=hardware, budgets=[budget]) if breaks(*s)]
+
+
+def test_every_kind_of_budget_has_a_program():
+    assert BITES.keys() == BUDGETS.keys()
+
+
+def residual(ws, x):
+    """The gradient of layers whose carry has two readers in the loop."""
+
+    def layer(h, w):
+        return jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]) + h, None
+
+    return jax.grad(lambda ws, x: (lax.scan(layer, x, ws)[0] ** 2).sum())(ws, x)
+
+
+LAYERS = (jax.ShapeDtypeStruct((3, 1024, 2048), jnp.float32), jax.ShapeDtypeStruct((3, 2048, 1024), jnp.float32))
+TOKENS = jax.ShapeDtypeStruct((256, 1024), jnp.float32)
+BESIDE = {
+    "a size forward": (
+        sbp.forbid("all_gather", above=2**18, where="forward"),
+        lambda kind, axes, sent, back, loop: kind == "all_gather" and sent > 2**18 and not back,
+    ),
+    "an axis forward": (sbp.forbid(axis="dcn", where="forward"), lambda kind, axes, sent, back, loop: 0 in axes and not back),
+    "an axis backward": (sbp.forbid(axis="dcn", where="backward"), lambda kind, axes, sent, back, loop: 0 in axes and back),
 }
 
 
-@pytest.mark.parametrize("fn", [loss, step, looped], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", BUDGETS)
-def test_a_plan_keeps_its_budget(name, fn):
-    budget, breaks = BUDGETS[name]
-    assert not [s for s in planned(fn, budgets=[budget]) if breaks(*s)]
+@pytest.mark.parametrize("pinned", [None, "model:S(1)"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_budget_in_loops_beside_one_of_a_pass(name, pinned):
+    """What a loop hands on to its next turn is converted in the loop, for the chooser as for the check of what it chose."""
+    of_loops = sbp.forbid(axis="model", above=2**14, where="loop"), lambda kind, axes, sent, back, loop: 1 in axes and sent > 2**14 and loop
+    both = [BESIDE[name], of_loops]
+
+    def broken(*budgets):
+        program = sbp.jit(residual, MESH, in_types=(None, pinned), hardware="tpu-v3", budgets=budgets).plan(LAYERS, TOKENS).program
+        found = list(sends(program.block, made_late(program.graph)))
+        return [any(breaks(*s) for s in found) for _, breaks in both]
+
+    assert broken() == [True, True]
+    assert broken(*(budget for budget, _ in both)) == [False, False]
 
 
-def test_the_budgets_bite():
-    assert all(
-        any(breaks(*s) for fn in (loss, step, looped) for s in planned(fn))
-        for name, (_, breaks) in BUDGETS.items()
-        if name in ("a collective", "forward", "a size")
-    )
+FROM_PARTS = ("all_reduce", "reduce_scatter")
+"""What the policy "reduce" lets be sent."""
 
 
-@pytest.mark.parametrize("axis", ["dcn", "model"])
-def test_a_policy_of_one_axis(axis):
+@pytest.mark.parametrize(
+    ("axis", "fn", "in_types", "hardware"),
+    [
+        ("model", loss, ROWS, "tpu-v3"),
+        ("model", step, ROWS, "cpu"),
+        ("dcn", loss, ("dcn:S(1)", "dcn:S(0)"), "tpu-v3"),
+        ("dcn", step, ("dcn:S(1)", "dcn:S(0)"), "tpu-v3"),
+        ("dcn", deep, (None, "dcn:S(1)"), "cpu"),
+    ],
+)
+def test_a_policy_of_one_axis(axis, fn, in_types, hardware):
     k = MESH.axis_names.index(axis)
-    allowed = {"all_reduce", "reduce_scatter"}
-    found = planned(loss, boxing={axis: "reduce"})
-    assert all(kind in allowed for kind, axes, *_ in found if k in axes)
+    free, found = (planned(fn, in_types, hardware, boxing=boxing) for boxing in ("auto", {axis: "reduce"}))
+    assert any(k in axes and kind not in FROM_PARTS for kind, axes, *_ in free)
+    assert all(kind in FROM_PARTS for kind, axes, *_ in found if k in axes)
 
 
-def test_a_policy_of_a_region_holds_in_its_gradient():
-    def inside(x, w):
-        with sbp.policy("reduce"):
-            h = jnp.tanh(x @ w)
-        return (h @ w.T).sum()
+@pytest.mark.parametrize(("in_types", "hardware"), [(ROWS, "cpu"), (("model:S(0)", None), "tpu-v3"), (("model:S(0)", None), "h100")])
+def test_a_policy_of_a_region_holds_in_its_gradient(in_types, hardware):
+    def sent_in_region(boxing):
+        """(kind, whether in the gradient) of what is sent for the region's operations."""
 
-    def gradient(x, w):
-        return jax.grad(inside)(x, w)
+        def inside(x, w):
+            with sbp.policy(boxing):
+                h = jnp.tanh(x @ w)
+            return (h @ w.T).sum()
 
-    plan = sbp.jit(gradient, MESH, in_types=ROWS).plan(X, W)
-    marked = [i for i in plan.program.block.instructions if isinstance(i, Box) and i.reader is not None and "sbp_policy" in i.reader.scope]
-    assert marked
-    assert all(s.kind in ("all_reduce", "reduce_scatter", "slice", "mask") for i in marked for s in i.steps)
+        f = sbp.jit(lambda x, w: jax.grad(inside, argnums=(0, 1))(x, w), MESH, in_types=in_types, hardware=hardware)
+        for i in f.plan(X, W).program.block.instructions:
+            match i:
+                case Box(reader=node, steps=steps) if node is not None and "sbp_policy" in node.scope:
+                    yield from ((s.kind, "transpose(" in node.scope) for s in steps if s.bytes_sent)
+                case Apply(node=node, sends=kernels) if "sbp_policy" in node.scope:
+                    yield from ((s.kind, "transpose(" in node.scope) for _, s in kernels)
+                case _:
+                    pass
+
+    assert any(backward and kind not in FROM_PARTS for kind, backward in sent_in_region("auto"))
+    assert all(kind in FROM_PARTS for kind, _ in sent_in_region("reduce"))
 
 
 def test_a_region_may_allow_what_the_program_does_not():
@@ -119,6 +227,120 @@ def test_the_mark_of_a_region_is_not_shown():
 
     (diagnostic,) = sbp.jit(inside, MESH, in_types=ROWS).check(X, W).diagnostics
     assert diagnostic.scope == "in layer, forward"
+
+
+def crossed(a, b):
+    return (a @ b) * 2
+
+
+def in_a_region(a, b):
+    with sbp.policy("explicit", "dcn"):
+        h = a @ b
+    return h * 2
+
+
+def region_of_two_lines(a, b):
+    with sbp.policy("explicit"):
+        h = jnp.tanh(a @ b)
+        g = jnp.sin(a @ b)
+    return h * g
+
+
+SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+ACROSS, PARTS = ("dcn:S(1)", "dcn:S(1)"), ("dcn:S(1)", "dcn:S(0)")
+
+
+@pytest.mark.parametrize(
+    ("fn", "in_types", "boxing", "help_"),
+    [
+        (crossed, ACROSS, "explicit", 'boxing="auto"'),
+        (crossed, ACROSS, {"dcn": "explicit"}, 'boxing={"dcn": "auto"}'),
+        (crossed, ACROSS, {"dcn": "explicit", "model": "reduce"}, 'boxing={"dcn": "auto", "model": "reduce"}'),
+        (in_a_region, ACROSS, "auto", 'put line N under sbp.policy("auto", "dcn")'),
+        (in_a_region, ACROSS, {"dcn": "explicit"}, 'put line N under sbp.policy("auto", "dcn")'),
+        (region_of_two_lines, PARTS, "auto", '"reduce" instead of "explicit" on `dcn` in every sbp.policy'),
+    ],
+)
+def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):
+    """Of the program, of the axis or of the region: as one policy for the program it has the same rows and notes."""
+    (found,) = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    (alone,) = sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    assert found.rows == alone.rows
+    (note,) = [n for n in found.notes if n.startswith("boxing is")]
+    where = "" if boxing == "explicit" else " on `dcn` here"
+    assert note == f'boxing is "explicit"{where}, so no operand may be resharded here'
+    assert help_ in [re.sub(r"line \d+", "line N", h.text) for h in found.helps]
+
+
+@pytest.mark.parametrize("boxing", ["explicit", {"dcn": "explicit"}])
+def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
+    """Under "auto" a ring takes S(0) and S(1); that it sends is what the policy is against."""
+    trial = sbp.jit(crossed, MESH, in_types=ACROSS).trace(SQUARE, SQUARE)
+    node = next(n for n in trial.graph.nodes if n.op == "dot_general")
+    rows = axis_rows(Case(trial.graph, mesh_spec(MESH, HARDWARE["tpu-v3"]), trial.demand, "auto"), node, 0)
+    assert any(kernel_named(r.kernel).communicates for r in rows)
+    (found,) = sbp.jit(crossed, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    assert {r.inputs for r in found.rows} == {("S(1)", "S(0)"), ("B", "S(1)")}
+
+
+def test_rows_of_a_budget_say_what_does_not_fit():
+    f = sbp.jit(crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")])
+    (found,) = f.check(SQUARE, SQUARE).diagnostics
+    assert found.code == "budget"
+    assert {(r.inputs, r.remark) for r in found.rows} >= {
+        (("S(1)", "S(0)"), "a fits, b does not"),
+        (("B", "S(1)"), "b fits, a does not"),
+    }
+
+
+EACH = ({"dcn": "explicit", "model": "explicit"}, 'boxing={"dcn": "explicit", "model": "explicit"}')
+
+
+@pytest.mark.parametrize(("boxing", "told"), [("explicit", 'boxing="explicit"'), EACH])
+def test_all_policies_are_told(boxing, told, monkeypatch):
+    """Where axes have their own, the one that the program has beside is not the whole of it."""
+    types = ("dcn:S(1) model:S(1)", "dcn:B model:S(1)")  # of 8 elements, which 2 and 4 devices split alike for x alone
+    f = sbp.jit(lambda x, y: x + y, MESH, in_types=types, boxing=boxing)
+    (together,) = f.check(*[jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).diagnostics
+    assert together.code == "no-typing" and any(n.startswith(f"each axis alone has one under {told};") for n in together.notes)
+    monkeypatch.setattr(Checker.__init__, "__kwdefaults__", {"rlimit": 1})
+    (limit,) = sbp.jit(in_a_region, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    assert limit.code == "solver-limit" and limit.notes == (f"the program has no typing under {told}; check a part of it alone",)
+
+
+def test_the_least_is_said_to_be_possible_where_that_is_proved():
+    """Over several axes the chooser may miss a plan; what the checker of one axis refuses there is none of."""
+
+    def told(mesh):
+        f = sbp.jit(crossed, mesh, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")])
+        return f.check(SQUARE, SQUARE).diagnostics[0].helps[0].text.rpartition(", ")[2]
+
+    assert told(MESH) == "the least that was found"
+    assert told(AbstractMesh((2,), ("dcn",))) == "the least that is possible"
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
+    """Were there a conflict without pin, policy or budget, it would be found again whatever is left out."""
+    traced = sbp.jit(crossed, MESH, in_types=ACROSS, boxing="explicit").trace(SQUARE, SQUARE)
+    spec = mesh_spec(MESH, HARDWARE["tpu-v3"])
+    found = Checker(traced.graph, spec, traced.demand, "explicit").check()
+    assert found.pins and found.policy
+    core = tuple(c for c in found.core if pinned or c.convert is not None)
+    same = dataclasses.replace(found, core=core, sink=found.sink if pinned else ())
+    monkeypatch.setattr(Checker, "check", lambda self, without=(), *, explain=True: same)
+    (told,) = explain(traced.graph, spec, traced.demand, "explicit")
+    assert told.code == ("no-signature" if pinned else "no-typing")
+    assert pinned or told.title == "no types fit on mesh axis `dcn`, whatever is pinned"
+
+
+@pytest.mark.parametrize(
+    ("boxing", "told"),
+    [("auto", "auto"), ("reduce", "reduce"), ({"dcn": "reduce"}, '{"dcn": "reduce"}'), ({"model": "auto"}, '{"model": "auto"}')],
+)
+def test_a_report_tells_all_policies(boxing, told):
+    f = sbp.jit(crossed, MESH, in_types=PARTS, boxing=boxing)
+    assert f"; boxing `{told}`; the types are" in " ".join(f.check(SQUARE, SQUARE).text().split())
 
 
 def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
@@ -174,6 +396,15 @@ policy: Any = sbp.policy
         (lambda: jit(loss, MESH, boxing={"modle": "auto"}), "unknown-axis"),
         (lambda: jit(loss, MESH, boxing={"model": "some"}), "unknown-option"),
         (lambda: policy("some").__enter__(), "unknown-option"),
+        (lambda: forbid(where=["loop"]), "unknown-option"),
+        (lambda: forbid(where={"loop": 1}), "unknown-option"),
+        (lambda: forbid(["all_gather"]), "unknown-option"),
+        (lambda: forbid(axis=""), "bad-argument"),
+        (lambda: forbid(axis=["dcn"]), "bad-argument"),
+        (lambda: policy(["auto"]).__enter__(), "unknown-option"),
+        (lambda: policy("explicit", "").__enter__(), "bad-argument"),
+        (lambda: policy("explicit", "model", None).__enter__(), "bad-argument"),
+        (lambda: policy("explicit", ("dcn", "model")).__enter__(), "bad-argument"),
     ],
 )
 def test_bad_input(wrong, code):

@@ -1,5 +1,7 @@
 """What has a typing gets one: on several mesh axes, under policies and budgets that keep most conversions out."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -37,7 +39,7 @@ PROGRAMS = {
     "accumulate, large": (accumulate, ({"a": f32(1024, 4096), "b": f32(4096, 1024)}, f32(8, 512, 1024))),
     "attend": (attend, ({n: f32(16, 16) for n in "qkv"}, f32(4, 8, 16))),
 }
-ASKED = {
+ASKED: dict[str, dict[str, Any]] = {
     "explicit": {"boxing": "explicit"},
     "reduce": {"boxing": "reduce"},
     "mixed": {"boxing": {"x": "explicit", "y": "reduce"}},

@@ -24,4 +24,5 @@ def test_a_partial_value_before_a_barrier(rows, hardware):
     for in_types in (None, pinned):
         report = sbp.jit(jax.value_and_grad(loss), mesh, hardware=hardware, in_types=in_types).check(shapes, x)
         assert report.ok
+        assert report.program is not None
         assert "needed by" in report.text() or not report.program.cost.bytes_per_device

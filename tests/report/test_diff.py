@@ -1,12 +1,16 @@
 """`plan.diff`: exact texts, what is matched and how, figures against the plans themselves."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import sbp
 from sbp.errors import SbpError
+from sbp.trace.graph import Graph
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, _facts, html_facts
@@ -98,6 +102,83 @@ def test_other_meshes_policies_and_hardware():
     found = this.diff(other).difference
     assert found.settings == (("mesh", "data=2 model=4", "data=2 model=2"), ("boxing", "auto", "reduce"))
     assert found.costs[0].peak_memory_bytes != found.costs[1].peak_memory_bytes
+
+
+SLOW = sbp.HARDWARE["tpu-v3"].with_axis("data", bytes_per_second=1e9, latency_seconds=1e-5)
+NEARLY = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=41_000_000_001.0)
+LINKS = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=1e9)
+ASKED: dict[str, tuple[Any, ...]] = {
+    "a policy on an axis": ({"boxing": {"data": "reduce"}}, ("boxing", "auto", '{"data": "reduce"}')),
+    "a policy on each axis": (
+        {"boxing": {"data": "reduce", "model": "reduce"}},
+        ("boxing", "auto", '{"data": "reduce", "model": "reduce"}'),
+    ),
+    "a budget": ({"budgets": [sbp.forbid("all_gather")]}, ("budgets", "none", "no all_gather")),
+    "a budget of so many bytes": (
+        {"budgets": [sbp.forbid("all_gather", above=2**20 + 1)]},
+        ("budgets", "none", "no all_gather above 1.0 MiB (1048577 B)"),
+    ),
+    "another device": ({"hardware": "h100"}, ("hardware", "tpu-v3", "h100")),
+    "a slower axis": ({"hardware": SLOW}, ("network of `data`", "none of its own", "1e+09 B/s after 1e-05 s")),
+    "slower links": (
+        {"hardware": LINKS},
+        ("hardware", "tpu-v3", "tpu-v3 with other figures"),
+        ("link_bytes_per_second of tpu-v3", "4.1e+10", "1e+09"),
+    ),
+    "links that are hardly faster": (
+        {"hardware": NEARLY},
+        ("hardware", "tpu-v3", "tpu-v3 with other figures"),
+        ("link_bytes_per_second of tpu-v3", "4.1e+10", "41000000001.0"),
+    ),
+    "a rate that is not given": (
+        {"hardware": dataclasses.replace(sbp.HARDWARE["tpu-v3"], highest_flops_per_second=None)},
+        ("hardware", "tpu-v3", "tpu-v3 with other figures"),
+        ("highest_flops_per_second of tpu-v3", "1.025e+13", "none"),
+    ),
+    "a donated input": ({"donate_argnums": (0,)}, ("donated", "none", "`x`")),
+}
+
+
+@pytest.mark.parametrize("name", list(ASKED))
+def test_what_was_asked_differently(name):
+    def f(x, w):
+        return jnp.tanh(x @ w)
+
+    options, *told = ASKED[name]
+    mesh, args = jax.sharding.AbstractMesh((2, 4), ("data", "model")), (shape(64, 64), shape(64, 64))
+    given: dict[str, Any] = {"in_types": ("data:S(0)", "model:S(1)"), "hardware": "tpu-v3"}
+    this, other = (sbp.jit(f, mesh, **given | more).plan(*args) for more in ({}, options))
+    found = this.diff(other)
+    assert found.difference.settings == tuple(told)
+    assert other.diff(this).difference.settings == tuple((what, there, here) for what, here, there in told)
+    assert "asked differently" in found.text() and not found.difference.same
+    assert other.diff(other).difference.settings == ()
+
+
+def test_policies_are_compared_by_what_they_say():
+    this = planned(BEFORE, ARGS, boxing="reduce")
+    other = planned(BEFORE, ARGS, boxing={"data": "reduce", "model": "reduce"})
+    assert this.diff(other).difference.settings == ()
+
+
+def test_policies_of_regions():
+    source = "def f(x, w):\n    y = x @ w\n    return jnp.tanh(y)\n"
+    inside = source.replace("    y = x @ w\n", '    with sbp.policy("explicit"), sbp.policy("reduce", "data"):\n        y = x @ w\n')
+    this, other = (planned(text, ARGS[:2], in_types=("data:S(0)", "model:S(1)")) for text in (source, inside))
+    assert this.diff(other).difference.settings == (("policy of `x @ w`", "none", "reduce on `data`, within explicit"),)
+
+
+def test_programs_are_walked_as_often_however_many_values_they_have(monkeypatch):
+    walk, walks = Graph.walk, []
+    monkeypatch.setattr(Graph, "walk", lambda graph: walks.append(graph) or walk(graph))
+    counts = set()
+    for layers in (3, 12):
+        source = "def f(x, w):\n" + "".join(f"    x = h{i} = jnp.tanh(x @ w)\n    y{i} = x * 2\n" for i in range(layers)) + "    return x\n"
+        this, other = (planned(source, (shape(64, 64), shape(64, 64)), in_types=(t, "B")) for t in ("data:S(0)", "model:S(0)"))
+        walks.clear()
+        assert len(this.diff(other).difference.values) >= layers
+        counts.add(len(walks))
+    assert len(counts) == 1
 
 
 def test_other_batch_sizes_are_matched():

@@ -1,10 +1,13 @@
 """`plan.why`: exact texts, prices against programs that are really annotated so, what forbids a later reduction, names."""
 
+import dataclasses
 import linecache
 import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ import pytest
 import sbp
 from sbp.errors import SbpError
 from sbp.limits import Policy
+from sbp.plan import fit
+from sbp.plan.source import Names
+from sbp.report.why import explanation
+from sbp.trace.graph import Graph
+from sbp.trace.numbering import Twins
 from tests.report import programs, why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, _facts, html_facts
@@ -36,7 +44,7 @@ def _in_the_project(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def planned(source, args, mesh=MESH, boxing: Policy = "auto", **types: Any):
+def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "auto", **types: Any):
     """The plan of the function `f` of a source text that linecache knows, as of a notebook's cell."""
     text = "import jax, sbp\nimport jax.numpy as jnp\nfrom sbp import S, B, P\n" + source
     file = f"<why {hash(text)}>"
@@ -180,6 +188,78 @@ def test_a_later_reduction_costs_what_the_annotated_consumer_does():
     assert one.instead.cost == planned(source.replace("{z}", "sbp.annotate(y - b, model=P)"), args, in_types=in_types).cost
 
 
+AGAIN = {
+    "layers": (LAYERS.replace("{call}", "jax.checkpoint(layer)"), lambda n: [shape(n, n)] * 3, "data:S(0)"),
+    "a scan": (SCANNED, lambda n: shape(5, n, n), "data:S(1)"),
+}
+
+
+@pytest.mark.parametrize("rows", [64, 512, 4096])
+@pytest.mark.parametrize("name", list(AGAIN))
+def test_what_is_computed_again_is_priced_and_proved_as_in_the_report(name, rows):
+    """Types are chosen in several ways there, with what gradients keep from the forward pass in mind."""
+    source, weights, held = AGAIN[name]
+    plan = planned(source.replace("{h}", "jnp.tanh(x @ w)"), (shape(rows, 512), weights(512)), in_types=("data:S(0)", held))
+    told = plan.why("h")
+    assert told.why.cost == plan.cost
+    assert told.why.cost.seconds == plan.program.typing.seconds - plan.program.typing.saved_seconds
+    assert told.why.proved == plan.program.typing.optimal == ("proved cheapest" in plan.report().text())
+    cheaper = [a for a in told.why.alternatives if a.cost is not None and a.cost.seconds < plan.cost.seconds * (1 - 1e-6)]
+    assert not (told.why.proved and cheaper)
+    assert ("does not always find the cheapest" in told.text()) == bool(cheaper)
+
+
+def test_a_reader_that_takes_another_type_is_priced_with_what_gradients_keep(monkeypatch):
+    layer = "def layer(x, w):\n    v = w * 1.0\n    h = jnp.tanh(x @ v)\n    return h * 2.0 + x\n"
+    source = layer + LAYERS.replace("{call}", "jax.checkpoint(layer)").partition("    return h\n")[2]
+    plan = planned(source, (shape(4096, 512), [shape(512, 512)] * 3), in_types=("data:S(0)", "data:S(0)"))
+
+    def prices():
+        return [c.instead.cost.seconds for c in plan.why("x").why.conversions if c.instead is not None and c.instead.cost is not None]
+
+    kept = prices()
+    monkeypatch.setattr(fit, "twins", lambda graph: Twins(again=frozenset(), times={}))
+    assert kept and min(kept) < min(prices())
+
+
+# ---- policies
+
+CONVERTED = "def f(x, w):\n    h = jnp.tanh(x)\n    y = h @ w\n    return y\n"
+REGION = 'def f(x, w):\n    with sbp.policy("reduce", "data"):\n        h = jnp.tanh(x)\n        y = h @ w\n    return y\n'
+RESTRICTED: dict[str, tuple[str, Any]] = {
+    "everywhere": (CONVERTED, "reduce"),
+    "on an axis": (CONVERTED, {"data": "reduce"}),
+    "in a region": (REGION, "auto"),
+}
+
+
+@pytest.mark.parametrize("name", list(RESTRICTED))
+def test_a_pin_may_convert_what_the_policy_forbids(name):
+    source, boxing = RESTRICTED[name]
+    args, in_types = (shape(64, 64), shape(64, 64)), ("data:S(1)", "B")
+    plan = planned(source, args, jax.sharding.AbstractMesh((4,), ("data",)), boxing, in_types=in_types, out_types="data:?")
+    told = plan.why("h")
+    (story,) = told.why.axes
+    assert story.next_best is not None and story.next_best.cost is not None
+    assert story.next_best.cost.seconds < plan.cost.seconds
+    assert told.why.proved and told.why.evades
+    assert "the types are proved cheapest" in plan.report().text()
+    said = "on `data` S(1): the cheapest under the boxing policy; an annotation may convert what that forbids, S(0) is -"
+    assert said in told.text()
+    unproved = explanation(dataclasses.replace(told.why, proved=False), plan.program.mesh).text()
+    assert (
+        "found by the chooser, which does not always find the cheapest, and an annotation may convert what the policy forbids" in unproved
+    )
+    plain = explanation(dataclasses.replace(told.why, proved=False, evades=False), plan.program.mesh).text()
+    assert "on `data` S(1): found by the chooser, which does not always find the cheapest; S(0) is -" in plain
+
+
+def test_no_pin_converts_more_than_a_policy_that_allows_everything():
+    plan = planned(CONVERTED, (shape(64, 64), shape(64, 64)), in_types=("data:S(1)", "B"))
+    assert not plan.why("h").why.evades
+    assert not planned(CONVERTED, (shape(64, 64), shape(64, 64)), boxing="reduce").why("w").why.evades  # an input is no annotation
+
+
 # ---- what forbids a later reduction
 
 SUM = (shape(64, 4096), shape(4096, 64))
@@ -259,6 +339,26 @@ def test_chains_end_at_pins_and_free_inputs():
     assert (data.links[-1].kind, data.links[-1].subject, data.atom) == ("input", "`x`", "S(0)")
     assert model.links[-1].kind in ("input", "free input")
     assert data.next_best is not None and not data.pinned
+
+
+def test_long_chains_take_no_time_and_end_where_they_come_from():
+    """Each layer is read twice, so there are as many ways back as there are subsets of the layers."""
+    source = "def f(x):\n    h = x\n    for _ in range(210):\n        a = jnp.sin(h)\n        h = h + a\n    y = h * 2.0\n    return y\n"
+    plan = planned(source, (shape(64, 64),), in_types=("data:S(0)",))
+    start = time.process_time()
+    data, model = plan.why("y").why.axes
+    assert time.process_time() - start < 20  # plans of other types, most of it
+    assert [(link.kind, link.subject) for link in data.links[-2:]] == [("more", "`h`"), ("input", "`x`")]
+    assert data.links[1].because == "add: S(0), S(0) -> S(0); `a` is S(0), from `x`"
+    assert model.links[-1].subject == "`x`"
+
+
+def test_names_of_many_inputs():
+    many = 20_000
+    names = Names.of(Graph(inputs=tuple(range(many)), outputs=(), nodes=(), avals={}, input_names=tuple(f"w{i}" for i in range(many))))
+    start = time.process_time()
+    assert [names.value(v) for v in range(many)] == [f"w{i}" for i in range(many)]
+    assert time.process_time() - start < 1
 
 
 def test_outputs_that_take_a_donated_buffer_say_so():

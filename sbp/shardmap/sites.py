@@ -1,0 +1,355 @@
+"""Where an edit of the source stands in a program: the values of a user's expression, each time that its line runs.
+
+A program is traced once, a line of it as often as it is called, and a gradient brings operations that no line shows. An edit is
+tried at all that its line made, and only where the line is all that it changes: what is differentiated inside of a region has a
+gradient that was traced already, which the edit would change unseen.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sbp.errors import Span
+from sbp.plan.source import expression_at, source_text, users_span
+from sbp.trace.graph import Graph, Node, Operand
+
+_KEEPS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "copy")
+"""What a line does to an operand to fit it in: the user's operand is what it was before."""
+
+_SUMS = ("psum", "psum_invariant")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An expression or a variable of the source.
+
+    Arguments:
+      text: what it is called, with its line.
+      values: what it stands for: ids of nodes, and which of their results.
+    """
+
+    text: str
+    values: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An operand of an expression, as the source writes it.
+
+    Arguments:
+      text: its source text.
+      operands: which operands of the operation it is.
+    """
+
+    text: str
+    operands: tuple[int, ...]
+
+
+class Sites:
+    """Looks up sites.
+
+    Arguments:
+      graph: the whole program.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.home: dict[int, tuple[Graph, Node | None]] = {}
+        self.nodes: dict[int, Node] = {}
+        self.holders: dict[int, Node] = {}
+        self.makers: dict[int, tuple[Node, int]] = {}
+        self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
+        self.by_span: dict[Span, list[Node]] = defaultdict(list)
+        self._enter(graph, None, None)
+
+    def _enter(self, graph: Graph, region: Node | None, real: set[int] | None) -> None:
+        """Enters a graph; `real` are the results that something other than a gradient takes, all where it is None."""
+        for node in graph.nodes:
+            self.home[node.id] = graph, region
+            self.nodes[node.id] = node
+            self.makers |= {v: (node, i) for i, v in enumerate(node.outputs)}
+            span = users_span(node)
+            if span is not None:
+                self.by_span[span].append(node)
+            for operand in node.inputs:
+                self.readers[operand].append(node)
+        for i, operand in enumerate(graph.outputs):
+            if real is None or i in real:
+                self.readers[operand].append(None)
+        for node in graph.nodes:
+            if node.op == "shard_map":
+                taken = {i for i, v in enumerate(node.outputs) if any(r is None or not r.backward for r in self.readers[v])}
+                self._enter(node.params["body"], node, taken)
+            for inner in node.regions:
+                self.holders[id(inner)] = node
+                self._enter(inner, region, None)
+
+    def graph(self, node: Node) -> Graph:
+        """The graph that a node belongs to: a region's body, or that of a loop or a branch in it."""
+        return self.home[node.id][0]
+
+    def differentiated(self, node: Node) -> bool:
+        """Whether a node belongs to what is differentiated inside of a region, or is a gradient's: no line of its own stands for it alone.
+
+        A region that is differentiated as a whole has the right gradient once it is right itself: JAX sees to that.
+        """
+        region = self.home[node.id][1]
+        if region is None or region.backward:
+            return True
+        return node.backward or node.scope.count("jvp(") > region.scope.count("jvp(")
+
+    def alike(self, node: Node) -> tuple[Node, ...]:
+        """What the same line made in the same way, in every call; none where one of them is differentiated inside of a region."""
+        span = users_span(node)
+        if span is None:
+            return ()
+        same = _SUMS if node.op in _SUMS else (node.op,)
+        found = [n for n in self.by_span[span] if n.op in same and not self._of_outer_gradient(n)]
+        return () if any(self.differentiated(n) for n in found) else tuple(found)
+
+    def _of_outer_gradient(self, node: Node) -> bool:
+        """Whether a node is of the gradient of a region: that follows the region."""
+        region = self.home[node.id][1]
+        return region is not None and region.backward
+
+    def maker(self, region: Node, result: int) -> Node | None:
+        """What makes a result of a region; None for an operand that is returned."""
+        operand = region.params["body"].outputs[result]
+        return self.makers[operand][0] if isinstance(operand, int) and operand in self.makers else None
+
+    def is_result(self, site: Site, region: Node, result: int) -> bool:
+        """Whether a site is what a region returns as one of its results."""
+        made = self.makers.get(region.params["body"].outputs[result])
+        return made is not None and site.values == ((made[0].id, made[1]),)
+
+    def only(self, site: Site, reader: Node, read: Read) -> bool:
+        """Whether an operand is the value of a site that nothing else reads: to reduce the one is to reduce the other."""
+        values = {v for v, (node, k) in self.makers.items() if (node.id, k) in site.values}
+        origins = {self._origin(reader, i) for i in read.operands}
+        return origins <= values and all(len(self.readers[v]) == 1 for v in values)
+
+    def alone(self, reader: Node, read: Read) -> bool:
+        """Whether nothing else reads an operand."""
+        origins = {self._origin(reader, i) for i in read.operands}
+        return all(len(self.readers[v]) == 1 for v in origins)
+
+    def leads_to(self, site: Site, node: Node) -> bool:
+        """Whether an operation takes a site's value, or what is made of it."""
+        taken = frozenset(r.id for n, k in site.values for r in self.readers[self.nodes[n].outputs[k]] if r is not None)
+        return node.id in self._closure(taken, self._readers)
+
+    def connected(self, nodes: frozenset[int]) -> set[int]:
+        """The nodes that some nodes depend on, or that depend on them, in all of their region."""
+        down = self._closure(nodes, self._readers)
+        up = self._closure(nodes, lambda n: [self.makers[v][0] for v in n.inputs if isinstance(v, int) and v in self.makers])
+        return down | up
+
+    def _readers(self, node: Node) -> list[Node]:
+        return [r for v in node.outputs for r in self.readers[v] if r is not None]
+
+    def _closure(self, nodes: frozenset[int], step: Callable[[Node], list[Node]]) -> set[int]:
+        """What some nodes lead to, through the loops and branches that hold them."""
+        seen: set[int] = set()
+        todo = [self.nodes[i] for i in nodes]
+        while todo:
+            node = todo.pop()
+            if node.id in seen:
+                continue
+            seen.add(node.id)
+            holder = self.holders.get(id(self.graph(node)))
+            todo += step(node) + ([holder] if holder is not None else []) + [n for r in node.regions for n in r.walk()]
+        return seen
+
+    # ---- values --------------------------------------------------------------------------------------------------------------------
+
+    def value(self, node: Node) -> Site | None:
+        """The expression whose value a node computes, or, inside of a gradient, the variable that holds what the gradient returns."""
+        if self.differentiated(node):
+            return self.returned(node)
+        span = users_span(node)
+        text = source_text(span)
+        if span is None or not text or not isinstance(expression_at(span)[0], ast.expr):
+            return None
+        group = {n.id: n for n in self.by_span[span] if not self._of_outer_gradient(n)}
+        if any(self.differentiated(n) for n in group.values()):
+            return None
+        found: list[tuple[int, int]] = []
+        for part in self._connected(group):
+            count = sum(n.op == node.op for n in part)
+            leaving = list(self._leaving(part)) if count else []
+            if count > 1 or len(leaving) != count:  # which of them are one turn of a Python loop is not known
+                return None
+            found += leaving
+        return Site(f"`{text}` at line {span.line}", tuple(found)) if found else None
+
+    def _connected(self, group: dict[int, Node]) -> Iterator[list[Node]]:
+        """The nodes of a group, those together that read one another."""
+        label = {i: i for i in group}
+
+        def top(i: int) -> int:
+            while label[i] != i:
+                i = label[i]
+            return i
+
+        for i, node in group.items():
+            for operand in node.inputs:
+                maker = self.makers.get(operand) if isinstance(operand, int) else None
+                if maker is not None and maker[0].id in group:
+                    label[top(i)] = top(maker[0].id)
+        parts: dict[int, list[Node]] = defaultdict(list)
+        for i, node in group.items():
+            parts[top(i)].append(node)
+        yield from parts.values()
+
+    def _leaving(self, part: list[Node]) -> Iterator[tuple[int, int]]:
+        """The values of some nodes that others take, gradients of the region apart."""
+        inside = {n.id for n in part}
+        for node in part:
+            for i, v in enumerate(node.outputs):
+                if any(r is None or (r.id not in inside and not r.backward) for r in self.readers[v]):
+                    yield node.id, i
+
+    def returned(self, node: Node) -> Site | None:
+        """The variable or the call that holds what a node inside of a gradient adds to, where the gradient has been taken."""
+        if self._of_outer_gradient(node):
+            return None
+        sites = {self._exit(v, reader, node.backward) for v, reader in self._exits(node)}
+        return sites.pop() if len(sites) == 1 else None
+
+    def _exits(self, node: Node) -> Iterator[tuple[int, Node | None]]:
+        """The values of a gradient that depend on a node and that others take, each with one that does."""
+        seen: set[int] = set()
+        todo = [node]
+        while todo:
+            at = todo.pop()
+            for v in at.outputs:
+                for reader in self.readers[v]:
+                    reader = self.holders.get(id(self.graph(at))) if reader is None else reader
+                    if reader is None or not self.differentiated(reader):
+                        yield v, reader
+                    elif reader.id not in seen and reader.backward == node.backward:
+                        seen.add(reader.id)
+                        todo.append(reader)
+
+    def _exit(self, value: int, reader: Node | None, gradient: bool) -> Site | None:
+        """What the user calls the result of a call that has a gradient in it, as the function that makes the call sees it."""
+        maker = self.makers[value][0]
+        graph, region = self.home[maker.id]
+        if region is None or (reader is not None and reader in self.holders.values() and self.graph(reader) is not graph):
+            return None  # what a loop or a branch returns of a gradient in it
+        theirs = reader.stack if reader is not None else region.stack
+        shared = sum(a == b for a, b in zip(reversed(maker.stack), reversed(theirs), strict=False))
+        outer = len(maker.stack) - shared - 1
+        if outer < 1:
+            return None
+        within = maker.stack[outer:]
+        if reader is not None and (len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != within[0].function):
+            return None  # a call whose frames are not all known
+        call = within[0]
+        expression, name = expression_at(call)
+        if not isinstance(expression, ast.Call):
+            return None
+        inside = [n for n in self.nodes.values() if call in n.stack and not self._of_outer_gradient(n)]
+        leaving = list(self._left(inside))
+        own = tuple((i, k) for i, k, backward in leaving if backward == gradient)
+        names = _unpacked(call)
+        if len(names) == 2:  # of value_and_grad: the value first
+            name = names[1 if gradient else 0]
+        elif len(own) != len(leaving):
+            return None
+        if not name and not names and "grad(" in source_text(call, limit=1000):
+            return Site(f"`{source_text(call)}` at line {call.line}", own)
+        return Site(f"`{name}`, which line {call.line} sets,", own) if name else None
+
+    def _left(self, inside: list[Node]) -> Iterator[tuple[int, int, bool]]:
+        """What leaves a call, and whether it is a gradient."""
+        ids = {n.id for n in inside}
+        for node in inside:
+            for k, v in enumerate(node.outputs):
+                # What a gradient is read by in a call, and is no gradient itself, is of the next call of that line.
+                if any(r is None or r.id not in ids or (node.backward and not r.backward) for r in self.readers[v]):
+                    yield node.id, k, node.backward
+
+    # ---- operands -------------------------------------------------------------------------------------------------------------------
+
+    def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[Read, ...] | None:
+        """Operands as the line of an operation writes them; None where it shows one of them not."""
+        expression = expression_at(node.span)[0]
+        if expression is None or users_span(node) != node.span or node.span is None:
+            return None
+        parts = {(p.lineno, p.col_offset, p.end_lineno, p.end_col_offset): p for p in _parts(expression)}
+        origins = [self._origin(node, i) for i in range(len(node.inputs))]
+        found: list[Read] = []
+        for i in operands:
+            if isinstance(origins[i], int) and not any(i in r.operands for r in found):
+                text = self._text(origins[i], node.span, list(parts.values()))
+                if not text:
+                    return None
+                found.append(Read(text, tuple(k for k, o in enumerate(origins) if o == origins[i])))
+        return tuple(found)
+
+    def _origin(self, node: Node, index: int) -> Operand:
+        """What an operand is before its line fits it in."""
+        operand = node.inputs[index]
+        while isinstance(operand, int) and operand in self.makers:
+            maker = self.makers[operand][0]
+            if maker.span != node.span or maker.op not in _KEEPS:
+                break
+            operand = maker.inputs[0]
+        return operand
+
+    def _text(self, value: Operand, span: Span, parts: list[ast.expr]) -> str:
+        """The part of an expression that a value is, in its words; empty when it is none."""
+        maker = self.makers.get(value) if isinstance(value, int) else None
+        for frame in maker[0].stack if maker else ():
+            name = expression_at(frame)[1]
+            for part in parts:
+                place = part.lineno, part.col_offset + 1, part.end_lineno, (part.end_col_offset or 0) + 1
+                here = frame.file == span.file and place == (frame.line, frame.column, frame.end_line or frame.line, frame.end_column)
+                if here or (name and frame.function == span.function and isinstance(part, ast.Name) and part.id == name):
+                    return f"`{ast.unparse(part) if isinstance(part, ast.Name) else source_text(frame)}`"
+        return ""
+
+
+def _parts(expression: ast.expr) -> Iterator[ast.expr]:
+    """What an expression computes with: operands, arguments, what a method is called on."""
+    match expression:
+        case ast.BinOp(left=left, right=right):
+            yield from (left, right)
+        case ast.UnaryOp(operand=operand):
+            yield operand
+        case ast.Compare(left=left, comparators=others):
+            yield from (left, *others)
+        case ast.Call(func=func, args=args, keywords=keywords):
+            yield from args
+            yield from (k.value for k in keywords)
+            if isinstance(func, ast.Attribute):
+                yield func.value
+        case _:
+            return
+
+
+def _unpacked(span: Span) -> tuple[str, ...]:
+    """The variables that the result of a call is unpacked into; an empty name for what is none."""
+    key = (span.line, span.column - 1, span.end_line or span.line, span.end_column - 1)
+    return _targets(span.file, "".join(linecache.getlines(span.file))).get(key, ())
+
+
+@functools.lru_cache(maxsize=64)
+def _targets(file: str, text: str) -> dict[tuple[int, int, int, int], tuple[str, ...]]:
+    """The names that a source text unpacks expressions into, by the position of the expression."""
+    found: dict[tuple[int, int, int, int], tuple[str, ...]] = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook cell with magics
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple):
+            v = node.value
+            names = tuple(t.id if isinstance(t, ast.Name) else "" for t in node.targets[0].elts)
+            found[v.lineno, v.col_offset, v.end_lineno or 0, v.end_col_offset or 0] = names
+    return found

@@ -1,0 +1,347 @@
+"""Wrong `shard_map` programs whose repair depends on where the fault is: in gradients, in helper functions, inside of library functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.pair import draw, mesh
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A wrong program.
+
+    Arguments:
+      wrong: body of the region.
+      reference: the plain function.
+      args: what both take.
+      ins: in_specs.
+      outs: out_specs.
+      helped: whether a help is expected.
+      vma: the settings of check_vma that the program is about.
+      outside: what is made of the region, such as its gradient.
+    """
+
+    wrong: Callable[..., Any]
+    reference: Callable[..., Any]
+    args: tuple[Any, ...]
+    ins: Any
+    outs: Any
+    helped: bool = True
+    vma: tuple[bool, ...] = (False,)
+    outside: Callable[..., Any] = lambda region: region
+
+    def program(self, check_vma):
+        region = jax.shard_map(self.wrong, mesh=mesh(), in_specs=self.ins, out_specs=self.outs, check_vma=check_vma)
+        return self.outside(region)
+
+
+X, Y, W, BIAS = draw(16, 32, seed=1), draw(16, 24, seed=2), draw(32, 24, seed=3) * np.float32(0.3), draw(24, seed=4)
+W1, W2 = draw(32, 64, seed=5) * np.float32(0.2), draw(64, 24, seed=6) * np.float32(0.2)
+SQUARE = draw(64, 32, seed=7) * np.float32(0.2)
+PARAMS = {"w": W, "b": BIAS}
+STEP, MLP = (PS(), PS("data"), PS("data")), (PS("data"), PS(None, "model"), PS("model"))
+
+
+def loss(w, x, y):
+    return ((x @ w - y) ** 2).mean()
+
+
+def loss_of_tree(p, x, y):
+    return ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
+
+
+def update(p, g):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+
+
+def step(w, x, y):
+    value, g = jax.value_and_grad(loss)(w, x, y)
+    return value, w - 0.1 * g
+
+
+def step_of_tree(p, x, y):
+    value, g = jax.value_and_grad(loss_of_tree)(p, x, y)
+    return value, update(p, g)
+
+
+# ---- gradients inside of the region ------------------------------------------------------------------------------------------------------
+
+
+def gradient_left(w, x, y):
+    value, g = jax.value_and_grad(loss)(w, x, y)
+    return lax.pmean(value, "data"), w - 0.1 * g
+
+
+def gradients_left(p, x, y):
+    value, g = jax.value_and_grad(loss_of_tree)(p, x, y)
+    value = lax.pmean(value, "data")
+    return value, update(p, g)
+
+
+def value_left(w, x, y):
+    value, g = jax.value_and_grad(loss)(w, x, y)
+    g = lax.pmean(g, "data")
+    return value, w - 0.1 * g
+
+
+def gradient_returned(w, x, y):
+    return jax.grad(loss)(w, x, y)
+
+
+def gradients_of_helper(w, x, y):
+    def slope(w):
+        g = jax.grad(loss)(w, x, y)
+        return g
+
+    w = w - 0.1 * slope(w)
+    return w - 0.1 * slope(w)
+
+
+def two_steps(w, x, y):
+    w = w - 0.1 * jax.grad(loss)(w, x, y)
+    return w - 0.1 * jax.grad(loss)(w, x, y)
+
+
+def share_left(w, x, y):
+    g = jax.grad(loss)(w, x, y)
+    return w - 0.1 * (g / lax.axis_size("data"))
+
+
+def share_averaged(w, x, y):
+    g = jax.grad(loss)(w, x, y)
+    return w - 0.1 * lax.pmean(g / lax.axis_size("data"), "data")
+
+
+def scattered_sum(w, x, y):
+    g = lax.psum_scatter(jax.grad(loss)(w, x, y), "data", scatter_dimension=0, tiled=True)
+    return w[:0].sum() + g
+
+
+def gradient_squared(w, x, y):
+    g = jax.grad(loss)(w, x, y)
+    return lax.pmean(g * g, "data")
+
+
+def penalised(w, x, y):
+    return ((x @ w - y) ** 2).sum() / (16 * 24) + 5e-3 * (w * w).sum()
+
+
+def penalty_counted_twice(w, x, y):
+    value, g = jax.value_and_grad(penalised)(w, x, y)
+    return lax.psum(value, "data"), w - 0.1 * lax.psum(g, "data")
+
+
+def penalised_step(w, x, y):
+    value, g = jax.value_and_grad(penalised)(w, x, y)
+    return value, w - 0.1 * g
+
+
+def masked_by_shard(w, x, y, m):
+    def of(w):
+        return (((x @ w - y) ** 2).mean(-1) * m).sum() / m.sum()
+
+    value, g = jax.value_and_grad(of)(w)
+    return lax.pmean(value, "data"), w - 0.1 * lax.pmean(g, "data")
+
+
+def masked_step(w, x, y, m):
+    value, g = jax.value_and_grad(lambda w: (((x @ w - y) ** 2).mean(-1) * m).sum() / m.sum())(w)
+    return value, w - 0.1 * g
+
+
+def tensor_parallel(x, w1, w2):
+    g = jax.grad(lambda w1: (lax.psum(jax.nn.gelu(x @ w1) @ w2, "model") ** 2).mean())(w1)
+    return lax.pmean(g, "data")
+
+
+def tensor_parallel_unreduced(x, w1, w2):
+    g = jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2 + 1.0) ** 2).mean())(w1)
+    return lax.pmean(g, "data")
+
+
+@jax.custom_vjp
+def summed(x):
+    """The sum over the devices, whose cotangent is the same on all of them."""
+    return lax.psum(x, "model")
+
+
+summed.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, c: (c,))
+
+
+@jax.custom_vjp
+def summed_twice(x):
+    """Its cotangent is summed as well, as the transpose of a psum is."""
+    return lax.psum(x, "model")
+
+
+summed_twice.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, c: (lax.psum(c, "model"),))
+
+
+def cotangent_summed(x, w1, w2):
+    g = jax.grad(lambda w1: (summed_twice(jax.nn.gelu(x @ w1) @ w2) ** 2).mean())(w1)
+    return lax.pmean(g, "data")
+
+
+def copied_unsummed(x, w1, w2, w0):
+    """The cotangent of what every device has is a share on each, and nothing adds them up."""
+
+    def of(w0):
+        return (summed(jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean()
+
+    g = jax.grad(of)(w0)
+    return lax.pmean(g, "data")
+
+
+def copied(x, w1, w2, w0):
+    return jax.grad(lambda w0: ((jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean())(w0)
+
+
+def slope(x, w1, w2):
+    return jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean())(w1)
+
+
+def slope_of_biased(x, w1, w2):
+    return jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2 + 1.0) ** 2).mean())(w1)
+
+
+WHOLE = draw(32, 32, seed=8) * np.float32(0.2)
+MASK = np.asarray(np.arange(16) < 11, np.float32)
+
+GRADIENTS = {
+    "gradient_left": Faulty(gradient_left, step, (W, X, Y), STEP, PS()),
+    "gradients_left": Faulty(gradients_left, step_of_tree, (PARAMS, X, Y), STEP, PS()),
+    "value_left": Faulty(value_left, step, (W, X, Y), STEP, PS()),
+    "gradient_returned": Faulty(gradient_returned, jax.grad(loss), (W, X, Y), STEP, PS()),
+    "gradients_of_helper": Faulty(gradients_of_helper, two_steps, (W, X, Y), STEP, PS(), helped=False),
+    "share_left": Faulty(share_left, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()),
+    "share_averaged": Faulty(share_averaged, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()),
+    "scattered_sum": Faulty(scattered_sum, jax.grad(loss), (W, X, Y), STEP, PS("data")),
+    "gradient_squared": Faulty(gradient_squared, lambda w, x, y: jax.grad(loss)(w, x, y) ** 2, (W, X, Y), STEP, PS()),
+    "penalty_counted_twice": Faulty(penalty_counted_twice, penalised_step, (W, X, Y), STEP, PS(), helped=False),
+    "masked_by_shard": Faulty(masked_by_shard, masked_step, (W, X, Y, MASK), (*STEP, PS("data")), PS(), helped=False),
+    "tensor_parallel": Faulty(tensor_parallel, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False),
+    "tensor_parallel_unreduced": Faulty(
+        tensor_parallel_unreduced, slope_of_biased, (X, W1, W2), MLP, PS(None, "model"), helped=False, vma=(True, False)
+    ),
+    "cotangent_summed": Faulty(cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False),
+    "copied_unsummed": Faulty(copied_unsummed, copied, (X, W1, W2, WHOLE), (*MLP, PS()), PS()),
+}
+
+
+# ---- gradients of the region -----------------------------------------------------------------------------------------------------------
+
+
+def doubled_loss(w, x, y):
+    return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
+
+
+def summed_means(w, x, y):
+    return lax.psum(((x @ w - y) ** 2).mean(), "data")
+
+
+def bias_inside(x, w1, w2, b):
+    h = jax.nn.gelu(x @ w1) @ w2 + b
+    return lax.pmean((lax.psum(h, "model") ** 2).mean(), "data")
+
+
+def biased(x, w1, w2, b):
+    return ((jax.nn.gelu(x @ w1) @ w2 + b) ** 2).mean()
+
+
+OUTSIDE = {
+    "doubled_loss": Faulty(doubled_loss, jax.value_and_grad(loss), (W, X, Y), STEP, PS(), vma=(True, False), outside=jax.value_and_grad),
+    "summed_means": Faulty(summed_means, jax.value_and_grad(loss), (W, X, Y), STEP, PS(), vma=(True, False), outside=jax.value_and_grad),
+    "bias_inside": Faulty(
+        bias_inside,
+        jax.grad(biased, (1, 3)),
+        (X, W1, W2, BIAS),
+        (*MLP, PS()),
+        PS(),
+        vma=(True, False),
+        outside=lambda r: jax.grad(r, (1, 3)),
+    ),
+}
+
+
+# ---- helper and library functions, placements ------------------------------------------------------------------------------------------
+
+
+def layer(x, w1, w2, b):
+    return x + lax.psum(jax.nn.relu(x @ w1) @ w2 + b, "model")
+
+
+def two_layers(x, w1, w2, b):
+    return layer(layer(x, w1, w2, b), w1, w2, b)
+
+
+def plain_layers(x, w1, w2, b):
+    x = x + jax.nn.relu(x @ w1) @ w2 + b
+    return x + jax.nn.relu(x @ w1) @ w2 + b
+
+
+def row(h, w):
+    return lax.psum(h @ w, "model")
+
+
+def second_row_doubled(x, w1, w2):
+    return row(row(jax.nn.relu(x @ w1), w2), jnp.eye(24))
+
+
+def log_sum_of_shards(x):
+    return lax.psum(jax.nn.logsumexp(x, -1), "model")
+
+
+def variance_of_shards(x):
+    return lax.pmean(x.var(0), "data")
+
+
+def centred_by_shard(x):
+    m = x.mean(0)
+    v = lax.pmean(((x - m) ** 2).mean(0), "data")
+    return v
+
+
+def summed_over_both(x, w1, w2):
+    return lax.psum(jax.nn.gelu(x @ w1) @ w2, ("data", "model"))
+
+
+def tokens_left(x, w):
+    return lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
+
+
+def regularised_before(x):
+    return jnp.linalg.cholesky(lax.psum(x.T @ x + jnp.eye(8), "data"))
+
+
+def largest_averaged(x):
+    return lax.pmean(x.max(0), "data")
+
+
+TALL = draw(64, 8, seed=9)
+
+PLACES = {
+    "two_layers": Faulty(two_layers, plain_layers, (X, W1, SQUARE, draw(32, seed=4)), (*MLP, PS()), PS("data"), vma=(True, False)),
+    "second_row_doubled": Faulty(
+        second_row_doubled, lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data"), helped=False
+    ),
+    "log_sum_of_shards": Faulty(
+        log_sum_of_shards, lambda x: jax.nn.logsumexp(x, -1), (X,), (PS(None, "model"),), PS(), helped=False, vma=(True, False)
+    ),
+    "variance_of_shards": Faulty(variance_of_shards, lambda x: x.var(0), (X,), (PS("data"),), PS(), helped=False, vma=(True, False)),
+    "centred_by_shard": Faulty(centred_by_shard, lambda x: x.var(0), (X,), (PS("data"),), PS(), vma=(True, False)),
+    "summed_over_both": Faulty(summed_over_both, lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data")),
+    "tokens_left": Faulty(tokens_left, lambda x, w: ((x @ w) ** 2).sum(-1).mean(), (X, W), (PS("data"), PS(None, "model")), PS()),
+    "regularised_before": Faulty(
+        regularised_before, lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)), (TALL,), (PS("data"),), PS(), vma=(True, False)
+    ),
+    "largest_averaged": Faulty(largest_averaged, lambda x: x.max(0), (X,), (PS("data"),), PS(), vma=(True, False)),
+}
+
+PROGRAMS = GRADIENTS | OUTSIDE | PLACES

@@ -1,0 +1,219 @@
+"""Wrong programs whose fault is a count: divided twice, added where averages are, hidden by a gather; and some that types do not settle."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.pair import Pair, draw
+from tests.shardmap.wrong import CHOSEN, GATES, W1, W, X, Y, sgd, squared
+
+BATCH, STEP = PS("data"), (PS(), PS("data"), PS("data"))
+SPLIT = (PS("data"), PS(None, "model"))
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------------------------------
+
+
+def per_token(x, w):
+    return lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
+
+
+def tokens_summed(x, w):
+    return lax.psum(per_token(x, w), ("data",))
+
+
+def tokens_averaged(x, w):
+    return lax.pmean(per_token(x, w), ("data",))
+
+
+def averaged_shares(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    return w - 0.1 * lax.pmean(g / lax.axis_size("data"), "data")
+
+
+def averaged_loss_shares(w, x, y):
+    g = jax.grad(lambda w: squared(w, x, y) / lax.axis_size("data"))(w)
+    return w - 0.1 * lax.pmean(g, "data")
+
+
+def summed_shares(w, x, y):
+    g = jax.grad(lambda w: squared(w, x, y) / lax.axis_size("data"))(w)
+    return w - 0.1 * lax.psum(g, "data")
+
+
+def mean_square(a):
+    return (a**2).mean()
+
+
+def two_losses(w, x, other):
+    return mean_square(x @ w) + mean_square(other @ w)
+
+
+def two_losses_summed(w, x, other):
+    return w - 0.1 * lax.psum(jax.grad(two_losses)(w, x, other), "data")
+
+
+def two_losses_averaged(w, x, other):
+    return w - 0.1 * lax.pmean(jax.grad(two_losses)(w, x, other), "data")
+
+
+def gathered_means_summed(x):
+    return lax.all_gather(x.mean(), "data").sum()
+
+
+def gathered_means_averaged(x):
+    return lax.all_gather(x.mean(), "data").mean()
+
+
+def gathered_sums_averaged(x):
+    return lax.all_gather(x.sum(0), "data").mean(0)
+
+
+def gathered_sums_summed(x):
+    return lax.all_gather(x.sum(0), "data").sum(0)
+
+
+def rounded_before(u, v):
+    return lax.psum(jnp.round((u @ v).astype(jnp.bfloat16)), "model")
+
+
+def rounded_after(u, v):
+    return jnp.round(lax.psum((u @ v).astype(jnp.bfloat16), "model"))
+
+
+def skipped_alone(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    new = w - 0.1 * lax.pmean(g, "data")
+    return lax.cond(jnp.isfinite(g).all(), lambda: new, lambda: w)
+
+
+def skipped_together(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    new = w - 0.1 * lax.pmean(g, "data")
+    ok = lax.pmin(jnp.isfinite(g).all().astype(jnp.int32), "data") > 0
+    return lax.cond(ok, lambda: new, lambda: w)
+
+
+def finite_step(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    return jnp.where(jnp.isfinite(g).all(), w - 0.1 * g, w)
+
+
+def unshifted(logits):
+    own = logits.max(-1, keepdims=True)
+    total = jnp.exp(logits - own).sum(-1)
+    return jnp.log(lax.psum(total, "model")) + lax.pmax(own, "model")[:, 0]
+
+
+def shifted(logits):
+    top = lax.pmax(logits.max(-1, keepdims=True), "model")
+    return jnp.log(lax.psum(jnp.exp(logits - top).sum(-1), "model")) + top[:, 0]
+
+
+def merges_summed(logits):
+    return lax.psum(jax.nn.logsumexp(logits, -1), "model")
+
+
+def means_as_weights(x, y):
+    return lax.psum(x.sum() / y.sum() * x.sum(), "data") / lax.psum(x.sum(), "data")
+
+
+def sums_as_weights(x, y):
+    return lax.psum(x.sum(), "data") / lax.psum(y.sum(), "data")
+
+
+TALL, FLOW, POSITIVE = draw(8, 24, seed=80), X.copy(), abs(X) + np.linspace(0, 4, 16, dtype=np.float32)[:, None]
+FLOW[3, 3] = np.inf
+OTHER = draw(8, 24, seed=75)
+
+PAIRS = {
+    "tokens_summed": Pair(
+        "wrong-reduction", ("data",), "per_token(x, w)", tokens_summed, tokens_averaged, lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
+        (X, W1), SPLIT, PS()
+    ),
+    "averaged_shares": Pair(
+        "wrong-reduction", ("data",), "lax.pmean(g / lax.axis_size", averaged_shares, summed_shares, sgd, (W, X, Y), STEP, PS(), vma=False
+    ),
+    "averaged_loss_shares": Pair(
+        "wrong-reduction", ("data",), "lax.pmean(g,", averaged_loss_shares, summed_shares, sgd, (W, X, Y), STEP, PS(), vma=False
+    ),
+    "two_losses_summed": Pair(
+        "wrong-reduction", ("data",), "", two_losses_summed, two_losses_averaged,
+        lambda w, x, other: w - 0.1 * jax.grad(two_losses)(w, x, other), (W, X, OTHER), (PS(), BATCH, PS()), PS(), vma=False
+    ),
+    "gathered_means_summed": Pair(
+        "wrong-reduction", ("data",), "lax.all_gather(x.mean()", gathered_means_summed, gathered_means_averaged, lambda x: x.mean(),
+        (X,), (BATCH,), PS(), vma=False
+    ),
+    "gathered_sums_averaged": Pair(
+        "wrong-reduction", ("data",), "lax.all_gather(x.sum(0)", gathered_sums_averaged, gathered_sums_summed, lambda x: x.sum(0),
+        (X,), (BATCH,), PS(), vma=False
+    ),
+    "rounded_before": Pair(
+        "misplaced-reduction", ("model",), "jnp.round", rounded_before, rounded_after,
+        lambda u, v: jnp.round((u @ v).astype(jnp.bfloat16)),
+        (np.float32(np.arange(64).reshape(2, 32) % 7), np.full((32, 4), 0.1171875, np.float32)), (PS(None, "model"), PS("model")), PS()
+    ),
+    "skipped_alone": Pair(
+        "missing-reduction", ("data",), "jnp.isfinite(g)", skipped_alone, skipped_together, finite_step, (W, FLOW, Y), STEP, PS(), vma=False
+    ),
+    "unshifted": Pair(
+        "misplaced-reduction", ("model",), "logits - own", unshifted, shifted, lambda x: jax.nn.logsumexp(x, -1),
+        (draw(16, 32, seed=81),), (PS("data", "model"),), BATCH
+    ),
+    "merges_summed": Pair(
+        "misplaced-reduction", ("model",), "jax.nn.logsumexp", merges_summed, shifted, lambda x: jax.nn.logsumexp(x, -1),
+        (draw(16, 32, seed=81),), (PS("data", "model"),), BATCH
+    ),
+    "means_as_weights": Pair(
+        "misplaced-reduction", ("data",), "x.sum() / y.sum()", means_as_weights, sums_as_weights, lambda x, y: x.sum() / y.sum(),
+        (POSITIVE, abs(Y)), (BATCH, BATCH), PS()
+    ),
+}  # fmt: skip
+
+
+# ---- notes -------------------------------------------------------------------------------------------------------------------------------
+
+
+def divided_again(w, x, y):
+    return w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y), "data") / lax.axis_size("data")
+
+
+def norms_gathered(x):
+    return lax.all_gather(jnp.sqrt((x * x).sum()), "data").sum()
+
+
+def merges_gathered(logits):
+    return lax.all_gather(jax.nn.logsumexp(logits, -1), "model").sum(0)
+
+
+def kept_share(chosen, gates, capacity):
+    place = jnp.cumsum(chosen, 0) * chosen
+    return (chosen * (place <= capacity)).mean(0), gates.mean(0)
+
+
+def capacity_of_parts(chosen, gates):
+    share, mean = kept_share(chosen, gates, 16.0)
+    return lax.pmean((share * mean).sum(), "data")
+
+
+def capacity_of_sum(chosen, gates):
+    share, mean = kept_share(chosen, gates, 16.0)
+    return (lax.pmean(share, "data") * lax.psum(mean, "data")).sum()
+
+
+def capacity_reference(chosen, gates):
+    share, mean = kept_share(chosen, gates, 16.0)
+    return (share * mean).sum()
+
+
+NOTED = {
+    "divided_again": (divided_again, sgd, STEP, PS(), (W, X, Y)),
+    "norms_gathered": (norms_gathered, lambda x: jnp.sqrt((x * x).sum()), (BATCH,), PS(), (X,)),
+    "merges_gathered": (merges_gathered, lambda x: jax.nn.logsumexp(x, -1), (PS("data", "model"),), BATCH, (draw(16, 32, seed=81),)),
+    "capacity_of_parts": (capacity_of_parts, capacity_reference, (BATCH, BATCH), PS(), (CHOSEN, GATES)),
+    "capacity_of_sum": (capacity_of_sum, capacity_reference, (BATCH, BATCH), PS(), (CHOSEN, GATES)),
+}
+"""Body, plain function, in_specs, out_specs and arguments."""
