@@ -66,11 +66,13 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     if whole is None:
         return ()
     found: list[Diagnostic] = []
-    for site in cheaper(sites, DEARER * whole):
+    dear = cheaper(sites, DEARER * whole)
+    annotated = case.plan() if dear else None  # as a plan, what gradients keep is counted
+    for site in dear:
         without = case.drop(site).plan()
-        assert without is not None
-        if _matters(program, whole, without):
-            found.append(_costly(case, site, program, whole, without))
+        assert without is not None and annotated is not None
+        if without.cost.seconds <= DEARER * annotated.cost.seconds and _matters(program, annotated.cost.seconds, without):
+            found.append(_costly(case, site, program, annotated.cost.seconds, without))
     return tuple(sorted(found, key=lambda d: d.labels[0].span))
 
 
