@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -491,7 +492,7 @@ def jit(
             raise SbpError(f"boxing maps names of mesh axes to policies; got {axis!r}")
     if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
         raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")
-    if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit is not True and memory_limit > 0):
+    if memory_limit is not None and not (isinstance(memory_limit, numbers.Real) and memory_limit is not True and memory_limit > 0):
         raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")
     options = Options(
         in_types=in_types,
@@ -499,7 +500,7 @@ def jit(
         boxing="auto" if isinstance(boxing, Mapping) else boxing,
         axis_policies=per_axis,
         budgets=tuple(budgets),
-        memory_limit=memory_limit,
+        memory_limit=None if memory_limit is None else float(memory_limit),
         hardware=hardware,
         static_argnums=static_argnums,
         static_argnames=static_argnames,

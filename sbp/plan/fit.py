@@ -12,7 +12,6 @@ from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
-from sbp.infer.solver import TOLERANCE
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
@@ -145,7 +144,7 @@ def cheapest(
         program = chosen({})
         return program and dataclasses.replace(program, typing=dataclasses.replace(program.typing, keeps=False))
     bounding = chosen(dict.fromkeys(found.again, 0.0))
-    if bounding is None or (bounding.typing.gap <= TOLERANCE and not order(bounding)[0]):
+    if bounding is None or (bounding.typing.optimal and not order(bounding)[0]):
         return bounding
     others = chosen({v: 1 / n for v, n in found.times.items()}), chosen({})
     best = min((bounding, *(p for p in others if p is not None)), key=order)

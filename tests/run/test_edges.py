@@ -229,3 +229,8 @@ def test_a_plan_on_an_abstract_mesh_lowers(hardware):
     f = sbp.jit(lambda x, w: (x @ w).sum(), AbstractMesh((4,), ("d",)), in_types=("d:S(1)", "d:S(0)"), hardware=hardware)
     text = f.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)).lower().as_text()
     assert text.count("stablehlo.all_reduce") == 1
+
+
+@pytest.mark.parametrize("limit", [np.int64(10**6), np.float32(1e6), 10**6])
+def test_a_memory_limit_is_any_number(mesh, limit):
+    assert sbp.jit(lambda x: x @ x.T, mesh, memory_limit=limit).plan(GRID).cost.peak_memory_bytes <= 1e6
