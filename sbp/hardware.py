@@ -61,7 +61,7 @@ class Hardware:
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
 
     Raises:
-      SbpError: `bad-argument` for a figure that is no finite number or out of its range, `unknown-option` for another topology or platform.
+      SbpError: `bad-argument` for a figure that is no number or out of its range, `unknown-option` for another topology or platform.
     """
 
     name: str
@@ -146,10 +146,10 @@ def _check_figures(described: Network | Hardware, *, above_zero: tuple[str, ...]
     """Raises where a figure that others are divided by or added to is none."""
     what = f"hardware {described.name!r}" if isinstance(described, Hardware) else "network"
     for field in (*above_zero, *not_negative):
-        value, least = getattr(described, field), "above 0" if field in above_zero else "from 0 on"
-        real = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not real or value < 0 or (value == 0 and field in above_zero):
-            raise SbpError(f"{what}: {field} is a finite number {least}; got {value!r}")
+        value, rate = getattr(described, field), field in above_zero  # what runs at an infinite rate is free
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool) and (math.isfinite(value) or (rate and value == math.inf))
+        if not real or value < 0 or (value == 0 and rate):
+            raise SbpError(f"{what}: {field} is a {'number above 0' if rate else 'finite number from 0 on'}; got {value!r}")
 
 
 GIB = 2**30

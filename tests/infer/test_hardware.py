@@ -75,14 +75,10 @@ def test_an_unknown_slow_axis_is_refused():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        *(
-            (f, v, "is a finite number above 0")
-            for f in ("link_bytes_per_second", "hbm_bytes")
-            for v in (0, -1.0, math.nan, math.inf, "1e9")
-        ),
-        *((f, v, "is a finite number above 0") for f in ("flops_per_second", "hbm_bytes_per_second") for v in (0, None, True)),
-        *((f, 0, "is a finite number above 0") for f in ("f32_flops_per_second", "highest_flops_per_second")),
-        *((f, v, "is a finite number from 0 on") for f in ("latency_seconds", "hop_seconds") for v in (-1e-6, math.nan, None)),
+        *((f, v, "is a number above 0") for f in ("link_bytes_per_second", "hbm_bytes") for v in (0, -1.0, math.nan, -math.inf, "1e9")),
+        *((f, v, "is a number above 0") for f in ("flops_per_second", "hbm_bytes_per_second") for v in (0, None, True)),
+        *((f, 0, "is a number above 0") for f in ("f32_flops_per_second", "highest_flops_per_second")),
+        *((f, v, "is a finite number from 0 on") for f in ("latency_seconds", "hop_seconds") for v in (-1e-6, math.nan, math.inf, None)),
         *((f, v, "is a whole number from 1 on") for f in ("torus_dims", "devices_per_chip", "joined_devices") for v in (0, -1, 1.5, True)),
         ("topology", "tours", "no topology 'tours'; did you mean \"torus\"?"),
         ("platform", "gpu", "no platform 'gpu'"),
@@ -102,7 +98,7 @@ def test_hardware_that_cannot_be_is_refused(field, value, message):
 @pytest.mark.parametrize("figures", [{"bytes_per_second": 0}, {"bytes_per_second": math.nan}, {"latency_seconds": -1.0}], ids=str)
 def test_networks_that_cannot_be_are_refused(figures):
     field = next(iter(figures))
-    with pytest.raises(sbp.SbpError, match=f"network: {field} is a finite number") as raised:
+    with pytest.raises(sbp.SbpError, match=f"network: {field} is a (finite )?number") as raised:
         Network(**({"bytes_per_second": 1e9, "latency_seconds": 1e-6} | figures))
     assert raised.value.code == "bad-argument"
     with pytest.raises(sbp.SbpError, match=field):
