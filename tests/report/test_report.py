@@ -46,8 +46,8 @@ REFUSED = Report(program=None, diagnostics=DIAGNOSTICS, title="ffn")
 
 
 def masked(text):
-    """Without the three figures that follow from how JAX writes a gradient down, which differs between its versions."""
-    figures = r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)"
+    """Without the figures that follow from how JAX writes a gradient down, which differs between its versions."""
+    figures = r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)|(?<=at most )\S+(?=% above)"
     html_figures = r"(?<=<dt>peak memory</dt> <dd>)\S+ \S+|(?<=<dt>modelled time</dt> <dd>)[^<]+"
     return re.sub(f"{figures}|{html_figures}", "#", text)
 
