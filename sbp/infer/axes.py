@@ -17,7 +17,7 @@ from sbp.infer.solver import TOLERANCE, Search, Solution
 PAIR = 2
 """Axes that are searched together while the others are held."""
 
-NEAR = 0.01
+NEAR = 0.02
 """Gap of a joint choice that searches of pairs are not spent on: they stay in its valley."""
 
 PART_ROUNDS = 2
