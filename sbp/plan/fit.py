@@ -1,4 +1,4 @@
-"""Graph -> Program under a memory limit: raise the price of held bytes until the lowered plan's liveness fits."""
+"""Graph -> Program: the cheapest plan, what gradients keep counted once; under a memory limit held bytes get dearer until it fits."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class Helper:
           finding: what is wrong.
           places: what is reduced.
           op: with which collective.
-              late: another reduction that comes too late: left out, or kept.
+          late: another reduction that comes too late: left out, or kept.
         """
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
         what, quoted = " and ".join(text for text, _ in places), _quoted(finding.mesh_axes)
