@@ -11,7 +11,7 @@ import numpy as np
 
 from sbp.plan.source import source_text, users_span
 from sbp.shardmap.byhand import divided
-from sbp.shardmap.excess import excess_of
+from sbp.shardmap.excess import COMPARES, excess_of
 from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
 from sbp.shardmap.readings import Atoms, ways
@@ -20,8 +20,6 @@ from sbp.signatures import rule_for
 from sbp.signatures.rule import names
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
-
-_COMPARES = frozenset(names("eq ge gt le lt ne"))
 
 _MOVES = frozenset(names("broadcast_in_dim convert_element_type copy neg reshape reduce_precision squeeze stop_gradient transpose"))
 """What leaves a sum the sum of as many elements."""
@@ -99,7 +97,7 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
     if sick is not None:
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
         routed = replace(UNKNOWN, tag="routed")
-        return [routed if sick.kind == "local" and node.op in _COMPARES else faulty(sick)] * len(node.outputs)
+        return [routed if sick.kind == "local" and node.op in COMPARES else faulty(sick)] * len(node.outputs)
     whole = [h.made for h in held if h.reduced and B in h.atoms]
     own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:
