@@ -32,7 +32,7 @@ from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest, 
 from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.problem import Demand
 from sbp.infer.registered import check_registered
-from sbp.infer.rows import check_rules
+from sbp.infer.rows import Tables, check_rules
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.manual import tracing_for
 from sbp.mesh import Hardware, mesh_spec
@@ -186,9 +186,14 @@ class Jitted:
     def _make(self, signature: Signature, tracer: Tracer | None = None) -> Plan:
         traced, options = self._trace(signature, tracer), self.options
         graph, spec, demand, limit = traced.graph, self._spec, traced.demand, options.memory_limit
-        program, least = fit(graph, spec, demand, boxing=options.boxing, memory_limit=limit, aliased=traced.aliased)
+        tables = Tables(spec)
+        program, least = fit(graph, spec, demand, boxing=options.boxing, memory_limit=limit, aliased=traced.aliased, tables=tables)
         if program is None:
-            found = explain(graph, spec, demand, options.boxing) if least is None or limit is None else (memory_diagnostic(least, limit),)
+            found = (
+                explain(graph, spec, demand, options.boxing, tables)
+                if least is None or limit is None
+                else (memory_diagnostic(least, limit),)
+            )
             raise SbpTypeError(found)
         return Plan(self, signature, program, traced)
 
@@ -392,6 +397,7 @@ class Plan:
             mesh=self.program.mesh,
             demand=traced.demand,
             boxing=options.boxing,
+            tables=Tables(self.program.mesh),
             memory_limit=options.memory_limit,
             aliased=traced.aliased,
         )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from sbp.infer.problem import Demand, Problem
 from sbp.infer.regime import regime_of
-from sbp.infer.rows import RowTable
+from sbp.infer.rows import Tables
 from sbp.infer.space import Spaces
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
@@ -26,6 +26,7 @@ def choose(
     byte_price: float = 0.0,
     held: frozenset[tuple[int, bool]] = frozenset(),
     shares: Mapping[int, float] = NOTHING,
+    tables: Tables | None = None,
 ) -> Typing | None:
     """The cheapest typing of a program.
 
@@ -37,11 +38,12 @@ def choose(
       byte_price: seconds charged per byte that inputs, outputs and `held` hold on a device.
       held: values that are charged, too: (value, whether as its readers take it instead of as it is made).
       shares: for values that are made more than once, what share of a conversion each pays beyond the keeping of its result.
+      tables: the rows of the mesh, when they are at hand.
 
     Returns:
       The typing, or None when there is none under the policy.
     """
-    table = RowTable(mesh, communicates=regime_of(graph, mesh, boxing, demand).communicates(graph))
+    table = (tables or Tables(mesh)).of(regime_of(graph, mesh, boxing, demand), graph)
     problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held, shares)
     problem.build()
     return problem.solve()

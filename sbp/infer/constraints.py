@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from sbp.annotate import Pin
 from sbp.errors import Span
 from sbp.infer.problem import Demand, pinned_codes
 from sbp.infer.regime import POLICY_KINDS, Ban, Regime, Rules, detour, regime_of
-from sbp.infer.rows import EMPTY, RowTable, native_partials, row_sends
+from sbp.infer.rows import EMPTY, RowTable, Tables, row_sends
 from sbp.infer.space import Code, TypeSpace, decode
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
@@ -136,7 +137,7 @@ class System:
     variables: tuple[Variable, ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
     makers: dict[int, End] = field(repr=False)
-    native: dict[int, frozenset[str]] = field(repr=False)
+    native: Mapping[int, frozenset[str]] = field(repr=False)
 
 
 def allowed(source: Code, target: Code, policy: Policy) -> bool:
@@ -205,17 +206,12 @@ def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ..
     return tuple(sites)
 
 
-def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, table: RowTable | None = None) -> tuple[System, ...]:
+def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, tables: Tables | None = None) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
     regime = regime_of(graph, mesh, policy, demand)
-    table = table or RowTable(mesh, communicates=regime.communicates(graph))
+    table = (tables or Tables(mesh)).of(regime, graph)
     sites = pin_sites(graph, mesh, demand)
-    seeds = {
-        value: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
-        for value, codes in zip(graph.inputs, demand.inputs, strict=True)
-        if codes is not None and any(c is not None and c < 0 for c in codes)
-    }
-    native = native_partials(graph, table, seeds)
+    native = table.native(graph, demand.partial_inputs(graph))
     return tuple(_Builder(graph, demand, regime, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1)
 
 
@@ -228,7 +224,7 @@ class _Builder:
         demand: Demand,
         regime: Regime,
         table: RowTable,
-        native: dict[int, frozenset[str]],
+        native: Mapping[int, frozenset[str]],
         sites: tuple[PinSite, ...],
         position: int,
     ) -> None:

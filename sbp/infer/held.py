@@ -11,11 +11,10 @@ import numpy as np
 from sbp.infer.choose import NOTHING
 from sbp.infer.problem import Demand, Problem
 from sbp.infer.regime import regime_of
-from sbp.infer.rows import RowTable
+from sbp.infer.rows import Tables
 from sbp.infer.space import Codes, Spaces
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
 from sbp.trace.graph import Graph
 
 
@@ -42,13 +41,20 @@ class Hold:
 
 
 def choose_held(
-    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, holds: Sequence[Hold], *, shares: Mapping[int, float] = NOTHING
+    graph: Graph,
+    demand: Demand,
+    boxing: Policy,
+    tables: Tables,
+    holds: Sequence[Hold],
+    *,
+    shares: Mapping[int, float] = NOTHING,
 ) -> Typing | None:
     """The cheapest typing in which all conditions hold, or None; `shares` as for `sbp.infer.choose.choose`.
 
     Rows that another row with conversions replaces at no more cost are not among those that are tried, as in `choose`.
     """
-    table = RowTable(mesh, communicates=regime_of(graph, mesh, boxing, demand).communicates(graph))
+    mesh = tables.mesh
+    table = tables.of(regime_of(graph, mesh, boxing, demand), graph)
     problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, shares=shares)
     problem.build()
     for hold in holds:

@@ -23,7 +23,7 @@ from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.costgraph import CostGraph
 from sbp.infer.regime import Regime, Rules, detour, regime_of
-from sbp.infer.rows import EMPTY, NdRow, RowTable, native_partials, row_sends
+from sbp.infer.rows import EMPTY, NdRow, RowTable, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace, from_type, is_even, stack
 from sbp.infer.typing import Typing
 from sbp.limits import POLICIES, Budget, Policy
@@ -55,6 +55,14 @@ class Demand:
     tied: tuple[tuple[int, int], ...] = ()
     policies: tuple[Policy | None, ...] = ()
     budgets: tuple[Budget, ...] = ()
+
+    def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
+        """The monoids of the program's inputs that are pinned partial."""
+        found = {
+            value: frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
+            for value, wanted in zip(graph.inputs, self.inputs, strict=True)
+        }
+        return {value: monoids for value, monoids in found.items() if monoids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class Problem:
     _regime: Regime = field(init=False)
     _strictest: Rules = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
-    native: dict[int, frozenset[str]] = field(default_factory=dict)
+    native: Mapping[int, frozenset[str]] = field(default_factory=dict)
     makers: dict[int, _End] = field(default_factory=dict)
     readers: dict[int, list[_End]] = field(default_factory=lambda: defaultdict(list))
     node_rows: dict[int, tuple[int, tuple[NdRow, ...]]] = field(default_factory=dict)
@@ -111,7 +119,7 @@ class Problem:
         """Fills `costs`."""
         self._regime = regime_of(self.graph, self.mesh, self.boxing, self.demand)
         self._strictest = self._regime.strictest(self.graph)
-        self.native = native_partials(self.graph, self.table, self._partial_inputs())
+        self.native = self.table.native(self.graph, self.demand.partial_inputs(self.graph))
         for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
             types = self._boundary_types(self.graph.avals[value], wanted)
             self.makers[value] = self._value_end(value, types, price=True)
@@ -121,14 +129,6 @@ class Problem:
         self._connect()
 
     # ---- ends ----------------------------------------------------------------------------------------------------------------
-
-    def _partial_inputs(self) -> dict[int, frozenset[str]]:
-        seeds: dict[int, frozenset[str]] = {}
-        for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
-            monoids = frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
-            if monoids:
-                seeds[value] = monoids
-        return seeds
 
     def _space(self, aval: Any, monoids: frozenset[str], codes: Sequence[Codes] = ()) -> TypeSpace:
         forced = set()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
 from sbp.annotate import Pin
 from sbp.errors import SbpError, warn
+from sbp.infer.regime import Regime
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.mesh import MeshSpec
 from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
@@ -45,6 +46,14 @@ class _Branch:
     goes_round: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """A row on one mesh axis that yields something partial: what it takes, and (result, monoid) of what it yields."""
+
+    ins: tuple[Code, ...]
+    yields: tuple[tuple[int, frozenset[str]], ...]
+
+
 def _localised(aval: Any, code: Code, n: int) -> Any:
     if code <= 0:
         return aval
@@ -72,6 +81,8 @@ class RowTable:
         self._operations: dict[Any, int] = {}
         self._all_local = ("local",) * len(mesh.sizes)
         self._branch_cache: dict[Any, tuple[_Branch, ...]] = {}
+        self._partial_cache: dict[Any, tuple[_Partial, ...]] = {}
+        self._native: dict[Any, tuple[Graph, Mapping[int, frozenset[str]]]] = {}
         self._keep: list[Any] = []
 
     def axis_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int) -> tuple[Row, ...]:
@@ -99,6 +110,30 @@ class RowTable:
         if node.op == "shard_map":
             check_mesh(node.params, self.mesh.names, self.mesh.sizes, f" at {node.span}" if node.span else "")
         return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+
+    def native(self, graph: Graph, seeds: Mapping[int, frozenset[str]]) -> Mapping[int, frozenset[str]]:
+        """For each value of a program, the monoids under which some row yields it partial.
+
+        Arguments:
+          graph: the program.
+          seeds: monoids of the values pinned partial.
+        """
+        key = id(graph), frozenset(seeds.items())
+        if key not in self._native:
+            self._native[key] = graph, native_partials(graph, self, seeds)  # the graph is held, so that its id stays its own
+        return self._native[key][1]
+
+    def partial_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int) -> tuple[_Partial, ...]:
+        """Of the rows of a node on one mesh axis those that yield something partial."""
+        key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), position)
+        if key not in self._partial_cache:
+            found = []
+            for row in self.rows_on(node, ins, outs, position):
+                yields = tuple((i, frozenset((a.monoid,))) for i, a in enumerate(row.outs) if isinstance(a, Unreduced))
+                if yields:
+                    found.append(_Partial(tuple(map(encode, row.ins)), yields))
+            self._partial_cache[key] = tuple(dict.fromkeys(found))
+        return self._partial_cache[key]
 
     def rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]) -> tuple[NdRow, ...]:
         """All ND rows of a node.
@@ -156,6 +191,28 @@ class RowTable:
                     found.append(_Branch(codes_in, codes_out, row.kernel, tuple(inner), inner_outs, gathered is not None))
             self._branch_cache[key] = tuple(found)
         return self._branch_cache[key]
+
+
+class Tables:
+    """The rows of nodes on one mesh, found once for all that is asked about a program and its edits.
+
+    Arguments:
+      mesh: the mesh.
+    """
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self._tables: dict[bool, RowTable] = {}
+
+    def at(self, *, communicates: bool) -> RowTable:
+        """The table with or without rows whose kernels have collectives."""
+        if communicates not in self._tables:
+            self._tables[communicates] = RowTable(self.mesh, communicates=communicates)
+        return self._tables[communicates]
+
+    def of(self, regime: Regime, graph: Graph) -> RowTable:
+        """The table that holds for a program under its policies."""
+        return self.at(communicates=regime.communicates(graph))
 
 
 def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
@@ -258,8 +315,8 @@ def check_rules(graph: Graph) -> None:
         warn("missing-rule", f"primitive {node.op!r}{where} has no signature; its operands and results are held B", span=node.span)
 
 
-def native_partials(graph: Graph, table: RowTable, seeds: dict[int, frozenset[str]]) -> dict[int, frozenset[str]]:
-    """For each value, the monoids under which some row yields it partial, by fixpoint over loops.
+def native_partials(graph: Graph, table: RowTable, seeds: Mapping[int, frozenset[str]]) -> Mapping[int, frozenset[str]]:
+    """For each value, the monoids under which some row yields it partial, by fixpoint over loops; `RowTable.native` remembers them.
 
     Arguments:
       graph: the program.
@@ -333,9 +390,7 @@ def _native_of_node(g: Graph, node: Node, table: RowTable, positions: Iterable[i
     ins = [g.aval(o) for o in node.inputs]
     outs = [g.avals[o] for o in node.outputs]
     given = tuple(of(o) for o in node.inputs)
-    for row in (row for k in positions for row in table.rows_on(node, ins, outs, k)):
-        if _worth(tuple(encode(a) for a in row.ins), given):
-            for value, atom in zip(node.outputs, row.outs, strict=True):
-                monoid = getattr(atom, "monoid", None)
-                if monoid is not None:
-                    join(value, frozenset({monoid}))
+    for row in (row for k in positions for row in table.partial_rows(node, ins, outs, k)):
+        if _worth(row.ins, given):
+            for result, monoid in row.yields:
+                join(node.outputs[result], monoid)

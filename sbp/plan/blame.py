@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
+from sbp.collector import collecting_less
 from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
-from sbp.infer.check import Checker, CheckResult
+from sbp.infer.check import CheckResult
 from sbp.infer.choose import choose
 from sbp.infer.constraints import Constraint
 from sbp.infer.problem import Demand
+from sbp.infer.rows import Tables
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import Policy, boxing_text
 from sbp.mesh import MeshSpec
@@ -35,15 +37,16 @@ KEEPING = 500
 """Nodes of a program up to which helps are priced with what gradients keep from the forward pass."""
 
 
-def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
+@collecting_less()
+def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, tables: Tables | None = None) -> tuple[Diagnostic, ...]:
     """Says why a program has no typing: each independent fault once, in source order.
 
     Returns:
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`, `no-typing` or `solver-limit`.
     """
     nodes = sum(1 for _ in graph.walk())
-    case = Case(graph, mesh, demand, boxing, keeping=nodes <= KEEPING)
-    checker = Checker(graph, mesh, demand, boxing)
+    case = Case(graph, mesh, demand, boxing, tables or Tables(mesh), keeping=nodes <= KEEPING)
+    checker = case.checker()
     most = MAX_FAULTS_LARGE if nodes > LARGE else MAX_FAULTS
     same: dict[Any, list[CheckResult]] = {}  # what ends in one place is one fault, whatever the pins and the axis
     without: set[tuple[str, str]] = set()
@@ -392,7 +395,7 @@ def _no_typing(case: Case) -> Diagnostic:
     if len(sites) * size <= 4000:
         for site in reversed(sites):
             trial = functools.reduce(Case.drop, [s for s in sites if s not in needed or s is site], case)
-            if choose(trial.graph, trial.mesh, trial.demand, boxing=case.boxing) is None:
+            if choose(trial.graph, trial.mesh, trial.demand, boxing=case.boxing, tables=case.tables) is None:
                 needed.remove(site)
     labels, notes, helps = [], [], []
     for site in needed[:6]:

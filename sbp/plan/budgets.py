@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from sbp.errors import Diagnostic, Help, bytes_text
-from sbp.infer.check import Checker
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.limits import Budget
@@ -93,5 +92,5 @@ def _is_least(case: Case, number: int, size: float) -> bool:
     """Whether nothing below a size is shown to be possible: that the chooser finds nothing is no proof on several mesh axes."""
     budgets = list(case.demand.budgets)
     budgets[number] = dataclasses.replace(budgets[number], above=size - 1)
-    demand = dataclasses.replace(case.demand, budgets=tuple(budgets))
-    return size >= 1 and Checker(case.graph, case.mesh, demand, case.boxing).check(explain=False).status == "unsat"
+    tighter = dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=tuple(budgets)))
+    return size >= 1 and tighter.checker().check(explain=False).status == "unsat"

@@ -12,6 +12,7 @@ from sbp.errors import Diagnostic, Help, Label, bytes_text
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite
 from sbp.infer.problem import Demand
+from sbp.infer.rows import Tables
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
@@ -34,7 +35,7 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are halved, and most programs are
     cleared by one solution without any annotation.
     """
-    case = Case(program.graph, program.mesh, demand, boxing)
+    case = Case(program.graph, program.mesh, demand, boxing, Tables(program.mesh))
     sites = [s for s in case.sites() if s.source == "annotation" and s.span][:20]
     size = sum(1 for _ in case.graph.walk())
     if not sites or (size > 1500 and len(sites) > 4):
@@ -46,7 +47,7 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
         if next(budget) >= most:
             return None
         trial = functools.reduce(Case.drop, pins, case)
-        typing = choose(trial.graph, trial.mesh, trial.demand, boxing=boxing)
+        typing = choose(trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables)
         return None if typing is None else typing.seconds
 
     def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from sbp.annotate import Pin, annotate_p
 from sbp.errors import Span
+from sbp.infer.check import Checker
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.problem import Demand
+from sbp.infer.rows import Tables
 from sbp.infer.space import Code, Policy, decode
 from sbp.mesh import MeshSpec
 from sbp.plan.fit import fit
@@ -31,6 +33,7 @@ class Case:
 
     Arguments:
       graph, mesh, demand, boxing: as for `sbp.plan.fit.fit`.
+      tables: the rows of the mesh, found once for the program and its edits.
       memory_limit: bytes per device, or None.
       aliased: positions of donated inputs.
       keeping: whether plans are chosen with what gradients keep in mind, which takes longer.
@@ -40,6 +43,7 @@ class Case:
     mesh: MeshSpec
     demand: Demand
     boxing: Policy
+    tables: Tables = field(compare=False)
     memory_limit: float | None = None
     aliased: tuple[int, ...] = ()
     keeping: bool = True
@@ -54,7 +58,12 @@ class Case:
             memory_limit=self.memory_limit,
             aliased=self.aliased,
             keeping=self.keeping,
+            tables=self.tables,
         )[0]
+
+    def checker(self) -> Checker:
+        """Its constraints, ready to be checked."""
+        return Checker(self.graph, self.mesh, self.demand, self.boxing, tables=self.tables)
 
     def sites(self) -> tuple[PinSite, ...]:
         """Its pins."""

@@ -8,10 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
+from sbp.collector import collecting_less
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
+from sbp.infer.rows import Tables
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.mesh import MeshSpec
@@ -31,6 +33,7 @@ HALVINGS = 3
 """Prices that are tried between the last one that was too low and the first that was high enough."""
 
 
+@collecting_less()
 def fit(
     graph: Graph,
     mesh: MeshSpec,
@@ -40,6 +43,7 @@ def fit(
     memory_limit: float | None = None,
     aliased: tuple[int, ...] = (),
     keeping: bool = True,
+    tables: Tables | None = None,
 ) -> tuple[Program | None, Program | None]:
     """The cheapest program that fits.
 
@@ -51,19 +55,21 @@ def fit(
       memory_limit: bytes per device; None for no limit.
       aliased: positions of donated inputs.
       keeping: whether types are chosen with what gradients keep from the forward pass in mind, which takes up to three times as long.
+      tables: the rows of the mesh, when they are at hand.
 
     Returns:
       The program or None, and the program of least memory that was found (None when there is no typing at all).
     """
+    tables = tables or Tables(mesh)
     if demand.budgets:
         # What is sent for one reader may serve another, for which it might not have been sent: so first without, and a look at the plan.
         unlimited = dataclasses.replace(demand, budgets=())
-        program, _ = fit(graph, mesh, unlimited, boxing=boxing, memory_limit=memory_limit, aliased=aliased, keeping=keeping)
+        program, _ = fit(graph, mesh, unlimited, boxing=boxing, memory_limit=memory_limit, aliased=aliased, keeping=keeping, tables=tables)
         regime = regime_of(graph, mesh, boxing, demand)
         if program is not None and next(over_budget(program.block, regime), None) is None:
             return program, program
-    choosing = functools.partial(choose, graph, mesh, demand, boxing=boxing)
-    program = least = cheapest(choosing, graph, mesh, demand, memory_limit=memory_limit, aliased=aliased, keeping=keeping)
+    choosing = functools.partial(choose, graph, mesh, demand, boxing=boxing, tables=tables)
+    program = least = cheapest(choosing, graph, demand, tables, memory_limit=memory_limit, aliased=aliased, keeping=keeping)
     if program is None or least is None:
         return None, None
     if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
@@ -72,12 +78,12 @@ def fit(
     again = bool(twins(graph).again)
 
     def at(price: float) -> Program | None:
-        typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price, held=frozenset(held))
+        typing = choose(graph, mesh, demand, boxing=boxing, byte_price=price, held=frozenset(held), tables=tables)
         if typing is None:
             return None
         typing = dataclasses.replace(typing, keeps=not again)
-        certify(typing, demand)
-        return without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+        certify(typing, demand, tables=tables)
+        return without_repeats(resolve(typing, demand, aliased=aliased), demand, tables, memory_limit)
 
     too_low = PRICES[0] / 10
     for price in PRICES:
@@ -113,8 +119,8 @@ class Choosing(Protocol):
 def cheapest(
     choosing: Choosing,
     graph: Graph,
-    mesh: MeshSpec,
     demand: Demand,
+    tables: Tables,
     *,
     memory_limit: float | None,
     aliased: tuple[int, ...],
@@ -131,8 +137,8 @@ def cheapest(
         typing = choosing(shares=shares)
         if typing is None:
             return None
-        certify(typing, demand)
-        return without_repeats(resolve(typing, demand, aliased=aliased), demand, memory_limit)
+        certify(typing, demand, tables=tables)
+        return without_repeats(resolve(typing, demand, aliased=aliased), demand, tables, memory_limit)
 
     def order(program: Program) -> tuple[bool, float]:
         return memory_limit is not None and program.cost.peak_memory_bytes > memory_limit, program.cost.seconds
@@ -140,7 +146,7 @@ def cheapest(
     found = twins(graph)
     if not found.again:
         return chosen({})
-    if not keeping or sum(1 for _ in graph.walk()) * AXIS_FACTOR ** (len(mesh.sizes) - 1) > LARGE:
+    if not keeping or sum(1 for _ in graph.walk()) * AXIS_FACTOR ** (len(tables.mesh.sizes) - 1) > LARGE:
         program = chosen({})
         return program and dataclasses.replace(program, typing=dataclasses.replace(program.typing, keeps=False))
     bounding = chosen(dict.fromkeys(found.again, 0.0))
@@ -151,14 +157,14 @@ def cheapest(
     return dataclasses.replace(best, typing=dataclasses.replace(best.typing, lower_bound=bounding.typing.lower_bound))
 
 
-def without_repeats(program: Program, demand: Demand, memory_limit: float | None) -> Program:
+def without_repeats(program: Program, demand: Demand, tables: Tables, memory_limit: float | None) -> Program:
     """The program with conversions that an earlier loop has made kept from there, as many as the memory holds."""
     limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
     regime = regime_of(program.graph, program.mesh, program.typing.boxing, demand)
     chosen = sorted(repeats(program.typing, program.block, regime), key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value))
     while chosen:
         typing = save(program.typing, tuple(chosen), regime)
-        certify(typing, demand)
+        certify(typing, demand, tables=tables)
         saved = resolve(typing, demand, aliased=program.aliased)
         if saved.cost.peak_memory_bytes <= limit and saved.cost.bytes_per_device < program.cost.bytes_per_device:
             return saved

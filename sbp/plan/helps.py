@@ -123,7 +123,7 @@ class Trials:
         if looser.text not in self.by_policy:
             case = looser.make(self.case)
             free = all(p == "auto" for p in regime_of(case.graph, case.mesh, case.boxing, case.demand).strictest(case.graph).policies)
-            hopeless = not free and Checker(case.graph, case.mesh, case.demand, case.boxing).check(explain=False).status == "unsat"
+            hopeless = not free and case.checker().check(explain=False).status == "unsat"
             self.by_policy[looser.text] = None if hopeless else case.plan()
         return self.by_policy[looser.text]
 

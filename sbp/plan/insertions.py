@@ -13,7 +13,6 @@ from sbp.errors import Span
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import End, System, allowed
 from sbp.infer.regime import regime_of
-from sbp.infer.rows import RowTable
 from sbp.infer.space import Code, encode
 from sbp.limits import POLICIES, Policy, boxing_text, policy_mark, with_policy
 from sbp.plan.edits import Case, alike, in_gradient
@@ -30,7 +29,7 @@ def policy_at(case: Case, node: Node, position: int) -> Policy:
 def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
     """The rows of a node on one mesh axis that the policy there allows."""
     ins, outs = [case.graph.aval(o) for o in node.inputs], [case.graph.avals[o] for o in node.outputs]
-    table = RowTable(case.mesh, communicates=policy_at(case, node, position) == "auto")
+    table = case.tables.at(communicates=policy_at(case, node, position) == "auto")
     return table.axis_rows(node, ins, outs, case.mesh.sizes[position]) if rule_for(node.op) is not None else ()
 
 

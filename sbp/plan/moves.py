@@ -365,8 +365,8 @@ class Moves:
         q = self.question
         if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in q.graph.walk()}:
             return None, "it was not in the program before conversions were taken together"
-        choosing = functools.partial(choose_held, q.graph, q.mesh, q.demand, q.boxing, holds)
-        program = cheapest(choosing, q.graph, q.mesh, q.demand, memory_limit=q.memory_limit, aliased=q.aliased)
+        choosing = functools.partial(choose_held, q.graph, q.demand, q.boxing, q.tables, holds)
+        program = cheapest(choosing, q.graph, q.demand, q.tables, memory_limit=q.memory_limit, aliased=q.aliased)
         if program is None:
             return None, "no row takes it so"
         if q.memory_limit is not None and program.cost.peak_memory_bytes > q.memory_limit:

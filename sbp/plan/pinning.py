@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sbp.annotate import Pin, annotate_p
-from sbp.infer.check import Checker, CheckResult
+from sbp.infer.check import CheckResult
 from sbp.infer.space import Code, decode
 from sbp.plan.edits import Case, rewrite
 from sbp.plan.program import Program
@@ -26,7 +26,7 @@ class Question(Case):
 
     def fault(self) -> CheckResult:
         """Why there is no plan, as far as one mesh axis alone says so."""
-        return Checker(self.graph, self.mesh, self.demand, self.boxing).check()
+        return self.checker().check()
 
     # ---- edits ---------------------------------------------------------------------------------------------------------------
 

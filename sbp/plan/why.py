@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sbp import _jax
 from sbp.infer.constraints import pin_sites
 from sbp.infer.regime import Regime, regime_of
-from sbp.infer.rows import EMPTY, RowTable, native_partials
+from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.mesh import MeshSpec
 from sbp.plan.moves import Alternative, Conversion, Moves, no_typing
@@ -236,13 +236,8 @@ class _Asking:
     def natively_partial(self) -> frozenset[str]:
         """The monoids under which some row makes the value partial."""
         q = self.question
-        table = RowTable(q.mesh, communicates=self.regime.communicates(q.graph))
-        seeds = {
-            v: frozenset(MONOIDS[-1 - c] for c in codes if c is not None and c < 0)
-            for v, codes in zip(q.graph.inputs, q.demand.inputs, strict=True)
-            if codes is not None
-        }
-        return native_partials(q.graph, table, seeds).get(self.subject.values[0], EMPTY)
+        native = q.tables.of(self.regime, q.graph).native(q.graph, q.demand.partial_inputs(q.graph))
+        return native.get(self.subject.values[0], EMPTY)
 
     def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
         """For each mesh axis, the plans with another atom there; and how many were left out."""

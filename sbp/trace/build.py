@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sbp import _jax
+from sbp.collector import collecting_less
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
@@ -34,6 +35,7 @@ _REMAT = frozenset({"remat", "remat2", "checkpoint"})
 _DROPPED = frozenset({"device_put", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"})
 
 
+@collecting_less()
 def trace(fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()) -> tuple[Graph, Any]:
     """Traces a function of flat arguments.
 
