@@ -12,8 +12,8 @@ import numpy as np
 
 from sbp.infer.costgraph import CostGraph
 
-FEW, MORE, CHUNK = 5, 24, 4096
-"""Columns of a table that are compared before all are, and pairs of states that are compared at once."""
+FEW, MORE, CHUNK = 12, 48, 4096
+"""Columns of a table that are compared before all are, for all pairs and for those that are left, and pairs that are compared at once."""
 
 HUGE = 1e30
 """Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
@@ -181,15 +181,11 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     """
     index = np.flatnonzero(alive)
     own, near = unary[index], [table[index] for table in tables]
-    worst = own[None, :] - own[:, None]  # [s, r], from below
-    for t in near:
-        column = t[:, t.shape[1] // 2]
-        with np.errstate(invalid="ignore"):
-            worst += np.fmax(column[None, :] - column[:, None], -HUGE)  # of a column that both forbid nothing is known
+    worst = _worst_of_all(own, [_some_columns(t, FEW) for t in near])  # [s, r], from below
     np.fill_diagonal(worst, np.inf)
     losers, winners = np.nonzero(worst <= TIE)
-    for some in (FEW, MORE, None):
-        columns = [t if some is None else np.ascontiguousarray(t[:, :: -(-t.shape[1] // some)]) for t in near]
+    for some in (MORE, None):
+        columns = [t if some is None else _some_columns(t, some) for t in near]
         left = [_worst(own, columns, losers[i : i + CHUNK], winners[i : i + CHUNK]) <= TIE for i in range(0, len(losers), CHUNK)]
         keep = np.concatenate(left) if left else np.zeros(0, dtype=bool)
         losers, winners = losers[keep], winners[keep]
@@ -204,6 +200,24 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
             gone.add(s)
     out[index[sorted(gone)]] = False
     return out
+
+
+def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
+    return np.ascontiguousarray(table[:, :: -(-table.shape[1] // number)])
+
+
+def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
+    """The same as `_worst` for all pairs, as an array [s, r]: column by column, since whole rows of pairs are faster than chosen ones."""
+    total = own[None, :] - own[:, None]
+    most, difference = np.empty_like(total), np.empty_like(total)
+    with np.errstate(invalid="ignore"):
+        for t in near:
+            most.fill(-HUGE)
+            for column in np.ascontiguousarray(t.T):
+                np.subtract(column[None, :], column[:, None], out=difference)
+                np.fmax(most, difference, out=most)
+            total += most
+    return total
 
 
 def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray) -> np.ndarray:
