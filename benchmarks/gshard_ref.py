@@ -1,8 +1,8 @@
 """A GShard MoE encoder-decoder Transformer and its SGD step in plain JAX: the program whose communication is measured.
 
-Layer pairs (a dense one, then an MoE one) run under `scan` and `checkpoint`; everything is float32. Gating is GShard's Algorithm 1
-(Lepikhin et al., 2020, section 2.2) without its random dispatch. Nothing here knows of devices: `mark(x, name)` is called where a sharding
-could be stated, and the caller decides what each name means.
+Layer pairs (a dense one, then an MoE one) run under `scan`, rematerialised unless asked otherwise; everything is float32. Gating is
+GShard's Algorithm 1 (Lepikhin et al., 2020, section 2.2) without its random dispatch. Nothing here knows of devices: `mark(x, name)` is
+called where a sharding could be stated, and the caller decides what each name means.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,7 @@ class Config:
         group_size: tokens per group (S), a multiple of `sequence`.
         sequence: tokens per attention window (T).
         unrolled: whether the layer pairs are a Python loop over their slices instead of a `scan`.
+        remat: first layer pairs of each stack whose activations the backward pass makes again; None for all, the others keep theirs.
     """
 
     experts: int
@@ -45,6 +46,7 @@ class Config:
     group_size: int = 2048
     sequence: int = 128
     unrolled: bool = False
+    remat: int | None = None
 
     @property
     def capacity(self) -> int:
@@ -170,12 +172,18 @@ def layer_stack(stacked: Params, x: jax.Array, memory: jax.Array | None, cfg: Co
         return (mark(x + y, "tokens"), aux + pair_aux), None
 
     start = x, jnp.zeros((), jnp.float32)
+    pairs = cfg.layers // 4
+    remat = pairs if cfg.remat is None else cfg.remat
     if cfg.unrolled:
-        for number in range(cfg.layers // 4):
-            start, _ = jax.checkpoint(pair)(start, jax.tree.map(lambda leaf, n=number: leaf[n], stacked))
+        for number in range(pairs):
+            layer = jax.checkpoint(pair) if number < remat else pair
+            start, _ = layer(start, jax.tree.map(lambda leaf, n=number: leaf[n], stacked))
         return start
-    (x, aux), _ = lax.scan(jax.checkpoint(pair), start, stacked)
-    return x, aux
+    if remat:
+        start, _ = lax.scan(jax.checkpoint(pair), start, jax.tree.map(lambda leaf: leaf[:remat], stacked) if remat < pairs else stacked)
+    if remat < pairs:
+        start, _ = lax.scan(pair, start, jax.tree.map(lambda leaf: leaf[remat:], stacked) if remat else stacked)
+    return start
 
 
 def loss_fn(params: Params, batch: Batch, cfg: Config, mark: Mark = unmarked) -> jax.Array:

@@ -394,7 +394,6 @@ class Plan:
         traced, options = self._traced, self._jitted.options
         return Question(
             graph=traced.graph,
-            mesh=self.program.mesh,
             demand=traced.demand,
             boxing=options.boxing,
             tables=Tables(self.program.mesh),

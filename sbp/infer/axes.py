@@ -7,6 +7,7 @@ finds is improved two axes at a time, which elimination solves well.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -27,18 +28,19 @@ JOINT_ENTRIES = 80_000_000
 """Entries of all cost matrices up to which every axis is chosen in one go (8 bytes each)."""
 
 
-def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int) -> Solution | None:
+def solve_axes(graph: CostGraph, profiles: list[np.ndarray], axes: int, cutoff: float = math.inf) -> Solution | None:
     """The cheapest states over all mesh axes.
 
     Arguments:
       graph: the costs.
       profiles: for each variable an array [state, axis] that tells apart what the state says on that axis; 0 is all B.
       axes: the number of mesh axes.
+      cutoff: costs above this are of no interest; the search ends when a bound shows that there are no others.
 
     Returns:
       A solution, or None when no choice has a finite cost. Its bound is the trivial one, 0, where the joint problem was too large.
     """
-    search, core, bound = Search(graph), Core.of(graph), 0.0
+    search, core, bound = Search(graph, cutoff=cutoff), Core.of(graph), 0.0
     together = min(PAIR, axes - 1)
     if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= JOINT_ENTRIES:
         core.reduce()

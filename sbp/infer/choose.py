@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -27,6 +28,7 @@ def choose(
     held: frozenset[tuple[int, bool]] = frozenset(),
     shares: Mapping[int, float] = NOTHING,
     tables: Tables | None = None,
+    cutoff: float = math.inf,
 ) -> Typing | None:
     """The cheapest typing of a program.
 
@@ -39,6 +41,7 @@ def choose(
       held: values that are charged, too: (value, whether as its readers take it instead of as it is made).
       shares: for values that are made more than once, what share of a conversion each pays beyond the keeping of its result.
       tables: the rows of the mesh, when they are at hand.
+      cutoff: seconds above which typings are of no interest: any of them may be returned when a bound shows that there are no others.
 
     Returns:
       The typing, or None when there is none under the policy.
@@ -46,4 +49,4 @@ def choose(
     table = (tables or Tables(mesh)).of(regime_of(graph, mesh, boxing, demand), graph)
     problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, byte_price, held, shares)
     problem.build()
-    return problem.solve()
+    return problem.solve(cutoff)

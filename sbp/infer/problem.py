@@ -428,11 +428,11 @@ class Problem:
 
     # ---- solution ------------------------------------------------------------------------------------------------------------
 
-    def solve(self) -> Typing | None:
-        """The cheapest typing, or None when there is none under the policy."""
+    def solve(self, cutoff: float = math.inf) -> Typing | None:
+        """The cheapest typing, or None when there is none under the policy; any dearer one when none takes `cutoff` seconds or less."""
         if any(len(u) == 0 for u in self.costs.unary):
             return None
-        solution = solve_axes(self.costs, self._profiles(), len(self.mesh.sizes))
+        solution = solve_axes(self.costs, self._profiles(), len(self.mesh.sizes), cutoff)
         if solution is None:
             return None
         states = solution.states

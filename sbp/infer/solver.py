@@ -52,6 +52,7 @@ class Search:
     Arguments:
       graph: the costs.
       table_limit: the largest table elimination may build, in entries.
+      cutoff: costs above this are of no interest; the search ends when a bound shows that there are no others.
 
     >>> g = CostGraph()
     >>> a, b = g.variable(np.array([0.0, 1.0])), g.variable(np.array([0.0, 0.0]))
@@ -61,8 +62,8 @@ class Search:
     (1, 0)
     """
 
-    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT) -> None:
-        self.graph, self.table_limit = graph, table_limit
+    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT, cutoff: float = math.inf) -> None:
+        self.graph, self.table_limit, self.cutoff = graph, table_limit, cutoff
         self.best: tuple[int, ...] | None = None
         self.cost = math.inf
 
@@ -73,8 +74,8 @@ class Search:
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
     def is_near(self, bound: float, share: float) -> bool:
-        """Whether something was found, and it costs at most a share more than a bound."""
-        return math.isfinite(self.cost) and self.cost - bound <= share * self.cost
+        """Whether something was found, and it costs at most a share more than a bound, or the bound is beyond the cutoff."""
+        return math.isfinite(self.cost) and (bound > self.cutoff or self.cost - bound <= share * self.cost)
 
     def run(self, core: Core, rounds: int = ROUNDS) -> float:
         """Searches a reduced core, which it may shrink, in so many rounds at most; returns a bound: the core has nothing cheaper."""
@@ -89,8 +90,9 @@ class Search:
                 return self.cost
             self._offer(_windows(core, states, self.table_limit), core)
             found = pass_messages(core)
-            self._offer(_windows(core, found.states, self.table_limit), core)
             before, bound = bound, max(bound, core.constant + found.lower_bound)
+            if bound <= self.cutoff:
+                self._offer(_windows(core, found.states, self.table_limit), core)
             if self.is_near(bound, TOLERANCE):
                 break
             known = self.cost

@@ -45,7 +45,7 @@ def explain(graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, tables
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`, `no-typing` or `solver-limit`.
     """
     nodes = sum(1 for _ in graph.walk())
-    case = Case(graph, mesh, demand, boxing, tables or Tables(mesh), keeping=nodes <= KEEPING)
+    case = Case(graph, tables or Tables(mesh), demand, boxing, keeping=nodes <= KEEPING)
     checker = case.checker()
     most = MAX_FAULTS_LARGE if nodes > LARGE else MAX_FAULTS
     same: dict[Any, list[CheckResult]] = {}  # what ends in one place is one fault, whatever the pins and the axis

@@ -35,7 +35,7 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are halved, and most programs are
     cleared by one solution without any annotation.
     """
-    case = Case(program.graph, program.mesh, demand, boxing, Tables(program.mesh))
+    case = Case(program.graph, Tables(program.mesh), demand, boxing)
     sites = [s for s in case.sites() if s.source == "annotation" and s.span][:20]
     size = sum(1 for _ in case.graph.walk())
     if not sites or (size > 1500 and len(sites) > 4):
@@ -43,15 +43,15 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     budget = itertools.count()
     most = 40 if size <= 300 else max(4, 12_000 // size)
 
-    def seconds(pins: Sequence[PinSite]) -> float | None:
+    def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float | None:
         if next(budget) >= most:
             return None
         trial = functools.reduce(Case.drop, pins, case)
-        typing = choose(trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables)
+        typing = choose(trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables, cutoff=limit)
         return None if typing is None else typing.seconds
 
     def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:
-        found = seconds(pins)
+        found = seconds(pins, limit)
         if found is None or found > limit:
             return []
         if len(pins) == 1:
@@ -60,7 +60,7 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
         return [*cheaper(pins[:half], limit), *cheaper(pins[half:], limit)]
 
     # A memory limit may be in the program's price, which is then too high: enough to clear most programs with one solution.
-    free = seconds(sites)
+    free = seconds(sites, DEARER * program.cost.seconds)
     if free is None or free > DEARER * program.cost.seconds:
         return ()
     whole = seconds(())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -32,21 +32,25 @@ class Case:
     """A program with what is asked of it: what an edit changes.
 
     Arguments:
-      graph, mesh, demand, boxing: as for `sbp.plan.fit.fit`.
-      tables: the rows of the mesh, found once for the program and its edits.
+      graph, demand, boxing: as for `sbp.plan.fit.fit`.
+      tables: the mesh and its rows, which are found once for the program and its edits.
       memory_limit: bytes per device, or None.
       aliased: positions of donated inputs.
       keeping: whether plans are chosen with what gradients keep in mind, which takes longer.
     """
 
     graph: Graph
-    mesh: MeshSpec
+    tables: Tables
     demand: Demand
     boxing: Policy
-    tables: Tables = field(compare=False)
     memory_limit: float | None = None
     aliased: tuple[int, ...] = ()
     keeping: bool = True
+
+    @property
+    def mesh(self) -> MeshSpec:
+        """The mesh."""
+        return self.tables.mesh
 
     def plan(self) -> Program | None:
         """The cheapest plan, or None."""

@@ -14,6 +14,7 @@ import sbp
 from sbp.errors import SbpError, SbpTypeError
 from sbp.hardware import HARDWARE
 from sbp.infer.check import Checker
+from sbp.infer.rows import Tables
 from sbp.mesh import mesh_spec
 from sbp.plan.blame import explain
 from sbp.plan.budgets import nearest_budget
@@ -277,7 +278,7 @@ def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
     """Under "auto" a ring takes S(0) and S(1); that it sends is what the policy is against."""
     trial = sbp.jit(crossed, MESH, in_types=ACROSS).trace(SQUARE, SQUARE)
     node = next(n for n in trial.graph.nodes if n.op == "dot_general")
-    rows = axis_rows(Case(trial.graph, mesh_spec(MESH, HARDWARE["tpu-v3"]), trial.demand, "auto"), node, 0)
+    rows = axis_rows(Case(trial.graph, Tables(mesh_spec(MESH, HARDWARE["tpu-v3"])), trial.demand, "auto"), node, 0)
     assert any(kernel_named(r.kernel).communicates for r in rows)
     (found,) = sbp.jit(crossed, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
     assert {r.inputs for r in found.rows} == {("S(1)", "S(0)"), ("B", "S(1)")}
@@ -350,7 +351,7 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "budget"
     traced = f.trace(X, W)
-    found = nearest_budget(Case(traced.graph, mesh_spec(MESH), traced.demand, "auto"), 0)
+    found = nearest_budget(Case(traced.graph, Tables(mesh_spec(MESH)), traced.demand, "auto"), 0)
     assert found is not None
     budget, program, least = found
     assert least

@@ -45,8 +45,8 @@ def least(graph: CostGraph) -> float:
     return min(graph.cost_of(states) for states in itertools.product(*(range(len(u)) for u in graph.unary)))
 
 
-def solve(graph: CostGraph, table_limit: int) -> Solution | None:
-    search, core = Search(graph, table_limit=table_limit), Core.of(graph)
+def solve(graph: CostGraph, table_limit: int, cutoff: float = math.inf) -> Solution | None:
+    search, core = Search(graph, table_limit=table_limit, cutoff=cutoff), Core.of(graph)
     core.reduce()
     return search.solution(search.run(core))
 
@@ -67,6 +67,18 @@ def test_small_graphs(table_limit):
         if table_limit > 8:
             assert found.cost == pytest.approx(want) == pytest.approx(found.lower_bound)
     assert exact > 250
+
+
+def test_a_cutoff_takes_nothing_from_what_is_cheaper():
+    """Above the optimum it changes nothing; below it, what is found is no cheaper than the cutoff, and the bound still holds."""
+    for seed in range(300):
+        graph = random_graph(seed)
+        want, whole = least(graph), solve(graph, 8)
+        if math.isfinite(want):
+            assert whole is not None
+            above, below = solve(graph, 8, want + 1.0), solve(graph, 8, want / 2 - 1e-6)
+            assert above == whole
+            assert below is not None and below.cost > want / 2 - 1e-6 and below.lower_bound <= want + 1e-9
 
 
 def test_three_axes_keep_their_bound():
