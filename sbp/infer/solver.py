@@ -15,17 +15,20 @@ from sbp.infer.reduction import Core
 TABLE_LIMIT = 300_000
 """Entries of the largest table that elimination may build."""
 
+NEAR_LIMIT = 2_000_000
+"""The same where only states near the bound are searched, which are few."""
+
 ROUNDS = 6
 """How often message passing may shrink the problem before its best solution is taken as it is."""
 
 STALE = 1e-4
-"""Share by which a round must raise the bound or lower the cost for another one to follow."""
+"""Share by which a round must raise the bound for states near it to be searched again."""
 
 SHARES = (1e-6, 1e-5, 1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1.3e-3, 1.6e-3, 2e-3, 3e-3, 4e-3, 8e-3, 1.6e-2)
 """Shares of the bound by which states may be dearer than the best of their variable, to be searched together."""
 
-UNSURE = 8
-"""Variables that elimination may set by guess before a search of more states is given up."""
+UNSURE, HALVINGS = 8, 3
+"""Variables that elimination may set by guess before a search of more states is given up, and how often what is between is tried."""
 
 TOLERANCE = 2e-3
 """Gap at which the search stops: the cost model itself is coarser than that. The gap that is left is reported."""
@@ -95,13 +98,11 @@ class Search:
                 self._offer(_windows(core, found.states, self.table_limit), core)
             if self.is_near(bound, TOLERANCE):
                 break
-            known = self.cost
+            # `found` speaks of the core as it is before states are dropped.
+            if bound - before <= STALE * abs(bound):
+                break
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
-            gained = self.cost < known * (1 - STALE)
-            # `found` speaks of the core as it is before states are dropped.
-            if bound - before <= STALE * abs(bound) and not gained:
-                break
             if not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
                 break
             if not core.feasible:
@@ -110,27 +111,42 @@ class Search:
 
     def _near(self, core: Core, found: Bounded, bound: float) -> bool:
         """Searches the states that cost little more than the bound as far as messages tell, ever more of them; whether that was all."""
+        low, high = 0.0, 0.0
         for share in SHARES:
             slack = self.cost - bound
-            part = core.fork()
-            part.solved, kept = [], list(core.kept)
-            part.kept = [np.arange(0)] * len(kept)
-            for v, u in core.unary.items():
-                part.kept[v] = np.arange(len(u))
-            for v in core.unary:
-                part.keep(v, found.marginals[v] <= min(share * bound, slack) + 1e-12)
-            part.reduce()
-            if not part.feasible:
-                continue
-            states, conditioned = eliminate(part, self.table_limit)
-            states = part.extend_over(states)
-            self._offer(states, core)
-            if conditioned == 0 and share * bound >= slack:
+            unsure = self._within(core, found, min(share * bound, slack))
+            if unsure == 0 and share * bound >= slack:
                 return True
-            if conditioned > UNSURE:
-                self._offer(_windows(core, states, self.table_limit), core)
+            if unsure > UNSURE:
+                high = share
                 break
+            low = share
+        for _ in range(HALVINGS if low and high else 0):
+            middle = math.sqrt(low * high)
+            if self._within(core, found, min(middle * bound, self.cost - bound)) > UNSURE:
+                high = middle
+            else:
+                low = middle
         return False
+
+    def _within(self, core: Core, found: Bounded, slack: float) -> int:
+        """Searches the states within so much of the best of their variable; how many variables were set by guess."""
+        part = core.fork()
+        part.solved, kept = [], list(core.kept)
+        part.kept = [np.arange(0)] * len(kept)
+        for v, u in core.unary.items():
+            part.kept[v] = np.arange(len(u))
+        for v in core.unary:
+            part.keep(v, found.marginals[v] <= slack + 1e-12)
+        part.reduce()
+        if not part.feasible:
+            return -1
+        states, unsure = eliminate(part, NEAR_LIMIT)
+        states = part.extend_over(states)
+        self._offer(states, core)
+        if unsure > UNSURE:
+            self._offer(_windows(core, states, self.table_limit), core)
+        return unsure
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
         full = core.extend(states)
