@@ -137,10 +137,8 @@ class Core:
             self.unary[a] = self.unary[a] + joined.min(axis=0)
         else:
             a, b = scope
-            joined = (unary[:, None] + near[a]).T[:, None, :] + np.ascontiguousarray(near[b].T)[None, :, :]
-            best = joined.argmin(axis=2)
+            table, best = _least_over(unary[:, None] + near[a], near[b])
             self._record(v, scope, best)
-            table = np.take_along_axis(joined, best[:, :, None], axis=2)[:, :, 0]
             if b in self.near[a]:
                 table = table + self.near[a][b]
             self.near[a][b] = table
@@ -200,6 +198,19 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
             gone.add(s)
     out[index[sorted(gone)]] = False
     return out
+
+
+def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least of left[s, i] + right[s, j] over s, and the first s that has it, as arrays [i, j]: one s at a time, in the cache."""
+    least = np.full((left.shape[1], right.shape[1]), np.inf)
+    best = np.zeros(least.shape, dtype=np.int32)
+    total, less = np.empty_like(least), np.empty(least.shape, dtype=bool)
+    for s in range(len(left)):
+        np.add(left[s][:, None], right[s][None, :], out=total)
+        np.less(total, least, out=less)
+        np.copyto(least, total, where=less)
+        np.copyto(best, s, where=less)
+    return least, best
 
 
 def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
