@@ -55,6 +55,7 @@ class Search:
     Arguments:
       graph: the costs.
       table_limit: the largest table elimination may build, in entries.
+      near_limit: the same where only states near the bound are searched.
       cutoff: costs above this are of no interest; the search ends when a bound shows that there are no others.
 
     >>> g = CostGraph()
@@ -65,8 +66,8 @@ class Search:
     (1, 0)
     """
 
-    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT, cutoff: float = math.inf) -> None:
-        self.graph, self.table_limit, self.cutoff = graph, table_limit, cutoff
+    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT, near_limit: int = NEAR_LIMIT, cutoff: float = math.inf) -> None:
+        self.graph, self.table_limit, self.near_limit, self.cutoff = graph, table_limit, near_limit, cutoff
         self.best: tuple[int, ...] | None = None
         self.cost = math.inf
 
@@ -141,7 +142,7 @@ class Search:
         part.reduce()
         if not part.feasible:
             return -1
-        states, unsure = eliminate(part, NEAR_LIMIT)
+        states, unsure = eliminate(part, self.near_limit)
         states = part.extend_over(states)
         self._offer(states, core)
         if unsure > UNSURE:

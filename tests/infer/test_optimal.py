@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
+from sbp.infer import solver
 from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds
 from sbp.infer.costgraph import CostGraph
@@ -46,13 +47,14 @@ def least(graph: CostGraph) -> float:
 
 
 def solve(graph: CostGraph, table_limit: int, cutoff: float = math.inf) -> Solution | None:
-    search, core = Search(graph, table_limit=table_limit, cutoff=cutoff), Core.of(graph)
+    search, core = Search(graph, table_limit=table_limit, near_limit=table_limit, cutoff=cutoff), Core.of(graph)
     core.reduce()
     return search.solution(search.run(core))
 
 
-@pytest.mark.parametrize("table_limit", [300_000, 8], ids=["elimination", "messages"])
-def test_small_graphs(table_limit):
+@pytest.mark.parametrize(("table_limit", "unsure"), [(300_000, 8), (8, 8), (8, 0)], ids=["elimination", "messages", "halving"])
+def test_small_graphs(table_limit, unsure, monkeypatch):
+    monkeypatch.setattr(solver, "UNSURE", unsure)
     exact = 0
     for seed in range(400):
         graph = random_graph(seed)
@@ -69,16 +71,25 @@ def test_small_graphs(table_limit):
     assert exact > 250
 
 
-def test_a_cutoff_takes_nothing_from_what_is_cheaper():
-    """Above the optimum it changes nothing; below it, what is found is no cheaper than the cutoff, and the bound still holds."""
+def test_a_cutoff_takes_nothing_from_what_is_cheaper(monkeypatch):
+    """Above the optimum it changes nothing; below it, the search ends early, and the bound still holds."""
+    searched: dict[float, int] = {}  # how often states near the bound are searched, by cutoff
+    within = Search._within
+
+    def counted(self, *args):
+        searched[self.cutoff] = searched.get(self.cutoff, 0) + 1
+        return within(self, *args)
+
+    monkeypatch.setattr(Search, "_within", counted)
     for seed in range(300):
         graph = random_graph(seed)
         want, whole = least(graph), solve(graph, 8)
         if math.isfinite(want):
             assert whole is not None
-            above, below = solve(graph, 8, want + 1.0), solve(graph, 8, want / 2 - 1e-6)
+            above, below = solve(graph, 8, want + 1.0), solve(graph, 8, -1.0)
             assert above == whole
-            assert below is not None and below.cost > want / 2 - 1e-6 and below.lower_bound <= want + 1e-9
+            assert below is not None and below.lower_bound <= want + 1e-9 <= below.cost + 2e-9
+    assert 0 < 2 * searched[-1.0] < searched[math.inf]  # it goes on only where nothing of a finite cost was found so far
 
 
 def test_three_axes_keep_their_bound():
