@@ -1,11 +1,14 @@
-"""Bytes that one training step of a GShard MoE moves, three ways, read from programs that the TPU compiler made ahead of time.
+"""Bytes that one training step of a GShard MoE moves, three ways, read from programs that the TPU
+compiler made ahead of time.
 
-    python -m benchmarks.gshard_bytes                                   # 12 layers, 128 experts, 128 cores
-    python -m benchmarks.gshard_bytes --preset small --programs paper expert
+    python -m benchmarks.gshard_bytes # 12 layers, 128 experts, 128 cores python -m
+    benchmarks.gshard_bytes --preset small --programs paper expert
 
-`paper` is `jax.jit` with the three annotations of the GShard paper (Lepikhin et al., 2020, section 3.2): tokens split on the group dim,
-dispatched tokens on the expert dim, expert outputs back on the group dim. `expert` is `jax.jit` with five more, which is what it takes to
-keep XLA from inserting needless collectives. `sbp` is `sbp.jit` with the paper's three. No TPU is needed, only the `libtpu` package.
+`paper` is `jax.jit` with the three annotations of the GShard paper (Lepikhin et al., 2020, section
+3.2): tokens split on the group dim, dispatched tokens on the expert dim, expert outputs back on the
+group dim. `expert` is `jax.jit` with five more, which is what it takes to keep XLA from inserting
+needless collectives. `sbp` is `sbp.jit` with the paper's three. No TPU is needed, only the `libtpu`
+package.
 """
 
 import argparse
@@ -24,7 +27,9 @@ AOT_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 for _name, _value in AOT_ENVIRONMENT.items():
-    os.environ.setdefault(_name, _value)  # read when jax and libtpu are loaded, hence the imports below
+    os.environ.setdefault(
+        _name, _value
+    )  # read when jax and libtpu are loaded, hence the imports below
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -40,7 +45,14 @@ MIB, GIB = 2**20, 2**30
 
 # The tensor dim that each mark splits over the mesh; a mark that is not listed states nothing.
 PAPER = {"tokens": 0, "dispatched": 0, "outputs": 1}
-EXPERT = {**PAPER, "block_input": 0, "router_logits": 0, "combine_weights": 0, "dispatched_before": 1, "outputs_before": 0}
+EXPERT = {
+    **PAPER,
+    "block_input": 0,
+    "router_logits": 0,
+    "combine_weights": 0,
+    "dispatched_before": 1,
+    "outputs_before": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +93,10 @@ PRESETS: dict[str, tuple[str, Callable[[int], Config]]] = {
 
 def tpu_mesh(topology: str) -> Mesh:
     """A one-axis mesh over every core of a TPU topology, none of which need be present."""
-    return Mesh(np.array(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices), (AXIS,))
+    return Mesh(
+        np.array(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices),
+        (AXIS,),
+    )
 
 
 def param_specs(params: Params) -> Params:
@@ -146,40 +161,91 @@ def measure(program: str, cfg: Config, mesh: Mesh) -> Measurement:
     seconds = time.perf_counter() - start
     hlo_text, memory = compiled.as_text(), compiled.memory_analysis()
     if hlo_text is None or memory is None:
-        raise RuntimeError("the compiler gave no HLO text or no memory analysis: install the `tpu` extra")
+        raise RuntimeError(
+            "the compiler gave no HLO text or no memory analysis: install the `tpu` extra"
+        )
     return Measurement(
         program=title,
         bytes_by_kind=bytes_by_kind(collectives(hlo_text, mesh.size)),
-        hbm_bytes=memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
+        hbm_bytes=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes,
         compile_seconds=seconds,
     )
 
 
 def table(measurements: list[Measurement]) -> str:
-    """The measurements as text; total bytes are compared with those of `expert`, or of the first row where it is missing."""
+    """The measurements as text; total bytes are compared with those of `expert`, or of the first
+    row where it is missing."""
     base = next((m for m in measurements if m.program == PROGRAMS["expert"][0]), measurements[0])
     kinds = sorted({kind for m in measurements for kind in m.bytes_by_kind})
-    header = ["program", *(f"{kind} MiB" for kind in kinds), "total MiB", "ratio", "HBM GiB", "compile s"]
+    header = [
+        "program",
+        *(f"{kind} MiB" for kind in kinds),
+        "total MiB",
+        "ratio",
+        "HBM GiB",
+        "compile s",
+    ]
     rows = [header]
     for m in measurements:
         sizes = [f"{m.bytes_by_kind.get(kind, 0) / MIB:,.1f}" for kind in kinds]
         ratio = f"{m.bytes_per_device / base.bytes_per_device:.3f}"
-        rows.append([m.program, *sizes, f"{m.bytes_per_device / MIB:,.1f}", ratio, f"{m.hbm_bytes / GIB:.2f}", f"{m.compile_seconds:.0f}"])
+        rows.append(
+            [
+                m.program,
+                *sizes,
+                f"{m.bytes_per_device / MIB:,.1f}",
+                ratio,
+                f"{m.hbm_bytes / GIB:.2f}",
+                f"{m.compile_seconds:.0f}",
+            ]
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]) for row in rows]
+    lines = [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    ]
     return "\n".join([*lines, f"Sizes are per device and step; the ratio is to: {base.program}."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--preset", choices=PRESETS, default="12-layers", help="model and topology (default 12-layers)")
-    parser.add_argument("--topology", help="a TPU topology such as v3:8x8, instead of the preset's; experts and groups follow its cores")
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="which programs to compile (default: all)")
+    parser.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="12-layers",
+        help="model and topology (default 12-layers)",
+    )
+    parser.add_argument(
+        "--topology",
+        help=(
+            "a TPU topology such as v3:8x8, instead of the preset's; experts and groups follow its"
+            " cores"
+        ),
+    )
+    parser.add_argument(
+        "--programs",
+        nargs="+",
+        choices=PROGRAMS,
+        default=list(PROGRAMS),
+        help="which programs to compile (default: all)",
+    )
     args = parser.parse_args()
     topology, make_config = PRESETS[args.preset]
     mesh = tpu_mesh(args.topology or topology)
     cfg = make_config(mesh.size)
-    print(f"{cfg.layers} layers, {cfg.experts} experts, {mesh.size} cores of {args.topology or topology}", flush=True)
+    print(
+        f"{cfg.layers} layers, {cfg.experts} experts, {mesh.size} cores of"
+        f" {args.topology or topology}",
+        flush=True,
+    )
     measurements = []
     for program in args.programs:
         measurements.append(measure(program, cfg, mesh))

@@ -1,10 +1,12 @@
-"""GShard's figure 8 from a model: what one layer pair costs on 128 to 2048 TPU v3 cores, by sbp's hardware table and collectives.
+"""GShard's figure 8 from a model: what one layer pair costs on 128 to 2048 TPU v3 cores, by sbp's
+hardware table and collectives.
 
     python -m benchmarks.gshard_figure8
 
-The pair is that of Lepikhin et al., 2020 (section 5.2, figure 8 and table 3), with as many experts as cores. Times of dense layers and of
-attention come from the efficiencies that the paper reports, the all-to-all's from the torus. How the step grows with depth is read from
-plans of the whole model instead.
+The pair is that of Lepikhin et al., 2020 (section 5.2, figure 8 and table 3), with as many experts
+as cores. Times of dense layers and of attention come from the efficiencies that the paper reports,
+the all-to-all's from the torus. How the step grows with depth is read from plans of the whole model
+instead.
 """
 
 import dataclasses
@@ -20,18 +22,21 @@ from sbp.mesh import MeshSpec
 from sbp.plan.program import Cost
 
 TOKENS, GROUP, M, H, HEADS, SEQUENCE = 2048, 1024, 1024, 8192, 16 * 128, 128
-"""Tokens of a core and of a group, model and hidden size, heads x size of one, tokens that attend to each other."""
+"""Tokens of a core and of a group, model and hidden size, heads x size of one, tokens that attend
+to each other."""
 
 DENSE_EFFICIENCY, ATTENTION_EFFICIENCY = 0.85, 0.30
 """Shares of the peak that the paper reports for dense layers and for attention (section 5.2)."""
 
 CUMSUM_SHARE = 0.10
-"""Share of the time on 2048 cores that goes into cumsum and other work linear in the devices: taken from the paper's figure 8."""
+"""Share of the time on 2048 cores that goes into cumsum and other work linear in the devices: taken
+from the paper's figure 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPair:
-    """Seconds that a layer pair takes in a training step: attention and a dense layer, attention and an MoE layer."""
+    """Seconds that a layer pair takes in a training step: attention and a dense layer, attention
+    and an MoE layer."""
 
     devices: int
     dense: float
@@ -46,11 +51,16 @@ class LayerPair:
 
 
 def layer_pair(devices: int, hardware: sbp.Hardware) -> LayerPair:
-    """The pair with as many experts as devices, from floating-point operations and the all-to-all's bytes; cumsum is left out."""
+    """The pair with as many experts as devices, from floating-point operations and the all-to-all's
+    bytes; cumsum is left out."""
     peak = hardware.product_flops_per_second(4)
-    dense = 2 * 4 * 2 * M * HEADS + 3 * 2 * 2 * M * H  # two attentions' projections; one dense layer and two experts a token
+    dense = (
+        2 * 4 * 2 * M * HEADS + 3 * 2 * 2 * M * H
+    )  # two attentions' projections; one dense layer and two experts a token
     attention = 2 * 2 * 2 * SEQUENCE * HEADS
-    gate = 2 * M * devices + 2 * 2 * 2 * GROUP * M  # logits; dispatch and combine, with 2S/E slots an expert
+    gate = (
+        2 * M * devices + 2 * 2 * 2 * GROUP * M
+    )  # logits; dispatch and combine, with 2S/E slots an expert
     trained = 3 * TOKENS  # a backward pass is two forward ones
     payload = 4 * 2 * TOKENS * M
     collective = MeshSpec(axes=(("d", devices),), hardware=hardware).collective("all_to_all", (0,))
@@ -59,12 +69,18 @@ def layer_pair(devices: int, hardware: sbp.Hardware) -> LayerPair:
         dense=trained * dense / (DENSE_EFFICIENCY * peak),
         attention=trained * attention / (ATTENTION_EFFICIENCY * peak),
         gate=trained * gate / peak,
-        all_to_all=4 * collective.of(payload * (devices - 1) / devices),  # dispatch and combine, forward and backward
+        all_to_all=4
+        * collective.of(
+            payload * (devices - 1) / devices
+        ),  # dispatch and combine, forward and backward
     )
 
 
-def figure8(hardware: sbp.Hardware = sbp.HARDWARE["tpu-v3"], devices: Sequence[int] = (128, 512, 2048)) -> list[LayerPair]:
-    """Layer pairs by number of devices; what is linear in it takes `CUMSUM_SHARE` of the largest."""
+def figure8(
+    hardware: sbp.Hardware = sbp.HARDWARE["tpu-v3"], devices: Sequence[int] = (128, 512, 2048)
+) -> list[LayerPair]:
+    """Layer pairs by number of devices; what is linear in it takes `CUMSUM_SHARE` of the
+    largest."""
     pairs = [layer_pair(d, hardware) for d in devices]
     linear = pairs[-1].seconds * CUMSUM_SHARE / (1 - CUMSUM_SHARE)
     return [dataclasses.replace(p, linear=linear * p.devices / devices[-1]) for p in pairs]
@@ -77,7 +93,8 @@ FIGURE8_BANDS = {
     "all-to-all time, 2048 cores to 128": (3.4, 4.1),
     "time, 2048 cores to 512": (1.3, 1.6),
 }
-"""What a cost model must give; the paper measured 1.7, 16 %, 36 %, 3.75 and, by its table 3, 1.46 to 1.53."""
+"""What a cost model must give; the paper measured 1.7, 16 %, 36 %, 3.75 and, by its table 3, 1.46
+to 1.53."""
 
 
 def figure8_ratios(pairs: Sequence[LayerPair]) -> dict[str, float]:
@@ -96,8 +113,9 @@ def figure8_ratios(pairs: Sequence[LayerPair]) -> dict[str, float]:
 DEPTH_BAND = (2.9, 3.3)
 """Step time with 36 layers to that with 12; the paper's table 3 has 2.99 to 3.22.
 
-It rematerialised at 36 layers alone, where memory demands it. Plans are therefore compared in two ways: everything rematerialised at both
-depths, and at each depth the fewest layer pairs with which a step fits the memory of a core.
+It rematerialised at 36 layers alone, where memory demands it. Plans are therefore compared in two
+ways: everything rematerialised at both depths, and at each depth the fewest layer pairs with which
+a step fits the memory of a core.
 """
 
 MARKS = {"tokens": 0, "dispatched": 0, "outputs": 1}
@@ -105,11 +123,15 @@ MARKS = {"tokens": 0, "dispatched": 0, "outputs": 1}
 
 
 def step_cost(layers: int, devices: int, remat: int | None = None) -> Cost:
-    """What a training step of the whole model costs at the peak rates of the table; `remat` as in `benchmarks.gshard_ref.Config`."""
+    """What a training step of the whole model costs at the peak rates of the table; `remat` as in
+    `benchmarks.gshard_ref.Config`."""
     cfg = Config(layers=layers, experts=devices, groups=devices, remat=remat)
     params, batch = abstract_arguments(cfg)
     experts = jax.tree_util.tree_map_with_path(
-        lambda path, _: PartitionSpec(None, "d") if path[-1].key in ("ewi", "ewo") else PartitionSpec(), params
+        lambda path, _: (
+            PartitionSpec(None, "d") if path[-1].key in ("ewi", "ewo") else PartitionSpec()
+        ),
+        params,
     )
 
     def mark(x: jax.Array, name: str) -> jax.Array:
@@ -125,7 +147,8 @@ def step_cost(layers: int, devices: int, remat: int | None = None) -> Cost:
 
 
 def least_remat(layers: int, devices: int) -> tuple[int, Cost]:
-    """The fewest layer pairs of each stack that are rematerialised in a step that fits a core of TPU v3, and its cost."""
+    """The fewest layer pairs of each stack that are rematerialised in a step that fits a core of
+    TPU v3, and its cost."""
     low, high = 0, layers // 4
     found = high, step_cost(layers, devices, high)
     while low < high:
@@ -152,7 +175,10 @@ def main() -> None:
         name = f"plans, 36 layers to 12, {p.devices} cores, {large} of 9 pairs and {small} of 3"
         found[name] = deep.seconds / shallow.seconds, DEPTH_BAND
     for name, (value, (low, high)) in found.items():
-        print(f"{name:62} {value:5.2f}   asked {low} to {high}{'' if low <= value <= high else '   NOT MET'}")
+        print(
+            f"{name:62} {value:5.2f}   asked {low} to"
+            f" {high}{'' if low <= value <= high else '   NOT MET'}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A GShard MoE encoder-decoder Transformer and its SGD step in plain JAX: the program whose communication is measured.
+"""A GShard MoE encoder-decoder Transformer and its SGD step in plain JAX: the program whose
+communication is measured.
 
-Layer pairs (a dense one, then an MoE one) run under `scan`, rematerialised unless asked otherwise; everything is float32. Gating is
-GShard's Algorithm 1 (Lepikhin et al., 2020, section 2.2) without its random dispatch. Nothing here knows of devices: `mark(x, name)` is
-called where a sharding could be stated, and the caller decides what each name means.
+Layer pairs (a dense one, then an MoE one) run under `scan`, rematerialised unless asked otherwise;
+everything is float32. Gating is GShard's Algorithm 1 (Lepikhin et al., 2020, section 2.2) without
+its random dispatch. Nothing here knows of devices: `mark(x, name)` is called where a sharding could
+be stated, and the caller decides what each name means.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,8 @@ class Config:
         group_size: tokens per group (S), a multiple of `sequence`.
         sequence: tokens per attention window (T).
         unrolled: whether the layer pairs are a Python loop over their slices instead of a `scan`.
-        remat: first layer pairs of each stack whose activations the backward pass makes again; None for all, the others keep theirs.
+        remat: first layer pairs of each stack whose activations the backward pass makes again; None
+            for all, the others keep theirs.
     """
 
     experts: int
@@ -61,7 +64,8 @@ def unmarked(x: jax.Array, name: str) -> jax.Array:
 
 
 def param_shapes(cfg: Config) -> Params:
-    """The shape of every parameter; leaves of `enc` and `dec` carry a leading dim of layer pairs, expert weights then one of experts."""
+    """The shape of every parameter; leaves of `enc` and `dec` carry a leading dim of layer pairs,
+    expert weights then one of experts."""
     m, h, e, pairs = cfg.d_model, cfg.d_ff, cfg.experts, cfg.layers // 4
 
     def attention(name: str) -> Params:
@@ -75,15 +79,31 @@ def param_shapes(cfg: Config) -> Params:
         }
 
     feed_forward = {"wi": (pairs, m, h), "wo": (pairs, h, m), "ffn_ln": (pairs, m)}
-    experts = {"wg": (pairs, m, e), "ewi": (pairs, e, m, h), "ewo": (pairs, e, h, m), "moe_ln": (pairs, m)}
+    experts = {
+        "wg": (pairs, m, e),
+        "ewi": (pairs, e, m, h),
+        "ewo": (pairs, e, h, m),
+        "moe_ln": (pairs, m),
+    }
     enc = {**attention("a"), **attention("b"), **feed_forward, **experts}
     dec = {**enc, **attention("ca"), **attention("cb")}
-    return {"src_emb": (cfg.source_vocab, m), "tgt_emb": (cfg.target_vocab, m), "out": (m, cfg.target_vocab), "enc": enc, "dec": dec}
+    return {
+        "src_emb": (cfg.source_vocab, m),
+        "tgt_emb": (cfg.target_vocab, m),
+        "out": (m, cfg.target_vocab),
+        "enc": enc,
+        "dec": dec,
+    }
 
 
 def abstract_arguments(cfg: Config) -> tuple[Params, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Parameters and batch (source, target, label tokens, each `(G, S)` int32) as shapes, which is all that compiling needs."""
-    params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), param_shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
+    """Parameters and batch (source, target, label tokens, each `(G, S)` int32) as shapes, which is
+    all that compiling needs."""
+    params = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+        param_shapes(cfg),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
     tokens = jax.ShapeDtypeStruct((cfg.groups, cfg.group_size), jnp.int32)
     return params, (tokens, tokens, tokens)
 
@@ -92,8 +112,11 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
 
 
-def attention(p: Params, name: str, x: jax.Array, memory: jax.Array, cfg: Config, *, causal: bool) -> jax.Array:
-    """Multi-head attention of `x` over `memory`, both `(G, S, M)`, within windows of `cfg.sequence` tokens."""
+def attention(
+    p: Params, name: str, x: jax.Array, memory: jax.Array, cfg: Config, *, causal: bool
+) -> jax.Array:
+    """Multi-head attention of `x` over `memory`, both `(G, S, M)`, within windows of `cfg.sequence`
+    tokens."""
     g, s, m = x.shape
     t = cfg.sequence
     windows = x.reshape(g, s // t, t, m)
@@ -109,7 +132,8 @@ def attention(p: Params, name: str, x: jax.Array, memory: jax.Array, cfg: Config
 
 
 def top2_gating(logits: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Combine weights `(G, S, E, C)` of the two best experts of every token, and the auxiliary load loss, from `logits` `(G, S, E)`."""
+    """Combine weights `(G, S, E, C)` of the two best experts of every token, and the auxiliary load
+    loss, from `logits` `(G, S, E)`."""
     gates = jax.nn.softmax(logits, -1)
     num_experts = gates.shape[-1]
 
@@ -133,7 +157,11 @@ def top2_gating(logits: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]
     gate2 = gate2 * mask2.sum(-1)
 
     def slots(gate: jax.Array, mask: jax.Array, position: jax.Array) -> jax.Array:
-        return gate[..., None, None] * mask[..., None] * jax.nn.one_hot(position.astype(jnp.int32), capacity)[..., None, :]
+        return (
+            gate[..., None, None]
+            * mask[..., None]
+            * jax.nn.one_hot(position.astype(jnp.int32), capacity)[..., None, :]
+        )
 
     return slots(gate1, mask1, position1) + slots(gate2, mask2, position2), aux
 
@@ -152,11 +180,16 @@ def moe_layer(p: Params, x: jax.Array, cfg: Config, mark: Mark) -> tuple[jax.Arr
     return jnp.einsum("gsec,egcm->gsm", combine.astype(x.dtype), outputs), aux
 
 
-def layer_stack(stacked: Params, x: jax.Array, memory: jax.Array | None, cfg: Config, mark: Mark) -> tuple[jax.Array, jax.Array]:
-    """All layer pairs of the encoder (`memory` is None) or of the decoder: activations `(G, S, M)` and the summed auxiliary loss."""
+def layer_stack(
+    stacked: Params, x: jax.Array, memory: jax.Array | None, cfg: Config, mark: Mark
+) -> tuple[jax.Array, jax.Array]:
+    """All layer pairs of the encoder (`memory` is None) or of the decoder: activations `(G, S, M)`
+    and the summed auxiliary loss."""
     causal = memory is not None
 
-    def pair(carry: tuple[jax.Array, jax.Array], p: Params) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def pair(
+        carry: tuple[jax.Array, jax.Array], p: Params
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
         x, aux = carry
         x = mark(x, "block_input")
         normed = rms_norm(x, p["a_ln"])
@@ -180,23 +213,37 @@ def layer_stack(stacked: Params, x: jax.Array, memory: jax.Array | None, cfg: Co
             start, _ = layer(start, jax.tree.map(lambda leaf, n=number: leaf[n], stacked))
         return start
     if remat:
-        start, _ = lax.scan(jax.checkpoint(pair), start, jax.tree.map(lambda leaf: leaf[:remat], stacked) if remat < pairs else stacked)
+        start, _ = lax.scan(
+            jax.checkpoint(pair),
+            start,
+            jax.tree.map(lambda leaf: leaf[:remat], stacked) if remat < pairs else stacked,
+        )
     if remat < pairs:
-        start, _ = lax.scan(pair, start, jax.tree.map(lambda leaf: leaf[remat:], stacked) if remat else stacked)
+        start, _ = lax.scan(
+            pair, start, jax.tree.map(lambda leaf: leaf[remat:], stacked) if remat else stacked
+        )
     return start
 
 
 def loss_fn(params: Params, batch: Batch, cfg: Config, mark: Mark = unmarked) -> jax.Array:
     """Mean cross-entropy of the labels plus the weighted auxiliary loss."""
     source, target, labels = batch
-    memory, enc_aux = layer_stack(params["enc"], mark(params["src_emb"][source], "tokens"), None, cfg, mark)
-    y, dec_aux = layer_stack(params["dec"], mark(params["tgt_emb"][target], "tokens"), memory, cfg, mark)
+    memory, enc_aux = layer_stack(
+        params["enc"], mark(params["src_emb"][source], "tokens"), None, cfg, mark
+    )
+    y, dec_aux = layer_stack(
+        params["dec"], mark(params["tgt_emb"][target], "tokens"), memory, cfg, mark
+    )
     logits = y @ params["out"]
-    cross_entropy = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    cross_entropy = (
+        jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    )
     return cross_entropy.mean() + AUX_WEIGHT * (enc_aux + dec_aux) / cfg.layers
 
 
-def sgd_step(params: Params, batch: Batch, cfg: Config, mark: Mark = unmarked, learning_rate: float = 1e-3) -> tuple[Params, jax.Array]:
+def sgd_step(
+    params: Params, batch: Batch, cfg: Config, mark: Mark = unmarked, learning_rate: float = 1e-3
+) -> tuple[Params, jax.Array]:
     """One step of SGD: the new parameters and the loss."""
     loss, grads = jax.value_and_grad(loss_fn)(params, batch, cfg, mark)
     return jax.tree.map(lambda p, g: p - learning_rate * g, params, grads), loss

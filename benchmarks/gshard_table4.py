@@ -1,9 +1,11 @@
-"""GShard's table 4 from plans: how communication and computation of partitioned operators grow with the devices.
+"""GShard's table 4 from plans: how communication and computation of partitioned operators grow with
+the devices.
 
     python -m benchmarks.gshard_table4
 
-Every row of the table (Lepikhin et al., 2020) is a program whose types are pinned as the row says and which is planned for several device
-counts D; exponents of D are fitted to the modelled seconds. Nothing is compiled and no device is needed.
+Every row of the table (Lepikhin et al., 2020) is a program whose types are pinned as the row says
+and which is planned for several device counts D; exponents of D are fitted to the modelled seconds.
+Nothing is compiled and no device is needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +41,8 @@ class Operator:
       in_types, out_type: the types of the row.
       kinds: the collectives that the row names.
       sent: bytes that one device sends, by D.
-      communication, compute: exponents of D in the time that one device takes; None where nothing is sent.
+      communication, compute: exponents of D in the time that one device takes; None where nothing
+      is sent.
     """
 
     title: str
@@ -54,7 +57,9 @@ class Operator:
 
 
 def _conv(x: jax.Array, w: jax.Array) -> jax.Array:
-    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW"))
+    return lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW")
+    )
 
 
 _GATHERED = frozenset({"all_gather", "permute"})
@@ -131,7 +136,8 @@ TABLE4 = (
         out_type="d:S(0)",
         kinds=frozenset({"all_to_all"}),
         sent=lambda d: (d - 1) / d * 2 * TOKENS * M * 4,
-        communication=0.5,  # the paper's text, section 5.2: on a two-dimensional torus; its table prints O(1)
+        # the paper's text, section 5.2: on a two-dimensional torus; its table prints O(1)
+        communication=0.5,
     ),
     Operator(
         title="Convolution(BIXY,xyIO->BOXY), X",
@@ -148,7 +154,8 @@ TABLE4 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a plan says of one operator on some devices: collectives, bytes that a device sends, seconds of sending and of the rest."""
+    """What a plan says of one operator on some devices: collectives, bytes that a device sends,
+    seconds of sending and of the rest."""
 
     kinds: frozenset[str]
     sent: float
@@ -158,12 +165,20 @@ class Planned:
 
 def planned(row: Operator, devices: int, hardware: str = "tpu-v3") -> Planned:
     """Plans one operator on a mesh of one axis."""
-    f = sbp.jit(row.fn, AbstractMesh((devices,), ("d",)), in_types=row.in_types, out_types=row.out_type, hardware=hardware)
+    f = sbp.jit(
+        row.fn,
+        AbstractMesh((devices,), ("d",)),
+        in_types=row.in_types,
+        out_types=row.out_type,
+        hardware=hardware,
+    )
     plan = f.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in row.shapes(devices)))
     steps = [s for b in plan.program.boxes() for s in b.box.steps if s.bytes_sent]
     kernels = [(p, s) for a, _ in plan.program.kernels() for p, s in a.sends]
     communication = sum(s.seconds for s in steps)
-    communication += sum(plan.program.mesh.collective(s.kind, (p,)).of(s.bytes, s.rounds) for p, s in kernels)
+    communication += sum(
+        plan.program.mesh.collective(s.kind, (p,)).of(s.bytes, s.rounds) for p, s in kernels
+    )
     return Planned(
         kinds=frozenset([*(s.kind for s in steps), *(s.kind for _, s in kernels)]),
         sent=plan.cost.bytes_per_device,
@@ -183,7 +198,10 @@ def exponent(devices: Sequence[int], values: Sequence[float]) -> float:
 
 def main() -> None:
     sizes = f"{'MiB at 2048':>12} {'asked':>8}"
-    print(f"{'operator and dims that grow':34} {'collective':>14} {sizes} {'sending':>8} {'asked':>6} {'compute':>8}  asked")
+    print(
+        f"{'operator and dims that grow':34} {'collective':>14} {sizes} {'sending':>8} {'asked':>6}"
+        f" {'compute':>8}  asked"
+    )
     for row in TABLE4:
         found = [planned(row, d) for d in DEVICES]
         last, kind = found[-1], ",".join(sorted(found[-1].kinds)) or "none"
@@ -191,7 +209,10 @@ def main() -> None:
         asked = "-" if row.communication is None else f"{row.communication:g}"
         compute = exponent(DEVICES, [p.compute for p in found])
         sizes = f"{last.sent / 2**20:12.1f} {row.sent(DEVICES[-1]) / 2**20:8.1f}"
-        print(f"{row.title:34} {kind:>14} {sizes} {sends:>8} {asked:>6} {compute:8.2f}  {row.compute:g}")
+        print(
+            f"{row.title:34} {kind:>14} {sizes} {sends:>8} {asked:>6} {compute:8.2f} "
+            f" {row.compute:g}"
+        )
 
 
 if __name__ == "__main__":

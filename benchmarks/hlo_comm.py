@@ -1,8 +1,8 @@
 """Communication of a compiled XLA program, read from its optimised HLO text.
 
-The measure is what one device sends per execution under bandwidth-optimal (ring) algorithms on n devices: all-reduce 2(n-1)/n of the size,
-all-gather (n-1)/n of the output, reduce-scatter (n-1)/n of the input, all-to-all (n-1)/n of the size, permute the size. Bodies of loops
-count once per trip.
+The measure is what one device sends per execution under bandwidth-optimal (ring) algorithms on n
+devices: all-reduce 2(n-1)/n of the size, all-gather (n-1)/n of the output, reduce-scatter (n-1)/n
+of the input, all-to-all (n-1)/n of the size, permute the size. Bodies of loops count once per trip.
 
     python -m benchmarks.hlo_comm program.hlo.txt 128
 """
@@ -22,9 +22,19 @@ _DTYPE_BYTES = {
     **{"s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4},
     **{"s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16},
 }
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast")
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 
-_SHAPE = re.compile(r"\b(" + "|".join(sorted(_DTYPE_BYTES, key=len, reverse=True)) + r")\[([0-9,]*)\]")
+_SHAPE = re.compile(
+    r"\b(" + "|".join(sorted(_DTYPE_BYTES, key=len, reverse=True)) + r")\[([0-9,]*)\]"
+)
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*\(")
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.\-]+) = (.*)")
 _COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start)?\(([^)]*)")
@@ -33,7 +43,8 @@ _WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _KNOWN_TRIPS = re.compile(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)')
 _LOOP_BOUND = re.compile(r"(?:ROOT )?%?[\w.\-]+ = s32\[\][^ ]* constant\((-?\d+)\)")
 _CALLED = re.compile(
-    r"(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)=\{?%?([\w.\-]+(?:, ?%[\w.\-]+)*)"
+    r"(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)=\{?%?([\w.\-]+(?:,"
+    r" ?%[\w.\-]+)*)"
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -50,8 +61,8 @@ class Collective:
     Arguments:
         kind: XLA's opcode, e.g. `all-gather`.
         group_size: devices that take part together.
-        members: the devices that device 0 takes part with, itself included, by position in the mesh; of a permute, those that its
-            first source reaches.
+        members: the devices that device 0 takes part with, itself included, by position in the
+            mesh; of a permute, those that its first source reaches.
         executions: how often one call of the program runs it.
         bytes_per_device: what one device sends in all executions.
         shape: the result's shape, as HLO writes it.
@@ -75,18 +86,28 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
         num_devices: devices of the program, the group of a collective that names none.
     """
     computations, entry = _computations(hlo_text)
-    shapes = {name: _result_shape(rhs) for lines in computations.values() for name, rhs in _instructions(lines)}
+    shapes = {
+        name: _result_shape(rhs)
+        for lines in computations.values()
+        for name, rhs in _instructions(lines)
+    }
     found: list[Collective] = []
 
     def walk(computation: str, executions: int) -> None:
         for name, rhs in _instructions(computations.get(computation, [])):
             if loop := _WHILE.search(rhs):
                 known = _KNOWN_TRIPS.search(rhs)
-                trips = int(known.group(1)) if known else _loop_bound(computations.get(loop.group(1), []))
+                trips = (
+                    int(known.group(1))
+                    if known
+                    else _loop_bound(computations.get(loop.group(1), []))
+                )
                 walk(loop.group(2), executions * trips)
             elif call := _COLLECTIVE.search(" " + rhs):
                 # TPU writes a reduce-scatter as a fusion around an all-reduce.
-                scattered = call.group(1) == "all-reduce" and computation.startswith("all-reduce-scatter")
+                scattered = call.group(1) == "all-reduce" and computation.startswith(
+                    "all-reduce-scatter"
+                )
                 kind = "reduce-scatter" if scattered else call.group(1)
                 result = (" " + rhs)[: call.start()].strip()
                 operands = [shapes.get(operand, "") for operand in _OPERAND.findall(call.group(3))]
@@ -105,8 +126,11 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
                         op_name=op_name.group(1) if op_name else "",
                     )
                 )
-            elif not (name.startswith("async-collective-done") or "calls=%async_collective_fusion" in rhs):
-                # Those two are, on TPU, a collective again that is counted where its asynchronous fusion starts.
+            elif not (
+                name.startswith("async-collective-done") or "calls=%async_collective_fusion" in rhs
+            ):
+                # Those two are, on TPU, a collective again that is counted where its asynchronous
+                # fusion starts.
                 for called in _CALLED.findall(rhs):
                     for callee in called.split(","):
                         walk(callee.strip().lstrip("%"), executions)
@@ -152,11 +176,15 @@ def _result_shape(rhs: str) -> str:
 
 
 def _bytes(shapes: str) -> float:
-    return sum(math.prod(int(size) for size in dims.split(",") if size) * _DTYPE_BYTES[dtype] for dtype, dims in _SHAPE.findall(shapes))
+    return sum(
+        math.prod(int(size) for size in dims.split(",") if size) * _DTYPE_BYTES[dtype]
+        for dtype, dims in _SHAPE.findall(shapes)
+    )
 
 
 def _loop_bound(condition: list[str]) -> int:
-    """The trip count of a loop from zero in steps of one: the largest constant that its condition compares with."""
+    """The trip count of a loop from zero in steps of one: the largest constant that its condition
+    compares with."""
     bounds = [int(match.group(1)) for line in condition if (match := _LOOP_BOUND.match(line))]
     return max(bounds, default=1)
 
@@ -171,16 +199,27 @@ def _members(line: str, num_devices: int) -> tuple[int, ...]:
         rows = ids.reshape([int(d) for d in groups.split(",")])
         return tuple(int(i) for i in rows[int(np.argwhere(rows == 0)[0][0])])
     if match := _GROUPS_MESH.search(line):
-        sizes = {k: int(v) for k, v in (axis.replace("'", "").replace(" ", "").split("=") for axis in match.group(1).split(","))}
+        sizes = {
+            k: int(v)
+            for k, v in (
+                axis.replace("'", "").replace(" ", "").split("=")
+                for axis in match.group(1).split(",")
+            )
+        }
         chosen = [axis.replace("'", "").strip().split(":")[0] for axis in match.group(2).split(",")]
         ids = np.arange(num_devices).reshape(list(sizes.values()))
         index = tuple(slice(None) if axis in chosen else 0 for axis in sizes)
         return tuple(int(i) for i in ids[index].ravel())
     if match := _GROUPS_LIST.search(line):
-        groups_ = [[int(d) for d in group.split(",") if d.strip()] for group in re.findall(r"\{([0-9, ]*)\}", match.group(1))]
+        groups_ = [
+            [int(d) for d in group.split(",") if d.strip()]
+            for group in re.findall(r"\{([0-9, ]*)\}", match.group(1))
+        ]
         return tuple(next(group for group in groups_ if 0 in group))
     if match := _PAIRS.search(line):
-        return _reached([tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),\s*(\d+)\}", match.group(1))])
+        return _reached(
+            [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),\s*(\d+)\}", match.group(1))]
+        )
     return tuple(range(num_devices))
 
 
@@ -211,14 +250,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("hlo", type=Path, help="text of an optimised HLO module")
     parser.add_argument("num_devices", type=int)
-    parser.add_argument("--top", type=int, default=12, help="list this many of the largest collectives (default 12)")
+    parser.add_argument(
+        "--top", type=int, default=12, help="list this many of the largest collectives (default 12)"
+    )
     args = parser.parse_args()
     found = collectives(args.hlo.read_text(encoding="utf-8"), args.num_devices)
     for kind, size in bytes_by_kind(found).items():
         print(f"{kind:20s} {size / 2**20:12.2f} MiB per device")
     print(f"{'total':20s} {sum(c.bytes_per_device for c in found) / 2**20:12.2f} MiB per device")
     for c in sorted(found, key=lambda c: -c.bytes_per_device)[: args.top]:
-        print(f"{c.bytes_per_device / 2**20:10.2f} MiB  {c.kind} n={c.group_size} x{c.executions}  {c.shape[:60]}  {c.op_name[-90:]}")
+        print(
+            f"{c.bytes_per_device / 2**20:10.2f} MiB  {c.kind} n={c.group_size} x{c.executions} "
+            f" {c.shape[:60]}  {c.op_name[-90:]}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Mesh-TensorFlow's table 1 from plans: what the layouts of a two-layer network send, compute and hold.
+"""Mesh-TensorFlow's table 1 from plans: what the layouts of a two-layer network send, compute and
+hold.
 
     python -m benchmarks.mesh_tensorflow_table1
 
-The five layouts of Shazeer et al., 2018, with the factors of two that the table drops. Beside them stands what sbp sends when inputs and
-results have the same types and it may choose those between.
+The five layouts of Shazeer et al., 2018, with the factors of two that the table drops. Beside them
+stands what sbp sends when inputs and results have the same types and it may choose those between.
 """
 
 import dataclasses
@@ -21,17 +22,20 @@ from sbp.infer.space import local_shape
 from sbp.plan.ir import Apply
 
 BATCH, D_IO, D_H = 4096, 1024, 8192
-"""Sizes of the two-layer network y = relu(x w) v: x is b x d_io, w is d_io x d_h, v is d_h x d_io."""
+"""Sizes of the two-layer network y = relu(x w) v: x is b x d_io, w is d_io x d_h, v is d_h x
+d_io."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoLayers:
-    """A layout of table 1: which mesh axis splits each of the three dims, and what it costs one processor by the table.
+    """A layout of table 1: which mesh axis splits each of the three dims, and what it costs one
+    processor by the table.
 
     Arguments:
       mesh: names and sizes of the mesh axes.
       batch, io, hidden: the mesh axis of each dim, or None.
-      reduced: by mesh axis, how many values are all-reduced over it: the paper's terms with their exact factors of two.
+      reduced: by mesh axis, how many values are all-reduced over it: the paper's terms with their
+          exact factors of two.
     """
 
     mesh: Mapping[str, int]
@@ -50,8 +54,11 @@ class TwoLayers:
 
     @property
     def bytes_sent(self) -> float:
-        """The all-reduced values as bytes that a processor sends: 2 (n-1)/n of each, four bytes a value."""
-        return sum(2 * (self.mesh[a] - 1) / self.mesh[a] * 4 * values for a, values in self.reduced.items())
+        """The all-reduced values as bytes that a processor sends: 2 (n-1)/n of each, four bytes a
+        value."""
+        return sum(
+            2 * (self.mesh[a] - 1) / self.mesh[a] * 4 * values for a, values in self.reduced.items()
+        )
 
     @property
     def flops(self) -> float:
@@ -89,12 +96,18 @@ TABLE1 = {
         batch="rows",
         hidden="cols",
         io="planes",
-        reduced={"cols": 2 * BATCH * D_IO // (R * Q), "planes": 2 * BATCH * D_H // (R * C), "rows": 2 * D_IO * D_H // (C * Q)},
+        reduced={
+            "cols": 2 * BATCH * D_IO // (R * Q),
+            "planes": 2 * BATCH * D_H // (R * C),
+            "rows": 2 * D_IO * D_H // (C * Q),
+        },
     ),
 }
 
 
-def _two_layers(x: jax.Array, w: jax.Array, v: jax.Array, dy: jax.Array, *, hidden: str) -> tuple[jax.Array, ...]:
+def _two_layers(
+    x: jax.Array, w: jax.Array, v: jax.Array, dy: jax.Array, *, hidden: str
+) -> tuple[jax.Array, ...]:
     """The result, and the gradients of x, w and v from that of the result."""
 
     def forward(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
@@ -110,17 +123,22 @@ def plan_layout(layout: TwoLayers, *, pinned: bool = True) -> sbp.Plan:
 
     Arguments:
       layout: the types of all inputs and results.
-      pinned: whether the hidden layer has the layout's type too, and nothing but a reduction moves data, as Mesh-TensorFlow has it;
-        else sbp chooses.
+      pinned: whether the hidden layer has the layout's type too, and nothing but a reduction moves
+        data, as Mesh-TensorFlow has it; else sbp chooses.
     """
 
     def split(*mesh_axes: str | None) -> str:
         return " ".join(f"{a}:S({dim})" for dim, a in enumerate(mesh_axes) if a) or "B"
 
-    x, w, v = split(layout.batch, layout.io), split(layout.io, layout.hidden), split(layout.hidden, layout.io)
+    x, w, v = (
+        split(layout.batch, layout.io),
+        split(layout.io, layout.hidden),
+        split(layout.hidden, layout.io),
+    )
     hidden = split(layout.batch, layout.hidden)
     hardware = sbp.HARDWARE["tpu-v3"]
-    if pinned and not layout.reduced:  # the paper's [] computes everything everywhere, which pays where sending is out of the question
+    # The paper's [] computes everything everywhere: it pays where sending costs too much.
+    if pinned and not layout.reduced:
         hardware = dataclasses.replace(hardware, link_bytes_per_second=1e3)
     f = sbp.jit(
         partial(_two_layers, hidden=hidden if pinned else " ".join(f"{a}:?" for a in layout.mesh)),
@@ -141,7 +159,10 @@ def local_flops(plan: sbp.Plan) -> float:
         if isinstance(step, Apply) and step.node.op == "dot_general":
             left, out = (
                 local_shape(program.graph.aval(o).shape, codes, program.mesh.sizes)
-                for o, codes in ((step.node.inputs[0], step.row.ins[0]), (step.node.outputs[0], step.row.outs[0]))
+                for o, codes in (
+                    (step.node.inputs[0], step.row.ins[0]),
+                    (step.node.outputs[0], step.row.outs[0]),
+                )
             )
             (contracted, _), _ = step.node.params["dimension_numbers"]
             flops += 2.0 * math.prod(out) * math.prod(left[k] for k in contracted)
@@ -152,22 +173,37 @@ def kept_bytes(plan: sbp.Plan) -> float:
     """Bytes that a processor holds of what the function takes and returns."""
     program = plan.program
     held = [(program.graph.avals[r.value].shape, r.codes) for r in program.block.inputs]
-    held += [(program.graph.aval(o).shape, codes) for o, codes in zip(program.graph.outputs, program.typing.outputs, strict=True)]
-    return sum(4 * math.prod(local_shape(shape, codes, program.mesh.sizes)) for shape, codes in held)
+    held += [
+        (program.graph.aval(o).shape, codes)
+        for o, codes in zip(program.graph.outputs, program.typing.outputs, strict=True)
+    ]
+    return sum(
+        4 * math.prod(local_shape(shape, codes, program.mesh.sizes)) for shape, codes in held
+    )
 
 
 def main() -> None:
-    print(f"{'layout':38} {'MiB sent':>9} {'asked':>8} {'chosen':>8} {'GFLOP':>7} {'asked':>7} {'MiB kept':>9} {'asked':>8} {'peak':>7}")
+    print(
+        f"{'layout':38} {'MiB sent':>9} {'asked':>8} {'chosen':>8} {'GFLOP':>7} {'asked':>7}"
+        f" {'MiB kept':>9} {'asked':>8} {'peak':>7}"
+    )
     for name, layout in TABLE1.items():
         plan = plan_layout(layout)
-        sizes = (plan.cost.bytes_per_device, layout.bytes_sent, plan_layout(layout, pinned=False).cost.bytes_per_device)
+        sizes = (
+            plan.cost.bytes_per_device,
+            layout.bytes_sent,
+            plan_layout(layout, pinned=False).cost.bytes_per_device,
+        )
         sent, asked, chosen = (f"{s / 2**20:8.1f}" for s in sizes)
         print(
-            f"{name:38} {sent:>9} {asked} {chosen} {local_flops(plan) / 1e9:7.1f} {layout.flops / 1e9:7.1f} "
-            f"{kept_bytes(plan) / 2**20:9.1f} {layout.kept_bytes / 2**20:8.1f} "
-            f"{plan.cost.peak_memory_bytes / 2**20:7.1f}"
+            f"{name:38} {sent:>9} {asked} {chosen} {local_flops(plan) / 1e9:7.1f}"
+            f" {layout.flops / 1e9:7.1f} {kept_bytes(plan) / 2**20:9.1f}"
+            f" {layout.kept_bytes / 2**20:8.1f} {plan.cost.peak_memory_bytes / 2**20:7.1f}"
         )
-    print("chosen: what sbp sends with the same inputs and results when it may choose the types between")
+    print(
+        "chosen: what sbp sends with the same inputs and results when it may choose the types"
+        " between"
+    )
 
 
 if __name__ == "__main__":

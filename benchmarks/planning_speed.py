@@ -1,11 +1,12 @@
-"""Seconds that planning the full GShard step takes after it is traced: the check by Z3, the choice of types, and the plan.
+"""Seconds that planning the full GShard step takes after it is traced: the check by Z3, the choice
+of types, and the plan.
 
-    python -m benchmarks.planning_speed                           # 36 layers, 2048 experts: one, two and three mesh axes, unrolled
-    python -m benchmarks.planning_speed --only one-axis unrolled
-    python -m benchmarks.planning_speed --devices                 # 128 to 8192 devices
+    python -m benchmarks.planning_speed # 36 layers, 2048 experts: one, two and three mesh axes,
+    unrolled python -m benchmarks.planning_speed --only one-axis unrolled python -m
+    benchmarks.planning_speed --devices # 128 to 8192 devices
 
-Nothing is compiled and no device is needed. Types come from the paper's three annotations (Lepikhin et al., 2020, section 3.2) on the
-axis `d`; the other mesh axes are free.
+Nothing is compiled and no device is needed. Types come from the paper's three annotations (Lepikhin
+et al., 2020, section 3.2) on the axis `d`; the other mesh axes are free.
 """
 
 import argparse
@@ -33,7 +34,8 @@ class Case:
     """One program to plan.
 
     Arguments:
-      axes: names and sizes of the mesh axes; the experts and groups are as many as the devices of `d`.
+      axes: names and sizes of the mesh axes; the experts and groups are as many as the devices of
+          `d`.
       config: the model's sizes.
       limit: seconds that the check and the choice together may take.
     """
@@ -43,10 +45,16 @@ class Case:
     limit: float
 
 
-def case(axes: dict[str, int], *, layers: int = 36, unrolled: bool = False, limit: float = 0.0) -> Case:
+def case(
+    axes: dict[str, int], *, layers: int = 36, unrolled: bool = False, limit: float = 0.0
+) -> Case:
     """The step of `layers` layers with 2048 experts on the given axes."""
     groups = max(2048, axes["d"])
-    return Case(axes=tuple(axes.items()), config=Config(layers=layers, experts=groups, groups=groups, unrolled=unrolled), limit=limit)
+    return Case(
+        axes=tuple(axes.items()),
+        config=Config(layers=layers, experts=groups, groups=groups, unrolled=unrolled),
+        limit=limit,
+    )
 
 
 CASES: dict[str, Case] = {
@@ -86,7 +94,12 @@ def step(case: Case) -> Jitted:
         else (None, "d:S(0) " + " ".join(f"{n}:?" for n in names[1:]))
     )
     mesh = AbstractMesh(tuple(n for _, n in case.axes), tuple(names))
-    return sbp.jit(lambda params, batch: sgd_step(params, batch, case.config, mark), mesh, in_types=types, donate_argnums=(0,))
+    return sbp.jit(
+        lambda params, batch: sgd_step(params, batch, case.config, mark),
+        mesh,
+        in_types=types,
+        donate_argnums=(0,),
+    )
 
 
 def measure(case: Case) -> Seconds:
@@ -104,23 +117,42 @@ def measure(case: Case) -> Seconds:
     start = time.perf_counter()
     program, _ = fit(traced.graph, spec, traced.demand, aliased=traced.aliased)
     assert program is not None
-    return Seconds(trace=trace, check=check, choose=time.perf_counter() - start, nodes=sum(1 for _ in traced.graph.walk()), program=program)
+    return Seconds(
+        trace=trace,
+        check=check,
+        choose=time.perf_counter() - start,
+        nodes=sum(1 for _ in traced.graph.walk()),
+        program=program,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--devices", action="store_true", help="time the one-axis case from 128 to 8192 devices instead")
+    parser.add_argument(
+        "--devices",
+        action="store_true",
+        help="time the one-axis case from 128 to 8192 devices instead",
+    )
     arguments = parser.parse_args()
-    cases = {str(n): case({"d": n}) for n in (128, 512, 2048, 8192)} if arguments.devices else {k: CASES[k] for k in arguments.only}
-    print(f"{'program':12} {'nodes':>6} {'trace':>7} {'check':>7} {'choose':>7} {'limit':>6} {'gap':>8} {'MiB sent':>9} {'ms':>8}")
+    cases = (
+        {str(n): case({"d": n}) for n in (128, 512, 2048, 8192)}
+        if arguments.devices
+        else {k: CASES[k] for k in arguments.only}
+    )
+    print(
+        f"{'program':12} {'nodes':>6} {'trace':>7} {'check':>7} {'choose':>7} {'limit':>6}"
+        f" {'gap':>8} {'MiB sent':>9} {'ms':>8}"
+    )
     for name, one in cases.items():
         took = measure(one)
         typing = took.program.typing
         sent, ms = took.program.cost.bytes_per_device / 2**20, typing.seconds * 1e3
         print(
-            f"{name:12} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s {one.limit:5.0f}s "
-            f"{100 * typing.gap:7.3f}% {sent:9,.1f} {ms:8.2f}",
+            f"{name:12} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s"
+            f" {one.limit:5.0f}s {100 * typing.gap:7.3f}% {sent:9,.1f} {ms:8.2f}",
             flush=True,
         )
 

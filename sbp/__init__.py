@@ -1,4 +1,5 @@
-"""sbp: a distributed type system for JAX. Annotate a few tensors; every other type is inferred, checked, priced and run."""
+"""sbp: a distributed type system for JAX. Annotate a few tensors; every other type is inferred,
+checked, priced and run."""
 
 from sbp.annotate import annotate as annotate
 from sbp.annotate import partial as partial

@@ -1,4 +1,5 @@
-"""The only file that touches JAX's internal and extension modules, and the only one with branches on its version."""
+"""The only file that touches JAX's internal and extension modules, and the only one with branches
+on its version."""
 
 from __future__ import annotations
 
@@ -28,15 +29,37 @@ ClosedJaxpr = jex_core.ClosedJaxpr
 ShapedArray = _core.ShapedArray
 Tracer = _core.Tracer
 
-__all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Tracer", "Var", "ad", "batching", "mlir"]
+__all__ = [
+    "ClosedJaxpr",
+    "Jaxpr",
+    "Literal",
+    "Primitive",
+    "ShapedArray",
+    "Tracer",
+    "Var",
+    "ad",
+    "batching",
+    "mlir",
+]
 
 MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
-"""Whether XLA for CPU merges a slice of a slice without the inner one's bounds, seen up to JAX 0.11."""
+"""Whether XLA for CPU merges a slice of a slice without the inner one's bounds, seen up to JAX
+0.11."""
 
-# Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe` is a user of sbp.
+# Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe`
+# is a user of sbp.
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FILES = "_jax annotate api call claims cli errors layout manual mesh symbolic types"
-for _entry in (*(f"{name}.py" for name in _FILES.split()), "trace", "infer", "plan", "run", "signatures", "report", "shardmap"):
+for _entry in (
+    *(f"{name}.py" for name in _FILES.split()),
+    "trace",
+    "infer",
+    "plan",
+    "run",
+    "signatures",
+    "report",
+    "shardmap",
+):
     _source_info.register_exclusion(_HERE + _entry)
 
 
@@ -46,7 +69,8 @@ def open_jaxpr(value: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's operands are constants and carries; JAX 0.11 replaced the two numbers by a tree of operands."""
+    """How many of a scan's operands are constants and carries; JAX 0.11 replaced the two numbers by
+    a tree of operands."""
     if "num_consts" in params:
         return int(params["num_consts"]), int(params["num_carry"])
     consts, carry, _ = params["ft_in"].unpack()
@@ -55,14 +79,16 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def no_mesh() -> Iterator[None]:
-    """Hides the caller's mesh context, so that traced equations carry no mesh (pitfall 4.3.1 of the interpreters' list)."""
+    """Hides the caller's mesh context, so that traced equations carry no mesh (pitfall 4.3.1 of the
+    interpreters' list)."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         yield
 
 
 @contextlib.contextmanager
 def own_traces(name: str) -> Iterator[None]:
-    """JAX takes no trace that it cached under another name: a function that it has seen before is traced anew."""
+    """JAX takes no trace that it cached under another name: a function that it has seen before is
+    traced anew."""
     with _core.extend_axis_env_nd([(name, 1)]):
         yield
 
@@ -74,25 +100,30 @@ def unbound_axis(error: NameError) -> str | None:
 
 
 def make_jaxpr(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
-    """Traces `fn` on flat ShapeDtypeStructs; returns the closed jaxpr without dead code, and the output tree."""
+    """Traces `fn` on flat ShapeDtypeStructs; returns the closed jaxpr without dead code, and the
+    output tree."""
     with no_mesh():
         closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     return dead_code_free(closed), out_shape
 
 
 def dead_code_free(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Drops equations whose results nobody reads, inside scans and branches too; all inputs are kept."""
+    """Drops equations whose results nobody reads, inside scans and branches too; all inputs are
+    kept."""
     jaxpr, consts = open_jaxpr(closed)
     pruned, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return ClosedJaxpr(pruned, consts)
 
 
 def op_name(eqn: Any) -> str:
-    """What an equation is called: its primitive's name, after which a Pallas call and `custom_partitioning` name their function."""
+    """What an equation is called: its primitive's name, after which a Pallas call and
+    `custom_partitioning` name their function."""
     name = eqn.primitive.name
     match name:
         case "pallas_call":
-            function = eqn.params.get("name") or open_jaxpr(eqn.params["jaxpr"])[0].debug_info.func_name
+            function = (
+                eqn.params.get("name") or open_jaxpr(eqn.params["jaxpr"])[0].debug_info.func_name
+            )
         case "custom_partitioning":
             function = open_jaxpr(eqn.params["call"])[0].debug_info.func_name
         case _:
@@ -142,7 +173,8 @@ def raising_span(error: BaseException) -> Span | None:
 
 @contextlib.contextmanager
 def source_context(source_info: Any) -> Iterator[None]:
-    """Operations bound inside carry the user's traceback and name stack (profiles and HLO metadata point home)."""
+    """Operations bound inside carry the user's traceback and name stack (profiles and HLO metadata
+    point home)."""
     if source_info is None:
         yield
         return
@@ -174,7 +206,9 @@ def plain_aval(aval: Any) -> ShapedArray:
 
 def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:
     """The threefry-2x32 block cipher on counters (hi, lo) of equal shape."""
-    from jax.extend.random import threefry2x32_p  # the primitive behind jax.random's default implementation
+    from jax.extend.random import (
+        threefry2x32_p,
+    )  # the primitive behind jax.random's default implementation
 
     return tuple(threefry2x32_p.bind(key_data_hi, key_data_lo, hi, lo))
 

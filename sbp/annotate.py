@@ -1,7 +1,8 @@
-"""Annotations: what a user says of a tensor's type. One primitive, the identity everywhere but in sbp.jit.
+"""Annotations: what a user says of a tensor's type. One primitive, the identity everywhere but in
+sbp.jit.
 
-An annotation pins its *result*; the operand may have any type and is converted there. Its transpose is the plain identity,
-so the types of cotangents are inferred; `cotangent=` pins one.
+An annotation pins its *result*; the operand may have any type and is converted there. Its transpose
+is the plain identity, so the types of cotangents are inferred; `cotangent=` pins one.
 
     >>> import jax.numpy as jnp
     >>> split(jnp.zeros((4, 2)), 0, "data").shape
@@ -24,7 +25,8 @@ from sbp.types import Atom, B, NdSbp, Split, Unreduced, parse
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What an annotation pins: a type, whether axes it does not name are B, or a device assignment to be matched to the mesh."""
+    """What an annotation pins: a type, whether axes it does not name are B, or a device assignment
+    to be matched to the mesh."""
 
     type: NdSbp
     complete: bool = False
@@ -32,9 +34,14 @@ class Pin:
 
     def batched(self, dim: int) -> Pin:
         """The same pin on a tensor with a new dim at `dim`."""
-        moved = {a: Split(t.dim + 1) if isinstance(t, Split) and t.dim >= dim else t for a, t in self.type.items()}
+        moved = {
+            a: Split(t.dim + 1) if isinstance(t, Split) and t.dim >= dim else t
+            for a, t in self.type.items()
+        }
         if self.device_assignment is not None:
-            raise SbpError("shard(device_assignment) under vmap has no meaning; use split or annotate there")
+            raise SbpError(
+                "shard(device_assignment) under vmap has no meaning; use split or annotate there"
+            )
         return Pin(NdSbp(moved, self.type.free), self.complete)
 
 
@@ -61,7 +68,9 @@ def _transpose(ct: Any, x: Any, *, pin: Pin | None, cotangent: Pin | None) -> An
 
 def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
     (x,), (d,) = args, dims
-    out = annotate_p.bind(x, pin=pin and pin.batched(d), cotangent=cotangent and cotangent.batched(d))
+    out = annotate_p.bind(
+        x, pin=pin and pin.batched(d), cotangent=cotangent and cotangent.batched(d)
+    )
     return out, d
 
 
@@ -82,7 +91,8 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
       mesh_axes: axis names of the mesh, outer first, to check the order of a PartitionSpec's axes.
 
     Raises:
-      SbpError: `dim-out-of-range` for a split of a dim that a tensor of `ndim` dims lacks, `type-syntax` for other values.
+      SbpError: `dim-out-of-range` for a split of a dim that a tensor of `ndim` dims lacks,
+          `type-syntax` for other values.
     """
     match value:
         case NdSbp():
@@ -94,11 +104,19 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
         case PartitionSpec():
             t = from_spec(value, mesh_axes)
         case Split() | Unreduced():
-            raise SbpError(f"{value!r} alone names no mesh axis; write annotate(x, data={value!r}) or a type text", code="type-syntax")
+            raise SbpError(
+                f"{value!r} alone names no mesh axis; write annotate(x, data={value!r}) or a type"
+                " text",
+                code="type-syntax",
+            )
         case _ if value == B:
             t = NdSbp()
         case _:
-            raise SbpError(f"a type is an NdSbp, a type text, a PartitionSpec or a NamedSharding, got {value!r}", code="type-syntax")
+            raise SbpError(
+                "a type is an NdSbp, a type text, a PartitionSpec or a NamedSharding, got"
+                f" {value!r}",
+                code="type-syntax",
+            )
     if ndim is not None:
         check_rank(t, ndim)
     return t
@@ -109,7 +127,10 @@ def check_rank(t: NdSbp, ndim: int) -> None:
     for axis, atom in t.items():
         if isinstance(atom, Split) and atom.dim >= ndim:
             dims = f"dims 0..{ndim - 1}" if ndim else "no dims"
-            raise SbpError(f"{axis}:{atom!r} on a tensor with {dims}; split one of those", code="dim-out-of-range")
+            raise SbpError(
+                f"{axis}:{atom!r} on a tensor with {dims}; split one of those",
+                code="dim-out-of-range",
+            )
 
 
 def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
@@ -126,13 +147,18 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
         known = [n for n in names if mesh_axes is not None and n in mesh_axes]
         if mesh_axes is not None and sorted(known, key=mesh_axes.index) != known:
             raise SbpError(
-                f"dim {dim} is split over {names}, against the mesh order {mesh_axes}; build the mesh with these axes in that order",
+                f"dim {dim} is split over {names}, against the mesh order {mesh_axes}; build the"
+                " mesh with these axes in that order",
                 code="bad-placement",
             )
         atoms.update({name: Split(dim) for name in names})
     atoms.update({name: Unreduced("sum") for name in sorted(getattr(spec, "unreduced", ()) or ())})
     if mesh_axes is not None:
-        atoms = {name: atoms[name] for name in (*mesh_axes, *sorted(atoms.keys() - set(mesh_axes))) if name in atoms}
+        atoms = {
+            name: atoms[name]
+            for name in (*mesh_axes, *sorted(atoms.keys() - set(mesh_axes)))
+            if name in atoms
+        }
     return NdSbp(atoms)
 
 
@@ -153,7 +179,8 @@ def annotate(x: Any, /, type: Any = None, *, cotangent: Any = None, **atoms: Ato
 
     Arguments:
       x: an array.
-      type: a complete type (axes it does not name are B): an NdSbp, a type text, a PartitionSpec or NamedSharding.
+      type: a complete type (axes it does not name are B): an NdSbp, a type text, a PartitionSpec or
+          NamedSharding.
       cotangent: a complete type for the cotangent of `x`; None leaves it to inference.
       **atoms: `S(dim)`, `B` or `P` by mesh axis name.
 
@@ -175,7 +202,8 @@ def annotate(x: Any, /, type: Any = None, *, cotangent: Any = None, **atoms: Ato
 
 
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:
-    """Pins `x` as split along `dim` over the mesh axes (outer first); other axes are left to inference.
+    """Pins `x` as split along `dim` over the mesh axes (outer first); other axes are left to
+    inference.
 
     >>> split(jnp.zeros((8, 4)), 1, "model").shape
     (8, 4)
@@ -184,10 +212,16 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
         raise SbpError('split needs a mesh axis: split(x, 0, "data")')
     _check_names(mesh_axes)
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise SbpError(f'split takes a dim and then mesh axes, got dim {dim!r}; write for example split(x, 0, "data")')
+        raise SbpError(
+            f"split takes a dim and then mesh axes, got dim {dim!r}; write for example split(x, 0,"
+            ' "data")'
+        )
     x = _array(x)
     if not -x.ndim <= dim < x.ndim:
-        raise SbpError(f"split of dim {dim} on a tensor of shape {x.shape}; it has {x.ndim} dims", code="dim-out-of-range")
+        raise SbpError(
+            f"split of dim {dim} on a tensor of shape {x.shape}; it has {x.ndim} dims",
+            code="dim-out-of-range",
+        )
     dim = dim % x.ndim
     return annotate_p.bind(x, pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim)))), cotangent=None)
 
@@ -212,13 +246,17 @@ def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     if not mesh_axes:
         raise SbpError('partial needs a mesh axis: partial(x, "model")')
     _check_names(mesh_axes)
-    return annotate_p.bind(_array(x), pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))), cotangent=None)
+    return annotate_p.bind(
+        _array(x), pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))), cotangent=None
+    )
 
 
 def shard(x: Any, device_assignment: Any) -> Any:
-    """Pins `x` by GShard's device assignment: an array of device ids of the rank of `x`, one per partition, in slice order.
+    """Pins `x` by GShard's device assignment: an array of device ids of the rank of `x`, one per
+    partition, in slice order.
 
-    It is accepted when it equals the placement of some ND-SBP type on the mesh of the enclosing `sbp.jit` (GShard, section 3.2).
+    It is accepted when it equals the placement of some ND-SBP type on the mesh of the enclosing
+    `sbp.jit` (GShard, section 3.2).
 
     >>> shard(jnp.zeros((3, 16, 64)), [[[0], [1]]]).shape
     (3, 16, 64)
@@ -226,15 +264,23 @@ def shard(x: Any, device_assignment: Any) -> Any:
     x = _array(x)
     ids = np.asarray(device_assignment)
     if ids.ndim != x.ndim:
-        raise SbpError(f"device_assignment has rank {ids.ndim}, the tensor {x.ndim}; they must agree", code="bad-placement")
+        raise SbpError(
+            f"device_assignment has rank {ids.ndim}, the tensor {x.ndim}; they must agree",
+            code="bad-placement",
+        )
     nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))
-    return annotate_p.bind(x, pin=Pin(NdSbp(), complete=True, device_assignment=nested), cotangent=None)
+    return annotate_p.bind(
+        x, pin=Pin(NdSbp(), complete=True, device_assignment=nested), cotangent=None
+    )
 
 
 def _check_names(mesh_axes: tuple[Any, ...]) -> None:
     for name in mesh_axes:
         if not isinstance(name, str):
-            raise SbpError(f'mesh axes are named by strings, got {name!r}; write for example split(x, 0, "data")')
+            raise SbpError(
+                f"mesh axes are named by strings, got {name!r}; write for example split(x, 0,"
+                ' "data")'
+            )
 
 
 def _array(x: Any) -> Any:

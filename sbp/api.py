@@ -93,7 +93,10 @@ class Jitted:
         self._reader = CallReader(fn, mesh, self._spec, options)
         self._plans: dict[Any, Plan] = {}
         self._quick: dict[Any, Plan] = {}
-        for axis in (*options.axis_policies, *(b.axis for b in options.budgets if b.axis is not None)):
+        for axis in (
+            *options.axis_policies,
+            *(b.axis for b in options.budgets if b.axis is not None),
+        ):
             self._spec.size(axis)
         check_types(options.in_types, self._spec)
         check_types(options.out_types, self._spec)
@@ -122,7 +125,8 @@ class Jitted:
         if any(isinstance(leaf, _jax.Tracer) for leaf in flat):
             name = getattr(self._fn, "__name__", "the function")
             warnings.warn(
-                f"nested-jit: {name} was called with tracers (inside jit, grad, vmap or another sbp.jit) and runs as the plain function",
+                f"nested-jit: {name} was called with tracers (inside jit, grad, vmap or another"
+                " sbp.jit) and runs as the plain function",
                 SbpWarning,
                 stacklevel=2,
             )
@@ -149,9 +153,11 @@ class Jitted:
         return self._plan_of(self._reader.read(args, kwargs)[0])
 
     def check(self, *args: Any, **kwargs: Any) -> Report:
-        """A report that never raises for a type error or an annotation that is written wrongly: `report.ok`, `report.diagnostics`.
+        """A report that never raises for a type error or an annotation that is written wrongly:
+        `report.ok`, `report.diagnostics`.
 
-        Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at one choice of them, and the report
+        Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at
+        one choice of them, and the report
         says for which sizes that typing holds: `report.sizes`, a `sbp.infer.conditions.Decided`.
         """
         try:
@@ -163,7 +169,7 @@ class Jitted:
             return Report(program=None, diagnostics=diagnostics_of(error), title=self.name)
         return plan.report()
 
-    # ---- the way -------------------------------------------------------------------------------------------------------------
+    # ---- the way --------------------------------------------------------------------------------
 
     def _plan_of(self, signature: Signature) -> Plan:
         if signature.key not in self._plans:
@@ -174,20 +180,38 @@ class Jitted:
         return self._plans[signature.key]
 
     def _check_sizes(self, call: SizedCall) -> Report:
-        """A report on symbolic sizes: the plan of one choice of them, its typing decided for all."""
+        """A report on symbolic sizes: the plan of one choice of them, its typing decided for
+        all."""
         with noting() as noted, call.typed_here():
             plan = self._make(call.signature, call.trace)
         plan.noted = tuple(noted)
-        found = call.decide(plan.program.typing, plan.demand, lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0])
-        asked = {"memory limit": self.options.memory_limit is not None, "budgets": bool(self.options.budgets)}
+        found = call.decide(
+            plan.program.typing,
+            plan.demand,
+            lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0],
+        )
+        asked = {
+            "memory limit": self.options.memory_limit is not None,
+            "budgets": bool(self.options.budgets),
+        }
         limits = tuple(name for name, given in asked.items() if given)
-        return sized_report(plan.report(), found, call, self._make, lambda at: self._trace(at).graph, limits=limits)
+        return sized_report(
+            plan.report(), found, call, self._make, lambda at: self._trace(at).graph, limits=limits
+        )
 
     def _make(self, signature: Signature, tracer: Tracer | None = None) -> Plan:
         traced, options = self._trace(signature, tracer), self.options
         graph, spec, demand, limit = traced.graph, self._spec, traced.demand, options.memory_limit
         tables = Tables(spec)
-        program, least = fit(graph, spec, demand, boxing=options.boxing, memory_limit=limit, aliased=traced.aliased, tables=tables)
+        program, least = fit(
+            graph,
+            spec,
+            demand,
+            boxing=options.boxing,
+            memory_limit=limit,
+            aliased=traced.aliased,
+            tables=tables,
+        )
         if program is None:
             found = (
                 explain(graph, spec, demand, options.boxing, tables)
@@ -202,20 +226,29 @@ class Jitted:
         refuse_symbolic(signature.avals, self.name)
         boundary: list[NdSbp | None] = []
         inner: list[Pin | None] = []
-        for want, aval, name in zip(signature.wanted, signature.avals, signature.names, strict=True):
+        for want, aval, name in zip(
+            signature.wanted, signature.avals, signature.names, strict=True
+        ):
             check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
             held, pin = even_boundary(want, aval.shape, spec, f"input {name}")
             boundary.append(held)
             inner.append(pin)
 
         def call(*flat: Any) -> Any:
-            pinned = [x if p is None else annotate_p.bind(x, pin=p, cotangent=None) for x, p in zip(flat, inner, strict=True)]
+            pinned = [
+                x if p is None else annotate_p.bind(x, pin=p, cotangent=None)
+                for x, p in zip(flat, inner, strict=True)
+            ]
             return signature.call(*pinned)
 
         with tracing_for(spec):
             graph, out_shape = (tracer or trace)(call, signature.avals, signature.names)
         refuse_symbolic(graph.avals.values(), self.name)  # what fn closes over
-        ids = None if isinstance(self._mesh, AbstractMesh) else np.vectorize(lambda d: d.id, otypes=[int])(self._mesh.devices)
+        ids = (
+            None
+            if isinstance(self._mesh, AbstractMesh)
+            else np.vectorize(lambda d: d.id, otypes=[int])(self._mesh.devices)
+        )
         graph = resolve_pins(graph, spec, ids)
         check_rules(graph)
         check_registered(graph, spec.sizes)
@@ -226,8 +259,16 @@ class Jitted:
         out_leaves, out_tree = jax.tree.flatten(out_shape)
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)
-        demand = Demand(inputs=tuple(codes_of(t, spec) for t in boundary), outputs=tuple(codes_of(t, spec) for t in out_wanted), tied=tied)
-        policies = tuple(self.options.axis_policies.get(name) for name in spec.names) if self.options.axis_policies else ()
+        demand = Demand(
+            inputs=tuple(codes_of(t, spec) for t in boundary),
+            outputs=tuple(codes_of(t, spec) for t in out_wanted),
+            tied=tied,
+        )
+        policies = (
+            tuple(self.options.axis_policies.get(name) for name in spec.names)
+            if self.options.axis_policies
+            else ()
+        )
         demand = dataclasses.replace(demand, policies=policies, budgets=self.options.budgets)
         return Traced(
             graph=graph,
@@ -238,13 +279,23 @@ class Jitted:
             out_wanted=tuple(out_wanted),
         )
 
-    def _wanted_outputs(self, out_shape: Any, out_leaves: list[Any]) -> tuple[list[NdSbp | None], list[str]]:
+    def _wanted_outputs(
+        self, out_shape: Any, out_leaves: list[Any]
+    ) -> tuple[list[NdSbp | None], list[str]]:
         out_types = self.options.out_types
-        names = [jax.tree_util.keystr(path) or "result" for path, _ in jax.tree_util.tree_flatten_with_path(out_shape)[0]]
+        names = [
+            jax.tree_util.keystr(path) or "result"
+            for path, _ in jax.tree_util.tree_flatten_with_path(out_shape)[0]
+        ]
         if out_types is None:
             return [None] * len(out_leaves), names
         wanted: list[NdSbp | None] = []
-        for t, leaf, name in zip(broadcast_types(out_types, out_shape, "out_types", self._spec), out_leaves, names, strict=True):
+        for t, leaf, name in zip(
+            broadcast_types(out_types, out_shape, "out_types", self._spec),
+            out_leaves,
+            names,
+            strict=True,
+        ):
             check_monoids(t or NdSbp(), leaf.dtype, f"output {name}")
             wanted.append(even_boundary(t, leaf.shape, self._spec, f"output {name}")[0])
         return wanted, names
@@ -258,7 +309,9 @@ class Plan:
       program: the instructions.
     """
 
-    def __init__(self, jitted: Jitted, signature: Signature, program: Program, traced: Traced) -> None:
+    def __init__(
+        self, jitted: Jitted, signature: Signature, program: Program, traced: Traced
+    ) -> None:
         self._jitted = jitted
         self._signature = signature
         self.program = program
@@ -289,7 +342,8 @@ class Plan:
 
     @property
     def in_shardings(self) -> Any:
-        """`NamedSharding`s of the positional arguments on the caller's mesh, to initialise and feed."""
+        """`NamedSharding`s of the positional arguments on the caller's mesh, to initialise and
+        feed."""
         mesh = self._jitted.mesh
         flat = [NamedSharding(mesh, s.spec) for s in self._executable.in_shardings]
         return jax.tree.unflatten(self._signature.tree, flat)[0]
@@ -307,19 +361,36 @@ class Plan:
             return self.run(flat)
         signature, leaves = self._jitted.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
-            raise SbpError("the plan was made for other shapes, dtypes or static arguments; call the sbp.jit function instead")
+            raise SbpError(
+                "the plan was made for other shapes, dtypes or static arguments; call the sbp.jit"
+                " function instead"
+            )
         if not any(signature.partial):
             self._quick = quick
         return self.run(leaves)
 
     def lower(self) -> Any:
-        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO; of an abstract mesh, for `.as_text()` alone."""
+        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO; of an
+        abstract mesh, for `.as_text()` alone."""
         shapes = []
-        for aval, want, sharding in zip(self._signature.avals, self._signature.partial, self._executable.in_shardings, strict=True):
+        for aval, want, sharding in zip(
+            self._signature.avals,
+            self._signature.partial,
+            self._executable.in_shardings,
+            strict=True,
+        ):
             leading = (
-                () if want is None else tuple(n for a in partial_axes(want, self.program.mesh) if (n := self.program.mesh.size(a)) > 1)
+                ()
+                if want is None
+                else tuple(
+                    n
+                    for a in partial_axes(want, self.program.mesh)
+                    if (n := self.program.mesh.size(a)) > 1
+                )
             )
-            shapes.append(jax.ShapeDtypeStruct((*leading, *aval.shape), aval.dtype, sharding=sharding))
+            shapes.append(
+                jax.ShapeDtypeStruct((*leading, *aval.shape), aval.dtype, sharding=sharding)
+            )
         return self._executable.lower(shapes)
 
     @property
@@ -331,7 +402,11 @@ class Plan:
         """The type report of the plan."""
         if self._diagnostics is None:
             options = self._jitted.options
-            self._diagnostics = costly_annotations(self.program, self._traced.demand, options.boxing) if options.boxing == "auto" else ()
+            self._diagnostics = (
+                costly_annotations(self.program, self._traced.demand, options.boxing)
+                if options.boxing == "auto"
+                else ()
+            )
         return Report(
             program=self.program,
             diagnostics=(*self.noted, *self._diagnostics),
@@ -340,12 +415,14 @@ class Plan:
         )
 
     def why(self, name: str | int) -> Explanation:
-        """Why a value has its type: where that comes from, what every other type would cost, why its conversions are where they are.
+        """Why a value has its type: where that comes from, what every other type would cost, why
+        its conversions are where they are.
 
         Each price is that of the plan of the program with the value annotated so.
 
         Arguments:
-          name: a variable, an input such as "params['w']", an output, a line ("ffn.py:12", 12), or "gradient of line 12".
+          name: a variable, an input such as "params['w']", an output, a line ("ffn.py:12", 12), or
+              "gradient of line 12".
 
         Returns:
           What shows itself in the terminal and in notebooks; its `why` holds the figures.
@@ -353,25 +430,31 @@ class Plan:
         Raises:
           SbpError: when nothing has that name; it tells the nearest names.
 
-        >>> f = jit(lambda x: (x * x).sum(), jax.sharding.AbstractMesh((2,), ("data",)), in_types=("data:S(0)",))
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        >>> f = jit(lambda x: (x * x).sum(), mesh, in_types=("data:S(0)",))
         >>> told = f.plan(jax.ShapeDtypeStruct((8,), "float32")).why("result").why
         >>> told.type, [(c.steps[0].kind, c.bytes_per_device) for c in told.conversions]
         (B, [('all_reduce', 4.0)])
         """
-        return explanation(why(self.program, self._question, name, self._traced.out_names), self.program.mesh)
+        return explanation(
+            why(self.program, self._question, name, self._traced.out_names), self.program.mesh
+        )
 
     def diff(self, other: Plan) -> Comparison:
-        """What differs in another plan of this or a similar program: cost, types of inputs, outputs and values, conversions.
+        """What differs in another plan of this or a similar program: cost, types of inputs, outputs
+        and values, conversions.
 
         Arguments:
-          other: a plan under another policy, mesh, hardware or other annotations. Values are matched by name and by the text of
-            their line.
+          other: a plan under another policy, mesh, hardware or other annotations. Values are
+            matched by name and by the text of their line.
 
         Returns:
           What shows itself in the terminal and in notebooks; its `difference` holds the figures.
 
-        >>> mesh, x = jax.sharding.AbstractMesh((2,), ("data",)), jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> this, other = (jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x) for t in ("data:S(0)", "data:S(1)"))
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> this, other = (jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x)
+        ...     for t in ("data:S(0)", "data:S(1)"))
         >>> this.diff(other).difference.settings
         (('input `x`', 'data:S(0)', 'data:S(1)'),)
         """
@@ -411,7 +494,11 @@ class Plan:
         """Runs on flat arguments."""
         mesh = self._jitted.mesh
         if isinstance(mesh, AbstractMesh):
-            raise SbpError("a plan on an AbstractMesh can be lowered, not run; make a jax.sharding.Mesh over devices", code="abstract-mesh")
+            raise SbpError(
+                "a plan on an AbstractMesh can be lowered, not run; make a jax.sharding.Mesh over"
+                " devices",
+                code="abstract-mesh",
+            )
         flat = [_parts(leaf, mesh) if isinstance(leaf, Partial) else leaf for leaf in leaves]
         try:
             outs = self._executable(flat)
@@ -421,12 +508,16 @@ class Plan:
             outs = self._executable(self._move(flat))
         results = []
         for out, t in zip(outs, self._traced.out_wanted, strict=True):
-            results.append(out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t))
+            results.append(
+                out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t)
+            )
         return jax.tree.unflatten(self._traced.out_tree, results)
 
     def _move(self, flat: list[Any]) -> list[Any]:
         moved, names = [], []
-        for x, sharding, name in zip(flat, self._executable.in_shardings, self._signature.names, strict=True):
+        for x, sharding, name in zip(
+            flat, self._executable.in_shardings, self._signature.names, strict=True
+        ):
             if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
                 if x.committed:
                     names.append(name)
@@ -436,8 +527,8 @@ class Plan:
             self._moved = True
             shown = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
             warnings.warn(
-                f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another layout and were moved; "
-                "put them at plan.in_shardings once",
+                f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another"
+                " layout and were moved; put them at plan.in_shardings once",
                 SbpWarning,
                 stacklevel=4,
             )
@@ -458,17 +549,19 @@ def jit(
     donate_argnames: str | Sequence[str] = (),
     budgets: Sequence[Budget] = (),
 ) -> Jitted:
-    """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of local operations and collectives.
+    """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
+    local operations and collectives.
 
     Arguments:
       fn: any traceable JAX function: a forward pass, `value_and_grad`, a whole training step.
       mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices.
-      in_types: pytree prefixes of types, one per non-static positional argument; None leaves inputs free (arrays that carry a
-        NamedSharding on this mesh keep it).
+      in_types: pytree prefixes of types, one per non-static positional argument; None leaves inputs
+        free (arrays that carry a NamedSharding on this mesh keep it).
       out_types: a pytree prefix of types for what `fn` returns; None leaves them free.
-      boxing: "auto" allows any conversion at its price, "reduce" only conversions from P, "explicit" none that moves data except
-        at annotations and at the boundary. A mapping from mesh axes to policies leaves the others "auto"; `sbp.policy` sets one for
-        a region of the program.
+      boxing: "auto" allows any conversion at its price, "reduce" only conversions from P,
+        "explicit" none that moves data except at annotations and at the boundary. A mapping from
+        mesh axes to policies leaves the others "auto"; `sbp.policy` sets one for a region of the
+        program.
       memory_limit: bytes per device; None for no limit.
       hardware: what costs are counted on; None takes the mesh's device kind.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
@@ -491,13 +584,18 @@ def jit(
     per_axis = dict(boxing) if isinstance(boxing, Mapping) else {}
     for policy in per_axis.values() if isinstance(boxing, Mapping) else (boxing,):
         if policy not in POLICIES:
-            raise SbpError(f"no boxing policy {policy!r}{nearest(str(policy), POLICIES)}", code="unknown-option")
+            raise SbpError(
+                f"no boxing policy {policy!r}{nearest(str(policy), POLICIES)}",
+                code="unknown-option",
+            )
     for axis in per_axis:
         if not isinstance(axis, str):
             raise SbpError(f"boxing maps names of mesh axes to policies; got {axis!r}")
     if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
         raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")
-    if memory_limit is not None and not (isinstance(memory_limit, numbers.Real) and memory_limit is not True and memory_limit > 0):
+    if memory_limit is not None and not (
+        isinstance(memory_limit, numbers.Real) and memory_limit is not True and memory_limit > 0
+    ):
         raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")
     options = Options(
         in_types=in_types,
@@ -520,9 +618,14 @@ def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
 
 
 def _parts(leaf: Partial, mesh: Mesh) -> Any:
-    """The array the plan takes for a Partial: axes of size 1 hold one part, which is the value there."""
+    """The array the plan takes for a Partial: axes of size 1 hold one part, which is the value
+    there."""
     sizes = _part_sizes(leaf.type, mesh)
-    return leaf.parts if 1 not in sizes else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
+    return (
+        leaf.parts
+        if 1 not in sizes
+        else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
+    )
 
 
 def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:

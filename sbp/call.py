@@ -1,4 +1,5 @@
-"""One way of calling a function: flat arguments, statics, donations, and the types asked of inputs and outputs."""
+"""One way of calling a function: flat arguments, statics, donations, and the types asked of inputs
+and outputs."""
 
 from __future__ import annotations
 
@@ -78,11 +79,16 @@ class Signature:
 def config_key() -> tuple[Any, ...]:
     """The settings of JAX that change what a function traces to."""
     config: Any = jax.config
-    return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+    return (
+        config.jax_enable_x64,
+        config.jax_default_matmul_precision,
+        config.jax_numpy_dtype_promotion,
+    )
 
 
 def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
-    """A key for calls whose flat arguments are all JAX arrays, cheap enough for every step; None for other calls."""
+    """A key for calls whose flat arguments are all JAX arrays, cheap enough for every step; None
+    for other calls."""
     if not all(isinstance(x, jax.Array) for x in leaves):
         return None
     return tree, tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves]), config_key()
@@ -98,7 +104,9 @@ class CallReader:
       options: the options of `sbp.jit`.
     """
 
-    def __init__(self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, spec: MeshSpec, options: Options) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, spec: MeshSpec, options: Options
+    ) -> None:
         self._fn = fn
         self._mesh = mesh
         self._spec = spec
@@ -112,35 +120,57 @@ class CallReader:
           SbpError: for arguments that fit neither the function nor `in_types`.
         """
         options = self._options
-        static_numbers, static_names = _resolve_names(options.static_argnums, options.static_argnames, self._parameters, len(args))
-        donate_numbers, donate_names = _resolve_names(options.donate_argnums, options.donate_argnames, self._parameters, len(args))
+        static_numbers, static_names = _resolve_names(
+            options.static_argnums, options.static_argnames, self._parameters, len(args)
+        )
+        donate_numbers, donate_names = _resolve_names(
+            options.donate_argnums, options.donate_argnames, self._parameters, len(args)
+        )
         statics = {i: args[i] for i in static_numbers if i < len(args)}
         static_kwargs = {k: v for k, v in kwargs.items() if k in static_names}
         for what in (*statics.values(), *static_kwargs.values()):
             try:
                 hash(what)
             except TypeError:
-                raise SbpError(f"static argument {what!r} is not hashable; make it hashable or not static") from None
+                raise SbpError(
+                    f"static argument {what!r} is not hashable; make it hashable or not static"
+                ) from None
         dynamic = tuple(a for i, a in enumerate(args) if i not in statics)
         dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in static_kwargs}
-        with_path, tree = jax.tree_util.tree_flatten_with_path((dynamic, dynamic_kwargs), is_leaf=lambda x: isinstance(x, Partial))
+        with_path, tree = jax.tree_util.tree_flatten_with_path(
+            (dynamic, dynamic_kwargs), is_leaf=lambda x: isinstance(x, Partial)
+        )
         leaves = [leaf for _, leaf in with_path]
-        names = tuple(self._leaf_name(path, [i for i in range(len(args)) if i not in statics]) for path, _ in with_path)
+        names = tuple(
+            self._leaf_name(path, [i for i in range(len(args)) if i not in statics])
+            for path, _ in with_path
+        )
         wanted = self._wanted_inputs(dynamic, with_path)
         avals, partial = [], []
         for leaf, want, name in zip(leaves, wanted, names, strict=True):
             is_partial = want is not None and want.is_partial
-            if is_partial != isinstance(leaf, Partial) and not (is_partial and isinstance(leaf, jax.ShapeDtypeStruct)):
+            if is_partial != isinstance(leaf, Partial) and not (
+                is_partial and isinstance(leaf, jax.ShapeDtypeStruct)
+            ):
                 raise SbpError(
-                    f"input {name} is pinned {want!r} but is no sbp.Partial; pass a Partial, or pin it S or B"
-                    if is_partial
-                    else f"input {name} is an sbp.Partial but not pinned partial; pin it in in_types or call .reduce() first",
+                    (
+                        f"input {name} is pinned {want!r} but is no sbp.Partial; pass a Partial, or"
+                        " pin it S or B"
+                        if is_partial
+                        else (
+                            f"input {name} is an sbp.Partial but not pinned partial; pin it in"
+                            " in_types or call .reduce() first"
+                        )
+                    ),
                     code="not-partial",
                 )
             array = leaf
             if isinstance(leaf, Partial):
                 if leaf.type != want:
-                    raise SbpError(f"input {name} is pinned {want!r} but is a Partial of {leaf.type!r}", code="not-partial")
+                    raise SbpError(
+                        f"input {name} is pinned {want!r} but is a Partial of {leaf.type!r}",
+                        code="not-partial",
+                    )
                 array = leaf.parts
             aval = _shape_of(array, name)
             if isinstance(leaf, Partial):
@@ -151,7 +181,9 @@ class CallReader:
         positions = [i for i in range(len(args)) if i not in statics]
         groups: dict[Any, list[int]] = {}
         for flat, owner in enumerate(argument_of):
-            if (isinstance(owner, int) and positions[owner] in donate_numbers) or owner in donate_names:
+            if (
+                isinstance(owner, int) and positions[owner] in donate_numbers
+            ) or owner in donate_names:
                 groups.setdefault(owner, []).append(flat)
         fn = self._fn
         count = len(args)
@@ -165,7 +197,9 @@ class CallReader:
         key = (
             tree,
             tuple((a.shape, a.dtype, bool(getattr(a, "weak_type", False))) for a in avals),
-            tuple((i, type(v), v) for i, v in sorted(statics.items())),  # 1, 1.0 and True are equal, and trace differently
+            tuple(
+                (i, type(v), v) for i, v in sorted(statics.items())
+            ),  # 1, 1.0 and True are equal, and trace differently
             tuple((k, type(v), v) for k, v in sorted(static_kwargs.items())),
             tuple(wanted),
             config_key(),
@@ -187,7 +221,11 @@ class CallReader:
         where, index, *rest = path
         if where.idx == 0:
             position = positions[index.idx]
-            head = self._parameters[position] if position < len(self._parameters) else f"args[{position}]"
+            head = (
+                self._parameters[position]
+                if position < len(self._parameters)
+                else f"args[{position}]"
+            )
         else:
             head = str(index.key)
         return head + jax.tree_util.keystr(tuple(rest))
@@ -202,7 +240,10 @@ class CallReader:
         if not isinstance(in_types, tuple):
             in_types = (in_types,) * (len(dynamic) if is_type_leaf(in_types) else 1)
         if len(in_types) != len(dynamic):
-            raise SbpError(f"in_types has {len(in_types)} entries for {len(dynamic)} non-static positional arguments; give one each")
+            raise SbpError(
+                f"in_types has {len(in_types)} entries for {len(dynamic)} non-static positional"
+                " arguments; give one each"
+            )
         for number, (entry, arg) in enumerate(zip(in_types, dynamic, strict=True)):
             wanted += broadcast_types(entry, arg, f"in_types[{number}]", self._spec)
         for _, leaf in with_path[len(wanted) :]:
@@ -225,8 +266,11 @@ def _parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in kinds)
 
 
-def _resolve_names(numbers: Any, names: Any, parameters: tuple[str, ...], count: int) -> tuple[frozenset[int], frozenset[str]]:
-    """Argument numbers and names as `jax.jit` resolves them: each names the other where the signature tells."""
+def _resolve_names(
+    numbers: Any, names: Any, parameters: tuple[str, ...], count: int
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Argument numbers and names as `jax.jit` resolves them: each names the other where the
+    signature tells."""
     given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     called = (names,) if isinstance(names, str) else tuple(names)
     by_number = {n % count if n < 0 and count else n for n in given}
@@ -237,12 +281,18 @@ def _resolve_names(numbers: Any, names: Any, parameters: tuple[str, ...], count:
 
 def _shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+        return jax.ShapeDtypeStruct(
+            x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False))
+        )
     try:
         aval = jax.typeof(x)
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))  # pyright: ignore[reportAttributeAccessIssue]
+        return jax.ShapeDtypeStruct(
+            aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
+        )  # pyright: ignore[reportAttributeAccessIssue]
     except (TypeError, AttributeError) as error:
-        raise SbpError(f"input {name} is no array: {type(x).__name__}; mark it static or pass an array") from error
+        raise SbpError(
+            f"input {name} is no array: {type(x).__name__}; mark it static or pass an array"
+        ) from error
 
 
 def _argument_positions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -250,7 +300,9 @@ def _argument_positions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     for number, arg in enumerate(args):
         owners += [number] * len(jax.tree.leaves(arg, is_leaf=lambda x: isinstance(x, Partial)))
     for name in sorted(kwargs):
-        owners += [name] * len(jax.tree.leaves(kwargs[name], is_leaf=lambda x: isinstance(x, Partial)))
+        owners += [name] * len(
+            jax.tree.leaves(kwargs[name], is_leaf=lambda x: isinstance(x, Partial))
+        )
     return owners
 
 
@@ -261,19 +313,28 @@ def _carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return leaf.type
     if not isinstance(sharding, NamedSharding) or isinstance(leaf, _jax.Tracer):
         return None
-    if sharding.mesh.axis_names != mesh.axis_names or tuple(sharding.mesh.axis_sizes) != tuple(mesh.axis_sizes):
+    if sharding.mesh.axis_names != mesh.axis_names or tuple(sharding.mesh.axis_sizes) != tuple(
+        mesh.axis_sizes
+    ):
         return None
-    if isinstance(mesh, Mesh) and isinstance(sharding.mesh, Mesh) and not np.array_equal(sharding.mesh.devices, mesh.devices):
+    if (
+        isinstance(mesh, Mesh)
+        and isinstance(sharding.mesh, Mesh)
+        and not np.array_equal(sharding.mesh.devices, mesh.devices)
+    ):
         return None
     try:
         return as_type(sharding, len(leaf.shape))
     except SbpError:
-        return None  # a split order against the mesh is no type: the array is moved, as from any other layout
+        # a split order against the mesh is no type: the array is moved, as from any other layout
+        return None
 
 
 def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[NdSbp | None]:
     """The type of each leaf of `tree` from a pytree prefix of types."""
-    with_path, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, Partial))
+    with_path, structure = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: isinstance(x, Partial)
+    )
     numbers = jax.tree.unflatten(structure, list(range(len(with_path))))
     found: list[NdSbp | None] = [None] * len(with_path)
 
@@ -282,8 +343,12 @@ def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[N
             path, leaf = with_path[number]
             rank = leaf.parts.ndim - leaf.rank if isinstance(leaf, Partial) else len(np.shape(leaf))
             own = t
-            if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
-                own = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _shape_of(leaf, where))
+            if callable(t) and not isinstance(
+                t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding
+            ):
+                own = t(
+                    path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _shape_of(leaf, where)
+                )
             if own is None:
                 continue
             checked = as_type(own, rank, mesh.names)
@@ -293,18 +358,26 @@ def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[N
     try:
         jax.tree.map(assign, entry, numbers, is_leaf=is_type_leaf)
     except ValueError as error:
-        raise SbpError(f"{where} is no prefix of the argument it types: {' '.join(str(error).split())[:200]}") from error
+        raise SbpError(
+            f"{where} is no prefix of the argument it types: {' '.join(str(error).split())[:200]}"
+        ) from error
     return found
 
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
     if t is None:
         return None
-    return tuple(None if axis in t.free else c for axis, c in zip(mesh.names, from_type(t, mesh), strict=True))
+    return tuple(
+        None if axis in t.free else c
+        for axis, c in zip(mesh.names, from_type(t, mesh), strict=True)
+    )
 
 
-def even_boundary(t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where: str) -> tuple[NdSbp | None, Pin | None]:
-    """What JAX can hold at the boundary: dims that do not divide are B there, and are split or gathered inside."""
+def even_boundary(
+    t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where: str
+) -> tuple[NdSbp | None, Pin | None]:
+    """What JAX can hold at the boundary: dims that do not divide are B there, and are split or
+    gathered inside."""
     if t is None or is_even(shape, from_type(t, mesh), mesh.sizes):
         return t, None
     atoms: dict[str, Atom] = {}
@@ -313,15 +386,23 @@ def even_boundary(t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     held = NdSbp(atoms, t.free)
-    text = f"{where} of shape {shape} does not divide under {t!r}; it is held {held!r} there and sliced or gathered inside"
+    text = (
+        f"{where} of shape {shape} does not divide under {t!r}; it is held {held!r} there and"
+        " sliced or gathered inside"
+    )
     warn("uneven-boundary", text, stacklevel=5)
     return held, Pin(t, complete=True)
 
 
 def tied_outputs(
-    signature: Signature, graph: Graph, out_tree: Any, out_wanted: list[NdSbp | None], boundary: list[NdSbp | None]
+    signature: Signature,
+    graph: Graph,
+    out_tree: Any,
+    out_wanted: list[NdSbp | None],
+    boundary: list[NdSbp | None],
 ) -> tuple[tuple[int, int], ...]:
-    """Each donated argument with the first output of equal structure and avals: they have one type (steady state)."""
+    """Each donated argument with the first output of equal structure and avals: they have one type
+    (steady state)."""
     inner, inner_kwargs = jax.tree.unflatten(signature.tree, list(range(len(signature.avals))))
     outputs = jax.tree.unflatten(out_tree, list(range(len(graph.outputs))))
     candidates = outputs if isinstance(outputs, tuple | list) else (outputs,)
@@ -334,7 +415,11 @@ def tied_outputs(
             continue
         for number, candidate in enumerate(candidates):
             flat = jax.tree.leaves(candidate)
-            if number in used or jax.tree.structure(candidate) != jax.tree.structure(argument) or len(flat) != len(group):
+            if (
+                number in used
+                or jax.tree.structure(candidate) != jax.tree.structure(argument)
+                or len(flat) != len(group)
+            ):
                 continue
             same = all(
                 graph.aval(graph.outputs[o]).shape == signature.avals[i].shape

@@ -1,8 +1,9 @@
-"""Whether a hand-written region keeps the types it claims: its body is run on random values for every device of the mesh at once.
+"""Whether a hand-written region keeps the types it claims: its body is run on random values for
+every device of the mesh at once.
 
-Named axes are bound by nested `vmap`, so that no device is needed. A result that claims B must be equal for all its readers; what a P
-operand's parts are must not matter as long as their reduction is the same. S results and P results claim nothing: any parts are parts
-of some value.
+Named axes are bound by nested `vmap`, so that no device is needed. A result that claims B must be
+equal for all its readers; what a P operand's parts are must not matter as long as their reduction
+is the same. S results and P results claim nothing: any parts are parts of some value.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import B, NdSbp, Unreduced
 
 CHECKED_ELEMENTS = 2**22
-"""Claims are checked on the region's real shapes up to this many elements of any value over all devices."""
+"""Claims are checked on the region's real shapes up to this many elements of any value over all
+devices."""
 
 TOLERANCE = {8: 1e-8, 4: 1e-3, 2: 1e-1, 1: 5e-1}
-"""Relative tolerance by bytes of one real number: parts that cancel lose digits, a claim that does not hold loses all."""
+"""Relative tolerance by bytes of one real number: parts that cancel lose digits, a claim that does
+not hold loses all."""
 
 Placed = dict[tuple[int, ...], np.ndarray]
 """The part of each device, by its index on each mesh axis."""
@@ -56,13 +59,19 @@ class Held:
 
 
 def stacked(ins: Sequence[Held], captured: int, mesh: MeshSpec, shards: Sequence[Any]) -> list[Any]:
-    """Shards as a body takes them: the `captured` first ones plainly, the others with one leading dim for each mesh axis."""
+    """Shards as a body takes them: the `captured` first ones plainly, the others with one leading
+    dim for each mesh axis."""
     ones = (1,) * len(mesh.sizes)
-    shapes = [h.local(mesh.sizes) if i < captured else ones + h.local(mesh.sizes) for i, h in enumerate(ins)]
+    shapes = [
+        h.local(mesh.sizes) if i < captured else ones + h.local(mesh.sizes)
+        for i, h in enumerate(ins)
+    ]
     return [x.reshape(s) for x, s in zip(shards, shapes, strict=True)]
 
 
-def false_claims(graph: Graph, ins: Sequence[Held], outs: Sequence[Held], captured: int, mesh: MeshSpec) -> tuple[list[str], str]:
+def false_claims(
+    graph: Graph, ins: Sequence[Held], outs: Sequence[Held], captured: int, mesh: MeshSpec
+) -> tuple[list[str], str]:
     """What a region claims though it does not hold.
 
     Arguments:
@@ -73,25 +82,51 @@ def false_claims(graph: Graph, ins: Sequence[Held], outs: Sequence[Held], captur
       mesh: the mesh.
 
     Returns:
-      One text for each claim that does not hold; and why the region could not be tried, empty where it was.
+      One text for each claim that does not hold; and why the region could not be tried, empty where
+      it was.
     """
     sizes = mesh.sizes
-    broadcast = [i for i, h in enumerate(outs) if any(a == B and n > 1 for a, n in zip(h.atoms, sizes, strict=True))]
-    partial = [i for i, h in enumerate(ins) if any(isinstance(a, Unreduced) and n > 1 for a, n in zip(h.atoms, sizes, strict=True))]
+    broadcast = [
+        i
+        for i, h in enumerate(outs)
+        if any(a == B and n > 1 for a, n in zip(h.atoms, sizes, strict=True))
+    ]
+    partial = [
+        i
+        for i, h in enumerate(ins)
+        if any(isinstance(a, Unreduced) and n > 1 for a, n in zip(h.atoms, sizes, strict=True))
+    ]
     if not broadcast and not partial:
         return [], ""
     largest = mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0)
     if largest > CHECKED_ELEMENTS:
-        return [], f"a value in it has {largest:,} elements over all devices, and only {CHECKED_ELEMENTS:,} are tried"
+        return (
+            [],
+            (
+                f"a value in it has {largest:,} elements over all devices, and only"
+                f" {CHECKED_ELEMENTS:,} are tried"
+            ),
+        )
     try:
         first = _outcome(graph, ins, captured, mesh, 0)
         second = _outcome(graph, ins, captured, mesh, 1) if partial else first
-    except (NotImplementedError, AssertionError) as error:  # collectives that `vmap` has no rule for
-        return [], f"its collectives cannot be run without devices ({(str(error).splitlines() or ['?'])[0]})"
+    except (
+        NotImplementedError,
+        AssertionError,
+    ) as error:  # collectives that `vmap` has no rule for
+        return (
+            [],
+            (
+                "its collectives cannot be run without devices"
+                f" ({(str(error).splitlines() or ['?'])[0]})"
+            ),
+        )
     found = [text for i in broadcast for text in _unequal(first[i], outs[i], i, mesh)]
     reader = (0,) * len(sizes)
     for i, h in enumerate(outs if partial else ()):
-        if _differ(*(assemble(values[i], h.atoms, sizes, h.shape, reader) for values in (first, second))):
+        if _differ(
+            *(assemble(values[i], h.atoms, sizes, h.shape, reader) for values in (first, second))
+        ):
             which = ", ".join(f"operand {k - captured} ({ins[k].type!r})" for k in partial)
             found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
     return found, ""
@@ -103,13 +138,24 @@ def _unequal(values: Placed, held: Held, number: int, mesh: MeshSpec) -> Iterato
     want = assemble(values, held.atoms, mesh.sizes, held.shape, zeros)
     for k, ((name, n), atom) in enumerate(zip(mesh.axes, held.atoms, strict=True)):
         for i in range(1, n if atom == B else 0):
-            if _differ(assemble(values, held.atoms, mesh.sizes, held.shape, (*zeros[:k], i, *zeros[k + 1 :])), want):
-                yield f"result {number} claims B on mesh axis `{name}`, but index {i} holds another value than index 0"
+            if _differ(
+                assemble(
+                    values, held.atoms, mesh.sizes, held.shape, (*zeros[:k], i, *zeros[k + 1 :])
+                ),
+                want,
+            ):
+                yield (
+                    f"result {number} claims B on mesh axis `{name}`, but index {i} holds another"
+                    " value than index 0"
+                )
                 break
 
 
-def _outcome(graph: Graph, ins: Sequence[Held], captured: int, mesh: MeshSpec, way: int) -> list[Placed]:
-    """The results of all devices on random operands, which are the same for every `way`; the parts of P operands are not."""
+def _outcome(
+    graph: Graph, ins: Sequence[Held], captured: int, mesh: MeshSpec, way: int
+) -> list[Placed]:
+    """The results of all devices on random operands, which are the same for every `way`; the parts
+    of P operands are not."""
     ones = len(mesh.sizes)
 
     def one(*shards: Any) -> list[Any]:
@@ -120,13 +166,19 @@ def _outcome(graph: Graph, ins: Sequence[Held], captured: int, mesh: MeshSpec, w
     for name in reversed(mesh.names):
         emulated = jax.vmap(emulated, axis_name=name)
     with jax.ensure_compile_time_eval():
-        spread = [_spread(h, mesh.sizes, np.random.default_rng([7, i]), np.random.default_rng([way, i])) for i, h in enumerate(ins)]
+        spread = [
+            _spread(h, mesh.sizes, np.random.default_rng([7, i]), np.random.default_rng([way, i]))
+            for i, h in enumerate(ins)
+        ]
         results = jax.device_get([_plain(y) for y in jax.jit(emulated)(*spread)])
     return [{index: np.asarray(y[index]) for index in np.ndindex(*mesh.sizes)} for y in results]
 
 
-def _spread(held: Held, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator) -> Any:
-    """Random values of an operand, parted among the devices by its type: an array with one leading dim for each mesh axis."""
+def _spread(
+    held: Held, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator
+) -> Any:
+    """Random values of an operand, parted among the devices by its type: an array with one leading
+    dim for each mesh axis."""
     key = _jax.is_extended(held.dtype)
     dtype = np.dtype(np.uint32) if key else np.dtype(held.dtype)
     shape = (*held.shape, *_jax.key_shape(held.dtype)) if key else held.shape

@@ -1,4 +1,5 @@
-"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp --version`."""
+"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp
+--version`."""
 
 from __future__ import annotations
 
@@ -55,11 +56,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sbp", description="A distributed type system for JAX.")
     parser.add_argument("--version", action="version", version=f"sbp {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    explain = commands.add_parser("explain", help="what a diagnostic code means, with an example and its repair")
-    explain.add_argument("code", metavar="CODE", nargs="?", help="a code such as no-signature; all codes when left out")
-    signatures = commands.add_parser("signatures", help="the primitives that have signatures, or the rows of one")
-    signatures.add_argument("primitive", metavar="PRIMITIVE", nargs="?", help="a JAX primitive such as dot_general")
-    commands.add_parser("hardware", help="the device kinds that costs can be counted on, with their figures")
+    explain = commands.add_parser(
+        "explain", help="what a diagnostic code means, with an example and its repair"
+    )
+    explain.add_argument(
+        "code",
+        metavar="CODE",
+        nargs="?",
+        help="a code such as no-signature; all codes when left out",
+    )
+    signatures = commands.add_parser(
+        "signatures", help="the primitives that have signatures, or the rows of one"
+    )
+    signatures.add_argument(
+        "primitive", metavar="PRIMITIVE", nargs="?", help="a JAX primitive such as dot_general"
+    )
+    commands.add_parser(
+        "hardware", help="the device kinds that costs can be counted on, with their figures"
+    )
     return parser
 
 
@@ -85,10 +99,18 @@ def _explain(console: Console, code: str | None) -> None:
         console.print()
         console.print(Shown(page=Page(parts=(part,))))
     prelude = PRELUDE.strip("\n") if page.runs else ""
-    for name, source in (("every example starts with", prelude), ("this gets it", page.wrong), ("this does not", page.right)):
+    for name, source in (
+        ("every example starts with", prelude),
+        ("this gets it", page.wrong),
+        ("this does not", page.right),
+    ):
         if source:
             console.print(f"\n{name}:\n", style="bold", markup=False)
-            console.print("\n".join(f"    {line}".rstrip() for line in source.strip("\n").splitlines()), markup=False, soft_wrap=True)
+            console.print(
+                "\n".join(f"    {line}".rstrip() for line in source.strip("\n").splitlines()),
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 if __name__ == "__main__":

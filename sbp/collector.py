@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 
 YOUNG = 50_000
-"""Objects that are made before the collector looks; Python's own figure is 700 (2,000 from 3.12 on)."""
+"""Objects that are made before the collector looks; Python's own figure is 700 (2,000 from 3.12
+on)."""
 
 _lock = threading.Lock()
 _inside = 0
@@ -19,8 +20,9 @@ _before: tuple[int, int, int] = (0, 0, 0)
 def collecting_less() -> Iterator[None]:
     """The collector comes less often inside, also as a decorator.
 
-    Graphs, rows and costs are millions of small objects that live on and hold no cycles; to look through them again and again takes a
-    third of the time of planning. Threads may be inside at once; the last that leaves puts back what was.
+    Graphs, rows and costs are millions of small objects that live on and hold no cycles; to look
+    through them again and again takes a third of the time of planning. Threads may be inside at
+    once; the last that leaves puts back what was.
 
     >>> with collecting_less():
     ...     gc.get_threshold()[0] >= YOUNG

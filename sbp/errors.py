@@ -38,21 +38,40 @@ CODES: dict[str, str] = {
     "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
     "input-moved": "an input arrived on other devices or in another layout and was moved",
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
-    "nested-jit": "an sbp.jit function called under another transformation runs as the plain function",
+    "nested-jit": (
+        "an sbp.jit function called under another transformation runs as the plain function"
+    ),
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
-    "missing-reduction": "in a shard_map, a partial value is used or returned as though it were whole",
-    "doubled-reduction": "in a shard_map, what is whole is reduced again, and so multiplied by the axis size",
-    "misplaced-reduction": "in a shard_map, a reduction comes after an operation that does not commute with it",
-    "wrong-reduction": "in a shard_map, a value is reduced otherwise than it is partial: pmean of a sum, psum of means",
-    "wrong-placement": "in a shard_map, a collective or out_specs take a value as held otherwise than it is",
-    "local-result": "in a shard_map, what was computed on each shard alone is taken as the result for the whole",
+    "missing-reduction": (
+        "in a shard_map, a partial value is used or returned as though it were whole"
+    ),
+    "doubled-reduction": (
+        "in a shard_map, what is whole is reduced again, and so multiplied by the axis size"
+    ),
+    "misplaced-reduction": (
+        "in a shard_map, a reduction comes after an operation that does not commute with it"
+    ),
+    "wrong-reduction": (
+        "in a shard_map, a value is reduced otherwise than it is partial: pmean of a sum, psum of"
+        " means"
+    ),
+    "wrong-placement": (
+        "in a shard_map, a collective or out_specs take a value as held otherwise than it is"
+    ),
+    "local-result": (
+        "in a shard_map, what was computed on each shard alone is taken as the result for the whole"
+    ),
     "not-analysed": "in a shard_map, something that the checker cannot say",
     "layout-conflict": "two dims of one tensor that a layout splits over one mesh axis",
-    "layout-names": "dim names that do not fit a tensor: not one for each dim, or one of them twice",
+    "layout-names": (
+        "dim names that do not fit a tensor: not one for each dim, or one of them twice"
+    ),
     "size-condition": "a typing that does not hold for all symbolic sizes that were asked for",
     "sizes-unproved": "a typing that could not be proved for all symbolic sizes",
-    "symbolic-sizes": "symbolic sizes where numbers are needed, or symbolic sizes that do not fit together",
+    "symbolic-sizes": (
+        "symbolic sizes where numbers are needed, or symbolic sizes that do not fit together"
+    ),
     "manual-types": "a manual region whose claimed types do not hold",
 }
 """Every diagnostic code with its one-line meaning."""
@@ -74,7 +93,8 @@ class Span:
 
 
 def file_name(path: str) -> str:
-    """The name that a source file is shown under: relative to the working folder or to the installed libraries, else its last two parts.
+    """The name that a source file is shown under: relative to the working folder or to the
+    installed libraries, else its last two parts.
 
     A cell of a notebook is shown by its number.
     """
@@ -93,7 +113,11 @@ def file_name(path: str) -> str:
     except FileNotFoundError:  # the working folder was removed
         here = ""
     inside = here and path.startswith(os.path.join(here, ""))
-    return os.path.relpath(path, here).replace(os.sep, "/") if inside else "/".join(path.split(os.sep)[-2:])
+    return (
+        os.path.relpath(path, here).replace(os.sep, "/")
+        if inside
+        else "/".join(path.split(os.sep)[-2:])
+    )
 
 
 def _cell_number(path: str) -> int | None:
@@ -131,7 +155,8 @@ class RuleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """One finding: a code, a title, labels on the user's source, the rule, notes and tested helps."""
+    """One finding: a code, a title, labels on the user's source, the rule, notes and tested
+    helps."""
 
     code: str
     severity: Severity
@@ -150,7 +175,10 @@ class Diagnostic:
     @property
     def primary(self) -> Label | None:
         """The primary label, or the first one, or None."""
-        return next((label for label in self.labels if label.primary), self.labels[0] if self.labels else None)
+        return next(
+            (label for label in self.labels if label.primary),
+            self.labels[0] if self.labels else None,
+        )
 
     def text(self) -> str:
         """The diagnostic in plain words, one fact per line, without source excerpts."""
@@ -158,7 +186,9 @@ class Diagnostic:
         lines = [f"{self.severity}[{self.code}]: {self.title}{where}"]
         lines += [f"  {label.span}: {label.text}" for label in self.labels if label.text]
         lines += [f"  = note: {note}" for note in self.notes]
-        lines += [f"  = help: {h.text} ({bytes_text(h.bytes_per_device)} per device)" for h in self.helps]
+        lines += [
+            f"  = help: {h.text} ({bytes_text(h.bytes_per_device)} per device)" for h in self.helps
+        ]
         return "\n".join(lines)
 
 
@@ -174,7 +204,9 @@ class SbpError(Exception):
     renderer: ClassVar[Callable[[SbpError], list[str]] | None] = None
     """What shows the error in a notebook; the report sets it."""
 
-    def __init__(self, message: str, *, code: str = "bad-argument", span: Span | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str = "bad-argument", span: Span | None = None
+    ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
@@ -239,7 +271,14 @@ def warn(code: str, message: str, *, span: Span | None = None, stacklevel: int =
     noted = _NOTED.get()
     if noted is not None:
         labels = (Label(span=span, text="", primary=True),) if span else ()
-        noted.append(Diagnostic(code=code, severity="warning", title=message.replace(f" at {span}", ""), labels=labels))
+        noted.append(
+            Diagnostic(
+                code=code,
+                severity="warning",
+                title=message.replace(f" at {span}", ""),
+                labels=labels,
+            )
+        )
     warnings.warn(f"{code}: {message}", SbpWarning, stacklevel=stacklevel + 1)
 
 

@@ -1,4 +1,5 @@
-"""What the cost model knows of devices and networks: the table of device kinds, and how a user describes another one."""
+"""What the cost model knows of devices and networks: the table of device kinds, and how a user
+describes another one."""
 
 from __future__ import annotations
 
@@ -37,31 +38,40 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What the cost model knows of one device, as JAX counts devices, and of the links between them.
+    """What the cost model knows of one device, as JAX counts devices, and of the links between
+    them.
 
     Arguments:
       name: the table's name of the device kind.
       flops_per_second: matrix products of 16-bit numbers.
-      f32_flops_per_second: products of float32 at JAX's default precision; None where they run as 16-bit ones do.
-      highest_flops_per_second: products of float32 at `Precision.HIGHEST`; None where that makes no difference.
+      f32_flops_per_second: products of float32 at JAX's default precision; None where they run as
+          16-bit ones do.
+      highest_flops_per_second: products of float32 at `Precision.HIGHEST`; None where that makes no
+          difference.
       hbm_bytes_per_second: memory bandwidth of one device.
       hbm_bytes: memory of one device.
-      topology: `switch`, every device reaches every other one at its full rate; or `torus`, links to two neighbours along each dim.
+      topology: `switch`, every device reaches every other one at its full rate; or `torus`, links
+          to two neighbours along each dim.
       torus_dims: dims of the torus.
-      link_bytes_per_second: one way; of a switch all that one device can send, of a torus one link of a chip.
+      link_bytes_per_second: one way; of a switch all that one device can send, of a torus one link
+          of a chip.
       devices_per_chip: devices that share a chip's links.
       latency_seconds: start-up time of one collective (the alpha of alpha-beta).
-      hop_seconds: time of the first byte from a device to the next one, which a collective pays once for each step of its longest way.
-      joined_devices: devices that this network joins, a node or a pod; `beyond` joins those. Without `beyond` it has no end.
+      hop_seconds: time of the first byte from a device to the next one, which a collective pays
+          once for each step of its longest way.
+      joined_devices: devices that this network joins, a node or a pod; `beyond` joins those.
+          Without `beyond` it has no end.
       beyond: the network between nodes or pods.
       slow_axes: mesh axes that run over a network of their own; see `with_axis`.
-      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it does not (two cores a chip), it
-        runs an all-reduce and slices (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
+      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it
+        does not (two cores a chip), it runs an all-reduce and slices
+        (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
       overlaps: whether a device computes while it sends.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
 
     Raises:
-      SbpError: `bad-argument` for a figure that is no number or out of its range, `unknown-option` for another topology or platform.
+      SbpError: `bad-argument` for a figure that is no number or out of its range, `unknown-option`
+          for another topology or platform.
     """
 
     name: str
@@ -87,28 +97,52 @@ class Hardware:
         if not isinstance(self.name, str):
             raise SbpError(f"hardware: name is a string; got {self.name!r}")
         rates = ("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second")
-        optional = tuple(f for f in ("f32_flops_per_second", "highest_flops_per_second") if getattr(self, f) is not None)
-        _check_figures(self, above_zero=(*rates, *optional), not_negative=("latency_seconds", "hop_seconds"))
+        optional = tuple(
+            f
+            for f in ("f32_flops_per_second", "highest_flops_per_second")
+            if getattr(self, f) is not None
+        )
+        _check_figures(
+            self, above_zero=(*rates, *optional), not_negative=("latency_seconds", "hop_seconds")
+        )
         for field in ("torus_dims", "devices_per_chip", "joined_devices"):
             count = getattr(self, field)
             if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
-                raise SbpError(f"hardware {self.name!r}: {field} is a whole number from 1 on; got {count!r}")
+                raise SbpError(
+                    f"hardware {self.name!r}: {field} is a whole number from 1 on; got {count!r}"
+                )
         for field in ("scatters_whole_mesh", "overlaps"):
             if not isinstance(getattr(self, field), bool):
-                raise SbpError(f"hardware {self.name!r}: {field} is True or False; got {getattr(self, field)!r}")
+                raise SbpError(
+                    f"hardware {self.name!r}: {field} is True or False; got"
+                    f" {getattr(self, field)!r}"
+                )
         for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
             given = getattr(self, field)
             if given not in known:
-                raise SbpError(f"hardware {self.name!r}: no {field} {given!r}{nearest(str(given), known)}", code="unknown-option")
+                raise SbpError(
+                    f"hardware {self.name!r}: no {field} {given!r}{nearest(str(given), known)}",
+                    code="unknown-option",
+                )
         if self.beyond is not None and not isinstance(self.beyond, Network):
-            raise SbpError(f"hardware {self.name!r}: beyond is a Network or None; got {self.beyond!r}")
+            raise SbpError(
+                f"hardware {self.name!r}: beyond is a Network or None; got {self.beyond!r}"
+            )
         axes = self.slow_axes
         pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
-        if not pairs or not all(isinstance(name, str) and isinstance(network, Network) for name, network in axes):
-            raise SbpError(f"hardware {self.name!r}: slow_axes is a tuple of (mesh axis, Network), made by with_axis; got {axes!r}")
+        if not pairs or not all(
+            isinstance(name, str) and isinstance(network, Network) for name, network in axes
+        ):
+            raise SbpError(
+                f"hardware {self.name!r}: slow_axes is a tuple of (mesh axis, Network), made by"
+                f" with_axis; got {axes!r}"
+            )
 
-    def with_axis(self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6) -> Hardware:
-        """The same devices, with one mesh axis over a slower network: each index along that axis is a pod or a node of its own.
+    def with_axis(
+        self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6
+    ) -> Hardware:
+        """The same devices, with one mesh axis over a slower network: each index along that axis is
+        a pod or a node of its own.
 
         Arguments:
           mesh_axis: name of the mesh axis.
@@ -127,10 +161,13 @@ class Hardware:
         others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
         return dataclasses.replace(self, slow_axes=(*others, (mesh_axis, network)))
 
-    def product_flops_per_second(self, itemsize: int, precision: Literal["default", "high", "highest"] = "default") -> float:
+    def product_flops_per_second(
+        self, itemsize: int, precision: Literal["default", "high", "highest"] = "default"
+    ) -> float:
         """The rate of matrix products of floating-point numbers of `itemsize` bytes.
 
-        >>> HARDWARE["h100"].product_flops_per_second(4) < HARDWARE["h100"].product_flops_per_second(2)
+        >>> h100 = HARDWARE["h100"]
+        >>> h100.product_flops_per_second(4) < h100.product_flops_per_second(2)
         True
         """
         if itemsize <= 2:
@@ -139,17 +176,31 @@ class Hardware:
         highest = self.highest_flops_per_second or default
         if precision == "highest" or itemsize > 4:
             return highest
-        return default if precision == "default" else min(default, 2 * highest)  # three passes of 16 bits for six
+        return (
+            default if precision == "default" else min(default, 2 * highest)
+        )  # three passes of 16 bits for six
 
 
-def _check_figures(described: Network | Hardware, *, above_zero: tuple[str, ...], not_negative: tuple[str, ...]) -> None:
+def _check_figures(
+    described: Network | Hardware, *, above_zero: tuple[str, ...], not_negative: tuple[str, ...]
+) -> None:
     """Raises where a figure that others are divided by or added to is none."""
     what = f"hardware {described.name!r}" if isinstance(described, Hardware) else "network"
     for field in (*above_zero, *not_negative):
-        value, rate = getattr(described, field), field in above_zero  # what runs at an infinite rate is free
-        real = isinstance(value, numbers.Real) and not isinstance(value, bool) and (math.isfinite(value) or (rate and value == math.inf))
+        value, rate = (
+            getattr(described, field),
+            field in above_zero,
+        )  # what runs at an infinite rate is free
+        real = (
+            isinstance(value, numbers.Real)
+            and not isinstance(value, bool)
+            and (math.isfinite(value) or (rate and value == math.inf))
+        )
         if not real or value < 0 or (value == 0 and rate):
-            raise SbpError(f"{what}: {field} is a {'number above 0' if rate else 'finite number from 0 on'}; got {value!r}")
+            raise SbpError(
+                f"{what}: {field} is a {'number above 0' if rate else 'finite number from 0 on'};"
+                f" got {value!r}"
+            )
 
 
 GIB = 2**30
@@ -163,13 +214,15 @@ def _gbit(per_second: float) -> Network:
 
 _H100 = Hardware(
     name="h100",
-    # nvidia.com, H100 and H200 data sheets (SXM), without sparsity: BF16, TF32 (JAX's default for float32), FP32.
+    # nvidia.com, H100 and H200 data sheets (SXM), without sparsity: BF16, TF32 (JAX's default for
+    # float32), FP32.
     flops_per_second=989e12,
     f32_flops_per_second=495e12,
     highest_flops_per_second=67e12,
     hbm_bytes_per_second=3350e9,
     hbm_bytes=80e9,
-    # HGX: 18 NVLinks of 25 GB/s each way through NVSwitch, and one 400 Gbit/s adapter a GPU between nodes of eight.
+    # HGX: 18 NVLinks of 25 GB/s each way through NVSwitch, and one 400 Gbit/s adapter a GPU between
+    # nodes of eight.
     link_bytes_per_second=450e9,
     latency_seconds=5e-6,
     hop_seconds=1e-6,
@@ -178,15 +231,16 @@ _H100 = Hardware(
     platform="cuda",
 )
 
-# cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI bandwidth per chip" (half of it is one
-# way, over four or six links), pod size, "data center network bandwidth". Products of float32 are one pass of bf16 by default and six at
-# `HIGHEST`.
+# cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI
+# bandwidth per chip" (half of it is one way, over four or six links), pod size, "data center
+# network bandwidth". Products of float32 are one pass of bf16 by default and six at `HIGHEST`.
 HARDWARE: dict[str, Hardware] = {
     h.name: h
     for h in (
-        # Two devices (cores) a chip. Links are 496 (v2) and 656 (v3) Gbit/s: Jouppi et al., A Domain-Specific Supercomputer for Training
-        # Deep Neural Networks, CACM 63(7), 2020. Half of that is taken to be one way: it gives the all-to-all times that the GShard paper
-        # measured on v3 (figure 8), which twice as much does not (`benchmarks/gshard_figure8.py`).
+        # Two devices (cores) a chip. Links are 496 (v2) and 656 (v3) Gbit/s: Jouppi et al., A
+        # Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020. Half of
+        # that is taken to be one way: it gives the all-to-all times that the GShard paper measured
+        # on v3 (figure 8), which twice as much does not (`benchmarks/gshard_figure8.py`).
         Hardware(
             name="tpu-v2",
             flops_per_second=22.5e12,
@@ -211,7 +265,8 @@ HARDWARE: dict[str, Hardware] = {
             hop_seconds=_HOP,
             scatters_whole_mesh=False,
         ),
-        # One device a chip from here on, but for TPU7x. v4: 50 GB/s a link one way (Jouppi et al., TPU v4, ISCA 2023).
+        # One device a chip from here on, but for TPU7x. v4: 50 GB/s a link one way (Jouppi et al.,
+        # TPU v4, ISCA 2023).
         Hardware(
             name="tpu-v4",
             flops_per_second=275e12,
@@ -277,7 +332,8 @@ HARDWARE: dict[str, Hardware] = {
         ),
         _H100,
         dataclasses.replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
-        # Simulated host devices share one memory: a collective is a copy and a rendezvous of threads.
+        # Simulated host devices share one memory: a collective is a copy and a rendezvous of
+        # threads.
         Hardware(
             name="cpu",
             flops_per_second=50e9,
@@ -305,11 +361,13 @@ _KINDS = (
     ("h100", "h100"),
     ("cpu", "cpu"),
 )
-"""What occurs in `Device.device_kind`, in lower case, first match first (the libtpu 0.0.51 compiler says `TPU v5 lite`, `TPU7x`)."""
+"""What occurs in `Device.device_kind`, in lower case, first match first (the libtpu 0.0.51 compiler
+says `TPU v5 lite`, `TPU7x`)."""
 
 
 def hardware_of_kind(device_kind: str, platform: str) -> Hardware:
-    """The table's entry of a JAX device; for a kind that is not in the table the nearest of its platform.
+    """The table's entry of a JAX device; for a kind that is not in the table the nearest of its
+    platform.
 
     >>> hardware_of_kind("TPU v5 lite", "tpu").name
     'tpu-v5e'

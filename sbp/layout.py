@@ -1,4 +1,5 @@
-"""Named dims in the Mesh-TensorFlow way: a layout says once which mesh axes split which dims; tensors only name their dims.
+"""Named dims in the Mesh-TensorFlow way: a layout says once which mesh axes split which dims;
+tensors only name their dims.
 
 >>> import jax.numpy as jnp
 >>> layout = Layout(batch="data", d_ff="model", vocab="model")
@@ -28,15 +29,18 @@ DimName = str | None
 class Layout(Mapping[str, tuple[str, ...]]):
     """A partial map from dim names to mesh axes (Shazeer et al. 2018, Mesh-TensorFlow, section 3).
 
-    A tensor's dims are split over the axes that the layout has for their names; dims whose names it does not map are whole. An axis
-    that the layout uses, but for no dim of this tensor, holds the tensor B. Axes that it never mentions are left to inference.
+    A tensor's dims are split over the axes that the layout has for their names; dims whose names it
+    does not map are whole. An axis that the layout uses, but for no dim of this tensor, holds the
+    tensor B. Axes that it never mentions are left to inference.
 
     Arguments:
       axes: mesh axes by dim name, for names that are no Python identifiers.
-      **named: the same as keywords: one mesh axis, or a tuple of axes, outer first (a dim split over several nests in the mesh's order).
+      **named: the same as keywords: one mesh axis, or a tuple of axes, outer first (a dim split
+      over several nests in the mesh's order).
 
     Raises:
-      SbpError: `layout-names` for a name given twice or an axis twice for one name, `bad-argument` for what is no axis name.
+      SbpError: `layout-names` for a name given twice or an axis twice for one name, `bad-argument`
+          for what is no axis name.
 
     >>> layout = Layout(batch=("pod", "data"), heads="model")
     >>> layout
@@ -47,11 +51,17 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
     __slots__ = ("_axes", "_used")
 
-    def __init__(self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]) -> None:
+    def __init__(
+        self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]
+    ) -> None:
         twice = sorted(named.keys() & (axes or {}).keys())
         if twice:
-            raise SbpError(f"the layout maps dim {twice[0]!r} twice; map it once", code="layout-names")
-        self._axes = {name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()}
+            raise SbpError(
+                f"the layout maps dim {twice[0]!r} twice; map it once", code="layout-names"
+            )
+        self._axes = {
+            name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()
+        }
         self._used = tuple(dict.fromkeys(a for mapped in self._axes.values() for a in mapped))
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
@@ -83,15 +93,22 @@ class Layout(Mapping[str, tuple[str, ...]]):
           `x`, unchanged in value and shape.
 
         Raises:
-          SbpError: `layout-conflict` when two dims would be split over one mesh axis, `layout-names` when a name occurs twice or there
-            are not as many names as dims, `bad-argument` for a pytree in place of an array.
+          SbpError: `layout-conflict` when two dims would be split over one mesh axis,
+            `layout-names` when a name occurs twice or there are not as many names as dims,
+            `bad-argument` for a pytree in place of an array.
         """
         if not hasattr(x, "aval"):
             if isinstance(x, str | bytes) or not jax.tree_util.all_leaves([x]):
-                raise SbpError(f"a layout names the dims of one array, got {type(x).__name__}; map it over the leaves")
+                raise SbpError(
+                    f"a layout names the dims of one array, got {type(x).__name__}; map it over the"
+                    " leaves"
+                )
             x = jax.numpy.asarray(x)
         if len(names) != np.ndim(x):
-            raise _names_error(f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)}; give one for each dim")
+            raise _names_error(
+                f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)};"
+                " give one for each dim"
+            )
         return annotate_p.bind(x, pin=Pin(self.type(*names)), cotangent=None)
 
     def type(self, *names: DimName, free: Iterable[str] = ()) -> NdSbp:
@@ -99,20 +116,26 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
         Arguments:
           *names: a name for each dim, None for a dim without one.
-          free: mesh axes to leave to inference, which the layout does not use; in `in_types`, axes that a type does not name are B.
+          free: mesh axes to leave to inference, which the layout does not use; in `in_types`, axes
+              that a type does not name are B.
 
         Raises:
-          SbpError: `layout-conflict`, `layout-names`; `bad-argument` where `free` is no collection of names.
+          SbpError: `layout-conflict`, `layout-names`; `bad-argument` where `free` is no collection
+              of names.
 
         >>> Layout(batch="data", d_ff="model").type("d_model", "d_ff", free=["pod"])
         model:S(1) pod:?
         """
         for number, name in enumerate(names):
             if not (name is None or isinstance(name, str)):
-                raise _names_error(f"a dim's name is a string or None, got {name!r} in {_shown(names)}; name the dims in order")
+                raise _names_error(
+                    f"a dim's name is a string or None, got {name!r} in {_shown(names)}; name the"
+                    " dims in order"
+                )
             if name is not None and name in names[:number]:
                 raise _names_error(
-                    f"dim {name!r} occurs twice in {_shown(names)}; the names of one tensor differ: rename one of them, or give it None"
+                    f"dim {name!r} occurs twice in {_shown(names)}; the names of one tensor differ:"
+                    " rename one of them, or give it None"
                 )
         atoms: dict[str, Atom] = dict.fromkeys(self._used, B)
         owner: dict[str, str] = {}
@@ -120,9 +143,10 @@ class Layout(Mapping[str, tuple[str, ...]]):
             for axis in self._axes.get(name, ()) if name is not None else ():
                 if axis in owner:
                     raise SbpError(
-                        f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both split over mesh axis {axis!r}"
-                        f"{_place()}; "
-                        "a mesh axis splits one dim of a tensor: map one of the two to another axis, or name that dim otherwise here",
+                        f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both"
+                        f" split over mesh axis {axis!r}{_place()}; a mesh axis splits one dim of a"
+                        " tensor: map one of the two to another axis, or name that dim otherwise"
+                        " here",
                         code="layout-conflict",
                         span=_jax.caller_span(),
                     )
@@ -140,7 +164,11 @@ class Layout(Mapping[str, tuple[str, ...]]):
         {'b': model:S(0), 'scale': B, 'w': model:S(1)}
         """
         kept = _free_axes(free)
-        return jax.tree.map(lambda leaf: None if leaf is None else self.type(*leaf, free=kept), names, is_leaf=_is_names)
+        return jax.tree.map(
+            lambda leaf: None if leaf is None else self.type(*leaf, free=kept),
+            names,
+            is_leaf=_is_names,
+        )
 
 
 def _is_names(x: Any) -> bool:
@@ -148,11 +176,23 @@ def _is_names(x: Any) -> bool:
 
 
 def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
-    axes = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    axes = (
+        (value,)
+        if isinstance(value, str)
+        else tuple(value)
+        if isinstance(value, Iterable)
+        else (value,)
+    )
     if not isinstance(name, str) or not axes or not all(isinstance(a, str) for a in axes):
-        raise SbpError(f"a layout maps a dim name to a mesh axis or a tuple of them, got {name!r}: {value!r}; leave out what is not split")
+        raise SbpError(
+            f"a layout maps a dim name to a mesh axis or a tuple of them, got {name!r}: {value!r};"
+            " leave out what is not split"
+        )
     if len(set(axes)) != len(axes):
-        raise SbpError(f"the layout maps dim {name!r} to {axes}, one mesh axis twice; name each once", code="layout-names")
+        raise SbpError(
+            f"the layout maps dim {name!r} to {axes}, one mesh axis twice; name each once",
+            code="layout-names",
+        )
     return axes
 
 

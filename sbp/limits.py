@@ -1,4 +1,5 @@
-"""What a user forbids: conversions, by a policy for a region of the program, and collectives, by a budget.
+"""What a user forbids: conversions, by a policy for a region of the program, and collectives, by a
+budget.
 
 >>> budget = forbid("all_gather", above=2**20, where="forward")
 >>> str(budget)
@@ -37,7 +38,8 @@ _PLACES: dict[Where, str] = {
 }
 
 _MARK = re.compile(r"sbp_policy\.(\w+?)\.of\.([0-9a-f]*)")
-"""A region's policy in JAX's name stack, which gradients keep; the axis in hexadecimal, since it may have any letters."""
+"""A region's policy in JAX's name stack, which gradients keep; the axis in hexadecimal, since it
+may have any letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +50,8 @@ class Budget:
       collective: which; None for all.
       axis: those over this mesh axis; None for any.
       above: bytes that one device may send each time one of them runs.
-      where: where they may not run: `backward` is where gradients are made, used or converted, the update included, `forward` is all else;
-        `loop` is a body of scan or while.
+      where: where they may not run: `backward` is where gradients are made, used or converted, the
+        update included, `forward` is all else; `loop` is a body of scan or while.
     """
 
     collective: Collective | None = None
@@ -59,15 +61,25 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.collective is not None and self.collective not in get_args(Collective):
-            raise SbpError(f"no collective {self.collective!r}{nearest(str(self.collective), get_args(Collective))}", code="unknown-option")
+            raise SbpError(
+                "no collective"
+                f" {self.collective!r}{nearest(str(self.collective), get_args(Collective))}",
+                code="unknown-option",
+            )
         if self.where not in get_args(Where):
             raise SbpError(
-                f"a budget holds nowhere called {self.where!r}{nearest(str(self.where), get_args(Where))}", code="unknown-option"
+                "a budget holds nowhere called"
+                f" {self.where!r}{nearest(str(self.where), get_args(Where))}",
+                code="unknown-option",
             )
         if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
             raise SbpError(f"the axis of a budget is the name of a mesh axis; got {self.axis!r}")
         size = self.above
-        if isinstance(size, bool) or not isinstance(size, numbers.Real) or not 0 <= size <= MOST_BYTES:
+        if (
+            isinstance(size, bool)
+            or not isinstance(size, numbers.Real)
+            or not 0 <= size <= MOST_BYTES
+        ):
             raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {size!r}")
         object.__setattr__(self, "above", float(size))
 
@@ -79,14 +91,24 @@ class Budget:
 
     def covers(self, *, backward: bool, in_loop: bool) -> bool:
         """Whether it holds at a place of the program."""
-        return {"anywhere": True, "forward": not backward, "backward": backward, "loop": in_loop}[self.where]
+        return {"anywhere": True, "forward": not backward, "backward": backward, "loop": in_loop}[
+            self.where
+        ]
 
 
-def forbid(collective: Collective | None = None, *, axis: str | None = None, above: float = 0.0, where: Where = "anywhere") -> Budget:
-    """A budget for `sbp.jit(.., budgets=[..])`: a plan with such a collective is not made, and a program that needs one is a type error.
+def forbid(
+    collective: Collective | None = None,
+    *,
+    axis: str | None = None,
+    above: float = 0.0,
+    where: Where = "anywhere",
+) -> Budget:
+    """A budget for `sbp.jit(.., budgets=[..])`: a plan with such a collective is not made, and a
+    program that needs one is a type error.
 
     Arguments:
-      collective: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "permute"; None for all of them.
+      collective: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "permute"; None for
+          all of them.
       axis: the mesh axis; None for any.
       above: bytes one device may send each time a collective runs.
       where: "anywhere", "forward", "backward" or "loop" (inside scan and while).
@@ -102,10 +124,11 @@ def forbid(collective: Collective | None = None, *, axis: str | None = None, abo
 
 @contextlib.contextmanager
 def policy(boxing: Policy, *axes: str) -> Iterator[None]:
-    """Operations traced inside take their operands under this boxing policy, and so do their gradients.
+    """Operations traced inside take their operands under this boxing policy, and so do their
+    gradients.
 
-    What a loop, a branch or `jax.checkpoint` takes from outside is converted at its border, under the policy that holds there: put the
-    policy around the loop to hold for that, too.
+    What a loop, a branch or `jax.checkpoint` takes from outside is converted at its border, under
+    the policy that holds there: put the policy around the loop to hold for that, too.
 
     Arguments:
       boxing: "auto", "reduce" or "explicit".
@@ -119,10 +142,15 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     ...     y = jnp.ones(2) + 1
     """
     if boxing not in POLICIES:
-        raise SbpError(f"no boxing policy {boxing!r}{nearest(str(boxing), POLICIES)}", code="unknown-option")
+        raise SbpError(
+            f"no boxing policy {boxing!r}{nearest(str(boxing), POLICIES)}", code="unknown-option"
+        )
     for axis in axes:
         if not (isinstance(axis, str) and axis):  # the mark of all axes is that of an empty name
-            raise SbpError(f"a policy holds on mesh axes, each by its name; got {axis!r}, and none are needed for all of them")
+            raise SbpError(
+                f"a policy holds on mesh axes, each by its name; got {axis!r}, and none are needed"
+                " for all of them"
+            )
     with contextlib.ExitStack() as stack:
         for axis in axes or ("",):
             stack.enter_context(jax.named_scope(policy_mark(boxing, axis)))
@@ -141,7 +169,8 @@ def policy_mark(boxing: Policy, axis: str = "") -> str:
 def with_policy(scope: str, old: Policy, new: Policy, axis: str) -> str:
     """A name stack whose regions say `new` on a mesh axis where they say `old`.
 
-    >>> policies_in(with_policy("layer/" + policy_mark("explicit") + "/dot", "explicit", "auto", "dcn"))
+    >>> scope = "layer/" + policy_mark("explicit") + "/dot"
+    >>> policies_in(with_policy(scope, "explicit", "auto", "dcn"))
     [('explicit', ''), ('auto', 'dcn')]
     """
 
@@ -160,7 +189,11 @@ def policies_in(scope: str) -> list[tuple[Policy, str]]:
     >>> policies_in("transpose(jvp(layer/sbp_policy.reduce.of.64636e))/dot")
     [('reduce', 'dcn')]
     """
-    return [(name, bytes.fromhex(axis).decode()) for name, axis in _MARK.findall(scope) if name in POLICIES]
+    return [
+        (name, bytes.fromhex(axis).decode())
+        for name, axis in _MARK.findall(scope)
+        if name in POLICIES
+    ]
 
 
 def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
@@ -171,17 +204,23 @@ def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequen
       per_axis: the policy of each mesh axis, or None; empty for none.
       names: the mesh axes.
 
-    >>> policies_text("auto", (), ("dcn", "model")), policies_text("auto", ("reduce", None), ("dcn", "model"))
+    >>> axes = ("dcn", "model")
+    >>> policies_text("auto", (), axes), policies_text("auto", ("reduce", None), axes)
     ('auto', '{"dcn": "reduce"}')
     """
-    told = {name: policy or base for name, policy in zip(names, per_axis, strict=False) if policy or base != "auto"}
+    told = {
+        name: policy or base
+        for name, policy in zip(names, per_axis, strict=False)
+        if policy or base != "auto"
+    }
     if not any(per_axis):
         return base
     return "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in told.items()) + "}"
 
 
 def boxing_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
-    """The policies of a program as `sbp.jit` takes them; the arguments are those of `policies_text`.
+    """The policies of a program as `sbp.jit` takes them; the arguments are those of
+    `policies_text`.
 
     >>> boxing_text("reduce", (), ("dcn",)), boxing_text("auto", ("reduce",), ("dcn",))
     ('boxing="reduce"', 'boxing={"dcn": "reduce"}')

@@ -1,4 +1,5 @@
-"""The mesh: named axes, outer first, and the hardware that stands under them. Works with no devices present."""
+"""The mesh: named axes, outer first, and the hardware that stands under them. Works with no devices
+present."""
 
 from __future__ import annotations
 
@@ -48,13 +49,17 @@ class MeshSpec:
         """The size of one axis; raises `unknown-axis` with the nearest name."""
         sizes = dict(self.axes)
         if mesh_axis not in sizes:
-            raise SbpError(f"the mesh has no axis {mesh_axis!r}{nearest(mesh_axis, self.names)}", code="unknown-axis")
+            raise SbpError(
+                f"the mesh has no axis {mesh_axis!r}{nearest(mesh_axis, self.names)}",
+                code="unknown-axis",
+            )
         return sizes[mesh_axis]
 
     def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
         """What a collective costs over the mesh axes at these positions (`sbp.network.alpha_beta`).
 
-        >>> MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"]).collective("all_gather", (0,)).of(450e6) > 1e-3
+        >>> mesh = MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"])
+        >>> mesh.collective("all_gather", (0,)).of(450e6) > 1e-3
         True
         """
         return alpha_beta(self.hardware, self.axes, kind, positions)
@@ -68,11 +73,12 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
 
     Arguments:
       mesh: a `jax.sharding.Mesh` (Auto or Explicit) or an `AbstractMesh`.
-      hardware: a `Hardware`, the name of one in `HARDWARE`, or None for the mesh's own device kind (`tpu-v3` for an abstract mesh).
+      hardware: a `Hardware`, the name of one in `HARDWARE`, or None for the mesh's own device kind
+          (`tpu-v3` for an abstract mesh).
 
     Raises:
-      SbpError: `unknown-option` for a hardware name that is not in the table, `unknown-axis` for a slow axis that the mesh does not
-        have, `bad-argument` for another kind of mesh.
+      SbpError: `unknown-option` for a hardware name that is not in the table, `unknown-axis` for a
+        slow axis that the mesh does not have, `bad-argument` for another kind of mesh.
 
     >>> mesh_spec(jax.sharding.AbstractMesh((2, 4), ("data", "model"))).num_devices
     8
@@ -84,7 +90,9 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         hardware = _hardware_of(mesh)
     elif isinstance(hardware, str):
         if hardware not in HARDWARE:
-            raise SbpError(f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option")
+            raise SbpError(
+                f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option"
+            )
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
         raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {hardware!r}")
@@ -114,9 +122,9 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     need = math.prod(axis_sizes)
     if need > len(devices):
         raise SbpError(
-            f"a mesh of {' x '.join(map(str, axis_sizes))} = {need} devices, but {len(devices)} present; "
-            f"take a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate host devices with "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={need}",
+            f"a mesh of {' x '.join(map(str, axis_sizes))} = {need} devices, but {len(devices)}"
+            " present; take a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate host"
+            f" devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",
         )
     return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), tuple(axis_names))

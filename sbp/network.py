@@ -1,15 +1,20 @@
-"""Where the axes of a mesh lie in a network, and what collectives along them cost there: closed forms in the sizes of the axes.
+"""Where the axes of a mesh lie in a network, and what collectives along them cost there: closed
+forms in the sizes of the axes.
 
-The mesh is laid out from the inside. Devices of one chip differ in their index on the innermost axis that has an even share for them.
-A torus of chips is as near to a cube as their number allows; the largest axis takes its place first: whole dims of the torus where their
-product is its size, else factors of the largest dims. What does not fit into a node or a pod crosses the network beyond. Dims of the torus
-are taken to close into rings. An axis that has only a part of a dim has a line there (half the rate of a ring), or, where an earlier axis
-has the inner part, a ring over every k-th chip, whose k rings share the links.
+The mesh is laid out from the inside. Devices of one chip differ in their index on the innermost
+axis that has an even share for them. A torus of chips is as near to a cube as their number allows;
+the largest axis takes its place first: whole dims of the torus where their product is its size,
+else factors of the largest dims. What does not fit into a node or a pod crosses the network beyond.
+Dims of the torus are taken to close into rings. An axis that has only a part of a dim has a line
+there (half the rate of a ring), or, where an earlier axis has the inner part, a ring over every
+k-th chip, whose k rings share the links.
 
-Gathers and reductions fill all links of their dims at once (bucket algorithm) and are hierarchical: an all-gather crosses the slowest
-network first, while there is least to send, and a chip receives once for all its devices, which copy meanwhile. An all-to-all is held up
-by the fullest link: with e chips along a dim, messages go e/4 links far on average, so it takes bytes * e / 4 / (2 * link) there, O(sqrt n)
-on a square torus (GShard: Lepikhin et al., 2020, section 5.2 and table 4).
+Gathers and reductions fill all links of their dims at once (bucket algorithm) and are hierarchical:
+an all-gather crosses the slowest network first, while there is least to send, and a chip receives
+once for all its devices, which copy meanwhile. An all-to-all is held up
+by the fullest link: with e chips along a dim, messages go e/4 links far on average, so it takes
+bytes * e / 4 / (2 * link) there, O(sqrt n) on a square torus (GShard: Lepikhin et al., 2020,
+section 5.2 and table 4).
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ class AlphaBeta:
 
     Arguments:
       seconds: to start it and send the first byte all the way.
-      seconds_per_byte: for each byte that one device sends, in the measure of `Cost.bytes_per_device` (ring optimum).
+      seconds_per_byte: for each byte that one device sends, in the measure of
+          `Cost.bytes_per_device` (ring optimum).
     """
 
     seconds: float
@@ -63,7 +69,8 @@ class Stretch:
 
     @property
     def width(self) -> float:
-        """Links that one chip has for it: both ways round a ring, half of that along a line, a share where groups share."""
+        """Links that one chip has for it: both ways round a ring, half of that along a line, a
+        share where groups share."""
         return (2 if self.closes else 1) / self.stride
 
     @property
@@ -90,7 +97,8 @@ class Layout:
       inside: for each axis, its factor within a node or a pod, chips counted.
       across: for each axis, its factor over the network beyond.
       slow: the axes that have a network of their own, with their sizes.
-      torus: for each dim of the torus the (axis, factor) pairs on it, inner first; empty for a switch.
+      torus: for each dim of the torus the (axis, factor) pairs on it, inner first; empty for a
+          switch.
     """
 
     on_chip: tuple[int, ...]
@@ -100,7 +108,8 @@ class Layout:
     torus: tuple[tuple[tuple[int, int], ...], ...]
 
     def crossings(self, hardware: Hardware, positions: Sequence[int]) -> list[tuple[int, Network]]:
-        """The slower networks that axes run over, with how many groups each joins; slowest first."""
+        """The slower networks that axes run over, with how many groups each joins; slowest
+        first."""
         found = [(n, network) for k, n, network in self.slow if k in positions and n > 1]
         groups = math.prod(self.across[k] for k in positions)
         if groups > 1 and hardware.beyond is not None:
@@ -108,13 +117,16 @@ class Layout:
         return sorted(found, key=lambda pair: pair[1].bytes_per_second)
 
     def stretches(self, positions: Sequence[int]) -> list[Stretch]:
-        """What the axes at these positions have of each dim of the torus; dims of which they have nothing are left out."""
+        """What the axes at these positions have of each dim of the torus; dims of which they have
+        nothing are left out."""
         found = []
         for dim in self.torus:
             mine = [k for k, (axis, _) in enumerate(dim) if axis in positions]
             if mine:
                 extent = math.prod(dim[k][1] for k in mine)
-                stride = math.prod(f for k, (_, f) in enumerate(dim) if k < mine[-1] and k not in mine)
+                stride = math.prod(
+                    f for k, (_, f) in enumerate(dim) if k < mine[-1] and k not in mine
+                )
                 whole = math.prod(f for _, f in dim)
                 found.append(Stretch(extent, stride, extent * stride == whole and whole > 2))
         return found
@@ -139,7 +151,9 @@ def lay_out(hardware: Hardware, axes: Axes) -> Layout:
     sizes = [1 if name in networks else n for name, n in axes]
     inside, across = _divided(hardware, sizes)
     on_chip = [1] * len(axes)
-    innermost = next((k for k in reversed(range(len(axes))) if inside[k] % hardware.devices_per_chip == 0), None)
+    innermost = next(
+        (k for k in reversed(range(len(axes))) if inside[k] % hardware.devices_per_chip == 0), None
+    )
     if innermost is not None:
         on_chip[innermost] = hardware.devices_per_chip
     chips = [n // c for n, c in zip(inside, on_chip, strict=True)]
@@ -178,7 +192,11 @@ def _on_torus(chips: Sequence[int], dims: int) -> tuple[tuple[tuple[int, int], .
     taken: list[list[tuple[int, int]]] = [[] for _ in range(dims)]
     for axis in sorted((k for k, n in enumerate(chips) if n > 1), key=lambda k: (-chips[k], -k)):
         untouched = [d for d in range(dims) if left[d] == extents[d] > 1]
-        subsets = (s for count in range(len(untouched), 0, -1) for s in itertools.combinations(untouched, count))
+        subsets = (
+            s
+            for count in range(len(untouched), 0, -1)
+            for s in itertools.combinations(untouched, count)
+        )
         whole = next((s for s in subsets if math.prod(extents[d] for d in s) == chips[axis]), None)
         factors = [1] * dims
         if whole is not None:
@@ -186,7 +204,10 @@ def _on_torus(chips: Sequence[int], dims: int) -> tuple[tuple[tuple[int, int], .
                 factors[d] = extents[d]
         else:
             for p in _primes(chips[axis]):
-                d = max((d for d in range(dims) if left[d] // factors[d] % p == 0), key=lambda d: (left[d] // factors[d], -d))
+                d = max(
+                    (d for d in range(dims) if left[d] // factors[d] % p == 0),
+                    key=lambda d: (left[d] // factors[d], -d),
+                )
                 factors[d] *= p
         for d, factor in enumerate(factors):
             left[d] //= factor
@@ -202,12 +223,14 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
     Arguments:
       hardware: the devices and their network.
       axes: (name, size) pairs of the whole mesh, outer first.
-      kind: `all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all` or `permute` (to the neighbour along the axis).
+      kind: `all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all` or `permute` (to the
+          neighbour along the axis).
       positions: the mesh axes that it runs over.
 
     >>> from sbp.hardware import HARDWARE
     >>> mesh = (("d", 128),)
-    >>> round(1e-9 / alpha_beta(HARDWARE["tpu-v3"], mesh, "all_to_all", (0,)).seconds_per_byte, 1)  # GB/s of a device
+    >>> link = alpha_beta(HARDWARE["tpu-v3"], mesh, "all_to_all", (0,))
+    >>> round(1e-9 / link.seconds_per_byte, 1)  # GB/s of a device
     20.3
     """
     n = math.prod(axes[k][1] for k in positions)
@@ -230,12 +253,15 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
 
 
 def _inside(place: Layout, positions: Sequence[int]) -> tuple[int, int, int]:
-    """Chips of a node or pod that axes join, devices of a chip that they join, and devices that share a chip's links."""
+    """Chips of a node or pod that axes join, devices of a chip that they join, and devices that
+    share a chip's links."""
     on_chip = math.prod(place.on_chip[k] for k in positions)
     return math.prod(place.inside[k] for k in positions) // on_chip, on_chip, max(place.on_chip)
 
 
-def _gather(hardware: Hardware, place: Layout, n: int, positions: Sequence[int]) -> tuple[float, float]:
+def _gather(
+    hardware: Hardware, place: Layout, n: int, positions: Sequence[int]
+) -> tuple[float, float]:
     """Seconds of the way, and seconds per byte of what every device has in the end."""
     alpha, beta, had = 0.0, 0.0, 1 / n
     for groups, network in place.crossings(hardware, positions):
@@ -269,13 +295,22 @@ def _exchange(hardware: Hardware, place: Layout, positions: Sequence[int]) -> tu
 
 
 def _shift(hardware: Hardware, place: Layout, positions: Sequence[int]) -> tuple[float, float]:
-    """Seconds of the way, and seconds per byte that each device hands to the next one: those of the slowest pair."""
-    pairs = [(network.latency_seconds, 1 / network.bytes_per_second) for _, network in place.crossings(hardware, positions)]
+    """Seconds of the way, and seconds per byte that each device hands to the next one: those of the
+    slowest pair."""
+    pairs = [
+        (network.latency_seconds, 1 / network.bytes_per_second)
+        for _, network in place.crossings(hardware, positions)
+    ]
     chips, on_chip, sharing = _inside(place, positions)
     if chips > 1:
         stride = max((s.stride for s in place.stretches(positions)), default=1)
         # Round a ring with both devices of each chip on it, one of the two leaves the chip.
-        pairs.append((hardware.hop_seconds * stride, stride * (1 if on_chip > 1 else sharing) / hardware.link_bytes_per_second))
+        pairs.append(
+            (
+                hardware.hop_seconds * stride,
+                stride * (1 if on_chip > 1 else sharing) / hardware.link_bytes_per_second,
+            )
+        )
     if on_chip > 1:
         pairs.append((0.0, 1 / hardware.hbm_bytes_per_second))
     return max(alpha for alpha, _ in pairs), max(beta for _, beta in pairs)

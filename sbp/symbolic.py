@@ -15,7 +15,17 @@ import jax
 
 from sbp import _jax
 from sbp.call import Signature, even_boundary
-from sbp.errors import Diagnostic, Help, Label, SbpError, SbpInternalError, SbpTypeError, SbpWarning, bytes_text, noting
+from sbp.errors import (
+    Diagnostic,
+    Help,
+    Label,
+    SbpError,
+    SbpInternalError,
+    SbpTypeError,
+    SbpWarning,
+    bytes_text,
+    noting,
+)
 from sbp.infer.conditions import Decided, decide, point_text, points
 from sbp.infer.problem import Demand
 from sbp.infer.scope import Scope
@@ -27,11 +37,21 @@ from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
-from sbp.trace.sizes import Point, constraints_of, first_difference, graph_at, map_sizes, shape_text, symbols_in, value_of
+from sbp.trace.sizes import (
+    Point,
+    constraints_of,
+    first_difference,
+    graph_at,
+    map_sizes,
+    shape_text,
+    symbols_in,
+    value_of,
+)
 from sbp.types import NdSbp
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
-"""Multiples of the device count by these are the first choice of sizes: large, and no two alike by chance."""
+"""Multiples of the device count by these are the first choice of sizes: large, and no two alike by
+chance."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -42,7 +62,8 @@ class SizedCall:
       symbolic: its signature.
       scope: the sizes that are asked for.
       point: one choice of them.
-      traced: the program with symbolic sizes and the shapes of its results, once `trace` has made it; a copy at other sizes starts anew.
+      traced: the program with symbolic sizes and the shapes of its results, once `trace` has made
+          it; a copy at other sizes starts anew.
     """
 
     symbolic: Signature
@@ -52,14 +73,18 @@ class SizedCall:
 
     @classmethod
     def of(cls, signature: Signature, devices: int) -> SizedCall:
-        """Reads the scope off the shapes, and chooses sizes, multiples of the device count where it allows them.
+        """Reads the scope off the shapes, and chooses sizes, multiples of the device count where it
+        allows them.
 
         Raises:
-          SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that nothing meets.
+          SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that nothing
+              meets.
         """
         sizes = [d for aval in signature.avals for d in aval.shape if jax.export.is_symbolic_dim(d)]
         names = {s for d in sizes for s in symbols_in(str(d))}
-        whole = dict.fromkeys(f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d))
+        whole = dict.fromkeys(
+            f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
+        )
         scope = Scope(names, [*constraints_of(sizes), *whole])
         return cls(symbolic=signature, scope=scope, point=_choice(scope, devices))
 
@@ -70,8 +95,12 @@ class SizedCall:
 
     def at(self, point: Point) -> Signature:
         """The signature at some sizes."""
-        avals = tuple(_shape_with(a, lambda d: value_of(str(d), point)) for a in self.symbolic.avals)
-        return dataclasses.replace(self.symbolic, avals=avals, key=("at", tuple(sorted(point.items())), self.symbolic.key))
+        avals = tuple(
+            _shape_with(a, lambda d: value_of(str(d), point)) for a in self.symbolic.avals
+        )
+        return dataclasses.replace(
+            self.symbolic, avals=avals, key=("at", tuple(sorted(point.items())), self.symbolic.key)
+        )
 
     @contextlib.contextmanager
     def typed_here(self) -> Iterator[None]:
@@ -79,11 +108,17 @@ class SizedCall:
         try:
             yield
         except SbpTypeError as error:
-            note = f"symbolic sizes: this is where {point_text(self.point)}; other sizes were not tried"
-            raise SbpTypeError(dataclasses.replace(d, notes=(*d.notes, note)) for d in error.diagnostics) from None
+            note = (
+                f"symbolic sizes: this is where {point_text(self.point)}; other sizes were not"
+                " tried"
+            )
+            raise SbpTypeError(
+                dataclasses.replace(d, notes=(*d.notes, note)) for d in error.diagnostics
+            ) from None
 
     def trace(self, fn: Callable[..., Any], avals: Any, names: Any) -> tuple[Graph, Any]:
-        """Traces with symbolic sizes, in place of `sbp.trace.build.trace`; what it returns is the program at the sizes that were chosen.
+        """Traces with symbolic sizes, in place of `sbp.trace.build.trace`; what it returns is the
+        program at the sizes that were chosen.
 
         Raises:
           SbpError: `symbolic-sizes` where the trace needs to know what the scope does not say.
@@ -94,8 +129,8 @@ class SizedCall:
         except jax.errors.InconclusiveDimensionOperation as error:
             first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
             raise SbpError(
-                f"the program asks what its symbolic sizes do not say: {first}; add a constraint to the scope that decides it, "
-                "or check it at concrete sizes",
+                f"the program asks what its symbolic sizes do not say: {first}; add a constraint to"
+                " the scope that decides it, or check it at concrete sizes",
                 code="symbolic-sizes",
                 span=_jax.raising_span(error),
             ) from error
@@ -103,7 +138,9 @@ class SizedCall:
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def decide(self, typing: Typing, demand: Demand, wanted: Callable[[Any], list[NdSbp | None]]) -> Decided:
+    def decide(
+        self, typing: Typing, demand: Demand, wanted: Callable[[Any], list[NdSbp | None]]
+    ) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
@@ -133,10 +170,15 @@ class SizedCall:
         return self._traced[0]
 
     def _held(self, mesh: MeshSpec) -> Iterator[Claim]:
-        """Pinned inputs that do not divide are held otherwise than pinned: where they do divide, the typing is another one."""
+        """Pinned inputs that do not divide are held otherwise than pinned: where they do divide,
+        the typing is another one."""
         for want, aval, here, name in zip(
-            self.symbolic.wanted, self.symbolic.avals, self.signature.avals, self.symbolic.names, strict=True
-        ):  # fmt: skip
+            self.symbolic.wanted,
+            self.symbolic.avals,
+            self.signature.avals,
+            self.symbolic.names,
+            strict=True,
+        ):
             if want is None or here.shape == aval.shape:
                 continue
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
@@ -145,41 +187,63 @@ class SizedCall:
                 continue  # it divides, which is claimed already
             shape = tuple(aval.shape)
 
-            def holds(lift: Lift, want: Any = want, shape: Any = shape, held: Any = held, name: str = name) -> bool:
+            def holds(
+                lift: Lift, want: Any = want, shape: Any = shape, held: Any = held, name: str = name
+            ) -> bool:
                 return even_boundary(want, tuple(map(lift, shape)), mesh, name)[0] == held
 
-            yield Claim(text=f"input {name} of shape {shape_text(shape)} is held {held!r}", key=("held", name), holds=holds)
+            yield Claim(
+                text=f"input {name} of shape {shape_text(shape)} is held {held!r}",
+                key=("held", name),
+                holds=holds,
+            )
 
 
 def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(map_sizes(tuple(aval.shape), of), aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+    return jax.ShapeDtypeStruct(
+        map_sizes(tuple(aval.shape), of),
+        aval.dtype,
+        weak_type=bool(getattr(aval, "weak_type", False)),
+    )
 
 
 def _choice(scope: Scope, devices: int) -> Point:
-    """Sizes of the scope: multiples of the device count by different primes, multiples at all, the smallest, whatever Z3 finds."""
+    """Sizes of the scope: multiples of the device count by different primes, multiples at all, the
+    smallest, whatever Z3 finds."""
     for primes in itertools.islice(itertools.permutations(PRIMES, len(scope.names)), 64):
         point = {name: devices * p for name, p in zip(scope.names, primes, strict=True)}
         if scope.allows(point):
             return point
     small = list(points(scope))
     if small:
-        return max(small, key=lambda p: (sum(math.gcd(v, devices) for v in p.values()), -abs(max(p.values()) - PRIMES[0] * devices)))
+        return max(
+            small,
+            key=lambda p: (
+                sum(math.gcd(v, devices) for v in p.values()),
+                -abs(max(p.values()) - PRIMES[0] * devices),
+            ),
+        )
     found = scope.solver().point()
     if found is None:
-        raise SbpError(f"no sizes meet the constraints {', '.join(scope.constraints)}; drop one of them", code="symbolic-sizes")
+        raise SbpError(
+            f"no sizes meet the constraints {', '.join(scope.constraints)}; drop one of them",
+            code="symbolic-sizes",
+        )
     return found
 
 
-# ---- what is said of it ----------------------------------------------------------------------------------------------------------
+# ---- what is said of it -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizedReport(Report):
-    """A report on a program with symbolic sizes: the plan of one choice of them, and for which its typing holds.
+    """A report on a program with symbolic sizes: the plan of one choice of them, and for which its
+    typing holds.
 
     Arguments:
       sizes: for which sizes the typing holds; `sizes.holds_at(b=24)` asks for one.
-      limits: what else the plan meets at the sizes that it was made for, and is not decided for others.
+      limits: what else the plan meets at the sizes that it was made for, and is not decided for
+          others.
     """
 
     sizes: Decided
@@ -197,7 +261,11 @@ class SizedReport(Report):
 
     def _sizes(self) -> Section:
         found, at = self.sizes, point_text(self.sizes.point)
-        how = {"every": f"every {found.holds}", "some": found.holds, "open": f"not proved; {found.holds} is needed"}[found.status]
+        how = {
+            "every": f"every {found.holds}",
+            "some": found.holds,
+            "open": f"not proved; {found.holds} is needed",
+        }[found.status]
         pairs = [
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
@@ -213,7 +281,13 @@ PlanFor = Callable[[Signature, Callable[..., Any]], Any]
 
 
 def sized_report(
-    report: Report, found: Decided, call: SizedCall, plan_for: PlanFor, trace_for: Callable[[Signature], Graph], *, limits: tuple[str, ...]
+    report: Report,
+    found: Decided,
+    call: SizedCall,
+    plan_for: PlanFor,
+    trace_for: Callable[[Signature], Graph],
+    *,
+    limits: tuple[str, ...],
 ) -> SizedReport:
     """The report on a program with symbolic sizes.
 
@@ -236,26 +310,48 @@ def sized_report(
     )
 
 
-def _limited(found: Decided, report: Report, call: SizedCall, plan_for: PlanFor) -> Iterator[Diagnostic]:
-    """What is to be said where a typing does not hold for all sizes; the help is a constraint that Z3 has accepted."""
+def _limited(
+    found: Decided, report: Report, call: SizedCall, plan_for: PlanFor
+) -> Iterator[Diagnostic]:
+    """What is to be said where a typing does not hold for all sizes; the help is a constraint that
+    Z3 has accepted."""
     if found.counterexample is None:
         return
     at = point_text(found.counterexample)
     spans = dict.fromkeys(c.span for c in found.limits if c.span is not None)
-    labels = [Label(span=s, text="not for all sizes", primary=n == 0) for n, s in enumerate(itertools.islice(spans, 4))]
+    labels = [
+        Label(span=s, text="not for all sizes", primary=n == 0)
+        for n, s in enumerate(itertools.islice(spans, 4))
+    ]
     notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
-    notes.append(f"a call where {at} {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}")
+    notes.append(
+        f"a call where {at}"
+        f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
+    )
     helps: tuple[Help, ...] = ()
-    if found.terms and found.status == "some" and report.program is not None and not any("!=" in t for t in found.terms):
+    if (
+        found.terms
+        and found.status == "some"
+        and report.program is not None
+        and not any("!=" in t for t in found.terms)
+    ):
         quoted = ", ".join(f'"{t}"' for t in found.terms)
         sent = report.program.cost.bytes_per_device
-        helps = (Help(text=f"make the sizes with constraints=[{quoted}]: the typing holds for all of these", bytes_per_device=sent),)
+        helps = (
+            Help(
+                text=(
+                    f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
+                ),
+                bytes_per_device=sent,
+            ),
+        )
     yield Diagnostic(
         code="size-condition",
         severity="error",
-        title=f"the typing does not hold for every {found.asked}" + (f"; it holds where {found.holds}" if found.status == "some" else ""),
+        title=f"the typing does not hold for every {found.asked}"
+        + (f"; it holds where {found.holds}" if found.status == "some" else ""),
         labels=tuple(labels),
         notes=tuple(notes),
         helps=helps,
@@ -272,8 +368,11 @@ def _there(call: SizedCall, plan_for: PlanFor) -> str:
     return f"gets a typing of its own, which sends {bytes_text(sent)} per device"
 
 
-def _traced_otherwise(call: SizedCall, trace_for: Callable[[Signature], Graph]) -> Iterator[Diagnostic]:
-    """What is to be said where numbers make another program: only that with symbols is shown to be typed."""
+def _traced_otherwise(
+    call: SizedCall, trace_for: Callable[[Signature], Graph]
+) -> Iterator[Diagnostic]:
+    """What is to be said where numbers make another program: only that with symbols is shown to be
+    typed."""
     with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
         try:
             concrete = trace_for(call.signature)
@@ -287,9 +386,17 @@ def _traced_otherwise(call: SizedCall, trace_for: Callable[[Signature], Graph]) 
     yield Diagnostic(
         code="sizes-unproved",
         severity="warning",
-        title="the program with symbolic sizes is another one than with numbers; what is said of all sizes is said of the first",
+        title=(
+            "the program with symbolic sizes is another one than with numbers; what is said of all"
+            " sizes is said of the first"
+        ),
         labels=(Label(span=span, text=f"{mine} for symbols", primary=True),) if span else (),
-        notes=(f"the first difference: {mine} with symbols, {theirs} with numbers where {point_text(call.point)}",),
+        notes=(
+            (
+                f"the first difference: {mine} with symbols, {theirs} with numbers where"
+                f" {point_text(call.point)}"
+            ),
+        ),
     )
 
 
@@ -299,7 +406,9 @@ def _undecided(found: Decided) -> Iterator[Diagnostic]:
     spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)
     notes = []
     for u in found.undecided[:3]:
-        tried = f"tried at {u.tried} small sizes: " + (f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them")
+        tried = f"tried at {u.tried} small sizes: " + (
+            f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them"
+        )
         notes.append(f"not proved, since {u.why}: {u.claim.text}; {tried}")
     if len(found.undecided) > 3:
         notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
@@ -307,6 +416,9 @@ def _undecided(found: Decided) -> Iterator[Diagnostic]:
         code="sizes-unproved",
         severity="warning",
         title=f"the typing is not proved for all sizes where {found.holds}",
-        labels=tuple(Label(span=s, text="not proved for all sizes", primary=n == 0) for n, s in enumerate(itertools.islice(spans, 4))),
+        labels=tuple(
+            Label(span=s, text="not proved for all sizes", primary=n == 0)
+            for n, s in enumerate(itertools.islice(spans, 4))
+        ),
         notes=tuple(notes),
     )

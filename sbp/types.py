@@ -1,4 +1,5 @@
-"""The types of tensors on a mesh: atoms S(d), B, P(monoid) and the ND type, one atom per named mesh axis.
+"""The types of tensors on a mesh: atoms S(d), B, P(monoid) and the ND type, one atom per named mesh
+axis.
 
 >>> NdSbp({"data": S(0), "model": P})
 data:S(0) model:P(sum)
@@ -27,10 +28,15 @@ class Split:
     dim: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, np.integer):  # a vmapped equation may have NumPy's integers for dims
+        if isinstance(
+            self.dim, np.integer
+        ):  # a vmapped equation may have NumPy's integers for dims
             object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
-            raise SbpError(f"S(dim) takes a dim >= 0, got {self.dim!r}; count dims from the front", code="dim-out-of-range")
+            raise SbpError(
+                f"S(dim) takes a dim >= 0, got {self.dim!r}; count dims from the front",
+                code="dim-out-of-range",
+            )
 
     def __repr__(self) -> str:
         return f"S({self.dim})"
@@ -46,13 +52,17 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unreduced:
-    """The tensor is the reduction of its parts by `monoid`; `P` is the sum, `P("max")` another one."""
+    """The tensor is the reduction of its parts by `monoid`; `P` is the sum, `P("max")` another
+    one."""
 
     monoid: str = "sum"
 
     def __post_init__(self) -> None:
         if self.monoid not in MONOIDS:
-            raise SbpError(f"P({self.monoid!r}) is no monoid{nearest(str(self.monoid), MONOIDS)}", code="unknown-option")
+            raise SbpError(
+                f"P({self.monoid!r}) is no monoid{nearest(str(self.monoid), MONOIDS)}",
+                code="unknown-option",
+            )
 
     def __call__(self, monoid: str) -> Unreduced:
         return Unreduced(monoid)
@@ -71,31 +81,42 @@ P = Unreduced()
 class NdSbp(Mapping[str, Atom]):
     """An ND-SBP type: an atom for each named mesh axis; axes that are not named are B.
 
-    Immutable and hashable. Equality ignores axes that are B, so `NdSbp({})` equals `NdSbp({"data": B})`.
+    Immutable and hashable. Equality ignores axes that are B, so `NdSbp({})` equals `NdSbp({"data":
+    B})`.
 
     Arguments:
       atoms: atoms by mesh axis name, outer axis first.
       free: mesh axes that the type leaves to inference (`model:?` in text).
 
     Raises:
-      SbpError: `mixed-monoids` when two axes are partial under different monoids (they do not commute).
+      SbpError: `mixed-monoids` when two axes are partial under different monoids (they do not
+          commute).
     """
 
     __slots__ = ("_atoms", "free")
 
-    def __init__(self, atoms: Mapping[str, Atom] | None = None, /, free: Iterable[str] = ()) -> None:
+    def __init__(
+        self, atoms: Mapping[str, Atom] | None = None, /, free: Iterable[str] = ()
+    ) -> None:
         self._atoms: dict[str, Atom] = dict(atoms or {})
         self.free: frozenset[str] = frozenset(free)
         for axis, atom in self._atoms.items():
             if not isinstance(atom, Split | Broadcast | Unreduced):
-                raise SbpError(f"the atom of mesh axis {axis!r} is S(dim), B or P, got {atom!r}", code="type-syntax")
+                raise SbpError(
+                    f"the atom of mesh axis {axis!r} is S(dim), B or P, got {atom!r}",
+                    code="type-syntax",
+                )
         both = self.free & self._atoms.keys()
         if both:
-            raise SbpError(f"mesh axis {min(both)!r} is given and left free in one type", code="type-syntax")
+            raise SbpError(
+                f"mesh axis {min(both)!r} is given and left free in one type", code="type-syntax"
+            )
         monoids = sorted({a.monoid for a in self._atoms.values() if isinstance(a, Unreduced)})
         if len(monoids) > 1:
             raise SbpError(
-                f"P({monoids[0]}) and P({monoids[1]}) in one type do not commute; reduce one of them first", code="mixed-monoids"
+                f"P({monoids[0]}) and P({monoids[1]}) in one type do not commute; reduce one of"
+                " them first",
+                code="mixed-monoids",
             )
 
     def __getitem__(self, mesh_axis: str) -> Atom:
@@ -140,7 +161,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
-    """Reads a type text: atoms `axis:S(0)`, `axis:B`, `axis:P(sum)`, `axis:?`, separated by blanks; `B` alone is all broadcast.
+    """Reads a type text: atoms `axis:S(0)`, `axis:B`, `axis:P(sum)`, `axis:?`, separated by blanks;
+    `B` alone is all broadcast.
 
     Arguments:
       text: the type text.
@@ -164,7 +186,11 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
 
     def fail(column: int, expected: str) -> SbpError:
         pointer = " " * column + "^"
-        return SbpError(f"type text does not parse at column {column + 1}: expected {expected}\n  {text}\n  {pointer}", code="type-syntax")
+        return SbpError(
+            f"type text does not parse at column {column + 1}: expected {expected}\n  {text}\n "
+            f" {pointer}",
+            code="type-syntax",
+        )
 
     while True:
         while at < len(text) and text[at].isspace():
@@ -175,7 +201,10 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
         if name is None:
             raise fail(at, "a mesh axis name")
         if known is not None and name.group() not in known:
-            raise SbpError(f"the mesh has no axis {name.group()!r}{nearest(name.group(), known)}", code="unknown-axis")
+            raise SbpError(
+                f"the mesh has no axis {name.group()!r}{nearest(name.group(), known)}",
+                code="unknown-axis",
+            )
         at = name.end()
         if at == len(text) or text[at] != ":":
             raise fail(at, f'":" after mesh axis {name.group()!r}')

@@ -1,4 +1,5 @@
-"""Eight simulated CPU devices for every test; the environment is read when JAX is first imported, so it is set here."""
+"""Eight simulated CPU devices for every test; the environment is read when JAX is first imported,
+so it is set here."""
 
 import os
 

@@ -10,4 +10,5 @@ SENDS_FREELY = Hardware(
     link_bytes_per_second=1e12,
     latency_seconds=1e-9,
 )
-"""Hardware on which every bit of work is worth sharing, so that small programs take the kernels of large ones."""
+"""Hardware on which every bit of work is worth sharing, so that small programs take the kernels of
+large ones."""

@@ -1,4 +1,5 @@
-"""Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints what the page shows."""
+"""Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints
+what the page shows."""
 
 import os
 import re
@@ -15,7 +16,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def examples(page: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Each Python block of a page with its line, and the text block that follows before the next Python block or heading, if any."""
+    """Each Python block of a page with its line, and the text block that follows before the next
+    Python block or heading, if any."""
     code: str | None = None
     at = 0
     fence = re.compile(r"^```(python|text)\n(.*?)^```$|^#+ ", re.MULTILINE | re.DOTALL)
@@ -34,11 +36,16 @@ def examples(page: Path) -> Iterator[tuple[int, str, str | None]]:
         yield at, code, None
 
 
-EXAMPLES = [pytest.param(code, shown, id=f"{page.name}:{line}") for page in PAGES for line, code, shown in examples(page)]
+EXAMPLES = [
+    pytest.param(code, shown, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, code, shown in examples(page)
+]
 
 
 def unmatched(shown: str, printed: str) -> str | None:
-    """The first line of an excerpt that is not in what was printed, in order; `...` stands for lines left out."""
+    """The first line of an excerpt that is not in what was printed, in order; `...` stands for
+    lines left out."""
     lines = iter([line.rstrip() for line in printed.splitlines()])
     for line in shown.splitlines():
         if line.strip() != "..." and line.rstrip() not in lines:
@@ -55,9 +62,20 @@ def test_pages_have_examples():
 def test_example_runs(code: str, shown: str | None, tmp_path: Path):
     (tmp_path / "quickstart.py").write_text(code, "utf-8")
     devices = "--xla_force_host_platform_device_count=8"
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": devices,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONIOENCODING": "utf-8",
+    }
     done = subprocess.run(
-        [sys.executable, "quickstart.py"], cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", timeout=300, check=False
+        [sys.executable, "quickstart.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     if shown is not None:
@@ -67,7 +85,11 @@ def test_example_runs(code: str, shown: str | None, tmp_path: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path):
-    broken = [target for target in LINK.findall(page.read_text("utf-8")) if not (page.parent / target).exists()]
+    broken = [
+        target
+        for target in LINK.findall(page.read_text("utf-8"))
+        if not (page.parent / target).exists()
+    ]
     assert not broken
 
 

@@ -8,7 +8,9 @@ import pytest
 
 import sbp
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages(sbp.__path__, "sbp.") if not m.name.endswith("__main__"))
+MODULES = sorted(
+    m.name for m in pkgutil.walk_packages(sbp.__path__, "sbp.") if not m.name.endswith("__main__")
+)
 EXAMPLES = [
     pytest.param(example, id=example.name)
     for name in MODULES

@@ -1,4 +1,5 @@
-"""Named dims: layouts, their legality (checklist T1), and the Transformer layout of Mesh-TensorFlow (T3)."""
+"""Named dims: layouts, their legality (checklist T1), and the Transformer layout of Mesh-TensorFlow
+(T3)."""
 
 import inspect
 from typing import Any, cast
@@ -21,22 +22,34 @@ def f32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-# ---- what a layout says --------------------------------------------------------------------------------------------------------------
+# ---- what a layout says -------------------------------------------------------------------------
 
 
 def test_types_from_names():
     layout = Layout(batch="data", d_ff="model", vocab="model")
     assert layout.type("batch", None, "d_ff") == NdSbp({"data": S(0), "model": S(2)})
     assert layout.type("length", "d_model") == NdSbp()
-    assert dict(layout.type("vocab", "d_model")) == {"data": B, "model": S(0)}  # data is used, and this tensor has no dim for it
+    assert dict(layout.type("vocab", "d_model")) == {
+        "data": B,
+        "model": S(0),
+    }  # data is used, and this tensor has no dim for it
     assert layout.type("batch", free=["pod"]).free == {"pod"}
-    assert Layout(batch=("pod", "data")).type("length", "batch") == NdSbp({"pod": S(1), "data": S(1)})
-    assert Layout({"d-ff": "model"}, batch="data").type("d-ff", "batch") == NdSbp({"model": S(0), "data": S(1)})
+    assert Layout(batch=("pod", "data")).type("length", "batch") == NdSbp(
+        {"pod": S(1), "data": S(1)}
+    )
+    assert Layout({"d-ff": "model"}, batch="data").type("d-ff", "batch") == NdSbp(
+        {"model": S(0), "data": S(1)}
+    )
 
 
 def test_types_of_pytrees():
     layout = Layout(d_ff="model")
-    names = {"ffn": (("d_model", "d_ff"), ("d_ff", "d_model")), "scale": (), "free": None, "heads": [(None, "d_ff")]}
+    names = {
+        "ffn": (("d_model", "d_ff"), ("d_ff", "d_model")),
+        "scale": (),
+        "free": None,
+        "heads": [(None, "d_ff")],
+    }
     assert layout.types(names) == {
         "ffn": (NdSbp({"model": S(1)}), NdSbp({"model": S(0)})),
         "scale": NdSbp(),
@@ -55,7 +68,12 @@ def test_layouts_are_values():
 
 def test_pins_leave_unmentioned_axes_to_inference():
     layout = Layout(batch="data")
-    plan = sbp.jit(lambda x: layout(x * 2, "batch", None), MESH, in_types=("model:S(1)",), out_types="data:? model:?").plan(f32(8, 8))
+    plan = sbp.jit(
+        lambda x: layout(x * 2, "batch", None),
+        MESH,
+        in_types=("model:S(1)",),
+        out_types="data:? model:?",
+    ).plan(f32(8, 8))
     (pinned,) = [n for n in plan.program.typing.graph.nodes if n.op == "sbp_annotate"]
     assert dict(pinned.params["pin"].type) == {"data": S(0)} and not pinned.params["pin"].complete
     assert plan.out_types == NdSbp({"data": S(0), "model": S(1)})
@@ -68,7 +86,7 @@ def test_outside_of_jit_it_is_the_identity():
     np.testing.assert_array_equal(layout(2.0), 2.0)
 
 
-# ---- what is not a layout ------------------------------------------------------------------------------------------------------------
+# ---- what is not a layout -----------------------------------------------------------------------
 
 
 def line_of(fn, text):
@@ -85,9 +103,11 @@ def test_two_dims_on_one_mesh_axis():
     with pytest.raises(SbpError) as found:
         sbp.jit(f, MESH).plan(f32(8, 16), f32(16, 32))
     line = line_of(f, "layout(")
-    assert str(found.value) == (
-        f"layout-conflict: dims 'batch' and 'hidden' of the tensor [batch, hidden] are both split over mesh axis 'data' at line {line}; "
-        "a mesh axis splits one dim of a tensor: map one of the two to another axis, or name that dim otherwise here"
+    assert (
+        str(found.value)
+        == "layout-conflict: dims 'batch' and 'hidden' of the tensor [batch, hidden] are both"
+        f" split over mesh axis 'data' at line {line}; a mesh axis splits one dim of a tensor:"
+        " map one of the two to another axis, or name that dim otherwise here"
     )
     (said,) = sbp.jit(f, MESH).check(f32(8, 16), f32(16, 32)).diagnostics
     assert said.code == "layout-conflict" and said.primary is not None
@@ -97,27 +117,79 @@ def test_two_dims_on_one_mesh_axis():
 @pytest.mark.parametrize(
     "use,code,message",
     [
-        (lambda: Layout(b="x").type("b", "c", "b"), "layout-names", "dim 'b' occurs twice in [b, c, b]; the names of one tensor"),
+        (
+            lambda: Layout(b="x").type("b", "c", "b"),
+            "layout-names",
+            "dim 'b' occurs twice in [b, c, b]; the names of one tensor",
+        ),
         (lambda: Layout(b="x").type("d", "d"), "layout-names", "dim 'd' occurs twice in [d, d]"),
-        (lambda: Layout(b="x")(np.zeros((2, 3)), "b"), "layout-names", "1 dim names for a tensor of shape (2, 3), [b]; give one"),
-        (lambda: Layout(b="x")(np.zeros(3), "b", None), "layout-names", "2 dim names for a tensor of shape (3,), [b, _]"),
-        (lambda: Layout(b="x").type(cast(Any, 0), "b"), "layout-names", "a dim's name is a string or None, got 0"),
-        (lambda: Layout(b=("x", "x")), "layout-names", "the layout maps dim 'b' to ('x', 'x'), one mesh axis twice"),
+        (
+            lambda: Layout(b="x")(np.zeros((2, 3)), "b"),
+            "layout-names",
+            "1 dim names for a tensor of shape (2, 3), [b]; give one",
+        ),
+        (
+            lambda: Layout(b="x")(np.zeros(3), "b", None),
+            "layout-names",
+            "2 dim names for a tensor of shape (3,), [b, _]",
+        ),
+        (
+            lambda: Layout(b="x").type(cast(Any, 0), "b"),
+            "layout-names",
+            "a dim's name is a string or None, got 0",
+        ),
+        (
+            lambda: Layout(b=("x", "x")),
+            "layout-names",
+            "the layout maps dim 'b' to ('x', 'x'), one mesh axis twice",
+        ),
         (lambda: Layout({"b": "x"}, b="y"), "layout-names", "the layout maps dim 'b' twice"),
-        (lambda: Layout(a=("x", "y"), b="y").type("a", "b"), "layout-conflict", "dims 'a' and 'b' of the tensor [a, b] are both split"),
-        (lambda: Layout(b=cast(Any, 0)), "bad-argument", "a layout maps a dim name to a mesh axis or a tuple of them, got 'b': 0"),
+        (
+            lambda: Layout(a=("x", "y"), b="y").type("a", "b"),
+            "layout-conflict",
+            "dims 'a' and 'b' of the tensor [a, b] are both split",
+        ),
+        (
+            lambda: Layout(b=cast(Any, 0)),
+            "bad-argument",
+            "a layout maps a dim name to a mesh axis or a tuple of them, got 'b': 0",
+        ),
         (lambda: Layout(b=()), "bad-argument", "got 'b': (); leave out what is not split"),
-        (lambda: Layout(b="x")({"w": np.zeros(3)}, "b"), "bad-argument", "the dims of one array, got dict; map it over the leaves"),
+        (
+            lambda: Layout(b="x")({"w": np.zeros(3)}, "b"),
+            "bad-argument",
+            "the dims of one array, got dict; map it over the leaves",
+        ),
         (lambda: Layout(b="x")([1.0, 2.0], "b"), "bad-argument", "the dims of one array, got list"),
-        (lambda: Layout(b="x")((np.zeros(3),), "b"), "bad-argument", "the dims of one array, got tuple"),
+        (
+            lambda: Layout(b="x")((np.zeros(3),), "b"),
+            "bad-argument",
+            "the dims of one array, got tuple",
+        ),
         (lambda: Layout(b="x")(None, "b"), "bad-argument", "the dims of one array, got NoneType"),
         (lambda: Layout(b="x")("weights", "b"), "bad-argument", "the dims of one array, got str"),
-        (lambda: Layout(b="x").type("b", free="pod"), "bad-argument", "free is a collection of mesh axes, such as [\"pod\"]; got 'pod'"),
-        (lambda: Layout(b="x").types({"w": ("b",)}, free="pod"), "bad-argument", "free is a collection of mesh axes"),
-        (lambda: Layout(b="x").type("b", free=cast(Any, [1])), "bad-argument", "free is a collection of mesh axes"),
-        (lambda: Layout(b="x").type("b", free=cast(Any, None)), "bad-argument", "free is a collection of mesh axes"),
+        (
+            lambda: Layout(b="x").type("b", free="pod"),
+            "bad-argument",
+            "free is a collection of mesh axes, such as [\"pod\"]; got 'pod'",
+        ),
+        (
+            lambda: Layout(b="x").types({"w": ("b",)}, free="pod"),
+            "bad-argument",
+            "free is a collection of mesh axes",
+        ),
+        (
+            lambda: Layout(b="x").type("b", free=cast(Any, [1])),
+            "bad-argument",
+            "free is a collection of mesh axes",
+        ),
+        (
+            lambda: Layout(b="x").type("b", free=cast(Any, None)),
+            "bad-argument",
+            "free is a collection of mesh axes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused(use, code, message):
     with pytest.raises(SbpError) as found:
         use()
@@ -137,11 +209,13 @@ def test_sizes_that_do_not_divide_are_padded_inside():
     layout = Layout(batch="data", d="model")
     mesh = sbp.make_mesh((2, 4), ("data", "model"))
     x = np.arange(5 * 6, dtype=np.float32).reshape(5, 6)
-    f = sbp.jit(lambda x: jnp.tanh(layout(x, "batch", "d")).sum(0), mesh, in_types=("B",), out_types="B")
+    f = sbp.jit(
+        lambda x: jnp.tanh(layout(x, "batch", "d")).sum(0), mesh, in_types=("B",), out_types="B"
+    )
     np.testing.assert_allclose(f(x), np.tanh(x).sum(0), rtol=1e-6)
 
 
-# ---- transformations -----------------------------------------------------------------------------------------------------------------
+# ---- transformations ----------------------------------------------------------------------------
 
 
 def pins(graph):
@@ -181,17 +255,38 @@ def test_through_scan_and_grad():
 
     f = sbp.jit(step, mesh)
     inside = [n for n in f.trace(w, x).graph.walk() if n.op == "sbp_annotate"]
-    assert len(inside) == 3 and not any(n.backward for n in inside)  # the transpose of a pin is the plain identity
+    assert len(inside) == 3 and not any(
+        n.backward for n in inside
+    )  # the transpose of a pin is the plain identity
     value, grads = f(w, x)
     expected, expected_grads = jax.jit(step)(w, x)
     np.testing.assert_allclose(value, expected, rtol=2e-5)
     np.testing.assert_allclose(grads, expected_grads, rtol=2e-4, atol=1e-5)
 
 
-# ---- the Transformer of Mesh-TensorFlow, section 9: vocab, d_ff and heads over one axis, the batch over the other ------------------------
+# ---- the Transformer of Mesh-TensorFlow, section 9: vocab, d_ff and heads over one axis, the batch
+# over the other
 
-SMALL = {"vocab": 64, "d_model": 16, "d_ff": 64, "heads": 8, "d_kv": 4, "layer": 2, "batch": 8, "length": 6}
-PAPER = {"vocab": 32768, "d_model": 1024, "d_ff": 4096, "heads": 8, "d_kv": 128, "layer": 6, "batch": 64, "length": 256}
+SMALL = {
+    "vocab": 64,
+    "d_model": 16,
+    "d_ff": 64,
+    "heads": 8,
+    "d_kv": 4,
+    "layer": 2,
+    "batch": 8,
+    "length": 6,
+}
+PAPER = {
+    "vocab": 32768,
+    "d_model": 1024,
+    "d_ff": 4096,
+    "heads": 8,
+    "d_kv": 128,
+    "layer": 6,
+    "batch": 64,
+    "length": 256,
+}
 NAMES = {
     "embed": ("vocab", "d_model"),
     "q": ("layer", "d_model", "heads", "d_kv"),
@@ -213,8 +308,13 @@ def transformer(layout):
 
         def layer(x, p):
             h = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
-            q, k, v = (layout(jnp.einsum("bld,dhk->blhk", h, p[n]), "batch", "length", "heads", "d_kv") for n in "qkv")
-            scores = layout(jnp.einsum("blhk,bmhk->bhlm", q, k), "batch", "heads", "length", "memory")
+            q, k, v = (
+                layout(jnp.einsum("bld,dhk->blhk", h, p[n]), "batch", "length", "heads", "d_kv")
+                for n in "qkv"
+            )
+            scores = layout(
+                jnp.einsum("blhk,bmhk->bhlm", q, k), "batch", "heads", "length", "memory"
+            )
             scores = jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool)), scores, -1e9)
             seen = jnp.einsum("bhlm,bmhk->blhk", jax.nn.softmax(scores), v)
             x = layout(x + jnp.einsum("blhk,hkd->bld", seen, p["o"]), "batch", "length", "d_model")
@@ -251,7 +351,11 @@ def products(typing):
             mine = local_shape(out, typing.rows[node.id].outs[0], typing.mesh.sizes)
             whole = typing.graph.aval(node.inputs[0]).shape
             part = local_shape(whole, seen_codes(typing.rows[node.id])[0], typing.mesh.sizes)
-            found.append(float(np.prod(mine) / np.prod(out) * np.prod([part[d] / whole[d] for d in contracted])))
+            found.append(
+                float(
+                    np.prod(mine) / np.prod(out) * np.prod([part[d] / whole[d] for d in contracted])
+                )
+            )
     return found
 
 
@@ -262,10 +366,16 @@ def test_transformer_layout(shape, backward):
     layout, plain = transformer(TRANSFORMER), transformer(lambda x, *names: x)
     fn, expected = (jax.value_and_grad(f) if backward else f for f in (layout, plain))
     types = (TRANSFORMER.types(NAMES), TRANSFORMER.type("batch", "length"))
-    options: dict[str, Any] = {"in_types": types, "out_types": (NdSbp(), types[0]) if backward else NdSbp()}
+    options: dict[str, Any] = {
+        "in_types": types,
+        "out_types": (NdSbp(), types[0]) if backward else NdSbp(),
+    }
     count = 27 if backward else 9
-    # At the paper's sizes no product is worth doing twice; at small ones it is cheaper than to send, which "reduce" forbids.
-    shares = products(sbp.jit(fn, mesh, **options, hardware="tpu-v3").plan(*shapes(PAPER)).program.typing)
+    # At the paper's sizes no product is worth doing twice; at small ones it is cheaper than to
+    # send, which "reduce" forbids.
+    shares = products(
+        sbp.jit(fn, mesh, **options, hardware="tpu-v3").plan(*shapes(PAPER)).program.typing
+    )
     assert len(shares) == count and set(shares) == {1 / 8}, shares
     f = sbp.jit(fn, mesh, **options, boxing="reduce")
     params, tokens = arguments()
@@ -279,7 +389,16 @@ def test_transformer_layout(shape, backward):
 
 
 def test_no_tensor_of_the_transformer_has_two_dims_on_one_axis():
-    """The layout of the paper is legal; with d_model over the same axis it is not, and the first tensor that says so is named."""
+    """The layout of the paper is legal; with d_model over the same axis it is not, and the first
+    tensor that says so is named."""
     wrong = Layout({**TRANSFORMER, "d_model": "cols"})
-    with pytest.raises(SbpError, match=r"layout-conflict: dims 'vocab' and 'd_model' of the tensor \[vocab, d_model\] .* mesh axis 'cols'"):
-        sbp.jit(transformer(wrong), jax.sharding.AbstractMesh((2, 4), ("rows", "cols"))).plan(*shapes(SMALL))
+    with pytest.raises(
+        SbpError,
+        match=(
+            r"layout-conflict: dims 'vocab' and 'd_model' of the tensor \[vocab, d_model\] .* mesh"
+            r" axis 'cols'"
+        ),
+    ):
+        sbp.jit(transformer(wrong), jax.sharding.AbstractMesh((2, 4), ("rows", "cols"))).plan(
+            *shapes(SMALL)
+        )

@@ -1,7 +1,9 @@
-"""Whether a program has a typing, by Z3; which pins and equations are to blame when it has none; and a second look at a chosen one.
+"""Whether a program has a typing, by Z3; which pins and equations are to blame when it has none;
+and a second look at a chosen one.
 
-Each mesh axis is decided in a context of its own. States are Bools, one-hot; every pin, the policy and every operand of every node
-has a literal, so that a core names them. Terms are built once per axis: a check only assumes other literals.
+Each mesh axis is decided in a context of its own. States are Bools, one-hot; every pin, the policy
+and every operand of every node has a literal, so that a core names them. Terms are built once per
+axis: a check only assumes other literals.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ class CheckResult:
     """What a check found.
 
     Arguments:
-      status: `unknown` when the resource limit was reached on some axis and no other axis is unsatisfiable.
+      status: `unknown` when the resource limit was reached on some axis and no other axis is
+          unsatisfiable.
       mesh_axis: the axis that is to blame; empty when there is none.
-      core: when unsatisfiable, constraints that cannot hold together though any less can: pins, policy and budgets first, then the
-        program's order.
+      core: when unsatisfiable, constraints that cannot hold together though any less can: pins,
+        policy and budgets first, then the program's order.
       sink: the conversions at which the core's flow of types ends, operands of one node.
-      made: for each conversion of the sink, the codes that its value can be made in, as far as the rest of the core says.
-      wanted: for each conversion of the sink, the codes it can be read in, as far as the rest of the core says.
+      made: for each conversion of the sink, the codes that its value can be made in, as far as the
+          rest of the core says.
+      wanted: for each conversion of the sink, the codes it can be read in, as far as the rest of
+          the core says.
     """
 
     status: Status
@@ -86,7 +91,14 @@ class Checker:
     """
 
     def __init__(
-        self, graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, *, rlimit: int = RLIMIT, tables: Tables | None = None
+        self,
+        graph: Graph,
+        mesh: MeshSpec,
+        demand: Demand,
+        policy: Policy,
+        *,
+        rlimit: int = RLIMIT,
+        tables: Tables | None = None,
     ) -> None:
         self.systems = constraints_of(graph, mesh, demand, policy, tables)
         self._rlimit = rlimit
@@ -98,7 +110,9 @@ class Checker:
             self._axes[system.mesh_axis] = _Axis(system, self._rlimit)
         return self._axes[system.mesh_axis]
 
-    def check(self, without: Collection[tuple[str, str]] = (), *, explain: bool = True) -> CheckResult:
+    def check(
+        self, without: Collection[tuple[str, str]] = (), *, explain: bool = True
+    ) -> CheckResult:
         """Whether each axis has a typing.
 
         Arguments:
@@ -106,22 +120,32 @@ class Checker:
           explain: whether to minimise a core.
 
         Returns:
-          The first axis that has none, with its core; `unknown` when a limit was reached; `sat` otherwise.
+          The first axis that has none, with its core; `unknown` when a limit was reached; `sat`
+          otherwise.
         """
         limit: CheckResult | None = None
         for system in self.systems:
             axis = self.axis(system)
-            names = [c.name for c in system.constraints if (system.mesh_axis, c.name) not in without]
+            names = [
+                c.name for c in system.constraints if (system.mesh_axis, c.name) not in without
+            ]
             status, core = axis.check(names)
             if status == "unknown":
                 limit = limit or CheckResult(status="unknown", mesh_axis=system.mesh_axis)
             elif status == "unsat":
-                return axis.blame(names, core) if explain else CheckResult(status="unsat", mesh_axis=system.mesh_axis)
+                return (
+                    axis.blame(names, core)
+                    if explain
+                    else CheckResult(status="unsat", mesh_axis=system.mesh_axis)
+                )
         return limit or CheckResult(status="sat")
 
 
-def check(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy = "auto", *, rlimit: int = RLIMIT) -> CheckResult:
-    """Decides whether a program has a typing under a policy, and blames a minimal set of constraints when it has none."""
+def check(
+    graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy = "auto", *, rlimit: int = RLIMIT
+) -> CheckResult:
+    """Decides whether a program has a typing under a policy, and blames a minimal set of
+    constraints when it has none."""
     return Checker(graph, mesh, demand, policy, rlimit=rlimit).check()
 
 
@@ -145,53 +169,82 @@ class _Axis:
 
     def check(self, names: Iterable[str]) -> tuple[Status, frozenset[str]]:
         """The outcome under the named literals, and the names of a core when there is no model."""
-        # `Solver.check` would look at the sort of each literal again, which takes ten times as long as the answer.
+        # `Solver.check` would look at the sort of each literal again, which takes ten times as long
+        # as the answer.
         literals = [self.literal(n).as_ast() for n in names]
         assumed = (z3.Ast * len(literals))(*literals)
-        found = z3.CheckSatResult(z3.Z3_solver_check_assumptions(self._context.ref(), self._solver.solver, len(literals), assumed))
+        found = z3.CheckSatResult(
+            z3.Z3_solver_check_assumptions(
+                self._context.ref(), self._solver.solver, len(literals), assumed
+            )
+        )
         if found == z3.unsat:
             return "unsat", frozenset(str(c) for c in self._solver.unsat_core())
         return ("sat" if found == z3.sat else "unknown"), frozenset()
 
     def blame(self, names: list[str], core: frozenset[str]) -> CheckResult:
-        """Minimises a core by deletion: pins and policy while all equations stand, then the equations between them.
+        """Minimises a core by deletion: pins and policy while all equations stand, then the
+        equations between them.
 
-        Later pins are tried first, and of the equations only the shortest beginning is taken, so that the earliest conflict of the
-        program remains. The policy comes first of all: without it, the pins alone are to blame.
+        Later pins are tried first, and of the equations only the shortest beginning is taken, so
+        that the earliest conflict of the program remains. The policy comes first of all: without
+        it, the pins alone are to blame.
         """
         equations = [n for n in names if self.by_name[n].convert is not None]
         asked = [n for n in names if n in core and self.by_name[n].convert is None]
         limits = [n for n in asked if self.by_name[n].kind == "budget"]
-        for name in ["policy", *limits, *reversed([n for n in asked if n != "policy" and n not in limits])]:
+        for name in [
+            "policy",
+            *limits,
+            *reversed([n for n in asked if n != "policy" and n not in limits]),
+        ]:
             trial = [n for n in asked if n != name]
             status, smaller = self.check([*trial, *equations])
             if status == "unsat":
                 asked, core = [n for n in trial if n in smaller], smaller
         beginning = self._first(asked, equations, core)
         first = self._blamed(asked, [n for n in equations if n in beginning])
-        if any(c.kind == "region" for c in first.sink):  # around a loop there is no first line: another core may have one
+        if any(
+            c.kind == "region" for c in first.sink
+        ):  # around a loop there is no first line: another core may have one
             other = self._blamed(asked, [n for n in equations if n in core])
             return first if any(c.kind == "region" for c in other.sink) else other
         return first
 
     def _blamed(self, asked: list[str], between: list[str]) -> CheckResult:
-        """What cannot hold with the pins and the policy, less what is not needed for that, later equations first."""
+        """What cannot hold with the pins and the policy, less what is not needed for that, later
+        equations first."""
         for name in list(reversed(between)):
             if name in between:
                 trial = [n for n in between if n != name]
                 status, smaller = self.check([*asked, *trial])
                 if status == "unsat":
                     between = [n for n in trial if n in smaller]
-        found = tuple(self.by_name[n] for n in sorted((*asked, *between), key=self.order.__getitem__))
+        found = tuple(
+            self.by_name[n] for n in sorted((*asked, *between), key=self.order.__getitem__)
+        )
         sink = _sink([c for c in found if c.convert is not None])
         rest = [c.name for c in found if c not in sink]
         made = tuple(self.codes(rest, c.convert.source) for c in sink if c.convert is not None)
         wanted = tuple(self.codes(rest, c.convert.target) for c in sink if c.convert is not None)
-        return CheckResult(status="unsat", mesh_axis=self.system.mesh_axis, core=found, sink=sink, made=made, wanted=wanted)
+        return CheckResult(
+            status="unsat",
+            mesh_axis=self.system.mesh_axis,
+            core=found,
+            sink=sink,
+            made=made,
+            wanted=wanted,
+        )
 
-    def _first(self, asked: list[str], equations: list[str], core: frozenset[str]) -> frozenset[str]:
-        """A core within the shortest beginning of the program that cannot hold, so that the first line at fault is told."""
-        low, high = 0, 1 + max((i for i, n in enumerate(equations) if n in core), default=len(equations) - 1)
+    def _first(
+        self, asked: list[str], equations: list[str], core: frozenset[str]
+    ) -> frozenset[str]:
+        """A core within the shortest beginning of the program that cannot hold, so that the first
+        line at fault is told."""
+        low, high = (
+            0,
+            1 + max((i for i, n in enumerate(equations) if n in core), default=len(equations) - 1),
+        )
         while low < high:  # the beginning up to `high` cannot hold
             middle = (low + high) // 2
             status, found = self.check([*asked, *equations[:middle]])
@@ -213,15 +266,27 @@ class _Axis:
 
 
 def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
-    """Where the flow of types through a core ends: conversions into a variable that nothing else in the core reads.
+    """Where the flow of types through a core ends: conversions into a variable that nothing else in
+    the core reads.
 
     A loop has no end: there it is the return of its carry that cannot hold.
     """
     read = {c.convert.source.variable for c in equations if c.convert is not None}
     ends = [c for c in equations if c.convert is not None and c.convert.target.variable not in read]
-    ends = ends or [c for c in equations if c.kind == "region" and c.because.text.startswith("carry")] or equations
+    ends = (
+        ends
+        or [c for c in equations if c.kind == "region" and c.because.text.startswith("carry")]
+        or equations
+    )
     last = ends[-1:]
-    return tuple(c for c in ends if last and c.convert and last[0].convert and c.convert.target.variable == last[0].convert.target.variable)
+    return tuple(
+        c
+        for c in ends
+        if last
+        and c.convert
+        and last[0].convert
+        and c.convert.target.variable == last[0].convert.target.variable
+    )
 
 
 def _text(system: System) -> Iterable[str]:
@@ -230,20 +295,30 @@ def _text(system: System) -> Iterable[str]:
         names = [f"s{v}_{k}" for k in range(len(variable.states))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
         yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
-        yield "".join(f"(assert (or (not {a}) (not {b})))" for i, a in enumerate(names) for b in names[:i])
+        yield "".join(
+            f"(assert (or (not {a}) (not {b})))" for i, a in enumerate(names) for b in names[:i]
+        )
     yield "".join(f"(declare-const {c.name} Bool)" for c in system.constraints)
     for constraint in system.constraints:
         for end in constraint.fixed:
             states = system.variables[end.variable].states
-            held = [f"s{end.variable}_{k}" for k, s in enumerate(states) if s[end.column] == constraint.code]
+            held = [
+                f"s{end.variable}_{k}"
+                for k, s in enumerate(states)
+                if s[end.column] == constraint.code
+            ]
             yield f"(assert (or (not {constraint.name}) {' '.join(held)}))"
         if constraint.convert is not None:
             yield from _conversion(system, constraint.name, constraint.convert)
 
 
 def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
-    """A clause for each state of the maker and each reason: the states that a reader may have, unless what forbids the rest is dropped."""
-    source, target = system.variables[convert.source.variable].states, system.variables[convert.target.variable].states
+    """A clause for each state of the maker and each reason: the states that a reader may have,
+    unless what forbids the rest is dropped."""
+    source, target = (
+        system.variables[convert.source.variable].states,
+        system.variables[convert.target.variable].states,
+    )
     aval = system.avals[convert.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):
@@ -253,20 +328,39 @@ def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
         code = state[convert.source.column]
         blocked: set[Code] = set()
         for literals, unless, rules in reasons:
-            refused = {other for other in readable if not system.conversions.allows(code, other, aval, rules)}
+            refused = {
+                other
+                for other in readable
+                if not system.conversions.allows(code, other, aval, rules)
+            }
             if not refused <= blocked:
-                found = [j for other, states in readable.items() if other not in refused for j in states]
-                clause = [f"(not {name})", *(f"(not {x})" for x in literals), f"(not s{convert.source.variable}_{k})", *unless]
-                yield f"(assert (or {' '.join([*clause, *(f's{convert.target.variable}_{j}' for j in found)])}))"
+                found = [
+                    j for other, states in readable.items() if other not in refused for j in states
+                ]
+                clause = [
+                    f"(not {name})",
+                    *(f"(not {x})" for x in literals),
+                    f"(not s{convert.source.variable}_{k})",
+                    *unless,
+                ]
+                yield (
+                    "(assert (or"
+                    f" {' '.join([*clause, *(f's{convert.target.variable}_{j}' for j in found)])}))"
+                )
             if not convert.unless:
                 blocked |= refused
 
 
-def _reasons(system: System, convert: Convert) -> list[tuple[tuple[str, ...], tuple[str, ...], Rules]]:
-    """Literals that together forbid conversions, the pins under which they do not, and what they allow: one by one, then all."""
+def _reasons(
+    system: System, convert: Convert
+) -> list[tuple[tuple[str, ...], tuple[str, ...], Rules]]:
+    """Literals that together forbid conversions, the pins under which they do not, and what they
+    allow: one by one, then all."""
     policies, bans = convert.rules.policies, convert.rules.bans
     free = ("auto",) * len(policies)
-    names = {system.regime.ban(b): f"b{i}" for i, b in reversed(list(enumerate(system.regime.budgets)))}
+    names = {
+        system.regime.ban(b): f"b{i}" for i, b in reversed(list(enumerate(system.regime.budgets)))
+    }
     found: list[tuple[tuple[str, ...], tuple[str, ...], Rules]] = []
     if policies != free:
         found.append((("policy",), convert.unless, Rules(policies)))
@@ -278,11 +372,12 @@ def _reasons(system: System, convert: Convert) -> list[tuple[tuple[str, ...], tu
     return found
 
 
-# ---- a second look -------------------------------------------------------------------------------------------------------------------
+# ---- a second look ------------------------------------------------------------------------------
 
 
 def certify(typing: Typing, demand: Demand | None = None, *, tables: Tables | None = None) -> None:
-    """Evaluates every constraint on a typing: each node has one of its rows, each conversion is allowed, each pin holds.
+    """Evaluates every constraint on a typing: each node has one of its rows, each conversion is
+    allowed, each pin holds.
 
     Arguments:
       typing: what was chosen.
@@ -294,10 +389,14 @@ def certify(typing: Typing, demand: Demand | None = None, *, tables: Tables | No
     """
     graph = typing.graph
     if demand is None:
-        demand = Demand(inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs)
+        demand = Demand(
+            inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs
+        )
     tables = tables or Tables(typing.mesh)
     systems = constraints_of(graph, typing.mesh, demand, typing.boxing, tables)
-    states = [[_state_of(v, typing, system.position) for v in system.variables] for system in systems]
+    states = [
+        [_state_of(v, typing, system.position) for v in system.variables] for system in systems
+    ]
     for system, have in zip(systems, states, strict=True):
         for constraint in system.constraints:
             for end in constraint.fixed:
@@ -307,33 +406,55 @@ def certify(typing: Typing, demand: Demand | None = None, *, tables: Tables | No
             if convert is not None and not convert.unless:
                 source, target = _code(have, convert.source), _code(have, convert.target)
                 aval = graph.avals[convert.value]
-                if source is None or target is None or not system.conversions.allows(source, target, aval, convert.rules):
-                    raise _broken(system, constraint, f"made as code {source}, read as code {target}")
+                if (
+                    source is None
+                    or target is None
+                    or not system.conversions.allows(source, target, aval, convert.rules)
+                ):
+                    raise _broken(
+                        system, constraint, f"made as code {source}, read as code {target}"
+                    )
     if systems:
         _certify_rows(typing, graph, tables.of(systems[0].regime, graph), systems[0].native)
         _certify_boxing(typing, systems, states)
 
 
-def _certify_rows(typing: Typing, graph: Graph, table: RowTable, native: Mapping[int, frozenset[str]]) -> None:
-    """Over all axes at once: rows of inner axes are found on shapes that the outer ones have localised."""
+def _certify_rows(
+    typing: Typing, graph: Graph, table: RowTable, native: Mapping[int, frozenset[str]]
+) -> None:
+    """Over all axes at once: rows of inner axes are found on shapes that the outer ones have
+    localised."""
     for node in graph.nodes:
         for region in node.regions:
             _certify_rows(typing, region, table, native)
         if node.regions or node.op in ("sbp_annotate", "optimization_barrier"):
             continue
         given = tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
-        rows = table.rows(node, [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs], given)
+        rows = table.rows(
+            node,
+            [graph.aval(o) for o in node.inputs],
+            [graph.avals[o] for o in node.outputs],
+            given,
+        )
         row = typing.rows[node.id]
         if not any(r.ins == row.ins and r.outs == row.outs for r in rows):
             where = f" at {node.span}" if node.span else ""
-            raise SbpInternalError(f"the chosen typing gives {node.op}{where} a row that it does not have: {row.ins} -> {row.outs}")
+            raise SbpInternalError(
+                f"the chosen typing gives {node.op}{where} a row that it does not have: {row.ins}"
+                f" -> {row.outs}"
+            )
 
 
-def _certify_boxing(typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]) -> None:
-    """Over all axes at once: a split is entered or left only while no inner axis splits the same dim."""
+def _certify_boxing(
+    typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]
+) -> None:
+    """Over all axes at once: a split is entered or left only while no inner axis splits the same
+    dim."""
     spaces = Spaces(typing.mesh)
     seen: dict[tuple[Any, ...], bool] = {}
-    for parallel in zip(*(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True):
+    for parallel in zip(
+        *(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True
+    ):
         first = parallel[0].convert
         assert first is not None
         if first.rules.unlimited or first.unless:
@@ -362,7 +483,8 @@ def _conversions(system: System) -> int:
 
 
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
-    """The state that a typing gives a variable on one mesh axis; None when it is none of its states."""
+    """The state that a typing gives a variable on one mesh axis; None when it is none of its
+    states."""
     kind, key = variable.where
     match kind:
         case "row":
@@ -392,4 +514,7 @@ def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:
 def _broken(system: System, constraint: Constraint, found: str) -> SbpInternalError:
     span = constraint.because.span
     where = f" at {span}" if span else ""
-    return SbpInternalError(f"the chosen typing breaks {constraint.name} on {system.mesh_axis}: {constraint.because.text}{where}; {found}")
+    return SbpInternalError(
+        f"the chosen typing breaks {constraint.name} on {system.mesh_axis}:"
+        f" {constraint.because.text}{where}; {found}"
+    )

@@ -38,10 +38,13 @@ def choose(
       demand: types asked of inputs and outputs.
       boxing: which conversions may move data.
       byte_price: seconds charged per byte that inputs, outputs and `held` hold on a device.
-      held: values that are charged, too: (value, whether as its readers take it instead of as it is made).
-      shares: for values that are made more than once, what share of a conversion each pays beyond the keeping of its result.
+      held: values that are charged, too: (value, whether as its readers take it instead of as it is
+          made).
+      shares: for values that are made more than once, what share of a conversion each pays beyond
+          the keeping of its result.
       tables: the rows of the mesh, when they are at hand.
-      cutoff: seconds above which typings are of no interest: any of them may be returned when a bound shows that there are no others.
+      cutoff: seconds above which typings are of no interest: any of them may be returned when a
+          bound shows that there are no others.
 
     Returns:
       The typing, or None when there is none under the policy.

@@ -1,4 +1,5 @@
-"""For which sizes a typing holds: its claims decided over a scope, and the condition in words that can be pasted as constraints.
+"""For which sizes a typing holds: its claims decided over a scope, and the condition in words that
+can be pasted as constraints.
 
 >>> from sbp.infer.scope import Scope
 >>> import jax
@@ -61,7 +62,8 @@ class Decided:
     Arguments:
       status: `every` size of the scope, `some` of them, or `open`: not decided for all.
       asked: the scope in words.
-      holds: where the claims that are decided hold, in the syntax of constraints; the scope where they hold for all of it.
+      holds: where the claims that are decided hold, in the syntax of constraints; the scope where
+          they hold for all of it.
       terms: the parts of `holds` beyond the scope, when it is one conjunction.
       point: the sizes that the typing was chosen at.
       counterexample: the smallest sizes of the scope where it does not hold.
@@ -83,7 +85,8 @@ class Decided:
     _explored: tuple[Explored, ...] = field(repr=False)
 
     def holds_at(self, **sizes: int) -> bool | None:
-        """Whether the typing holds at sizes of the scope; None when that is not decided, or the scope does not allow them."""
+        """Whether the typing holds at sizes of the scope; None when that is not decided, or the
+        scope does not allow them."""
         if sizes.keys() != set(self._scope.names) or not self._scope.allows(sizes):
             return None
         answers = [e.holds_at(sizes) for e in self._explored]
@@ -101,9 +104,13 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
     explored = [explore(c.holds, scope, point) for c in claims]
     limited, terms, holds = _condition(scope, claims, explored, point)
     if terms and any(e.open for e in explored):
-        # Products of symbols are easier where the other claims hold: mod(m, 8) == 0 says that 8 divides m*k.
+        # Products of symbols are easier where the other claims hold: mod(m, 8) == 0 says that 8
+        # divides m*k.
         narrowed = scope.narrowed(terms)
-        explored = [explore(c.holds, narrowed, point) if e.open else e for c, e in zip(claims, explored, strict=True)]
+        explored = [
+            explore(c.holds, narrowed, point) if e.open else e
+            for c, e in zip(claims, explored, strict=True)
+        ]
         limited, terms, holds = _condition(scope, claims, explored, point)
     pairs = list(zip(claims, explored, strict=True))
     failing = [*limited, *((c, e) for c, e in pairs if e.fails and e.open)]
@@ -116,7 +123,9 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
         terms=tuple(map(str, terms)),
         point=point,
         counterexample=counterexample,
-        limits=tuple(c for c, _ in sorted(failing, key=lambda pair: pair[1].holds_at(at) is not False)),
+        limits=tuple(
+            c for c, _ in sorted(failing, key=lambda pair: pair[1].holds_at(at) is not False)
+        ),
         undecided=tuple(_tried(c, e, scope, [e for _, e in limited]) for c, e in pairs if e.open),
         claims=len(claims),
         _scope=scope,
@@ -127,12 +136,17 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
 def _condition(
     scope: Scope, claims: Sequence[Claim], explored: Sequence[Explored], point: Point
 ) -> tuple[list[tuple[Claim, Explored]], Region, str]:
-    """The decided claims that do not hold everywhere, without those that follow; their condition if it is a conjunction; and in words."""
-    limited = _binding(scope, [(c, e) for c, e in zip(claims, explored, strict=True) if e.fails and not e.open])
+    """The decided claims that do not hold everywhere, without those that follow; their condition if
+    it is a conjunction; and in words."""
+    limited = _binding(
+        scope, [(c, e) for c, e in zip(claims, explored, strict=True) if e.fails and not e.open]
+    )
     if not limited:
         return [], (), _asked(scope)
     try:
-        found = list(itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1))
+        found = list(
+            itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1)
+        )
     except Unanswered:
         found = []
     if not found or len(found) > ALTERNATIVES:
@@ -146,7 +160,9 @@ def _condition(
 
 
 def _tried(claim: Claim, explored: Explored, scope: Scope, others: Sequence[Explored]) -> Open:
-    sizes = [p for p in itertools.islice(points(scope), TRIED) if all(e.holds_at(p) for e in others)]
+    sizes = [
+        p for p in itertools.islice(points(scope), TRIED) if all(e.holds_at(p) for e in others)
+    ]
     fails = next((p for p in sizes if not claim.holds(numbers(p))), None)
     return Open(claim=claim, why=explored.open, tried=len(sizes), fails=fails)
 
@@ -160,20 +176,27 @@ def _asked(scope: Scope) -> str:
     """The scope in words; what JAX adds to a constraint on a rest is left out."""
     divided = {f"{k}*floordiv({n}, {k}) == {n}" for c in scope.constraints for n, k in [_rest(c)]}
     shown = [c for c in scope.constraints if c not in divided]
-    bounded = {n for c in shown for n in scope.names if c.replace(" ", "").startswith((f"{n}>=", f"{n}>"))}
+    bounded = {
+        n for c in shown for n in scope.names if c.replace(" ", "").startswith((f"{n}>=", f"{n}>"))
+    }
     return " and ".join([*(f"{n} >= 1" for n in scope.names if n not in bounded), *shown])
 
 
 def _rest(constraint: str) -> tuple[str, int]:
     match parsed(constraint):
-        case ast.Compare(left=ast.Call(func=ast.Name(id="mod"), args=[ast.Name(id=name), ast.Constant(value=int(step))])):
+        case ast.Compare(
+            left=ast.Call(
+                func=ast.Name(id="mod"), args=[ast.Name(id=name), ast.Constant(value=int(step))]
+            )
+        ):
             return name, step
         case _:
             return "", 0
 
 
 def points(scope: Scope, count: int = SMALL) -> Iterator[Point]:
-    """Points of a scope by their largest size, smallest first, as many as are among the first `count` of all.
+    """Points of a scope by their largest size, smallest first, as many as are among the first
+    `count` of all.
 
     >>> [tuple(p.values()) for p in points(Scope(("a", "b"), ("a >= b",)), 8)]
     [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
@@ -191,7 +214,9 @@ def _tuples(length: int) -> Iterator[tuple[int, ...]]:
         return
     for largest in itertools.count(1):
         # Those passed over are the ones that came before, so no more than so many.
-        yield from (v for v in itertools.product(range(1, largest + 1), repeat=length) if max(v) == largest)
+        yield from (
+            v for v in itertools.product(range(1, largest + 1), repeat=length) if max(v) == largest
+        )
 
 
 def _counterexample(scope: Scope, explored: Sequence[Explored]) -> Point | None:
@@ -202,11 +227,14 @@ def _counterexample(scope: Scope, explored: Sequence[Explored]) -> Point | None:
     return small or next((e.example for e in failing if e.example is not None), None)
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------------------
+# ---- words --------------------------------------------------------------------------------------
 
 
-def _binding(scope: Scope, limited: Sequence[tuple[Claim, Explored]]) -> list[tuple[Claim, Explored]]:
-    """Claims without those that follow from the ones before: many operators ask what their inputs are held to."""
+def _binding(
+    scope: Scope, limited: Sequence[tuple[Claim, Explored]]
+) -> list[tuple[Claim, Explored]]:
+    """Claims without those that follow from the ones before: many operators ask what their inputs
+    are held to."""
     solver, kept = scope.solver(WORDS), list[tuple[Claim, Explored]]()
     for claim, explored in limited:
         term = solver.any_of(explored.holds)
@@ -219,20 +247,27 @@ def _binding(scope: Scope, limited: Sequence[tuple[Claim, Explored]]) -> list[tu
 def _alternatives(scope: Scope, explored: Sequence[Explored], point: Point) -> Iterator[Region]:
     """Conjunctions that together say where all claims hold: one, when there is one that does.
 
-    The first try is all that follows from the claims, which is the condition itself when that is a conjunction. Else a point where they
-    hold is described by all facts there are, and of these so many are left out as leave the claims true; and so on with the points that
-    no such conjunction covers (prime implicants).
+    The first try is all that follows from the claims, which is the condition itself when that is a
+    conjunction. Else a point where they hold is described by all facts there are, and of these so
+    many are left out as leave the claims true; and so on with the points that no such conjunction
+    covers (prime implicants).
     """
     solver = scope.solver(WORDS)
     holding = solver.all_terms([solver.any_of(e.holds) for e in explored])
     noted, rests = _facts(scope, explored)
-    bounds = [Fact(name, ">=", str(least)) for name in scope.names if (least := solver.least(name, holding)) > 1]
+    bounds = [
+        Fact(name, ">=", str(least))
+        for name in scope.names
+        if (least := solver.least(name, holding)) > 1
+    ]
     for universe in ([*bounds, *rests], [*noted, *bounds, *rests]):
         common = [f for f in universe if solver.implied(holding, f)]
         if _suffice(scope, common, explored):
             yield _needed(scope, common, explored)
             return
-    rest: Point | None = point if all(e.holds_at(point) for e in explored) else solver.point(holding)
+    rest: Point | None = (
+        point if all(e.holds_at(point) for e in explored) else solver.point(holding)
+    )
     while rest is not None:
         here = [f if f.value(rest) else f.opposite for f in (*noted, *bounds, *rests[::-1])]
         if not _suffice(scope, here, explored):
@@ -260,8 +295,12 @@ def _needed(scope: Scope, facts: Sequence[Fact], explored: Sequence[Explored]) -
 
 
 def _facts(scope: Scope, explored: Sequence[Explored]) -> tuple[list[Fact], list[Fact]]:
-    """What a condition may be said with: what was noted, longest first; and, which reads best, rests of single symbols."""
-    noted = sorted({f for e in explored for r in (*e.holds, *e.fails) for f in r}, key=lambda f: (-len(str(f)), f))
+    """What a condition may be said with: what was noted, longest first; and, which reads best,
+    rests of single symbols."""
+    noted = sorted(
+        {f for e in explored for r in (*e.holds, *e.fails) for f in r},
+        key=lambda f: (-len(str(f)), f),
+    )
     noted = list({min(f, f.opposite): f for f in noted}.values())
     steps = {k for f in noted for side in (f.left, f.right) for k in _divisors(side)}
     moduli = sorted({k for step in steps for k in range(2, min(step, 64) + 1) if step % k == 0})

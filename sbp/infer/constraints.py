@@ -1,9 +1,11 @@
 """A program as constraints, one system per mesh axis, each constraint with its `because`.
 
-A variable is what has to be decided on one axis: the row of a node, or the atom of a value that no row makes. A conversion links
-the end where a value is made to an end where it is read and allows what the boxing policy allows there. A pin fixes a state. The
-systems are projections of the chooser's problem: what it finds satisfies all of them. What they leave out is interaction between
-axes (a nested split that is too small, two monoids in one type), so a program may pass here and still have no typing.
+A variable is what has to be decided on one axis: the row of a node, or the atom of a value that no
+row makes. A conversion links the end where a value is made to an end where it is read and allows
+what the boxing policy allows there. A pin fixes a state. The systems are projections of the
+chooser's problem: what it finds satisfies all of them. What they leave out is interaction between
+axes (a nested split that is too small, two monoids in one type), so a program may pass here and
+still have no typing.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class PinSite:
       name: the name of its constraint, the same on every mesh axis.
       source, span: what it stands on; the annotation's line, None for inputs and outputs.
       codes: what it asks on each mesh axis; None where it asks nothing.
-      nodes: the annotation's nodes: one line may be traced many times (unrolled layers, rematerialisation).
+      nodes: the annotation's nodes: one line may be traced many times (unrolled layers,
+          rematerialisation).
       position: of the input or output.
     """
 
@@ -59,7 +62,8 @@ class PinSite:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What is decided: one of `states`, each a tuple of codes; `where` says where a typing holds the decision."""
+    """What is decided: one of `states`, each a tuple of codes; `where` says where a typing holds
+    the decision."""
 
     where: tuple[Literal["row", "value", "read", "returned", "output"], Any]
     states: tuple[tuple[Code, ...], ...]
@@ -77,7 +81,8 @@ class End:
 class Convert:
     """What is made at `source` is read at `target`, converted as the rules allow.
 
-    While one of the pins named in `unless` holds, this is an annotation, where the budgets alone forbid.
+    While one of the pins named in `unless` holds, this is an annotation, where the budgets alone
+    forbid.
     """
 
     value: int
@@ -93,7 +98,8 @@ class Constraint:
 
     Arguments:
       name: unique in its system.
-      kind: `pin`, `policy`, `budget` (what these forbid, they forbid in every conversion), `equation` or `region` (an operand).
+      kind: `pin`, `policy`, `budget` (what these forbid, they forbid in every conversion),
+          `equation` or `region` (an operand).
       because: the user's line and the reason.
       node: the node whose operand is read; None for pins, the policy and program outputs.
       operand: which operand of the node.
@@ -157,15 +163,21 @@ def allowed(source: Code, target: Code, policy: Policy) -> bool:
 class Conversions:
     """What rules allow to convert on one mesh axis, in any number of steps.
 
-    Bytes depend on how the other axes split a value; here they are what is left when all of them do, which is the least. So a
-    budget may be impossible though this finds it possible, never the other way round; with one mesh axis both agree.
+    Bytes depend on how the other axes split a value; here they are what is left when all of them
+    do, which is the least. So a budget may be impossible though this finds it possible, never the
+    other way round; with one mesh axis both agree.
     """
 
     def __init__(self, mesh: MeshSpec, position: int) -> None:
         self.mesh, self.position = mesh, position
         self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
-        # Alone the axis would look like a whole mesh, which some compilers scatter over by an all-reduce.
-        hardware = mesh.hardware if self._others == 1 else dataclasses.replace(mesh.hardware, scatters_whole_mesh=True)
+        # Alone the axis would look like a whole mesh, which some compilers scatter over by an
+        # all-reduce.
+        hardware = (
+            mesh.hardware
+            if self._others == 1
+            else dataclasses.replace(mesh.hardware, scatters_whole_mesh=True)
+        )
         self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=hardware)
         self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
 
@@ -173,46 +185,90 @@ class Conversions:
         """Whether a value made as `source` can be read as `target`."""
         if not rules.bans or source == target:
             return allowed(source, target, rules.policies[self.position])
-        space, seconds = self._space(aval, frozenset(c for c in (source, target) if c < 0), frozenset((source, target)), rules)
+        space, seconds = self._space(
+            aval,
+            frozenset(c for c in (source, target) if c < 0),
+            frozenset((source, target)),
+            rules,
+        )
         return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
 
-    def _space(self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules) -> tuple[TypeSpace, np.ndarray]:
+    def _space(
+        self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules
+    ) -> tuple[TypeSpace, np.ndarray]:
         key = (aval.shape, aval.dtype, partial, codes, rules)
         if key not in self._found:
             monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
             forced = frozenset((0, c - 1) for c in codes if c > 0)
-            space = TypeSpace(tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced)
-            bans = tuple(Ban(b.kind, frozenset((0,)), b.above * self._others) for b in rules.bans if self.position in b.mesh_axes)
+            space = TypeSpace(
+                tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced
+            )
+            bans = tuple(
+                Ban(b.kind, frozenset((0,)), b.above * self._others)
+                for b in rules.bans
+                if self.position in b.mesh_axes
+            )
             self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
         return self._found[key]
 
 
 def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ...]:
-    """All pins of a program in program order, inputs first; nodes traced from one annotation are one pin."""
+    """All pins of a program in program order, inputs first; nodes traced from one annotation are
+    one pin."""
     sites: list[PinSite] = []
     for position, codes in enumerate(demand.inputs):
         if codes is not None and any(c is not None for c in codes):
-            sites.append(PinSite(name=f"i{position}", source="input", span=None, codes=tuple(codes), position=position))
+            sites.append(
+                PinSite(
+                    name=f"i{position}",
+                    source="input",
+                    span=None,
+                    codes=tuple(codes),
+                    position=position,
+                )
+            )
     groups: dict[Any, list[Node]] = {}
     for node in graph.walk():
         if node.op == "sbp_annotate" and node.params["pin"] is not None:
             pin: Pin = node.params["pin"]
             groups.setdefault((node.span or node.id, pinned_codes(pin, mesh)), []).append(node)
     for number, ((_, codes), nodes) in enumerate(groups.items()):
-        sites.append(PinSite(name=f"a{number}", source="annotation", span=nodes[0].span, codes=codes, nodes=tuple(nodes)))
+        sites.append(
+            PinSite(
+                name=f"a{number}",
+                source="annotation",
+                span=nodes[0].span,
+                codes=codes,
+                nodes=tuple(nodes),
+            )
+        )
     for position, codes in enumerate(demand.outputs):
         if codes is not None and any(c is not None for c in codes):
-            sites.append(PinSite(name=f"o{position}", source="output", span=None, codes=tuple(codes), position=position))
+            sites.append(
+                PinSite(
+                    name=f"o{position}",
+                    source="output",
+                    span=None,
+                    codes=tuple(codes),
+                    position=position,
+                )
+            )
     return tuple(sites)
 
 
-def constraints_of(graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, tables: Tables | None = None) -> tuple[System, ...]:
+def constraints_of(
+    graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, tables: Tables | None = None
+) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
     regime = regime_of(graph, mesh, policy, demand)
     table = (tables or Tables(mesh)).of(regime, graph)
     sites = pin_sites(graph, mesh, demand)
     native = table.native(graph, demand.partial_inputs(graph))
-    return tuple(_Builder(graph, demand, regime, table, native, sites, k).system() for k, n in enumerate(mesh.sizes) if n > 1)
+    return tuple(
+        _Builder(graph, demand, regime, table, native, sites, k).system()
+        for k, n in enumerate(mesh.sizes)
+        if n > 1
+    )
 
 
 class _Builder:
@@ -245,7 +301,9 @@ class _Builder:
         inputs = {s.position: s for s in self.sites if s.source == "input"}
         outputs = {s.position: s for s in self.sites if s.source == "output"}
         for i, value in enumerate(self.graph.inputs):
-            end = self.variable(("value", value), self.boundary(self.graph.avals[value], inputs.get(i)))
+            end = self.variable(
+                ("value", value), self.boundary(self.graph.avals[value], inputs.get(i))
+            )
             self.makers[value] = end
             if i in inputs:
                 self.fixed.setdefault(inputs[i].name, []).append(end)
@@ -254,7 +312,9 @@ class _Builder:
             if i in tied and self.demand.outputs[i] is None:
                 end = self.makers[self.graph.inputs[tied[i]]]
             else:
-                end = self.variable(("output", i), self.boundary(self.graph.aval(operand), outputs.get(i)))
+                end = self.variable(
+                    ("output", i), self.boundary(self.graph.aval(operand), outputs.get(i))
+                )
                 if i in outputs:
                     self.fixed.setdefault(outputs[i].name, []).append(end)
             self.read(operand, end, None, i, f"output {i} of the program", free=True)
@@ -279,14 +339,32 @@ class _Builder:
             where = f"{site.source} {site.position}" if site.position >= 0 else "annotation"
             because = Because(site.span, f"{where} is pinned {decode(code)!r}")
             ends = tuple(self.fixed.get(site.name, ()))
-            found.append(Constraint(name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site))
-        found.append(Constraint(name="policy", kind="policy", because=Because(None, f'boxing is "{self.regime.base}"')))
+            found.append(
+                Constraint(
+                    name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site
+                )
+            )
+        found.append(
+            Constraint(
+                name="policy",
+                kind="policy",
+                because=Because(None, f'boxing is "{self.regime.base}"'),
+            )
+        )
         for number, budget in enumerate(self.regime.budgets):
-            found.append(Constraint(name=f"b{number}", kind="budget", because=Because(None, str(budget)), budget=number))
+            found.append(
+                Constraint(
+                    name=f"b{number}",
+                    kind="budget",
+                    because=Because(None, str(budget)),
+                    budget=number,
+                )
+            )
         return found
 
     def conversions(self) -> list[Constraint]:
-        """The reads, each with its own freedom: what an annotation converts for itself is not there for the other readers."""
+        """The reads, each with its own freedom: what an annotation converts for itself is not there
+        for the other readers."""
         found: list[Constraint] = []
         for draft, operand, end, rules, unless in self.reads:
             if isinstance(operand, Constant):
@@ -294,38 +372,66 @@ class _Builder:
             convert = Convert(operand, self.makers[operand], end, rules, unless)
             found.append(
                 Constraint(
-                    name=f"e{len(found)}", kind=draft.kind, because=draft.because, node=draft.node, operand=draft.operand, convert=convert
+                    name=f"e{len(found)}",
+                    kind=draft.kind,
+                    because=draft.because,
+                    node=draft.node,
+                    operand=draft.operand,
+                    convert=convert,
                 )
             )
         return found
 
-    # ---- parts ---------------------------------------------------------------------------------------------------------------
+    # ---- parts ----------------------------------------------------------------------------------
 
-    def variable(self, where: tuple[Any, Any], codes: tuple[Code, ...] | tuple[tuple[Code, ...], ...]) -> End:
+    def variable(
+        self, where: tuple[Any, Any], codes: tuple[Code, ...] | tuple[tuple[Code, ...], ...]
+    ) -> End:
         states = tuple(c if isinstance(c, tuple) else (c,) for c in codes)
         self.variables.append(Variable(where, states))
         return End(len(self.variables) - 1)
 
-    def atoms(self, aval: Any, monoids: frozenset[str] = EMPTY, pinned: Code = 0) -> tuple[Code, ...]:
+    def atoms(
+        self, aval: Any, monoids: frozenset[str] = EMPTY, pinned: Code = 0
+    ) -> tuple[Code, ...]:
         """The codes a value may have on this axis: dims that are large enough, or pinned."""
-        codes = [0, *(1 + d for d, size in enumerate(aval.shape) if size >= self.n or pinned == 1 + d)]
+        codes = [
+            0,
+            *(1 + d for d, size in enumerate(aval.shape) if size >= self.n or pinned == 1 + d),
+        ]
         codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
 
     def boundary(self, aval: Any, site: PinSite | None) -> tuple[Code, ...]:
         """Inputs and outputs: splits that divide, partial only where asked for."""
         pinned = (site.codes[self.position] if site else None) or 0
-        return tuple(c for c in self.atoms(aval, EMPTY, pinned) if c <= 0 or aval.shape[c - 1] % self.n == 0)
+        return tuple(
+            c for c in self.atoms(aval, EMPTY, pinned) if c <= 0 or aval.shape[c - 1] % self.n == 0
+        )
 
     def of(self, operand: Operand) -> frozenset[str]:
         return self.native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
 
     def read(
-        self, operand: Operand, end: End, node: Node | None, number: int, text: str, *, free: bool = False, unless: tuple[str, ...] = ()
+        self,
+        operand: Operand,
+        end: End,
+        node: Node | None,
+        number: int,
+        text: str,
+        *,
+        free: bool = False,
+        unless: tuple[str, ...] = (),
     ) -> None:
         region = node is not None and bool(node.regions)
         because = Because(node.span if node else None, text)
-        draft = Constraint(name="", kind="region" if region else "equation", because=because, node=node, operand=number)
+        draft = Constraint(
+            name="",
+            kind="region" if region else "equation",
+            because=because,
+            node=node,
+            operand=number,
+        )
         rules = self.regime.at(node, in_loop=self.loops > 0, free=free, value=operand)
         self.reads.append((draft, operand, end, rules, unless))
 
@@ -341,27 +447,48 @@ class _Builder:
                 case "sbp_annotate":
                     self.annotation(graph, node)
                 case "optimization_barrier":
-                    for i, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
+                    for i, (operand, value) in enumerate(
+                        zip(node.inputs, node.outputs, strict=True)
+                    ):
                         self.makers[value] = self.held(value)
-                        self.read(operand, self.makers[value], node, i, f"operand {i} of optimization_barrier")
+                        self.read(
+                            operand,
+                            self.makers[value],
+                            node,
+                            i,
+                            f"operand {i} of optimization_barrier",
+                        )
                 case _:
                     self.equation(graph, node)
 
     def held(self, value: int, monoids: frozenset[str] | None = None) -> End:
         """The variable of a value that no row makes."""
-        return self.variable(("value", value), self.atoms(self.graph.avals[value], self.of(value) if monoids is None else monoids))
+        return self.variable(
+            ("value", value),
+            self.atoms(self.graph.avals[value], self.of(value) if monoids is None else monoids),
+        )
 
     def equation(self, graph: Graph, node: Node) -> None:
         rows = self.table.rows(
-            node, [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs], tuple(self.of(o) for o in node.inputs)
+            node,
+            [graph.aval(o) for o in node.inputs],
+            [graph.avals[o] for o in node.outputs],
+            tuple(self.of(o) for o in node.inputs),
         )
         rules = self.regime.at(node, in_loop=self.loops > 0)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:
             k = self.position
             if not rules.unlimited:
-                rows = tuple(r for r in rows if rules.allows_kernel(r.kernels) and rules.allows_sent(row_sends(graph, node, r, self.mesh)))
-            self.projections[key] = tuple(dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in rows))
+                rows = tuple(
+                    r
+                    for r in rows
+                    if rules.allows_kernel(r.kernels)
+                    and rules.allows_sent(row_sends(graph, node, r, self.mesh))
+                )
+            self.projections[key] = tuple(
+                dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in rows)
+            )
         row = self.variable(("row", node.id), self.projections[key])
         for i, operand in enumerate(node.inputs):
             self.read(operand, End(row.variable, i), node, i, f"operand {i} of {node.op}")
@@ -369,17 +496,28 @@ class _Builder:
             self.makers[value] = End(row.variable, len(node.inputs) + i)
 
     def annotation(self, graph: Graph, node: Node) -> None:
-        """A conversion point: while its pin holds, the operand may have any type; without the pin it is the identity."""
+        """A conversion point: while its pin holds, the operand may have any type; without the pin
+        it is the identity."""
         site = self.site_of.get(node.id)
         (value,) = node.outputs
         pinned = (site.codes[self.position] if site else None) or 0
-        end = self.variable(("value", value), self.atoms(graph.avals[value], self.of(value), pinned))
+        end = self.variable(
+            ("value", value), self.atoms(graph.avals[value], self.of(value), pinned)
+        )
         self.makers[value] = end
         if site:
             self.fixed.setdefault(site.name, []).append(end)
-        self.read(node.inputs[0], end, node, 0, "what is annotated", free=site is None, unless=(site.name,) if site else ())
+        self.read(
+            node.inputs[0],
+            end,
+            node,
+            0,
+            "what is annotated",
+            free=site is None,
+            unless=(site.name,) if site else (),
+        )
 
-    # ---- regions -------------------------------------------------------------------------------------------------------------
+    # ---- regions --------------------------------------------------------------------------------
 
     def scan(self, node: Node) -> None:
         (body,) = node.regions
@@ -387,9 +525,17 @@ class _Builder:
         for i, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
             if i < consts + carry:
                 self.makers[value] = self.held(value)
-                self.read(operand, self.makers[value], node, i, f"{'constant' if i < consts else 'initial carry'} {i} of scan")
+                self.read(
+                    operand,
+                    self.makers[value],
+                    node,
+                    i,
+                    f"{'constant' if i < consts else 'initial carry'} {i} of scan",
+                )
             else:
-                end = self.variable(("value", value), _stacked(self.atoms(self.graph.avals[value], self.of(value))))
+                end = self.variable(
+                    ("value", value), _stacked(self.atoms(self.graph.avals[value], self.of(value)))
+                )
                 self.makers[value] = end
                 self.read(operand, End(end.variable, 1), node, i, f"scanned operand {i} of scan")
             if consts <= i < consts + carry:
@@ -398,7 +544,9 @@ class _Builder:
         self.visit(body)
         for i, operand in enumerate(body.outputs):
             if i < carry:
-                self.read(operand, self.makers[body.inputs[consts + i]], node, i, f"carry {i} of scan")
+                self.read(
+                    operand, self.makers[body.inputs[consts + i]], node, i, f"carry {i} of scan"
+                )
             else:
                 states = _stacked(self.atoms(body.aval(operand), self.of(operand)))
                 end = self.variable(("returned", (node.id, 0, i)), states)
@@ -409,10 +557,14 @@ class _Builder:
     def loop(self, node: Node) -> None:
         cond, body = node.regions
         c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-        for i, (operand, value) in enumerate(zip(node.inputs[: c + b], (*cond.inputs[:c], *body.inputs[:b]), strict=True)):
+        for i, (operand, value) in enumerate(
+            zip(node.inputs[: c + b], (*cond.inputs[:c], *body.inputs[:b]), strict=True)
+        ):
             self.makers[value] = self.held(value, EMPTY if i < c else None)
             self.read(operand, self.makers[value], node, i, f"constant {i} of while")
-        carried = zip(node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True)
+        carried = zip(
+            node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True
+        )
         for i, (operand, value, seen, result) in enumerate(carried):
             end = self.held(value)
             self.makers.update({value: end, seen: end, result: end})

@@ -19,26 +19,41 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS
 
 _MOVES = frozenset(
-    {"reshape", "broadcast_in_dim", "transpose", "squeeze", "iota", "convert_element_type", "sbp_annotate", "optimization_barrier"}
+    {
+        "reshape",
+        "broadcast_in_dim",
+        "transpose",
+        "squeeze",
+        "iota",
+        "convert_element_type",
+        "sbp_annotate",
+        "optimization_barrier",
+    }
 )
 """Operations that XLA fuses into their consumers nearly always."""
 
 STEP_LATENCIES = 3.0
-"""Latencies that a step of a ring is charged: it starts a message, a smaller product than the whole, and a turn of a loop."""
+"""Latencies that a step of a ring is charged: it starts a message, a smaller product than the
+whole, and a turn of a loop."""
 
 FUSED_FRACTION = 0.25
-"""Share of an elementwise operation's operands and results that reaches memory once XLA has fused it with its neighbours."""
+"""Share of an elementwise operation's operands and results that reaches memory once XLA has fused
+it with its neighbours."""
 
 
 def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
-    """Floating-point operations of a dot_general on operands of these (local) shapes: 2 x batch x free x contracting."""
+    """Floating-point operations of a dot_general on operands of these (local) shapes: 2 x batch x
+    free x contracting."""
     (_, rhs_contract), (_, rhs_batch) = node.params["dimension_numbers"]
-    free = math.prod(size for d, size in enumerate(rhs) if d not in rhs_contract and d not in rhs_batch)
+    free = math.prod(
+        size for d, size in enumerate(rhs) if d not in rhs_contract and d not in rhs_batch
+    )
     return 2.0 * math.prod(lhs) * free
 
 
 def conv_flops(node: Node, rhs: Sequence[int], out: Sequence[int]) -> float:
-    """Floating-point operations of a conv_general_dilated with this (local) window and result: 2 x result x window x input features."""
+    """Floating-point operations of a conv_general_dilated with this (local) window and result: 2 x
+    result x window x input features."""
     features = node.params["dimension_numbers"].rhs_spec[0]
     return 2.0 * math.prod(out) * math.prod(size for d, size in enumerate(rhs) if d != features)
 
@@ -47,34 +62,57 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
     """The dearest precision that a product asks for of its operands."""
     asked = node.params.get("precision")
     of_each = asked if isinstance(asked, tuple) else (asked,)
-    named = {p for p in of_each if isinstance(p, lax.Precision)}  # an algorithm by name is priced as the default
-    return "highest" if lax.Precision.HIGHEST in named else "high" if lax.Precision.HIGH in named else "default"
+    named = {
+        p for p in of_each if isinstance(p, lax.Precision)
+    }  # an algorithm by name is priced as the default
+    return (
+        "highest"
+        if lax.Precision.HIGHEST in named
+        else "high"
+        if lax.Precision.HIGH in named
+        else "default"
+    )
 
 
 def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
-    """Seconds of a node's kernel under a row: its work, redundant work of B operands included, and its own collectives."""
+    """Seconds of a node's kernel under a row: its work, redundant work of B operands included, and
+    its own collectives."""
     seconds, hidden = _local_seconds(graph, node, row, mesh), 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
-            hidden = max(hidden, sent.bytes * collective.seconds_per_byte)  # one exchange goes on under the work, others before it
+            hidden = max(
+                hidden, sent.bytes * collective.seconds_per_byte
+            )  # one exchange goes on under the work, others before it
             seconds += STEP_LATENCIES * sent.rounds * collective.seconds
         else:
             seconds += collective.of(sent.bytes, sent.rounds)
     return max(seconds, hidden)
 
 
-def undominated(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: Graph, spaces: Spaces, rules: Rules) -> np.ndarray:
-    """Which rows can be in a cheapest typing: those that no other row replaces with conversions before and behind it.
+def undominated(
+    rows: Sequence[NdRow],
+    seconds: np.ndarray,
+    node: Node,
+    graph: Graph,
+    spaces: Spaces,
+    rules: Rules,
+) -> np.ndarray:
+    """Which rows can be in a cheapest typing: those that no other row replaces with conversions
+    before and behind it.
 
-    Of rows that replace each other at no cost the first one stays. A type too small for its mesh axes has no conversions here.
+    Of rows that replace each other at no cost the first one stays. A type too small for its mesh
+    axes has no conversions here.
     """
     avals = [*(graph.aval(o) for o in node.inputs), *(graph.avals[v] for v in node.outputs)]
-    # instead[k, l]: what row l costs where row k was, operands and results brought to its types and back.
+    # instead[k, l]: what row l costs where row k was, operands and results brought to its types and
+    # back.
     instead = np.broadcast_to(seconds, (len(rows), len(rows))).copy()
     for position, aval in enumerate(avals):
         is_operand = position < len(node.inputs)
-        types = [r.ins[position] if is_operand else r.outs[position - len(node.inputs)] for r in rows]
+        types = [
+            r.ins[position] if is_operand else r.outs[position - len(node.inputs)] for r in rows
+        ]
         distinct = sorted(set(types))
         if len(distinct) > 1:
             monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
@@ -88,7 +126,9 @@ def undominated(rows: Sequence[NdRow], seconds: np.ndarray, node: Node, graph: G
             there = boxing[np.ix_(number, number)]
             instead += there if is_operand else there.T
     first = np.arange(len(rows))
-    replaced = (instead < seconds[:, None]) | ((instead == seconds[:, None]) & (first[None, :] < first[:, None]))
+    replaced = (instead < seconds[:, None]) | (
+        (instead == seconds[:, None]) & (first[None, :] < first[:, None])
+    )
     return ~replaced.any(axis=1)
 
 
@@ -100,8 +140,14 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
 
     ins = [local(graph.aval(o).shape, c) for o, c in zip(node.inputs, seen_codes(row), strict=True)]
     outs = [local(graph.avals[o].shape, c) for o, c in zip(node.outputs, row.outs, strict=True)]
-    traffic = sum(math.prod(s) * _jax.itemsize(graph.aval(o).dtype) for o, s in zip(node.inputs, ins, strict=True))
-    traffic += sum(math.prod(s) * _jax.itemsize(graph.avals[o].dtype) for o, s in zip(node.outputs, outs, strict=True))
+    traffic = sum(
+        math.prod(s) * _jax.itemsize(graph.aval(o).dtype)
+        for o, s in zip(node.inputs, ins, strict=True)
+    )
+    traffic += sum(
+        math.prod(s) * _jax.itemsize(graph.avals[o].dtype)
+        for o, s in zip(node.outputs, outs, strict=True)
+    )
     match node.op:
         case "dot_general":
             flops = dot_flops(node, ins[0], ins[1])
@@ -111,4 +157,7 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
             fraction = 0.05 if node.op in _MOVES else FUSED_FRACTION
             return fraction * traffic / hardware.hbm_bytes_per_second
     itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
-    return max(flops / hardware.product_flops_per_second(itemsize, _precision(node)), traffic / hardware.hbm_bytes_per_second)
+    return max(
+        flops / hardware.product_flops_per_second(itemsize, _precision(node)),
+        traffic / hardware.hbm_bytes_per_second,
+    )

@@ -1,4 +1,5 @@
-"""Minimisation by variable elimination (bucket elimination): exact while tables stay small, by clear choices where they do not."""
+"""Minimisation by variable elimination (bucket elimination): exact while tables stay small, by
+clear choices where they do not."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ class _Table:
 def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
     """The cheapest states of a core.
 
-    Variables go in the order of the smallest table they leave; ties by number. Where the next table would be larger than
-    `table_limit` entries, the variable whose best state leads the second by most, as far as its own tables tell, is set to it.
+    Variables go in the order of the smallest table they leave; ties by number. Where the next table
+    would be larger than `table_limit` entries, the variable whose best state leads the second by
+    most, as far as its own tables tell, is set to it.
 
     Returns:
-      The states, and how many variables were set rather than eliminated; with 0 the states are optimal.
+      The states, and how many variables were set rather than eliminated; with 0 the states are
+      optimal.
     """
     return _Elimination(core, table_limit).run()
 
@@ -97,7 +100,8 @@ class _Elimination:
         return scope
 
     def condition(self, left: set[int]) -> tuple[int, tuple[int, ...]]:
-        """Sets the variable whose best state leads by most, weighed by how many tables that makes smaller."""
+        """Sets the variable whose best state leads by most, weighed by how many tables that makes
+        smaller."""
         for v in left:
             if v not in self.leads:
                 self.leads[v] = self.lead_of(v)
@@ -124,7 +128,9 @@ class _Elimination:
         return margin * (1 + len(self.tables[v])), int(marginal.argmin())
 
 
-def _join(scope: tuple[int, ...], parts: list[tuple[tuple[int, ...], np.ndarray]], sizes: dict[int, int]) -> np.ndarray:
+def _join(
+    scope: tuple[int, ...], parts: list[tuple[tuple[int, ...], np.ndarray]], sizes: dict[int, int]
+) -> np.ndarray:
     """The sum of tables over the union of their scopes, axes in the order of `scope`."""
     total = np.zeros([sizes[v] for v in scope])
     place = {v: i for i, v in enumerate(scope)}

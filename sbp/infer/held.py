@@ -1,4 +1,5 @@
-"""The chooser with some ends of values held: what a program costs when a reader takes an operand in another type."""
+"""The chooser with some ends of values held: what a program costs when a reader takes an operand in
+another type."""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ from sbp.trace.graph import Graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A condition on one end of a value; an annotation would not do, which any reader may convert behind.
+    """A condition on one end of a value; an annotation would not do, which any reader may convert
+    behind.
 
     Arguments:
-      end: "operand" of a node as it is read, a value as it is "made" (region inputs too), a result as a body has it "returned".
+      end: "operand" of a node as it is read, a value as it is "made" (region inputs too), a result
+          as a body has it "returned".
       at: (node id, operand), (value,), or (node id, region, number).
       codes: for each mesh axis the code it is about, None for any.
-      differs: whether the end must differ from `codes` on one of those axes, rather than agree on all.
+      differs: whether the end must differ from `codes` on one of those axes, rather than agree on
+          all.
     """
 
     end: Literal["operand", "made", "returned"]
@@ -49,9 +53,11 @@ def choose_held(
     *,
     shares: Mapping[int, float] = NOTHING,
 ) -> Typing | None:
-    """The cheapest typing in which all conditions hold, or None; `shares` as for `sbp.infer.choose.choose`.
+    """The cheapest typing in which all conditions hold, or None; `shares` as for
+    `sbp.infer.choose.choose`.
 
-    Rows that another row with conversions replaces at no more cost are not among those that are tried, as in `choose`.
+    Rows that another row with conversions replaces at no more cost are not among those that are
+    tried, as in `choose`.
     """
     mesh = tables.mesh
     table = tables.of(regime_of(graph, mesh, boxing, demand), graph)

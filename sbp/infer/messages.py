@@ -1,4 +1,5 @@
-"""Sequential tree-reweighted message passing (TRW-S; Kolmogorov, PAMI 2006): a lower bound and a good solution of a pairwise core."""
+"""Sequential tree-reweighted message passing (TRW-S; Kolmogorov, PAMI 2006): a lower bound and a
+good solution of a pairwise core."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Bounded:
     marginals: dict[int, np.ndarray]
 
 
-def pass_messages(core: Core, *, sweeps: int = 40, patience: int = 5, forbidden: float = 1e3) -> Bounded:
+def pass_messages(
+    core: Core, *, sweeps: int = 40, patience: int = 5, forbidden: float = 1e3
+) -> Bounded:
     """Runs sweeps until the bound meets the solution, stops rising, or `sweeps` are over.
 
     Arguments:
@@ -66,7 +69,8 @@ def pass_messages(core: Core, *, sweeps: int = 40, patience: int = 5, forbidden:
                 belief += messages[w, v]
                 conditioned += messages[w, v]
             states[v] = int(conditioned.argmin())
-            # Exact here, where messages of both sides are up to date: the bound with v in a state is the bound plus this.
+            # Exact here, where messages of both sides are up to date: the bound with v in a state
+            # is the bound plus this.
             marginals[v] = belief - belief.min()
             scaled = belief * share[v]
             for w in later[v]:

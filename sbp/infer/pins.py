@@ -22,24 +22,35 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
     """Raises `unknown-axis` when a type names an axis that the mesh lacks."""
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
-            raise SbpError(f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}", code="unknown-axis", span=span)
+            raise SbpError(
+                f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}",
+                code="unknown-axis",
+                span=span,
+            )
 
 
 def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) -> None:
-    """Raises when a type is partial under a monoid that the dtype lacks: booleans have no sum, floats no bits."""
+    """Raises when a type is partial under a monoid that the dtype lacks: booleans have no sum,
+    floats no bits."""
     for axis, atom in t.items():
         if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
             known = ", ".join(admissible(dtype)) or "no monoid"
-            raise SbpError(f"{where}: {axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin another type", span=span)
+            raise SbpError(
+                f"{where}: {axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin"
+                " another type",
+                span=span,
+            )
 
 
 def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) -> Graph:
-    """The graph with every annotation checked against the mesh, device assignments turned into types.
+    """The graph with every annotation checked against the mesh, device assignments turned into
+    types.
 
     Arguments:
       graph: the traced program.
       mesh: the mesh.
-      device_ids: ids of the mesh's devices in mesh shape; None for an abstract mesh (ids count from 0).
+      device_ids: ids of the mesh's devices in mesh shape; None for an abstract mesh (ids count from
+          0).
     """
     ids = np.arange(mesh.num_devices).reshape(mesh.sizes) if device_ids is None else device_ids
 
@@ -54,7 +65,9 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
         pin: Pin = node.params["pin"]
         where = str(node.span) if node.span else "an annotation"
         if pin.device_assignment is not None:
-            t = placement(g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where, node.span)
+            t = placement(
+                g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where, node.span
+            )
             return dataclasses.replace(node, params=node.params | {"pin": Pin(t, complete=True)})
         check_axes(pin.type, mesh, where, node.span)
         check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where, node.span)
@@ -63,7 +76,14 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
     return visit(graph)
 
 
-def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.ndarray, where: str, span: Span | None = None) -> NdSbp:
+def placement(
+    shape: tuple[int, ...],
+    assignment: Any,
+    mesh: MeshSpec,
+    ids: np.ndarray,
+    where: str,
+    span: Span | None = None,
+) -> NdSbp:
     """The ND type whose placement on the mesh equals a GShard device assignment.
 
     Raises:
@@ -72,7 +92,10 @@ def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.n
     counts, flat = assignment
     wanted = np.array(flat).reshape(counts)
     for codes in itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes)):
-        parts = [math.prod(n for c, n in zip(codes, mesh.sizes, strict=True) if c == d + 1) for d in range(len(shape))]
+        parts = [
+            math.prod(n for c, n in zip(codes, mesh.sizes, strict=True) if c == d + 1)
+            for d in range(len(shape))
+        ]
         if tuple(parts) != tuple(counts) or (0 in codes and math.prod(counts) != mesh.num_devices):
             continue
         order: list[int] = []
@@ -82,8 +105,9 @@ def placement(shape: tuple[int, ...], assignment: Any, mesh: MeshSpec, ids: np.n
         if placed.size == wanted.size and np.array_equal(placed.reshape(counts), wanted):
             return to_type(codes, mesh)
     raise SbpError(
-        f"{where}: no split of the mesh ({mesh}) places slices of {shape} in the device order given, partitions {tuple(counts)}; "
-        "build the mesh with its devices permuted to that order",
+        f"{where}: no split of the mesh ({mesh}) places slices of {shape} in the device order"
+        f" given, partitions {tuple(counts)}; build the mesh with its devices permuted to that"
+        " order",
         code="bad-placement",
         span=span,
     )

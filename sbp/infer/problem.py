@@ -1,8 +1,10 @@
-"""The choice of types as costs: one variable per node (its row) and per shared value (its type), boxing costs between them.
+"""The choice of types as costs: one variable per node (its row) and per shared value (its type),
+boxing costs between them.
 
-A value with one reader needs no variable of its own: the pair (maker, reader) carries the boxing. A value with several readers
-has a variable for the type it is brought into *once*; readers take it from there. Types of loop carries and of region inputs are
-variables too, so a carry is typed by the optimum over all iterations and loop-invariant boxing moves out of the loop by itself.
+A value with one reader needs no variable of its own: the pair (maker, reader) carries the boxing. A
+value with several readers has a variable for the type it is brought into *once*; readers take it
+from there. Types of loop carries and of region inputs are variables too, so a carry is typed by the
+optimum over all iterations and loop-invariant boxing moves out of the loop by itself.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ WHILE_TRIPS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is asked of the program's inputs and outputs, in codes; None on an axis leaves it to the chooser.
+    """What is asked of the program's inputs and outputs, in codes; None on an axis leaves it to the
+    chooser.
 
     Arguments:
       inputs: for each input, a code or None per mesh axis; None for a free input.
       outputs: for each output the same.
-      tied: (output, input) positions that have the same type: a donated argument and what the step returns for it.
+      tied: (output, input) positions that have the same type: a donated argument and what the step
+          returns for it.
       policies: the boxing policy of each mesh axis where it is not the program's; empty for none.
       budgets: collectives that no plan may have.
     """
@@ -67,7 +71,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a value: who makes or reads it, and which conversions a reader allows. Codes has one type per state of the variable."""
+    """One end of a value: who makes or reads it, and which conversions a reader allows. Codes has
+    one type per state of the variable."""
 
     variable: int
     codes: tuple[Codes, ...]
@@ -84,10 +89,13 @@ class Problem:
       mesh: the mesh.
       demand: types asked of inputs and outputs.
       boxing: the policy.
-      byte_price: seconds charged per byte held by inputs, outputs and `held`, to meet a memory limit.
-      held: values that are live when memory is fullest, and those of them that are live as another type than they were made in.
-      shares: for values that are made more than once: the share of a conversion's time that is charged where it exceeds what it takes to
-        keep the result of the first one (`plan.saving`). The typing's seconds have all of it.
+      byte_price: seconds charged per byte held by inputs, outputs and `held`, to meet a memory
+          limit.
+      held: values that are live when memory is fullest, and those of them that are live as another
+          type than they were made in.
+      shares: for values that are made more than once: the share of a conversion's time that is
+        charged where it exceeds what it takes to keep the result of the first one (`plan.saving`).
+        The typing's seconds have all of it.
     """
 
     graph: Graph
@@ -128,7 +136,7 @@ class Problem:
         self._price_held()
         self._connect()
 
-    # ---- ends ----------------------------------------------------------------------------------------------------------------
+    # ---- ends -----------------------------------------------------------------------------------
 
     def _space(self, aval: Any, monoids: frozenset[str], codes: Sequence[Codes] = ()) -> TypeSpace:
         forced = set()
@@ -138,9 +146,13 @@ class Problem:
                     forced.add((position, c - 1))
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
-        return self.spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced))
+        return self.spaces.of(
+            tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced)
+        )
 
-    def _boundary_types(self, aval: Any, wanted: tuple[int | None, ...] | None) -> tuple[Codes, ...]:
+    def _boundary_types(
+        self, aval: Any, wanted: tuple[int | None, ...] | None
+    ) -> tuple[Codes, ...]:
         """Types an input or output may have: even ones, partial only where asked for."""
         wanted = wanted or (None,) * len(self.mesh.sizes)
         pinned = tuple(0 if c is None else c for c in wanted)
@@ -149,20 +161,30 @@ class Problem:
             t
             for t in space.types
             if is_even(aval.shape, t, self.mesh.sizes)
-            and all((have >= 0) if want is None else have == want for have, want in zip(t, wanted, strict=True))
+            and all(
+                (have >= 0) if want is None else have == want
+                for have, want in zip(t, wanted, strict=True)
+            )
         )
 
-    def _value_end(self, value: int, types: tuple[Codes, ...], *, price: bool = False, weight: float = 1.0) -> _End:
+    def _value_end(
+        self, value: int, types: tuple[Codes, ...], *, price: bool = False, weight: float = 1.0
+    ) -> _End:
         end = _End(self._typed_variable(types), types, weight)
         if price:
             self._charge(end, self.graph.avals[value], EMPTY)
         return end
 
     def _charge(self, end: _End, aval: Any, monoids: frozenset[str], *, share: int = 1) -> None:
-        """Charges what an end holds on a device; of `share` ends that hold it together, one's part."""
+        """Charges what an end holds on a device; of `share` ends that hold it together, one's
+        part."""
         if self.byte_price and end.codes:
             space = self._space(aval, monoids, sorted(set(end.codes)))
-            costs = self.byte_price / share * np.array([space.local_bytes[space.index[t]] for t in end.codes])
+            costs = (
+                self.byte_price
+                / share
+                * np.array([space.local_bytes[space.index[t]] for t in end.codes])
+            )
             self.costs.add_unary(end.variable, costs)
             self.charged[end.variable] = self.charged.get(end.variable, 0.0) + costs
 
@@ -191,7 +213,7 @@ class Problem:
         """What may be converted for a reader that is visited now."""
         return self._regime.at(node, in_loop=self._loops > 0, free=free)
 
-    # ---- nodes ---------------------------------------------------------------------------------------------------------------
+    # ---- nodes ----------------------------------------------------------------------------------
 
     def _visit(self, graph: Graph, weight: float) -> None:
         for node in graph.nodes:
@@ -210,7 +232,9 @@ class Problem:
                     self._node(graph, node, weight)
 
     def _node(self, graph: Graph, node: Node, weight: float) -> None:
-        native = tuple(self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
+        native = tuple(
+            self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
+        )
         ins = tuple(graph.aval(o) for o in node.inputs)
         outs = tuple(graph.avals[o] for o in node.outputs)
         rows, rules = self.table.rows(node, ins, outs, native), self._rules(node)
@@ -218,12 +242,30 @@ class Problem:
         if key not in self._row_costs:
             every = rows
             if not rules.unlimited:
-                rows = tuple(r for r in rows if rules.allows_kernel(r.kernels) and rules.allows_sent(row_sends(graph, node, r, self.mesh)))
-            # Among equals, reductions wait: a row that carries a partial on is ahead by less than any real cost.
-            carries = np.array([any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t) for r in rows])
-            seconds = np.array([row_seconds(graph, node, r, self.mesh) for r in rows]) - DEFERRAL * carries
+                rows = tuple(
+                    r
+                    for r in rows
+                    if rules.allows_kernel(r.kernels)
+                    and rules.allows_sent(row_sends(graph, node, r, self.mesh))
+                )
+            # Among equals, reductions wait: a row that carries a partial on is ahead by less than
+            # any real cost.
+            carries = np.array(
+                [
+                    any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t)
+                    for r in rows
+                ]
+            )
+            seconds = (
+                np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
+                - DEFERRAL * carries
+            )
             kept = undominated(rows, seconds, node, graph, self.spaces, self._strictest)
-            self._row_costs[key] = tuple(r for r, k in zip(rows, kept, strict=True) if k), seconds[kept], every  # kept alive for its id
+            self._row_costs[key] = (
+                tuple(r for r, k in zip(rows, kept, strict=True) if k),
+                seconds[kept],
+                every,
+            )  # kept alive for its id
         rows, seconds, _ = self._row_costs[key]
         variable = self.costs.variable(weight * seconds)
         self.node_rows[node.id] = (variable, rows)
@@ -242,7 +284,11 @@ class Problem:
             wanted = pinned_codes(pin, self.mesh)
             filled = tuple(0 if c is None else c for c in wanted)
             space = self._space(aval, native, (filled,))
-            types = tuple(t for t in space.types if all(w is None or w == c for w, c in zip(wanted, t, strict=True)))
+            types = tuple(
+                t
+                for t in space.types
+                if all(w is None or w == c for w, c in zip(wanted, t, strict=True))
+            )
         rows = tuple(NdRow((t,), (t,)) for t in types)
         variable = self.costs.variable(np.zeros(len(rows)))
         self.node_rows[node.id] = (variable, rows)
@@ -258,7 +304,7 @@ class Problem:
             pairs.append((variable, types))
         self.barriers[node.id] = pairs
 
-    # ---- regions -------------------------------------------------------------------------------------------------------------
+    # ---- regions --------------------------------------------------------------------------------
 
     def _scan(self, node: Node, weight: float) -> None:
         (body,) = node.regions
@@ -303,7 +349,9 @@ class Problem:
             variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
             self.makers[value] = _End(variable, types, inner)
             self._read(operand, _End(variable, types, weight, self._rules(node)))
-        carried = zip(node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True)
+        carried = zip(
+            node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True
+        )
         for operand, value, seen, result in carried:
             variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
             self.makers[value] = _End(variable, types, inner)
@@ -332,8 +380,12 @@ class Problem:
         self._read(index, self._fixed((0,) * len(self.mesh.sizes), weight, rules))
         inner = weight / len(node.regions)
         for position, operand in enumerate(operands):
-            native = EMPTY.union(*(self.native.get(r.inputs[position], EMPTY) for r in node.regions))
-            variable, types = self._free_end(self.graph.avals[node.regions[0].inputs[position]], native)
+            native = EMPTY.union(
+                *(self.native.get(r.inputs[position], EMPTY) for r in node.regions)
+            )
+            variable, types = self._free_end(
+                self.graph.avals[node.regions[0].inputs[position]], native
+            )
             for region in node.regions:
                 self.makers[region.inputs[position]] = _End(variable, types, inner)
             self._read(operand, _End(variable, types, weight, rules))
@@ -349,11 +401,13 @@ class Problem:
                     self._read(operand, end)
             self.returned[node.id, number] = ends
 
-    # ---- boundary and edges --------------------------------------------------------------------------------------------------
+    # ---- boundary and edges ---------------------------------------------------------------------
 
     def _bind_outputs(self) -> None:
         tied, rules = dict(self.demand.tied), self._rules(None, free=True)
-        for position, (operand, wanted) in enumerate(zip(self.graph.outputs, self.demand.outputs, strict=True)):
+        for position, (operand, wanted) in enumerate(
+            zip(self.graph.outputs, self.demand.outputs, strict=True)
+        ):
             if position in tied and wanted is None:
                 entry = self.makers[self.graph.inputs[tied[position]]]
                 end = _End(entry.variable, entry.codes, 1.0, rules)
@@ -366,16 +420,27 @@ class Problem:
             self.program_outputs.append(end)
 
     def _price_held(self) -> None:
-        """Charges what is live at the fullest moment: a value as it is made, or as its readers take it."""
+        """Charges what is live at the fullest moment: a value as it is made, or as its readers take
+        it."""
         for value, converted in sorted(self.held):
             maker, readers = self.makers.get(value), self.readers.get(value, [])
             for end in readers if converted else (maker,) if maker is not None else ():
-                self._charge(end, self.graph.avals[value], self.native.get(value, EMPTY), share=len(readers) if converted else 1)
+                self._charge(
+                    end,
+                    self.graph.avals[value],
+                    self.native.get(value, EMPTY),
+                    share=len(readers) if converted else 1,
+                )
 
     def _connect(self) -> None:
         matrices: dict[Any, np.ndarray] = {}
 
-        def boxing(space: TypeSpace, source: tuple[Codes, ...], target: tuple[Codes, ...], rules: Rules | None) -> np.ndarray:
+        def boxing(
+            space: TypeSpace,
+            source: tuple[Codes, ...],
+            target: tuple[Codes, ...],
+            rules: Rules | None,
+        ) -> np.ndarray:
             key = (id(space), source, target, rules)
             if key not in matrices:
                 rows = np.array([space.index[t] for t in source], dtype=int)
@@ -390,46 +455,68 @@ class Problem:
             aval = self.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
             monoids = self.native.get(value, EMPTY)
-            space = self._space(aval, detour(aval.dtype, monoids) if self.demand.budgets else monoids, sorted(every))
+            space = self._space(
+                aval, detour(aval.dtype, monoids) if self.demand.budgets else monoids, sorted(every)
+            )
             groups: dict[Rules | None, list[_End]] = defaultdict(list)
             for end in ends:
                 groups[end.rules].append(end)
             if len(ends) == 1:
                 (end,) = ends
-                costs = min(maker.weight, end.weight) * boxing(space, maker.codes, end.codes, end.rules)
+                costs = min(maker.weight, end.weight) * boxing(
+                    space, maker.codes, end.codes, end.rules
+                )
                 self._convert(value, space, maker, end, costs)
                 continue
             shared = tuple(t for t in space.types if t in every)
             copies: list[_End] = []
             for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
-                # What was converted under strict rules is there for readers that allow more; not the other way round.
-                within = (copy for copy in reversed(copies) if copy.rules is not None and (rules is None or copy.rules.within(rules)))
+                # What was converted under strict rules is there for readers that allow more; not
+                # the other way round.
+                within = (
+                    copy
+                    for copy in reversed(copies)
+                    if copy.rules is not None and (rules is None or copy.rules.within(rules))
+                )
                 source = next(within, maker)
                 copy = _End(self._typed_variable(shared), shared, maker.weight, rules)
                 copies.append(copy)
-                self._convert(value, space, source, copy, maker.weight * boxing(space, source.codes, shared, rules))
+                self._convert(
+                    value,
+                    space,
+                    source,
+                    copy,
+                    maker.weight * boxing(space, source.codes, shared, rules),
+                )
                 for end in group:
                     costs = min(maker.weight, end.weight) * boxing(space, shared, end.codes, rules)
                     self._convert(value, space, copy, end, costs)
 
-    def _convert(self, value: int, space: TypeSpace, source: _End, end: _End, costs: np.ndarray) -> None:
+    def _convert(
+        self, value: int, space: TypeSpace, source: _End, end: _End, costs: np.ndarray
+    ) -> None:
         """Charges the conversions of a value from one end to another, as far as its share goes."""
         share = self.shares.get(value)
         if share is not None:
             rate = self.mesh.hardware.hbm_bytes_per_second
             held = np.array([space.local_bytes[space.index[t]] for t in end.codes])
-            kept = 2 * end.weight * held / rate if end.weight > 1 else 0.0  # written by one loop, read by the other
-            whole = np.array([not any(c < 0 for c in t) for t in end.codes])  # what is partial is not kept
+            kept = (
+                2 * end.weight * held / rate if end.weight > 1 else 0.0
+            )  # written by one loop, read by the other
+            whole = np.array(
+                [not any(c < 0 for c in t) for t in end.codes]
+            )  # what is partial is not kept
             finite = np.where(np.isfinite(costs) & whole, costs, 0.0)
             waived = (1 - share) * (finite - np.minimum(finite, kept))
             self.waived.append((source.variable, end.variable, waived))
             costs = costs - waived
         self.costs.add_pair(source.variable, end.variable, costs)
 
-    # ---- solution ------------------------------------------------------------------------------------------------------------
+    # ---- solution -------------------------------------------------------------------------------
 
     def solve(self, cutoff: float = math.inf) -> Typing | None:
-        """The cheapest typing, or None when there is none under the policy; any dearer one when none takes `cutoff` seconds or less."""
+        """The cheapest typing, or None when there is none under the policy; any dearer one when
+        none takes `cutoff` seconds or less."""
         if any(len(u) == 0 for u in self.costs.unary):
             return None
         solution = solve_axes(self.costs, self._profiles(), len(self.mesh.sizes), cutoff)
@@ -437,13 +524,18 @@ class Problem:
             return None
         states = solution.states
         charged = sum(float(costs[states[variable]]) for variable, costs in self.charged.items())
-        waived = sum(float(costs[states[source], states[end]]) for source, end, costs in self.waived)
+        waived = sum(
+            float(costs[states[source], states[end]]) for source, end, costs in self.waived
+        )
         values = {v: e.codes[states[e.variable]] for v, e in self.makers.items()}
         rows = {n: found[states[variable]] for n, (variable, found) in self.node_rows.items()}
         for node_id, pairs in self.barriers.items():
             types = tuple(types[states[variable]] for variable, types in pairs)
             rows[node_id] = NdRow(types, types)
-        returned = {key: tuple(e.codes[states[e.variable]] for e in ends if e is not None) for key, ends in self.returned.items()}
+        returned = {
+            key: tuple(e.codes[states[e.variable]] for e in ends if e is not None)
+            for key, ends in self.returned.items()
+        }
         for node in self.graph.walk():
             if node.regions:
                 rows[node.id] = _region_row(node, values)
@@ -456,13 +548,15 @@ class Problem:
             rows=rows,
             region_outputs=returned,
             outputs=outputs,
-            # Without what was charged for memory: no typing that holds as little is cheaper than this bound.
+            # Without what was charged for memory: no typing that holds as little is cheaper than
+            # this bound.
             seconds=solution.cost - charged + waived,
             lower_bound=solution.lower_bound - charged,
         )
 
     def _profiles(self) -> list[np.ndarray]:
-        """For each variable an array [state, axis] that tells apart what a state says on an axis; 0 is all B."""
+        """For each variable an array [state, axis] that tells apart what a state says on an axis; 0
+        is all B."""
         profiles = [np.zeros((len(u), len(self.mesh.sizes)), dtype=int) for u in self.costs.unary]
         for variable, rows in self.node_rows.values():
             profiles[variable] = _profile([(*r.ins, *r.outs) for r in rows], len(self.mesh.sizes))
@@ -487,10 +581,14 @@ def _region_row(node: Node, values: dict[int, Codes]) -> NdRow:
         case "scan":
             (body,) = node.regions
             stacked = node.params["num_consts"] + node.params["num_carry"]
-            ins = tuple(values[v] if i < stacked else stack(values[v]) for i, v in enumerate(body.inputs))
+            ins = tuple(
+                values[v] if i < stacked else stack(values[v]) for i, v in enumerate(body.inputs)
+            )
         case "while":
             cond, body = node.regions
-            ins = tuple(values[v] for v in (*cond.inputs[: node.params["cond_nconsts"]], *body.inputs))
+            ins = tuple(
+                values[v] for v in (*cond.inputs[: node.params["cond_nconsts"]], *body.inputs)
+            )
         case "cond":
             zero = (0,) * len(outs[0]) if outs else (0,) * len(next(iter(values.values())))
             ins = (zero, *(values[v] for v in node.regions[0].inputs))
@@ -513,5 +611,6 @@ def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
     """What a pin asks on each mesh axis; None where it leaves the axis to inference."""
     codes = from_type(pin.type, mesh)
     return tuple(
-        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None for axis, c in zip(mesh.names, codes, strict=True)
+        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None
+        for axis, c in zip(mesh.names, codes, strict=True)
     )

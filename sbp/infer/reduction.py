@@ -1,7 +1,9 @@
-"""Exact reductions of a cost graph: states that cannot win are dropped, variables with at most two neighbours are solved away.
+"""Exact reductions of a cost graph: states that cannot win are dropped, variables with at most two
+neighbours are solved away.
 
-These are the R0, R1 and R2 reductions of partitioned Boolean quadratic problems, with Goldstein's dominance between them. Unary
-chains of a program (`exp` of `sub` of ..) vanish here, so that what is left is the part where types truly meet.
+These are the R0, R1 and R2 reductions of partitioned Boolean quadratic problems, with Goldstein's
+dominance between them. Unary chains of a program (`exp` of `sub` of ..) vanish here, so that what
+is left is the part where types truly meet.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import numpy as np
 from sbp.infer.costgraph import CostGraph
 
 FEW, MORE, CHUNK = 12, 48, 4096
-"""Columns of a table that are compared before all are, for all pairs and for those that are left, and pairs that are compared at once."""
+"""Columns of a table that are compared before all are, for all pairs and for those that are left,
+and pairs that are compared at once."""
 
 HUGE = 1e30
 """Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
@@ -24,7 +27,8 @@ TIE = 1e-15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
-    """A variable that was solved away: its best state for each state of its neighbours, in the numbering of that moment.
+    """A variable that was solved away: its best state for each state of its neighbours, in the
+    numbering of that moment.
 
     Arguments:
       variable: the variable.
@@ -65,12 +69,16 @@ class Core:
         """The whole graph as a core."""
         near = graph.neighbours()
         return Core(
-            unary=dict(enumerate(graph.unary)), near={v: near[v] for v in range(len(near))}, kept=[np.arange(len(u)) for u in graph.unary]
+            unary=dict(enumerate(graph.unary)),
+            near={v: near[v] for v in range(len(near))},
+            kept=[np.arange(len(u)) for u in graph.unary],
         )
 
     def reduce(self, touched: list[int] | None = None) -> None:
         """Applies dominance and the R-rules until none fits."""
-        pending = sorted(self.unary, reverse=True) if touched is None else sorted(touched, reverse=True)
+        pending = (
+            sorted(self.unary, reverse=True) if touched is None else sorted(touched, reverse=True)
+        )
         queued = set(pending)
         while pending:
             v = pending.pop()
@@ -157,7 +165,10 @@ class Core:
         """The same for the variables that the core and what it has solved away speak of."""
         full = {v: int(self.kept[v][s]) for v, s in states.items()}
         for one in reversed(self.solved):
-            at = tuple(int(np.searchsorted(kept, full[w])) for w, kept in zip(one.scope, one.scope_kept, strict=True))
+            at = tuple(
+                int(np.searchsorted(kept, full[w]))
+                for w, kept in zip(one.scope, one.scope_kept, strict=True)
+            )
             full[one.variable] = int(one.kept[int(one.best[at])])
         return full
 
@@ -173,9 +184,11 @@ class Core:
 
 
 def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) -> np.ndarray:
-    """State s goes when some r has u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= 0 (Goldstein's criterion).
+    """State s goes when some r has u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= 0
+    (Goldstein's criterion).
 
-    A few columns of each table refute nearly all pairs; only the others are compared over all columns.
+    A few columns of each table refute nearly all pairs; only the others are compared over all
+    columns.
     """
     index = np.flatnonzero(alive)
     own, near = unary[index], [table[index] for table in tables]
@@ -184,7 +197,10 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     losers, winners = np.nonzero(worst <= TIE)
     for some in (MORE, None):
         columns = [t if some is None else _some_columns(t, some) for t in near]
-        left = [_worst(own, columns, losers[i : i + CHUNK], winners[i : i + CHUNK]) <= TIE for i in range(0, len(losers), CHUNK)]
+        left = [
+            _worst(own, columns, losers[i : i + CHUNK], winners[i : i + CHUNK]) <= TIE
+            for i in range(0, len(losers), CHUNK)
+        ]
         keep = np.concatenate(left) if left else np.zeros(0, dtype=bool)
         losers, winners = losers[keep], winners[keep]
     out = alive.copy()
@@ -201,7 +217,8 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
 
 
 def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least of left[s, i] + right[s, j] over s, and the first s that has it, as arrays [i, j]: one s at a time, in the cache."""
+    """The least of left[s, i] + right[s, j] over s, and the first s that has it, as arrays [i, j]:
+    one s at a time, in the cache."""
     least = np.full((left.shape[1], right.shape[1]), np.inf)
     best = np.zeros(least.shape, dtype=np.int32)
     total, less = np.empty_like(least), np.empty(least.shape, dtype=bool)
@@ -218,7 +235,8 @@ def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
 
 
 def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
-    """The same as `_worst` for all pairs, as an array [s, r]: column by column, since whole rows of pairs are faster than chosen ones."""
+    """The same as `_worst` for all pairs, as an array [s, r]: column by column, since whole rows of
+    pairs are faster than chosen ones."""
     total = own[None, :] - own[:, None]
     most, difference = np.empty_like(total), np.empty_like(total)
     with np.errstate(invalid="ignore"):
@@ -232,7 +250,8 @@ def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
 
 
 def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """For pairs of states, the most that r costs more than s over these columns; what both forbid does not matter."""
+    """For pairs of states, the most that r costs more than s over these columns; what both forbid
+    does not matter."""
     total = own[r] - own[s]
     with np.errstate(invalid="ignore"):
         for t in near:

@@ -1,4 +1,5 @@
-"""Which conversions are allowed where: the boxing policy of each mesh axis and region, and the budgets, as rules on single steps."""
+"""Which conversions are allowed where: the boxing policy of each mesh axis and region, and the
+budgets, as rules on single steps."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node, Operand
 
 POLICY_KINDS: dict[Policy, frozenset[str]] = {
-    "auto": frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}),
+    "auto": frozenset(
+        {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}
+    ),
     "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
     "explicit": frozenset({"slice", "mask"}),
 }
@@ -23,7 +26,8 @@ POLICY_KINDS: dict[Policy, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """What a budget forbids on a mesh: collectives of a kind (None: of any) over one of the axes that send more bytes than `above`."""
+    """What a budget forbids on a mesh: collectives of a kind (None: of any) over one of the axes
+    that send more bytes than `above`."""
 
     kind: str | None
     mesh_axes: frozenset[int]
@@ -31,7 +35,11 @@ class Ban:
 
     def forbids(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
         """Whether a step is one of them."""
-        return bytes_sent > self.above and (self.kind is None or self.kind == kind) and not self.mesh_axes.isdisjoint(mesh_axes)
+        return (
+            bytes_sent > self.above
+            and (self.kind is None or self.kind == kind)
+            and not self.mesh_axes.isdisjoint(mesh_axes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +60,25 @@ class Rules:
         return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
 
     def allows_kernel(self, kernels: tuple[str, ...]) -> bool:
-        """Whether the policies allow what the kernels of a row send: collectives are conversions of a kind."""
-        return all(p == "auto" or not kernel_named(k).communicates for p, k in zip(self.policies, kernels, strict=True))
+        """Whether the policies allow what the kernels of a row send: collectives are conversions of
+        a kind."""
+        return all(
+            p == "auto" or not kernel_named(k).communicates
+            for p, k in zip(self.policies, kernels, strict=True)
+        )
 
     def allows_sent(self, sends: Iterable[tuple[int, Sent]]) -> bool:
         """Whether no ban forbids what the kernels of a row send."""
-        return not any(b.forbids(s.kind, (position,), s.bytes) for position, s in sends for b in self.bans)
+        return not any(
+            b.forbids(s.kind, (position,), s.bytes) for position, s in sends for b in self.bans
+        )
 
     def within(self, other: Rules) -> bool:
         """Whether all that is allowed here is allowed there."""
-        looser = all(POLICIES.index(a) >= POLICIES.index(b) for a, b in zip(self.policies, other.policies, strict=True))
+        looser = all(
+            POLICIES.index(a) >= POLICIES.index(b)
+            for a, b in zip(self.policies, other.policies, strict=True)
+        )
         return looser and set(self.bans) >= set(other.bans)
 
     @property
@@ -88,21 +105,33 @@ class Regime:
     budgets: tuple[Budget, ...] = ()
     late: frozenset[int] = frozenset()
 
-    def at(self, node: Node | None, *, value: Operand | None = None, in_loop: bool = False, free: bool = False) -> Rules:
+    def at(
+        self,
+        node: Node | None,
+        *,
+        value: Operand | None = None,
+        in_loop: bool = False,
+        free: bool = False,
+    ) -> Rules:
         """The rules for what a node reads.
 
         Arguments:
           node: the reader; None for the program's results.
-          value: what it reads: to convert what a gradient has made belongs to the backward pass, whoever reads it.
+          value: what it reads: to convert what a gradient has made belongs to the backward pass,
+              whoever reads it.
           in_loop: whether it is inside a loop.
-          free: whether it is an annotation or the boundary, where policies do not hold but budgets do.
+          free: whether it is an annotation or the boundary, where policies do not hold but budgets
+              do.
         """
         scope = "" if node is None or free or "sbp_policy." not in node.scope else node.scope
-        backward = value in self.late or (node is not None and (node.backward or not self.late.isdisjoint(node.outputs)))
+        backward = value in self.late or (
+            node is not None and (node.backward or not self.late.isdisjoint(node.outputs))
+        )
         return _rules(self, scope, backward, in_loop, free)
 
     def origin(self, node: Node | None, position: int) -> Literal["program", "axis", "region"]:
-        """What sets the policy of a mesh axis for what a node reads: the program's, that of the axis, or a region's around the node."""
+        """What sets the policy of a mesh axis for what a node reads: the program's, that of the
+        axis, or a region's around the node."""
         name = self.mesh.names[position]
         if node is not None and any(axis in ("", name) for _, axis in policies_in(node.scope)):
             return "region"
@@ -110,14 +139,21 @@ class Regime:
 
     def ban(self, budget: Budget) -> Ban:
         """A budget on this mesh."""
-        axes = range(len(self.mesh.names)) if budget.axis is None else (self.mesh.names.index(budget.axis),)
+        axes = (
+            range(len(self.mesh.names))
+            if budget.axis is None
+            else (self.mesh.names.index(budget.axis),)
+        )
         return Ban(budget.collective, frozenset(axes), budget.above)
 
     def strictest(self, graph: Graph) -> Rules:
         """Rules within those of every place of a program."""
         scopes = {n.scope for n in graph.walk() if "sbp_policy." in n.scope}
         every = [self.at(None), *(_rules(self, s, False, False, False) for s in sorted(scopes))]
-        policies: list[Policy] = [POLICIES[max(POLICIES.index(r.policies[k]) for r in every)] for k in range(len(self.mesh.names))]
+        policies: list[Policy] = [
+            POLICIES[max(POLICIES.index(r.policies[k]) for r in every)]
+            for k in range(len(self.mesh.names))
+        ]
         return Rules(tuple(policies), tuple(self.ban(b) for b in self.budgets))
 
     def communicates(self, graph: Graph) -> bool:
@@ -127,7 +163,8 @@ class Regime:
 
 
 def _late(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[int]:
-    """The values that gradients make, and what is made of those: the backward pass and the update."""
+    """The values that gradients make, and what is made of those: the backward pass and the
+    update."""
     late = set(given)
     for node in graph.nodes:
         is_late = node.backward or not late.isdisjoint(o for o in node.inputs if isinstance(o, int))
@@ -135,26 +172,33 @@ def _late(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[int]:
             entering = frozenset(region.inputs) if is_late else frozenset[int]()
             inside = _late(region, entering)
             late |= inside
-            is_late = is_late or not inside.isdisjoint(o for o in region.outputs if isinstance(o, int))
+            is_late = is_late or not inside.isdisjoint(
+                o for o in region.outputs if isinstance(o, int)
+            )
         if is_late:
             late.update(node.outputs)
     return frozenset(late)
 
 
 def detour(dtype: Any, monoids: frozenset[str]) -> frozenset[str]:
-    """The monoids that conversions may go through where budgets forbid the straight way: S -> P -> B needs no all-gather."""
+    """The monoids that conversions may go through where budgets forbid the straight way: S -> P ->
+    B needs no all-gather."""
     return monoids or frozenset(admissible(dtype)[:1])
 
 
 @functools.lru_cache(maxsize=4096)
 def _rules(regime: Regime, scope: str, backward: bool, in_loop: bool, free: bool) -> Rules:
     names = regime.mesh.names
-    policies: list[Policy] = [p or regime.base for p in regime.axis_policies or (None,) * len(names)]
+    policies: list[Policy] = [
+        p or regime.base for p in regime.axis_policies or (None,) * len(names)
+    ]
     for policy, axis in policies_in(scope):
         for k, name in enumerate(names):
             if axis in ("", name):
                 policies[k] = policy
-    bans = tuple(regime.ban(b) for b in regime.budgets if b.covers(backward=backward, in_loop=in_loop))
+    bans = tuple(
+        regime.ban(b) for b in regime.budgets if b.covers(backward=backward, in_loop=in_loop)
+    )
     if free:
         policies = ["auto"] * len(names)
     return Rules(tuple(policies), bans)
@@ -163,4 +207,6 @@ def _rules(regime: Regime, scope: str, backward: bool, in_loop: bool, free: bool
 def regime_of(graph: Graph, mesh: MeshSpec, base: Policy, demand: Any) -> Regime:
     """The regime of a program under a demand (`infer.problem.Demand`)."""
     passes = any(b.where in ("forward", "backward") for b in demand.budgets)
-    return Regime(mesh, base, demand.policies, demand.budgets, _late(graph) if passes else frozenset())
+    return Regime(
+        mesh, base, demand.policies, demand.budgets, _late(graph) if passes else frozenset()
+    )

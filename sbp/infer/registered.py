@@ -18,22 +18,24 @@ from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node
 
 MAX_ELEMENTS = 4096
-"""Elements of operands and results up to which an equation is checked as it stands; larger ones are checked on samples."""
+"""Elements of operands and results up to which an equation is checked as it stands; larger ones are
+checked on samples."""
 
 MAX_DEVICES = 64
 """Largest mesh axis that a signature is checked on."""
 
 
 def check_registered(graph: Graph, sizes: Sequence[int]) -> None:
-    """Checks the registered signatures of a program's operations, each once for its parameters, shapes and axis sizes.
+    """Checks the registered signatures of a program's operations, each once for its parameters,
+    shapes and axis sizes.
 
     Arguments:
       graph: the program.
       sizes: sizes of the mesh axes.
 
     Raises:
-      SbpError: `wrong-signature` with a counterexample; `bad-argument` for rows that do not fit the equation, and for operands that
-        are too large to check, without samples.
+      SbpError: `wrong-signature` with a counterexample; `bad-argument` for rows that do not fit the
+        equation, and for operands that are too large to check, without samples.
     """
     axes = sorted({2, 3, *(n for n in sizes if 1 < n <= MAX_DEVICES)})
     for node in graph.walk():
@@ -45,10 +47,15 @@ def check_registered(graph: Graph, sizes: Sequence[int]) -> None:
         if key in custom.checked:
             continue
         if sum(math.prod(a.shape) for a in (*ins, *outs)) <= MAX_ELEMENTS:
-            custom.refute(node.primitive, node.params, [drawn(a, k) for k, a in enumerate(ins)], outs, axes)
+            custom.refute(
+                node.primitive, node.params, [drawn(a, k) for k, a in enumerate(ins)], outs, axes
+            )
         elif not custom.samples:
             shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in ins)
-            raise custom.error(f"operands {shapes} are too large to check it on; give samples=[(function, small arguments)]")
+            raise custom.error(
+                f"operands {shapes} are too large to check it on; give samples=[(function, small"
+                " arguments)]"
+            )
         for primitive, params, args, results in _instances(custom, axes):
             custom.refute(primitive, params, args, results, axes)
         custom.checked.add(key)
@@ -86,7 +93,10 @@ def _instances(custom: Custom, axes: Sequence[int]) -> Iterator[Instance]:
 def _in_sample(name: str, sample: Sample) -> Iterator[Instance]:
     fn, args = sample
     leaves, tree = jax.tree.flatten(args)
-    values = [drawn(x, k) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for k, x in enumerate(leaves)]
+    values = [
+        drawn(x, k) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)
+        for k, x in enumerate(leaves)
+    ]
 
     def call(*flat: Any) -> Any:
         return fn(*jax.tree.unflatten(tree, flat))
@@ -109,4 +119,7 @@ def _value(x: Any) -> Any:
 
 def _hashable(params: dict[str, Any]) -> tuple[Any, ...]:
     """Parameters as a key. Jaxprs, which every trace makes anew, count as the text they show."""
-    return tuple((name, v.tobytes() if isinstance(v := params[name], np.ndarray) else repr(v)) for name in sorted(params))
+    return tuple(
+        (name, v.tobytes() if isinstance(v := params[name], np.ndarray) else repr(v))
+        for name in sorted(params)
+    )

@@ -1,4 +1,5 @@
-"""ND rows of a node: one row for each mesh axis, the inner ones found on shapes that the outer ones have localised."""
+"""ND rows of a node: one row for each mesh axis, the inner ones found on shapes that the outer ones
+have localised."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """A row on one mesh axis that yields something partial: what it takes, and (result, monoid) of what it yields."""
+    """A row on one mesh axis that yields something partial: what it takes, and (result, monoid) of
+    what it yields."""
 
     ins: tuple[Code, ...]
     yields: tuple[tuple[int, frozenset[str]], ...]
@@ -70,7 +72,8 @@ class RowTable:
 
     Arguments:
       mesh: the mesh.
-      communicates: whether rows may be had whose kernels have collectives; a policy that forbids conversions forbids them too.
+      communicates: whether rows may be had whose kernels have collectives; a policy that forbids
+          conversions forbids them too.
     """
 
     def __init__(self, mesh: MeshSpec, *, communicates: bool = True) -> None:
@@ -85,7 +88,9 @@ class RowTable:
         self._native: dict[Any, tuple[Graph, Mapping[int, frozenset[str]]]] = {}
         self._keep: list[Any] = []
 
-    def axis_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int) -> tuple[Row, ...]:
+    def axis_rows(
+        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int
+    ) -> tuple[Row, ...]:
         """The rows of a node on one mesh axis of size n, on given avals."""
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), n)
         if key not in self._axis_cache:
@@ -95,23 +100,37 @@ class RowTable:
                 rows: Sequence[Row] = (all_b(op),)
             else:
                 rows = found.rows(op)
-            self._axis_cache[key] = tuple(r for r in rows if self._is_offered(kernel_named(r.kernel)))
+            self._axis_cache[key] = tuple(
+                r for r in rows if self._is_offered(kernel_named(r.kernel))
+            )
         return self._axis_cache[key]
 
     def _is_offered(self, kernel: Kernel) -> bool:
-        """Kernels that compute while they send are of no use to hardware that cannot: it gathers first, for the same bytes."""
-        return not kernel.communicates or (self.communicates and (self.mesh.hardware.overlaps or not kernel.overlaps))
+        """Kernels that compute while they send are of no use to hardware that cannot: it gathers
+        first, for the same bytes."""
+        return not kernel.communicates or (
+            self.communicates and (self.mesh.hardware.overlaps or not kernel.overlaps)
+        )
 
-    def rows_on(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int) -> tuple[Row, ...]:
+    def rows_on(
+        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
+    ) -> tuple[Row, ...]:
         """The rows of a node on the mesh axis at a position, on given avals."""
         name, n = self.mesh.axes[position]
         if node.op not in REGION_OPS:
             return self.axis_rows(node, ins, outs, n)
         if node.op == "shard_map":
-            check_mesh(node.params, self.mesh.names, self.mesh.sizes, f" at {node.span}" if node.span else "")
+            check_mesh(
+                node.params,
+                self.mesh.names,
+                self.mesh.sizes,
+                f" at {node.span}" if node.span else "",
+            )
         return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
 
-    def native(self, graph: Graph, seeds: Mapping[int, frozenset[str]]) -> Mapping[int, frozenset[str]]:
+    def native(
+        self, graph: Graph, seeds: Mapping[int, frozenset[str]]
+    ) -> Mapping[int, frozenset[str]]:
         """For each value of a program, the monoids under which some row yields it partial.
 
         Arguments:
@@ -120,30 +139,42 @@ class RowTable:
         """
         key = id(graph), frozenset(seeds.items())
         if key not in self._native:
-            self._native[key] = graph, native_partials(graph, self, seeds)  # the graph is held, so that its id stays its own
+            self._native[key] = (
+                graph,
+                native_partials(graph, self, seeds),
+            )  # the graph is held, so that its id stays its own
         return self._native[key][1]
 
-    def partial_rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int) -> tuple[_Partial, ...]:
+    def partial_rows(
+        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
+    ) -> tuple[_Partial, ...]:
         """Of the rows of a node on one mesh axis those that yield something partial."""
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = []
             for row in self.rows_on(node, ins, outs, position):
-                yields = tuple((i, frozenset((a.monoid,))) for i, a in enumerate(row.outs) if isinstance(a, Unreduced))
+                yields = tuple(
+                    (i, frozenset((a.monoid,)))
+                    for i, a in enumerate(row.outs)
+                    if isinstance(a, Unreduced)
+                )
                 if yields:
                     found.append(_Partial(tuple(map(encode, row.ins)), yields))
             self._partial_cache[key] = tuple(dict.fromkeys(found))
         return self._partial_cache[key]
 
-    def rows(self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]) -> tuple[NdRow, ...]:
+    def rows(
+        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]
+    ) -> tuple[NdRow, ...]:
         """All ND rows of a node.
 
         Arguments:
           node: the node.
           ins: avals of its operands.
           outs: avals of its results.
-          native: for each operand, the monoids it can be partial under without a conversion. A row that takes P from none of
-            them is left out: what is B becomes P at no cost only to be reduced again.
+          native: for each operand, the monoids it can be partial under without a conversion. A row
+            that takes P from none of them is left out: what is B becomes P at no cost only to be
+            reduced again.
         """
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
@@ -166,7 +197,9 @@ class RowTable:
         found: list[NdRow],
     ) -> None:
         if len(kernels) == len(self._all_local):
-            row = NdRow(tuple(zip(*done_ins, strict=True)), tuple(zip(*done_outs, strict=True)), kernels)
+            row = NdRow(
+                tuple(zip(*done_ins, strict=True)), tuple(zip(*done_outs, strict=True)), kernels
+            )
             if _one_monoid(row) and (kernels == self._all_local or nests(row)):
                 found.append(row)
             return
@@ -176,7 +209,9 @@ class RowTable:
                 done = (*done_ins, b.ins), (*done_outs, b.outs), (*kernels, b.kernel)
                 self._extend(operation, node, b.inner_ins, b.inner_outs, native, *done, found)
 
-    def _branches(self, operation: int, node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int) -> tuple[_Branch, ...]:
+    def _branches(
+        self, operation: int, node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
+    ) -> tuple[_Branch, ...]:
         """The rows of a node on one mesh axis, with what they leave for the axes inside of it."""
         n = self.mesh.sizes[position]
         key = operation, _aval_key(ins), _aval_key(outs), position
@@ -184,17 +219,36 @@ class RowTable:
             found = []
             for row in self.rows_on(node, ins, outs, position):
                 codes_in, codes_out = tuple(map(encode, row.ins)), tuple(map(encode, row.outs))
-                if (n > 1 or not any((*codes_in, *codes_out))) and _large(ins, codes_in, n) and _large(outs, codes_out, n):
+                if (
+                    (n > 1 or not any((*codes_in, *codes_out)))
+                    and _large(ins, codes_in, n)
+                    and _large(outs, codes_out, n)
+                ):
                     gathered = kernel_named(row.kernel).gathers
-                    inner = (a if i == gathered else _localised(a, c, n) for i, (a, c) in enumerate(zip(ins, codes_in, strict=True)))
-                    inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
-                    found.append(_Branch(codes_in, codes_out, row.kernel, tuple(inner), inner_outs, gathered is not None))
+                    inner = (
+                        a if i == gathered else _localised(a, c, n)
+                        for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))
+                    )
+                    inner_outs = tuple(
+                        _localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)
+                    )
+                    found.append(
+                        _Branch(
+                            codes_in,
+                            codes_out,
+                            row.kernel,
+                            tuple(inner),
+                            inner_outs,
+                            gathered is not None,
+                        )
+                    )
             self._branch_cache[key] = tuple(found)
         return self._branch_cache[key]
 
 
 class Tables:
-    """The rows of nodes on one mesh, found once for all that is asked about a program and its edits.
+    """The rows of nodes on one mesh, found once for all that is asked about a program and its
+    edits.
 
     Arguments:
       mesh: the mesh.
@@ -216,14 +270,18 @@ class Tables:
 
 
 def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
-    """Rows that take only P and B are worth having when an operand can be P by itself; with a split operand the parts differ anyhow."""
+    """Rows that take only P and B are worth having when an operand can be P by itself; with a split
+    operand the parts differ anyhow."""
     partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
     return not partial or any(c > 0 for c in codes) or any(MONOIDS[-1 - c] in m for c, m in partial)
 
 
 def _one_monoid(row: NdRow) -> bool:
-    """Whether no value is partial under different monoids on different axes, which do not commute."""
-    return all(min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1 for t in (*row.ins, *row.outs))
+    """Whether no value is partial under different monoids on different axes, which do not
+    commute."""
+    return all(
+        min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1 for t in (*row.ins, *row.outs)
+    )
 
 
 def nests(row: NdRow) -> bool:
@@ -231,14 +289,17 @@ def nests(row: NdRow) -> bool:
     for position, name in enumerate(row.kernels):
         kernel = kernel_named(name)
         if not kernel.nests:
-            concerned = (*row.ins, *row.outs) if kernel.gathers is None else (row.ins[kernel.gathers],)
+            concerned = (
+                (*row.ins, *row.outs) if kernel.gathers is None else (row.ins[kernel.gathers],)
+            )
             if any(t[position] > 0 and t.count(t[position]) > 1 for t in concerned):
                 return False
     return True
 
 
 def seen_codes(row: NdRow) -> tuple[Codes, ...]:
-    """The operands' types as the local computation sees them: whole over axes whose kernels gather them."""
+    """The operands' types as the local computation sees them: whole over axes whose kernels gather
+    them."""
     seen = [list(t) for t in row.ins]
     for position, name in enumerate(row.kernels):
         gathered = kernel_named(name).gathers
@@ -248,7 +309,8 @@ def seen_codes(row: NdRow) -> tuple[Codes, ...]:
 
 
 def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:
-    """What the kernels of a row send, with the position of the mesh axis: each on shapes that the other axes have localised."""
+    """What the kernels of a row send, with the position of the mesh axis: each on shapes that the
+    other axes have localised."""
     found: list[tuple[int, Sent]] = []
     for position, name in enumerate(row.kernels):
         sends = kernel_named(name).sends
@@ -256,21 +318,39 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
             op, on_axis = _on_axis(graph, node, row, mesh, position)
             ins = list(op.ins)
             for other in range(len(row.kernels)):
-                ins = _widened(graph, node, row, mesh, other, position, ins) if other != position else ins
-            found += [(position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)]
+                ins = (
+                    _widened(graph, node, row, mesh, other, position, ins)
+                    if other != position
+                    else ins
+                )
+            found += [
+                (position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
+            ]
     return tuple(found)
 
 
 def _on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> tuple[Op, Row]:
-    """The operation and the row as one mesh axis has them, the others having localised the shapes."""
-    ins = tuple(_localised_by_others(graph.aval(o), c, mesh, position) for o, c in zip(node.inputs, row.ins, strict=True))
-    outs = tuple(_localised_by_others(graph.avals[v], c, mesh, position) for v, c in zip(node.outputs, row.outs, strict=True))
+    """The operation and the row as one mesh axis has them, the others having localised the
+    shapes."""
+    ins = tuple(
+        _localised_by_others(graph.aval(o), c, mesh, position)
+        for o, c in zip(node.inputs, row.ins, strict=True)
+    )
+    outs = tuple(
+        _localised_by_others(graph.avals[v], c, mesh, position)
+        for v, c in zip(node.outputs, row.outs, strict=True)
+    )
     atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
-    return Op(node.op, node.params, ins, outs, mesh.sizes[position]), Row(*atoms, kernel=row.kernels[position])
+    return Op(node.op, node.params, ins, outs, mesh.sizes[position]), Row(
+        *atoms, kernel=row.kernels[position]
+    )
 
 
-def _widened(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, other: int, position: int, ins: list[Any]) -> list[Any]:
-    """Operands as they are once the kernel on another mesh axis has exchanged a dim before that of this axis."""
+def _widened(
+    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, other: int, position: int, ins: list[Any]
+) -> list[Any]:
+    """Operands as they are once the kernel on another mesh axis has exchanged a dim before that of
+    this axis."""
     widens = kernel_named(row.kernels[other]).widens
     if widens is None:
         return ins
@@ -290,7 +370,8 @@ def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int)
 
 
 def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
-    """Splits of dims smaller than the axis leave devices empty; they are only made where an annotation asks."""
+    """Splits of dims smaller than the axis leave devices empty; they are only made where an
+    annotation asks."""
     return all(c <= 0 or a.shape[c - 1] >= n for a, c in zip(avals, codes, strict=True))
 
 
@@ -299,24 +380,37 @@ def _aval_key(avals: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def check_rules(graph: Graph) -> None:
-    """Says once for each primitive without a signature that it falls back to all B; refuses what no type is right for.
+    """Says once for each primitive without a signature that it falls back to all B; refuses what no
+    type is right for.
 
     Raises:
-      SbpError: `unsupported-effect` for a primitive in `REFUSED`, or one with ordered effects and no rule.
+      SbpError: `unsupported-effect` for a primitive in `REFUSED`, or one with ordered effects and
+          no rule.
     """
     said: set[str] = set()
     for node in graph.walk():
         where = f" at {node.span}" if node.span else ""
         if node.op in REFUSED:
-            raise SbpError(f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random", code="unsupported-effect", span=node.span)
+            raise SbpError(
+                f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random",
+                code="unsupported-effect",
+                span=node.span,
+            )
         if node.op in said or node.op in TYPED_ELSEWHERE or rule_for(node.op) is not None:
             continue
         said.add(node.op)
-        warn("missing-rule", f"primitive {node.op!r}{where} has no signature; its operands and results are held B", span=node.span)
+        warn(
+            "missing-rule",
+            f"primitive {node.op!r}{where} has no signature; its operands and results are held B",
+            span=node.span,
+        )
 
 
-def native_partials(graph: Graph, table: RowTable, seeds: Mapping[int, frozenset[str]]) -> Mapping[int, frozenset[str]]:
-    """For each value, the monoids under which some row yields it partial, by fixpoint over loops; `RowTable.native` remembers them.
+def native_partials(
+    graph: Graph, table: RowTable, seeds: Mapping[int, frozenset[str]]
+) -> Mapping[int, frozenset[str]]:
+    """For each value, the monoids under which some row yields it partial, by fixpoint over loops;
+    `RowTable.native` remembers them.
 
     Arguments:
       graph: the program.
@@ -374,19 +468,31 @@ def native_partials(graph: Graph, table: RowTable, seeds: Mapping[int, frozenset
                         link(branch.outputs, node.outputs)
                 case "sbp_annotate":
                     pin: Pin | None = node.params["pin"]
-                    own = frozenset() if pin is None else frozenset(a.monoid for a in pin.type.values() if isinstance(a, Unreduced))
+                    own = (
+                        frozenset()
+                        if pin is None
+                        else frozenset(
+                            a.monoid for a in pin.type.values() if isinstance(a, Unreduced)
+                        )
+                    )
                     join(node.outputs[0], of(node.inputs[0]) | own)
                 case "optimization_barrier":
                     link(node.inputs, node.outputs)
                 case _:
-                    of_each = range(len(table.mesh.sizes)) if node.op in REGION_OPS else positions.values()
+                    of_each = (
+                        range(len(table.mesh.sizes))
+                        if node.op in REGION_OPS
+                        else positions.values()
+                    )
                     _native_of_node(g, node, table, of_each, of, join)
 
     visit(graph)
     return native
 
 
-def _native_of_node(g: Graph, node: Node, table: RowTable, positions: Iterable[int], of: Any, join: Any) -> None:
+def _native_of_node(
+    g: Graph, node: Node, table: RowTable, positions: Iterable[int], of: Any, join: Any
+) -> None:
     ins = [g.aval(o) for o in node.inputs]
     outs = [g.avals[o] for o in node.outputs]
     given = tuple(of(o) for o in node.inputs)

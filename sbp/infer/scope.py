@@ -42,7 +42,10 @@ class Fact:
 
     def value(self, values: Mapping[str, Any], functions: Functions | None = None) -> Any:
         """Its truth at a point, or as a term."""
-        sides = (value_of(t, values) if functions is None else value_of(t, values, functions) for t in (self.left, self.right))
+        sides = (
+            value_of(t, values) if functions is None else value_of(t, values, functions)
+            for t in (self.left, self.right)
+        )
         return COMPARISONS[self.comparison](*sides)
 
 
@@ -69,7 +72,9 @@ class Scope:
 
     def allows(self, point: Point) -> bool:
         """Whether a point is among them."""
-        return all(point[n] >= 1 for n in self.names) and all(value_of(c, point) for c in self.constraints)
+        return all(point[n] >= 1 for n in self.names) and all(
+            value_of(c, point) for c in self.constraints
+        )
 
     def solver(self, rlimit: int = RLIMIT) -> Solver:
         """Z3 with the scope asserted, in a context of its own."""
@@ -88,15 +93,21 @@ class Scope:
 
 
 class Solver:
-    """Z3's integers for the symbols of a scope. A symbol of which a multiple is asked is one: products of symbols stay divisible."""
+    """Z3's integers for the symbols of a scope. A symbol of which a multiple is asked is one:
+    products of symbols stay divisible."""
 
     def __init__(self, scope: Scope, rlimit: int = RLIMIT) -> None:
         self._context = z3.Context()
         self._solver = z3.Solver(ctx=self._context)
         self._solver.set("rlimit", rlimit)
         self._symbols = {name: z3.Int(name, self._context) for name in scope.names}
-        steps = {name: math.lcm(*(k for n, k in map(_multiple, scope.constraints) if n == name)) for name in scope.names}
-        self._values: dict[str, Any] = {name: steps[name] * symbol for name, symbol in self._symbols.items()}
+        steps = {
+            name: math.lcm(*(k for n, k in map(_multiple, scope.constraints) if n == name))
+            for name in scope.names
+        }
+        self._values: dict[str, Any] = {
+            name: steps[name] * symbol for name, symbol in self._symbols.items()
+        }
         self._solver.add(*(v >= 1 for v in self._symbols.values()))
         self._solver.add(*(self.term(c) for c in scope.constraints))
 
@@ -129,7 +140,8 @@ class Solver:
         return self._refutes(z3.Not(term))
 
     def least(self, name: str, term: Any) -> int:
-        """The least value of a symbol where a term holds; 1 where Z3 gives up or nothing is known."""
+        """The least value of a symbol where a term holds; 1 where Z3 gives up or nothing is
+        known."""
         value, low = self._values[name], 1
         try:
             high = (self.point(term) or {name: 1})[name]
@@ -160,7 +172,10 @@ class Solver:
         if found == z3.unsat:
             return None
         model: Any = self._solver.model()
-        return {name: model.eval(self._values[name], model_completion=True).as_long() for name in self._symbols}
+        return {
+            name: model.eval(self._values[name], model_completion=True).as_long()
+            for name in self._symbols
+        }
 
     def _bool(self, value: Any) -> Any:
         return z3.BoolVal(value, self._context) if isinstance(value, bool) else value
@@ -196,5 +211,10 @@ def _multiple(constraint: str) -> tuple[str, int]:
     """The symbol and the number of a constraint like `mod(b, 4) == 0`."""
     left, comparison, right = constraint.partition("==")
     name, _, step = left.strip().removeprefix("mod(").removesuffix(")").partition(",")
-    found = comparison and left.strip().startswith("mod(") and right.strip() == "0" and name.strip().isidentifier()
+    found = (
+        comparison
+        and left.strip().startswith("mod(")
+        and right.strip() == "0"
+        and name.strip().isidentifier()
+    )
     return (name.strip(), int(step)) if found and step.strip().isdecimal() else ("", 1)

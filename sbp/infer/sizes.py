@@ -1,10 +1,13 @@
-"""Questions about symbolic sizes, decided for all of them: a rule runs on sizes that note what they are asked, Z3 finds sizes not yet seen.
+"""Questions about symbolic sizes, decided for all of them: a rule runs on sizes that note what they
+are asked, Z3 finds sizes not yet seen.
 
-A `Size` is a number at one point and an expression everywhere. Whoever computes with it gets the answers of the point; each answer of a
-comparison is noted as a fact. A computation that depends on sizes through these answers alone has the same result wherever the same
-facts hold. So one run decides a whole region; Z3 is asked for a point outside of all regions seen, until there is none (King 1976,
-"Symbolic execution and program testing"; Godefroid, Klarlund and Sen 2005, "DART"). Nothing is told of the rules: whatever they ask of
-sizes, divisibility and order for the most part, is what is decided.
+A `Size` is a number at one point and an expression everywhere. Whoever computes with it gets the
+answers of the point; each answer of a comparison is noted as a fact. A computation that depends on
+sizes through these answers alone has the same result wherever the same facts hold. So one run
+decides a whole region; Z3 is asked for a point outside of all regions seen, until there is none
+(King 1976, "Symbolic execution and program testing"; Godefroid, Klarlund and Sen 2005, "DART").
+Nothing is told of the rules: whatever they ask of sizes, divisibility and order for the most part,
+is what is decided.
 
     >>> import jax
     >>> from sbp.infer.scope import Scope
@@ -34,7 +37,8 @@ REGIONS = 128
 
 
 class Size:
-    """A size of a tensor: its value at one point, its expression, and where to note what is asked of it."""
+    """A size of a tensor: its value at one point, its expression, and where to note what is asked
+    of it."""
 
     __slots__ = ("expression", "noted", "value")
 
@@ -51,7 +55,9 @@ class Size:
         ours = (theirs, self.expression) if swapped else (self.expression, theirs)
         value = of(number, self.value) if swapped else of(self.value, number)
         expression = of(*ours)
-        return Size(expression, value, self.noted) if jax.export.is_symbolic_dim(expression) else value
+        return (
+            Size(expression, value, self.noted) if jax.export.is_symbolic_dim(expression) else value
+        )
 
     def _compare(self, other: Any, comparison: str) -> Any:
         of = COMPARISONS[comparison]
@@ -62,7 +68,9 @@ class Size:
         else:
             return NotImplemented
         answer = bool(of(self.value, number))
-        if jax.export.is_symbolic_dim(self.expression - theirs):  # else it has one answer everywhere
+        if jax.export.is_symbolic_dim(
+            self.expression - theirs
+        ):  # else it has one answer everywhere
             fact = Fact(str(self.expression), comparison, str(theirs))
             self.noted[fact if answer else fact.opposite] = None
         return answer
@@ -156,7 +164,7 @@ class Size:
         return str(self.expression)
 
 
-# ---- exploration -----------------------------------------------------------------------------------------------------------------
+# ---- exploration --------------------------------------------------------------------------------
 
 Lift = Callable[[Any], Any]
 """Symbolic sizes become `Size`s; other values stay."""
@@ -185,7 +193,9 @@ class Explored:
         return None
 
 
-def explore(predicate: Callable[[Lift], bool], scope: Scope, start: Point, *, limit: int = REGIONS) -> Explored:
+def explore(
+    predicate: Callable[[Lift], bool], scope: Scope, start: Point, *, limit: int = REGIONS
+) -> Explored:
     """Decides a predicate at all points of a scope.
 
     Arguments:
@@ -231,10 +241,21 @@ def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]
     """The answer at a point, and the region of points that have it for the same reasons."""
     noted: dict[Fact, None] = {}
     with noting(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SbpWarning)  # they would come once for each region; the plan gives them
+        warnings.simplefilter(
+            "ignore", SbpWarning
+        )  # they would come once for each region; the plan gives them
         try:
-            answer = predicate(lambda d: Size(d, value_of(str(d), point), noted) if jax.export.is_symbolic_dim(d) else d)
-        except (TypeError, AttributeError, NotImplementedError, jax.errors.InconclusiveDimensionOperation) as error:
+            answer = predicate(
+                lambda d: (
+                    Size(d, value_of(str(d), point), noted) if jax.export.is_symbolic_dim(d) else d
+                )
+            )
+        except (
+            TypeError,
+            AttributeError,
+            NotImplementedError,
+            jax.errors.InconclusiveDimensionOperation,
+        ) as error:
             # code that wants integers: what it asks is not noted
             raise Unanswered(f"it wants numbers ({error})") from error
         if answer != predicate(numbers(point)):

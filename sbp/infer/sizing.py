@@ -1,6 +1,8 @@
-"""What a typing asks of sizes: for each node that its row is offered, for each value that its split leaves every device something.
+"""What a typing asks of sizes: for each node that its row is offered, for each value that its split
+leaves every device something.
 
-These are the conditions that `sbp.infer.check.certify` evaluates at one choice of sizes, as predicates that can be asked for all.
+These are the conditions that `sbp.infer.check.certify` evaluates at one choice of sizes, as
+predicates that can be asked for all.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def claims_of(graph: Graph, typing: Typing, demand: Demand) -> tuple[Claim, ...]
     return tuple(found.values())
 
 
-# ---- boundary --------------------------------------------------------------------------------------------------------------------
+# ---- boundary -----------------------------------------------------------------------------------
 
 
 def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
@@ -88,13 +90,15 @@ def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]
     if is_symbolic([aval]) and any(c > 0 for c in codes):
         shape = tuple(aval.shape)
         yield Claim(
-            text=f"{what} of shape {shape_text(shape)} divides evenly under {to_type(codes, mesh)!r}",
+            text=(
+                f"{what} of shape {shape_text(shape)} divides evenly under {to_type(codes, mesh)!r}"
+            ),
             key=("even", str(shape), codes),
             holds=lambda lift: is_even([lift(d) for d in shape], codes, mesh.sizes),
         )
 
 
-# ---- nodes -----------------------------------------------------------------------------------------------------------------------
+# ---- nodes --------------------------------------------------------------------------------------
 
 
 def _inside(graph: Graph, program: Graph, typing: Typing, regime: Regime) -> Iterator[Claim]:
@@ -105,16 +109,26 @@ def _inside(graph: Graph, program: Graph, typing: Typing, regime: Regime) -> Ite
                 continue
             case "sbp_annotate":
                 pin = node.params["pin"]
-                pinned = (0,) * len(mesh.sizes) if pin is None else tuple(c or 0 for c in pinned_codes(pin, mesh))
-                yield from _large(node, program.avals[node.outputs[0]], typing.rows[node.id].outs[0], pinned, mesh)
+                pinned = (
+                    (0,) * len(mesh.sizes)
+                    if pin is None
+                    else tuple(c or 0 for c in pinned_codes(pin, mesh))
+                )
+                yield from _large(
+                    node, program.avals[node.outputs[0]], typing.rows[node.id].outs[0], pinned, mesh
+                )
             case "optimization_barrier":
                 for value, codes in zip(node.outputs, typing.rows[node.id].outs, strict=True):
                     yield from _large(node, program.avals[value], codes, (), mesh)
             case _ if node.regions:
                 for number, region in enumerate(node.regions):
                     for value in region.inputs:
-                        yield from _large(node, program.avals[value], typing.values[value], (), mesh)
-                    for operand, codes in zip(region.outputs, typing.region_outputs[node.id, number], strict=True):
+                        yield from _large(
+                            node, program.avals[value], typing.values[value], (), mesh
+                        )
+                    for operand, codes in zip(
+                        region.outputs, typing.region_outputs[node.id, number], strict=True
+                    ):
                         yield from _large(node, program.aval(operand), codes, (), mesh)
                     yield from _inside(region, program, typing, regime)
             case _:
@@ -126,7 +140,10 @@ def _large(node: Node, aval: Any, codes: Codes, pinned: Codes, mesh: MeshSpec) -
     shape = tuple(aval.shape)
     if any(c > 0 and is_symbolic([(shape[c - 1],)]) for c in codes):
         yield Claim(
-            text=f"a value of {node.op} of shape {shape_text(shape)} is large enough for {to_type(codes, mesh)!r}",
+            text=(
+                f"a value of {node.op} of shape {shape_text(shape)} is large enough for"
+                f" {to_type(codes, mesh)!r}"
+            ),
             key=("large", str(shape), codes, pinned),
             holds=lambda lift: _large_enough([lift(d) for d in shape], codes, pinned, mesh.sizes),
             span=node.span,
@@ -143,11 +160,19 @@ def _parts(code: Code, codes: Codes, sizes: Sequence[int]) -> int:
     return math.prod(n for c, n in zip(codes, sizes, strict=True) if c == code)
 
 
-def _row(node: Node, program: Graph, typing: Typing, policies: tuple[Policy, ...]) -> Iterator[Claim]:
-    """A node's row is among those that its rule gives, axis by axis, the inner ones on what the outer ones leave (`RowTable`)."""
+def _row(
+    node: Node, program: Graph, typing: Typing, policies: tuple[Policy, ...]
+) -> Iterator[Claim]:
+    """A node's row is among those that its rule gives, axis by axis, the inner ones on what the
+    outer ones leave (`RowTable`)."""
     mesh, row = typing.mesh, typing.rows[node.id]
     avals = [program.aval(o) for o in node.inputs], [program.avals[v] for v in node.outputs]
-    lifted = lambda lift: {k: v if isinstance(v, Graph) else map_sizes(v, lift) for k, v in node.params.items()}  # noqa: E731
+
+    def lifted(lift: Lift) -> dict[str, Any]:
+        return {
+            k: v if isinstance(v, Graph) else map_sizes(v, lift) for k, v in node.params.items()
+        }
+
     same = all(v is node.params[k] for k, v in lifted(lambda size: None).items())
     if same and not is_symbolic([*avals[0], *avals[1]]):
         return
@@ -155,14 +180,26 @@ def _row(node: Node, program: Graph, typing: Typing, policies: tuple[Policy, ...
         return  # all B is always a row
 
     def holds(lift: Lift) -> bool:
-        ins, outs = (tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals)
+        ins, outs = (
+            tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals
+        )
         return _offered(node, lifted(lift), ins, outs, row, mesh, policies, ())
 
-    shown = ", ".join(repr(to_type(c, mesh)) for c in row.ins), ", ".join(repr(to_type(c, mesh)) for c in row.outs)
+    shown = (
+        ", ".join(repr(to_type(c, mesh)) for c in row.ins),
+        ", ".join(repr(to_type(c, mesh)) for c in row.outs),
+    )
     shapes = " ".join(shape_text(a.shape) for a in avals[0])
     yield Claim(
         text=f"{node.op} on {shapes} takes {shown[0]} to {shown[1]}",
-        key=(node.op, _text(node.params), *(tuple((str(a.shape), a.dtype) for a in side) for side in avals), row.ins, row.outs, policies),
+        key=(
+            node.op,
+            _text(node.params),
+            *(tuple((str(a.shape), a.dtype) for a in side) for side in avals),
+            row.ins,
+            row.outs,
+            policies,
+        ),
         holds=holds,
         span=node.span,
     )
@@ -191,18 +228,32 @@ def _offered(
         return _offered(node, params, ins, outs, row, mesh, policies, (*kernels, "local"))
     op = Op(node.op, params, ins, outs, n)
     found = rule_for(node.op)
-    rows = region_rows(op, name) if node.op in REGION_OPS else (all_b(op),) if found is None else found.rows(op)
+    rows = (
+        region_rows(op, name)
+        if node.op in REGION_OPS
+        else (all_b(op),)
+        if found is None
+        else found.rows(op)
+    )
     for r in rows:
         kernel = kernel_named(r.kernel)
         if (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) != (codes_in, codes_out):
             continue
-        if kernel.communicates and not (policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)):
+        if kernel.communicates and not (
+            policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)
+        ):
             continue
         if kernel.gathers is not None and r.kernel in kernels:
             continue
-        if not all(c <= 0 or a.shape[c - 1] >= n for a, c in zip((*ins, *outs), (*codes_in, *codes_out), strict=True)):
+        if not all(
+            c <= 0 or a.shape[c - 1] >= n
+            for a, c in zip((*ins, *outs), (*codes_in, *codes_out), strict=True)
+        ):
             continue
-        inner = tuple(a if k == kernel.gathers else _localised(a, c, n) for k, (a, c) in enumerate(zip(ins, codes_in, strict=True)))
+        inner = tuple(
+            a if k == kernel.gathers else _localised(a, c, n)
+            for k, (a, c) in enumerate(zip(ins, codes_in, strict=True))
+        )
         inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
         if _offered(node, params, inner, inner_outs, row, mesh, policies, (*kernels, r.kernel)):
             return True

@@ -1,4 +1,5 @@
-"""Minimises a cost graph: exact reductions, exact elimination where that is small, message passing with a certified bound elsewhere."""
+"""Minimises a cost graph: exact reductions, exact elimination where that is small, message passing
+with a certified bound elsewhere."""
 
 from __future__ import annotations
 
@@ -24,14 +25,33 @@ ROUNDS = 6
 STALE = 1e-4
 """Share by which a round must raise the bound for states near it to be searched again."""
 
-SHARES = (1e-6, 1e-5, 1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1.3e-3, 1.6e-3, 2e-3, 3e-3, 4e-3, 8e-3, 1.6e-2)
-"""Shares of the bound by which states may be dearer than the best of their variable, to be searched together."""
+SHARES = (
+    1e-6,
+    1e-5,
+    1e-4,
+    2e-4,
+    4e-4,
+    6e-4,
+    8e-4,
+    1e-3,
+    1.3e-3,
+    1.6e-3,
+    2e-3,
+    3e-3,
+    4e-3,
+    8e-3,
+    1.6e-2,
+)
+"""Shares of the bound by which states may be dearer than the best of their variable, to be searched
+together."""
 
 UNSURE, HALVINGS = 8, 3
-"""Variables that elimination may set by guess before a search of more states is given up, and how often what is between is tried."""
+"""Variables that elimination may set by guess before a search of more states is given up, and how
+often what is between is tried."""
 
 TOLERANCE = 2e-3
-"""Gap at which the search stops: the cost model itself is coarser than that. The gap that is left is reported."""
+"""Gap at which the search stops: the cost model itself is coarser than that. The gap that is left
+is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +70,15 @@ class Solution:
 
 
 class Search:
-    """Looks for the cheapest states of a cost graph, in the whole of it or in parts, and keeps the best.
+    """Looks for the cheapest states of a cost graph, in the whole of it or in parts, and keeps the
+    best.
 
     Arguments:
       graph: the costs.
       table_limit: the largest table elimination may build, in entries.
       near_limit: the same where only states near the bound are searched.
-      cutoff: costs above this are of no interest; the search ends when a bound shows that there are no others.
+      cutoff: costs above this are of no interest; the search ends when a bound shows that there are
+          no others.
 
     >>> g = CostGraph()
     >>> a, b = g.variable(np.array([0.0, 1.0])), g.variable(np.array([0.0, 0.0]))
@@ -66,8 +88,20 @@ class Search:
     (1, 0)
     """
 
-    def __init__(self, graph: CostGraph, *, table_limit: int = TABLE_LIMIT, near_limit: int = NEAR_LIMIT, cutoff: float = math.inf) -> None:
-        self.graph, self.table_limit, self.near_limit, self.cutoff = graph, table_limit, near_limit, cutoff
+    def __init__(
+        self,
+        graph: CostGraph,
+        *,
+        table_limit: int = TABLE_LIMIT,
+        near_limit: int = NEAR_LIMIT,
+        cutoff: float = math.inf,
+    ) -> None:
+        self.graph, self.table_limit, self.near_limit, self.cutoff = (
+            graph,
+            table_limit,
+            near_limit,
+            cutoff,
+        )
         self.best: tuple[int, ...] | None = None
         self.cost = math.inf
 
@@ -78,11 +112,15 @@ class Search:
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
     def is_near(self, bound: float, share: float) -> bool:
-        """Whether something was found, and it costs at most a share more than a bound, or the bound is beyond the cutoff."""
-        return math.isfinite(self.cost) and (bound > self.cutoff or self.cost - bound <= share * self.cost)
+        """Whether something was found, and it costs at most a share more than a bound, or the bound
+        is beyond the cutoff."""
+        return math.isfinite(self.cost) and (
+            bound > self.cutoff or self.cost - bound <= share * self.cost
+        )
 
     def run(self, core: Core, rounds: int = ROUNDS) -> float:
-        """Searches a reduced core, which it may shrink, in so many rounds at most; returns a bound: the core has nothing cheaper."""
+        """Searches a reduced core, which it may shrink, in so many rounds at most; returns a bound:
+        the core has nothing cheaper."""
         if not core.feasible:
             return math.inf
         bound = -math.inf
@@ -90,7 +128,8 @@ class Search:
             states, conditioned = eliminate(core, self.table_limit)
             self._offer(states, core)
             if conditioned == 0:
-                # States dropped earlier could only have led to costs of at least the best known then.
+                # States dropped earlier could only have led to costs of at least the best known
+                # then.
                 return self.cost
             self._offer(_windows(core, states, self.table_limit), core)
             found = pass_messages(core)
@@ -111,7 +150,8 @@ class Search:
         return min(bound, self.cost)
 
     def _near(self, core: Core, found: Bounded, bound: float) -> bool:
-        """Searches the states that cost little more than the bound as far as messages tell, ever more of them; whether that was all."""
+        """Searches the states that cost little more than the bound as far as messages tell, ever
+        more of them; whether that was all."""
         low, high = 0.0, 0.0
         for share in SHARES:
             slack = self.cost - bound
@@ -131,7 +171,8 @@ class Search:
         return False
 
     def _within(self, core: Core, found: Bounded, slack: float) -> int:
-        """Searches the states within so much of the best of their variable; how many variables were set by guess."""
+        """Searches the states within so much of the best of their variable; how many variables were
+        set by guess."""
         part = core.fork()
         part.solved, kept = [], list(core.kept)
         part.kept = [np.arange(0)] * len(kept)
@@ -156,8 +197,11 @@ class Search:
             self.best, self.cost = tuple(full), cost
 
 
-def _windows(core: Core, states: dict[int, int], table_limit: int, width: int = 48, passes: int = 3) -> dict[int, int]:
-    """Solves windows of neighbouring variables exactly while the others stay, over the whole program, until none improves."""
+def _windows(
+    core: Core, states: dict[int, int], table_limit: int, width: int = 48, passes: int = 3
+) -> dict[int, int]:
+    """Solves windows of neighbouring variables exactly while the others stay, over the whole
+    program, until none improves."""
     order = sorted(core.unary)
     states = dict(states)
     for _ in range(passes):
@@ -184,11 +228,14 @@ def _windows(core: Core, states: dict[int, int], table_limit: int, width: int = 
 
 def _local_cost(core: Core, states: dict[int, int]) -> float:
     total = sum(float(u[states[v]]) for v, u in core.unary.items())
-    return total + sum(float(t[states[v], states[w]]) for v in core.unary for w, t in core.near[v].items() if v < w)
+    return total + sum(
+        float(t[states[v], states[w]]) for v in core.unary for w, t in core.near[v].items() if v < w
+    )
 
 
 def _fix(core: Core, marginals: dict[int, np.ndarray], slack: float) -> bool:
-    """Drops states whose lower bound is above the best solution known (reduced-cost fixing); whether any went."""
+    """Drops states whose lower bound is above the best solution known (reduced-cost fixing);
+    whether any went."""
     touched: set[int] = set()
     for v in sorted(core.unary):
         alive = marginals[v] <= slack + 1e-12

@@ -1,6 +1,7 @@
 """The types a value may have on a mesh, and what it costs to get from one to another (boxing).
 
-Types are tuples of small integers, one per mesh axis (0 is B, 1 + d is S(d), negative is P), so that tables are arrays.
+Types are tuples of small integers, one per mesh axis (0 is B, 1 + d is S(d), negative is P), so
+that tables are arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
 Codes = tuple[int, ...]
-StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"]
+StepKind = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"
+]
 
 INFINITE = math.inf
 
@@ -57,7 +60,8 @@ def to_type(codes: Codes, mesh: MeshSpec) -> NdSbp:
 
 
 def from_type(t: NdSbp, mesh: MeshSpec) -> Codes:
-    """The codes of an ND type; axes that it does not name are B, and so are axes of size 1, where S, B and P coincide."""
+    """The codes of an ND type; axes that it does not name are B, and so are axes of size 1, where
+    S, B and P coincide."""
     return tuple(encode(t.get(axis)) if n > 1 else 0 for axis, n in mesh.axes)
 
 
@@ -139,7 +143,8 @@ class TypeSpace:
       itemsize: bytes of one element.
       mesh: the mesh.
       monoids: monoids that may occur.
-      forced: (mesh axis position, dim) splits that are wanted though the dim is smaller than the axis.
+      forced: (mesh axis position, dim) splits that are wanted though the dim is smaller than the
+          axis.
     """
 
     def __init__(
@@ -154,13 +159,25 @@ class TypeSpace:
         self.forced = forced
         choices = []
         for position, n in enumerate(self.sizes):
-            codes = [0, *(1 + d for d, size in enumerate(shape) if n > 1 and (size >= n or (position, d) in forced))]
+            codes = [
+                0,
+                *(
+                    1 + d
+                    for d, size in enumerate(shape)
+                    if n > 1 and (size >= n or (position, d) in forced)
+                ),
+            ]
             codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)] if n > 1 else []
             choices.append(codes)
-        self.types: list[Codes] = [t for t in itertools.product(*choices) if len({c for c in t if c < 0}) <= 1]
+        self.types: list[Codes] = [
+            t for t in itertools.product(*choices) if len({c for c in t if c < 0}) <= 1
+        ]
         self.types = [t for t in self.types if self._large_enough(t)]
         self.index: dict[Codes, int] = {t: i for i, t in enumerate(self.types)}
-        self.local_bytes = np.array([math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types], dtype=float)
+        self.local_bytes = np.array(
+            [math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types],
+            dtype=float,
+        )
         self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self.even = np.array([is_even(shape, t, self.sizes) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
@@ -168,7 +185,8 @@ class TypeSpace:
         self.unlimited = Rules(("auto",) * len(self.sizes))
 
     def _large_enough(self, t: Codes) -> bool:
-        """Nested splits must leave each device of the inner axis something, unless the split is wanted."""
+        """Nested splits must leave each device of the inner axis something, unless the split is
+        wanted."""
         parts: dict[int, int] = {}
         for position, (c, n) in enumerate(zip(t, self.sizes, strict=True)):
             if c > 0 and (position, c - 1) not in self.forced:
@@ -176,7 +194,8 @@ class TypeSpace:
         return all(self.shape[c - 1] >= n for c, n in parts.items())
 
     def steps_from(self, source: Codes) -> list[Step]:
-        """The single steps out of a type. A split may be entered or left only when no inner axis splits the same dim."""
+        """The single steps out of a type. A split may be entered or left only when no inner axis
+        splits the same dim."""
         steps: list[Step] = []
         here = float(self.local_bytes[self.index[source]])
         reduced = tuple(i for i, c in enumerate(source) if c < 0)
@@ -198,16 +217,44 @@ class TypeSpace:
         for count in range(2, len(reduced) + 1):
             for axes in itertools.combinations(reduced, count):
                 target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                steps.append(self._step("all_reduce", axes, source, target, math.prod(self.sizes[i] for i in axes), here))
+                steps.append(
+                    self._step(
+                        "all_reduce",
+                        axes,
+                        source,
+                        target,
+                        math.prod(self.sizes[i] for i in axes),
+                        here,
+                    )
+                )
         split = tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1)
         for count in range(2, len(split) + 1):
             for axes in itertools.combinations(split, count):
-                if all(c != source[i] or k in axes for i in axes for k, c in enumerate(source) if k > i):
+                if all(
+                    c != source[i] or k in axes for i in axes for k, c in enumerate(source) if k > i
+                ):
                     target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                    steps.append(self._step("all_gather", axes, source, target, math.prod(self.sizes[i] for i in axes), here))
+                    steps.append(
+                        self._step(
+                            "all_gather",
+                            axes,
+                            source,
+                            target,
+                            math.prod(self.sizes[i] for i in axes),
+                            here,
+                        )
+                    )
         return steps
 
-    def _step(self, kind: StepKind, axes: tuple[int, ...], source: Codes, target: Codes, n: int, here: float) -> Step:
+    def _step(
+        self,
+        kind: StepKind,
+        axes: tuple[int, ...],
+        source: Codes,
+        target: Codes,
+        n: int,
+        here: float,
+    ) -> Step:
         there = float(self.local_bytes[self.index[target]])
         share = (n - 1) / n
         run: str = kind
@@ -224,10 +271,15 @@ class TypeSpace:
                 sent = share * self._exchanged(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
-        return Step(kind, axes, source, target, sent, self._step_seconds(run, axes, sent, max(here, there)))
+        return Step(
+            kind, axes, source, target, sent, self._step_seconds(run, axes, sent, max(here, there))
+        )
 
-    def _step_seconds(self, kind: str, axes: tuple[int, ...], sent: float, buffer_bytes: float) -> float:
-        """A collective and a pass over the buffer; local steps cost a small share of a pass, so that none is taken idly."""
+    def _step_seconds(
+        self, kind: str, axes: tuple[int, ...], sent: float, buffer_bytes: float
+    ) -> float:
+        """A collective and a pass over the buffer; local steps cost a small share of a pass, so
+        that none is taken idly."""
         one_pass = buffer_bytes / self.mesh.hardware.hbm_bytes_per_second
         if kind in LOCAL:
             return 1e-9 + 0.01 * one_pass
@@ -242,7 +294,8 @@ class TypeSpace:
         return math.prod(part) * self.itemsize
 
     def seconds(self, rules: Rules | None = None) -> np.ndarray:
-        """Seconds of the cheapest way between every two types; infinite where the rules leave none. None: everything is allowed."""
+        """Seconds of the cheapest way between every two types; infinite where the rules leave none.
+        None: everything is allowed."""
         rules = rules or self.unlimited
         if rules not in self._seconds:
             count = len(self.types)
@@ -259,7 +312,8 @@ class TypeSpace:
         return self._seconds[rules]
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
-        """The cheapest steps from one type to another (ties by order of discovery, which is fixed)."""
+        """The cheapest steps from one type to another (ties by order of discovery, which is
+        fixed)."""
         if source == target:
             return ()
         rules = rules or self.unlimited
@@ -274,7 +328,9 @@ class TypeSpace:
                 continue
             for step in self.steps_from(here):
                 total = cost + step.seconds
-                if total < best.get(step.target, INFINITE) and rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
+                if total < best.get(step.target, INFINITE) and rules.allows(
+                    step.kind, step.mesh_axes, step.bytes_sent
+                ):
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
@@ -287,11 +343,21 @@ class Spaces:
         self.mesh = mesh
         self._get = functools.cache(self._make)
 
-    def _make(self, shape: tuple[int, ...], itemsize: int, monoids: frozenset[str], forced: frozenset[tuple[int, int]]) -> TypeSpace:
+    def _make(
+        self,
+        shape: tuple[int, ...],
+        itemsize: int,
+        monoids: frozenset[str],
+        forced: frozenset[tuple[int, int]],
+    ) -> TypeSpace:
         return TypeSpace(shape, itemsize, self.mesh, monoids, forced)
 
     def of(
-        self, shape: tuple[int, ...], itemsize: int, monoids: frozenset[str], forced: frozenset[tuple[int, int]] = frozenset()
+        self,
+        shape: tuple[int, ...],
+        itemsize: int,
+        monoids: frozenset[str],
+        forced: frozenset[tuple[int, int]] = frozenset(),
     ) -> TypeSpace:
         """The space of one shape."""
         return self._get(shape, itemsize, monoids, forced)

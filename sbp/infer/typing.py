@@ -21,13 +21,16 @@ class Typing:
       mesh: the mesh.
       boxing: the policy it was typed under.
       values: the type each value is made in, in codes.
-      rows: for each node id, the types it takes its operands in and gives its results in (region nodes included).
+      rows: for each node id, the types it takes its operands in and gives its results in (region
+          nodes included).
       region_outputs: for (node id, region), the types in which that body returns its results.
       outputs: the types in which the program returns its results.
       seconds: the modelled time of the program.
       lower_bound: no typing is cheaper in the model.
-      saved_seconds: modelled time that conversions took which `plan.saving` does not repeat; `seconds` has it in.
-      keeps: whether `lower_bound` counts what `plan.saving` may save; where it does not, it bounds `seconds` alone.
+      saved_seconds: modelled time that conversions took which `plan.saving` does not repeat;
+          `seconds` has it in.
+      keeps: whether `lower_bound` counts what `plan.saving` may save; where it does not, it bounds
+          `seconds` alone.
     """
 
     graph: Graph
@@ -48,7 +51,8 @@ class Typing:
 
     @property
     def gap(self) -> float:
-        """How far above the lower bound the typing may be, as a share of its cost; 0 is optimal in the model."""
+        """How far above the lower bound the typing may be, as a share of its cost; 0 is optimal in
+        the model."""
         seconds = self.seconds - self.saved_seconds if self.keeps else self.seconds
         return max(0.0, (seconds - self.lower_bound) / seconds) if seconds > 0 else 0.0
 

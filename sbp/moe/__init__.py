@@ -1,1 +1,2 @@
-"""The GShard mixture-of-experts Transformer and its training program, a user of sbp's public names."""
+"""The GShard mixture-of-experts Transformer and its training program, a user of sbp's public
+names."""

@@ -18,13 +18,15 @@ from sbp.moe.corpus import Corpus
 from sbp.moe.step import TrainState
 
 _FREE = ("steps", "checkpoint_every", "heldout_per_language", "data")
-"""Options of a run that a resumed one may change: they alter neither the state nor what comes next."""
+"""Options of a run that a resumed one may change: they alter neither the state nor what comes
+next."""
 
 
 def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str, Any]:
     """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
 
-    The digest also catches another version of the library that renders the embedded corpus. The mesh is absent on
+    The digest also catches another version of the library that renders the embedded corpus. The
+    mesh is absent on
     purpose: results do not depend on it, and a run may resume on another one.
     """
     digest = hashlib.blake2b(digest_size=8)
@@ -41,7 +43,9 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
         old, new = saved.get(section, {}), wanted[section]
         for name in sorted({*old, *new}):
             if old.get(name) != new.get(name):
-                lines.append(f"{section}.{name}: checkpoint {old.get(name)!r}, now {new.get(name)!r}")
+                lines.append(
+                    f"{section}.{name}: checkpoint {old.get(name)!r}, now {new.get(name)!r}"
+                )
     return lines
 
 
@@ -52,25 +56,31 @@ class Checkpoints:
         """Open the folder of a run, new or old.
 
         Raises:
-          SbpError: `bad-checkpoint` when it holds the run of another configuration; nothing is written then.
+          SbpError: `bad-checkpoint` when it holds the run of another configuration; nothing is
+              written then.
         """
         sidecar = workdir / "config.json"
         if sidecar.exists():
             try:
                 saved = json.loads(sidecar.read_text("utf-8"))
             except (OSError, ValueError):
-                raise SbpError(f"{sidecar} is not readable JSON; choose another --workdir", code="bad-checkpoint") from None
+                raise SbpError(
+                    f"{sidecar} is not readable JSON; choose another --workdir",
+                    code="bad-checkpoint",
+                ) from None
             if lines := differences(saved, description):
                 raise SbpError(
-                    f"{workdir} holds a run of another configuration; choose another --workdir, or move this one away:\n  "
-                    + "\n  ".join(lines),
+                    f"{workdir} holds a run of another configuration; choose another --workdir, or"
+                    " move this one away:\n  " + "\n  ".join(lines),
                     code="bad-checkpoint",
                 )
         workdir.mkdir(parents=True, exist_ok=True)
         sidecar.write_text(json.dumps(description, indent=2, sort_keys=True) + "\n", "utf-8")
         self._manager = ocp.CheckpointManager(
             (workdir / "checkpoints").absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=False),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=2, create=True, enable_async_checkpointing=False
+            ),
         )
 
     @property
@@ -85,7 +95,9 @@ class Checkpoints:
             return
         self._manager.save(
             step,
-            args=ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(dict(iterator_state))),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(dict(iterator_state))
+            ),
         )
 
     def restore(self, shapes: TrainState, shardings: Any) -> tuple[TrainState, dict[str, Any]]:
@@ -98,9 +110,16 @@ class Checkpoints:
         Returns:
           The state and the state of the data iterator.
         """
-        target = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings)
+        target = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        )
         read = self._manager.restore(
-            self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore())
+            self.latest,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore()
+            ),
         )
         return read["state"], read["data"]
 

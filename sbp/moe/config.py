@@ -14,8 +14,8 @@ from sbp.errors import SbpError, nearest
 class ModelConfig:
     """Shape of the encoder-decoder. Defaults are GShard's (paper section 4.1 and appendix A.2).
 
-    The number of groups is a hyper-parameter of the *model*: a group routes its own tokens with its own capacity, so
-    the loss depends on `groups` and never on the mesh.
+    The number of groups is a hyper-parameter of the *model*: a group routes its own tokens with its
+    own capacity, so the loss depends on `groups` and never on the mesh.
 
     Attributes:
       model_dim: M, the width of the residual stream.
@@ -23,15 +23,17 @@ class ModelConfig:
       expert_dim: H of each expert.
       heads, head_dim: attention heads and their width.
       experts: E, experts per MoE layer.
-      encoder_layers, decoder_layers: feed-forward layers on each side, even: every other one is an MoE layer.
+      encoder_layers, decoder_layers: feed-forward layers on each side, even: every other one is an
+      MoE layer.
       source_vocab, target_vocab: rows of the two untied embedding tables.
       source_length, target_length: tokens per sequence, padding included.
       groups: G.
       sequences_per_group: n; a group has S = n * length tokens.
-      capacity_factor_per_choice: slots of an expert in a group are floor(2 * S / E * this); 1.0 is the paper's 2S/E.
-        "Per choice" because other libraries count both choices in one factor.
+      capacity_factor_per_choice: slots of an expert in a group are floor(2 * S / E * this); 1.0 is
+        the paper's 2S/E. "Per choice" because other libraries count both choices in one factor.
       eval_capacity_factor_per_choice: the same when not training.
-      counter: "lingvo", where only dispatched second choices take a slot, or "paper", the literal listing.
+      counter: "lingvo", where only dispatched second choices take a slot, or "paper", the literal
+          listing.
       aux_scale: "lingvo" (E^2 times the paper's, 1.0 when balanced) or "paper".
       aux_coefficient: k in L = nll + k * sum of the layers' auxiliary losses.
       dropout: rate on embeddings, residual branches and attention weights.
@@ -68,7 +70,10 @@ class ModelConfig:
         faults = []
         for name in ("encoder_layers", "decoder_layers"):
             if (count := getattr(self, name)) < 2 or count % 2:
-                faults.append(f"{name} is {count}; layers come in pairs (dense, MoE), so it must be even and positive")
+                faults.append(
+                    f"{name} is {count}; layers come in pairs (dense, MoE), so it must be even and"
+                    " positive"
+                )
         if self.experts < 2:
             faults.append(f"experts is {self.experts}; top-2 gating needs at least 2")
         for name, known in (("counter", ("lingvo", "paper")), ("aux_scale", ("lingvo", "paper"))):
@@ -107,9 +112,11 @@ class TrainConfig:
       languages: how many of the corpus' languages to use, largest first.
       train_pairs: sentence pairs of the embedded corpus to generate.
       heldout_per_language: evaluation pairs for each language.
-      power: exponent of the power law over languages; language i gets a share proportional to (i + 1) ** -power.
+      power: exponent of the power law over languages; language i gets a share proportional to (i +
+          1) ** -power.
       checkpoint_every: steps between checkpoints.
-      data: path of the user's own parallel text (source, target, language per line), "" for the embedded corpus.
+      data: path of the user's own parallel text (source, target, language per line), "" for the
+          embedded corpus.
     """
 
     steps: int = 1000
@@ -127,7 +134,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         faults = [
-            f"{name} is {getattr(self, name)}; it must be at least 1" for name in ("steps", "checkpoint_every") if getattr(self, name) < 1
+            f"{name} is {getattr(self, name)}; it must be at least 1"
+            for name in ("steps", "checkpoint_every")
+            if getattr(self, name) < 1
         ]
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
@@ -135,7 +144,8 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model, how to train it, and the mesh its name stands for (axis name and size, outer first)."""
+    """A model, how to train it, and the mesh its name stands for (axis name and size, outer
+    first)."""
 
     model: ModelConfig
     train: TrainConfig
@@ -143,8 +153,11 @@ class Preset:
 
 
 def _gshard(layers: int, experts: int) -> Preset:
-    # One group per expert, 2048 tokens each, in sequences of 128: the program of the paper's 128 to 2048 core runs.
-    model = ModelConfig(experts=experts, groups=experts, encoder_layers=layers // 2, decoder_layers=layers // 2)
+    # One group per expert, 2048 tokens each, in sequences of 128: the program of the paper's 128 to
+    # 2048 core runs.
+    model = ModelConfig(
+        experts=experts, groups=experts, encoder_layers=layers // 2, decoder_layers=layers // 2
+    )
     train = TrainConfig(steps=250_000, languages=100, checkpoint_every=1000)
     return Preset(model=model, train=train, mesh=(("expert", experts),))
 
@@ -165,7 +178,8 @@ _TINY_MT = Preset(
         target_length=24,
         groups=16,
         sequences_per_group=8,
-        # A third of a group is real tokens, the rest padding: half the paper's slots leave a drop rate worth watching.
+        # A third of a group is real tokens, the rest padding: half the paper's slots leave a drop
+        # rate worth watching.
         capacity_factor_per_choice=0.5,
         eval_capacity_factor_per_choice=1.0,
         dropout=0.0,
@@ -237,7 +251,10 @@ def preset(name: str) -> Preset:
     """
     if name not in PRESETS:
         hint = nearest(name, PRESETS).rstrip("?") + "."
-        raise SbpError(f"no preset {name!r}{hint} There are {', '.join(sorted(PRESETS))}", code="unknown-option")
+        raise SbpError(
+            f"no preset {name!r}{hint} There are {', '.join(sorted(PRESETS))}",
+            code="unknown-option",
+        )
     return PRESETS[name]
 
 
@@ -265,5 +282,7 @@ def override(config: _Config, options: Mapping[str, str]) -> _Config:
             else:
                 values[name] = type(old)(text)
         except (ValueError, KeyError):
-            raise SbpError(f"option {name} needs a value like {old!r}, not {text!r}", code="unknown-option") from None
+            raise SbpError(
+                f"option {name} needs a value like {old!r}, not {text!r}", code="unknown-option"
+            ) from None
     return dataclasses.replace(config, **values)

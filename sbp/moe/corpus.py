@@ -1,4 +1,5 @@
-"""Parallel text "many languages to English": generated from CLDR, or read from the user's own file."""
+"""Parallel text "many languages to English": generated from CLDR, or read from the user's own
+file."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Training and held-out pairs; `languages` orders the languages from most to least training text."""
+    """Training and held-out pairs; `languages` orders the languages from most to least training
+    text."""
 
     train: tuple[Pair, ...]
     heldout: tuple[Pair, ...]
@@ -36,9 +38,11 @@ _HELDOUT_OF = 20
 
 
 def is_heldout(key: str | Meaning) -> bool:
-    """Whether a meaning (or, for files, an English text) belongs to the held-out part, by a hash of it alone.
+    """Whether a meaning (or, for files, an English text) belongs to the held-out part, by a hash of
+    it alone.
 
-    The same meaning is held out in all languages, so no held-out English sentence is ever seen in training.
+    The same meaning is held out in all languages, so no held-out English sentence is ever seen in
+    training.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _HELDOUT_OF == 0
@@ -47,11 +51,14 @@ def is_heldout(key: str | Meaning) -> bool:
 def language_counts(languages: Sequence[str], total: int, power: float) -> dict[str, int]:
     """Pairs per language: shares proportional to (rank + 1) ** -power, at least one each.
 
-    GShard's 100 languages follow a power law from billions of pairs to tens of thousands, flattened by sampling with a
-    temperature; `power` is what is left of it.
+    GShard's 100 languages follow a power law from billions of pairs to tens of thousands, flattened
+    by sampling with a temperature; `power` is what is left of it.
     """
     weights = [(rank + 1) ** -power for rank in range(len(languages))]
-    return {lang: max(1, round(total * w / sum(weights))) for lang, w in zip(languages, weights, strict=True)}
+    return {
+        lang: max(1, round(total * w / sum(weights)))
+        for lang, w in zip(languages, weights, strict=True)
+    }
 
 
 def generate(train: TrainConfig) -> Corpus:
@@ -64,7 +71,10 @@ def generate(train: TrainConfig) -> Corpus:
       SbpError: `unknown-option` for more languages than there are.
     """
     if not 1 <= train.languages <= len(LANGUAGES):
-        raise SbpError(f"languages is {train.languages}; the embedded corpus has 1 to {len(LANGUAGES)}", code="unknown-option")
+        raise SbpError(
+            f"languages is {train.languages}; the embedded corpus has 1 to {len(LANGUAGES)}",
+            code="unknown-option",
+        )
     languages = LANGUAGES[: train.languages]
     training: list[Pair] = []
     heldout: list[Pair] = []
@@ -79,12 +89,18 @@ def generate(train: TrainConfig) -> Corpus:
             if not room[out] or (out and meaning in seen):
                 continue
             source, target = render(meaning, language), render(meaning, "en")
-            if source is None or target is None or (source == target and any(ch.isalpha() for ch in source)):
+            if (
+                source is None
+                or target is None
+                or (source == target and any(ch.isalpha() for ch in source))
+            ):
                 # CLDR says it in English only: nothing to translate.
                 continue
             seen.add(meaning)
             room[out] -= 1
-            (heldout if out else training).append(Pair(source=source, target=target, language=language))
+            (heldout if out else training).append(
+                Pair(source=source, target=target, language=language)
+            )
     random.Random(train.seed).shuffle(training)
     return Corpus(train=tuple(training), heldout=tuple(heldout), languages=languages)
 
@@ -93,7 +109,8 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
     """Read parallel text: UTF-8, one pair per line, three columns: source, target, language code.
 
     Raises:
-      SbpError: `bad-corpus`, for a file that is missing, empty, not UTF-8 or has a line without three columns.
+      SbpError: `bad-corpus`, for a file that is missing, empty, not UTF-8 or has a line without
+          three columns.
     """
     path = Path(path)
     try:
@@ -105,14 +122,22 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
         try:
             text = line.decode("utf-8").rstrip("\r")
         except UnicodeDecodeError as error:
-            raise SbpError(f"{path}:{number}: byte {error.start + 1} is not UTF-8; save the file as UTF-8", code="bad-corpus") from None
+            raise SbpError(
+                f"{path}:{number}: byte {error.start + 1} is not UTF-8; save the file as UTF-8",
+                code="bad-corpus",
+            ) from None
         if not text.strip():
             continue
         columns = [column.strip() for column in text.split("\t")]
         if len(columns) != 3 or not all(columns):
-            found = f"{len(columns)} column{'s' * (len(columns) != 1)}" if len(columns) != 3 else "an empty column"
+            found = (
+                f"{len(columns)} column{'s' * (len(columns) != 1)}"
+                if len(columns) != 3
+                else "an empty column"
+            )
             raise SbpError(
-                f"{path}:{number}: {found}; a line is source, target and language code, separated by tabs",
+                f"{path}:{number}: {found}; a line is source, target and language code, separated"
+                " by tabs",
                 code="bad-corpus",
             )
         pairs.append(Pair(source=columns[0], target=columns[1], language=columns[2]))
@@ -122,7 +147,8 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
 
 
 def from_pairs(pairs: Iterable[Pair], heldout_per_language: int) -> Corpus:
-    """Split the user's pairs: English texts that hash to the held-out part, at most so many per language, are kept back.
+    """Split the user's pairs: English texts that hash to the held-out part, at most so many per
+    language, are kept back.
 
     Pairs beyond that number are dropped, so that training never sees a held-out text.
 
@@ -147,7 +173,8 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int) -> Corpus:
     if not corpus.train or not corpus.heldout:
         part = "held-out" if corpus.train else "training"
         raise SbpError(
-            f"{sum(counts.values())} sentence pairs leave none for the {part} part (one text in {_HELDOUT_OF} is held out); add more text",
+            f"{sum(counts.values())} sentence pairs leave none for the {part} part (one text in"
+            f" {_HELDOUT_OF} is held out); add more text",
             code="bad-corpus",
         )
     return corpus
@@ -155,4 +182,8 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int) -> Corpus:
 
 def load(train: TrainConfig) -> Corpus:
     """The corpus of a run: the user's file when `train.data` names one, else the embedded one."""
-    return from_pairs(read_tsv(train.data), train.heldout_per_language) if train.data else generate(train)
+    return (
+        from_pairs(read_tsv(train.data), train.heldout_per_language)
+        if train.data
+        else generate(train)
+    )

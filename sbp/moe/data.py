@@ -17,14 +17,17 @@ from sbp.moe.tokenizer import Tokenizer, pad_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A corpus part as ids: source [N, T_source], target [N, T_target] ending in EOS, and which pairs they are."""
+    """A corpus part as ids: source [N, T_source], target [N, T_target] ending in EOS, and which
+    pairs they are."""
 
     source: np.ndarray
     target: np.ndarray
     kept: tuple[int, ...]
 
 
-def encode_pairs(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig) -> Encoded:
+def encode_pairs(
+    pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig
+) -> Encoded:
     """Token ids of `pairs`; pairs with a side longer than the model's length are left out.
 
     Raises:
@@ -32,9 +35,17 @@ def encode_pairs(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cf
     """
     sources = source.encode([pair.source for pair in pairs])
     targets = target.encode([pair.target for pair in pairs])
-    kept = tuple(i for i in range(len(pairs)) if len(sources[i]) <= cfg.source_length and len(targets[i]) <= cfg.target_length)
+    kept = tuple(
+        i
+        for i in range(len(pairs))
+        if len(sources[i]) <= cfg.source_length and len(targets[i]) <= cfg.target_length
+    )
     if not kept:
-        raise SbpError(f"no sentence pair fits {cfg.source_length} source and {cfg.target_length} target tokens", code="bad-corpus")
+        raise SbpError(
+            f"no sentence pair fits {cfg.source_length} source and {cfg.target_length} target"
+            " tokens",
+            code="bad-corpus",
+        )
     return Encoded(
         source=pad_rows([sources[i] for i in kept], cfg.source_length),
         target=pad_rows([targets[i] for i in kept], cfg.target_length),
@@ -60,7 +71,8 @@ def make_batch(source: np.ndarray, target: np.ndarray, cfg: ModelConfig) -> Batc
 
 
 class _Batches:
-    """Random access to whole batches, so that a batch costs one fancy index and not one Python object per sentence.
+    """Random access to whole batches, so that a batch costs one fancy index and not one Python
+    object per sentence.
 
     Epoch e visits the pairs in an order of its own, drawn from (seed, e).
     """
@@ -82,7 +94,8 @@ class _Batches:
 def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetIterator[Batch]:
     """An endless iterator of numpy batches.
 
-    Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never stopped.
+    Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never
+    stopped.
     """
     dataset = grain.MapDataset.source(_Batches(encoded, cfg, seed))  # pyright: ignore[reportArgumentType]  # a protocol to grain
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -90,7 +103,8 @@ def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetItera
 
 
 def evaluation_batches(encoded: Encoded, cfg: ModelConfig) -> Iterator[tuple[slice, Batch]]:
-    """All pairs once, in order, with the rows each batch holds; the last is filled up with padding."""
+    """All pairs once, in order, with the rows each batch holds; the last is filled up with
+    padding."""
     for start in range(0, len(encoded.source), cfg.sequences):
         rows = slice(start, min(start + cfg.sequences, len(encoded.source)))
         yield rows, make_batch(encoded.source[rows], encoded.target[rows], cfg)

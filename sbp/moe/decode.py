@@ -13,11 +13,14 @@ from sbp.moe.layout import PLAIN, Layout
 from sbp.moe.model import BOS, EOS, PAD, decode, encode
 
 
-def make_greedy_decoder(cfg: ModelConfig, layout: Layout = PLAIN) -> Callable[[Any, jax.Array], jax.Array]:
-    """A function from (parameters, source [G, n, T_source]) to target ids [G, n, T_target], PAD behind EOS.
+def make_greedy_decoder(
+    cfg: ModelConfig, layout: Layout = PLAIN
+) -> Callable[[Any, jax.Array], jax.Array]:
+    """A function from (parameters, source [G, n, T_source]) to target ids [G, n, T_target], PAD
+    behind EOS.
 
-    Each step runs the decoder over the whole prefix again: the group's capacity then cuts the same tokens as it would
-    with the target given, and no cache has to follow routing.
+    Each step runs the decoder over the whole prefix again: the group's capacity then cuts the same
+    tokens as it would with the target given, and no cache has to follow routing.
     """
 
     def greedy(params: Any, source: jax.Array) -> jax.Array:
@@ -27,7 +30,9 @@ def make_greedy_decoder(cfg: ModelConfig, layout: Layout = PLAIN) -> Callable[[A
         alive = jnp.any(source != PAD, axis=-1)
         first = jnp.where(alive, BOS, PAD)[..., None] * (places == 0)
 
-        def step(carry: tuple[jax.Array, jax.Array], place: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        def step(
+            carry: tuple[jax.Array, jax.Array], place: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             target_in, alive = carry
             logits, _, _ = decode(params, memory, source, target_in, cfg, layout=layout)
             ids = jnp.argmax(logits, axis=-1).reshape(target_in.shape)
@@ -35,7 +40,9 @@ def make_greedy_decoder(cfg: ModelConfig, layout: Layout = PLAIN) -> Callable[[A
             here = jnp.sum(jnp.where(places == place, ids, 0), axis=-1)
             token = jnp.where(alive, here, PAD)
             alive = alive & (token != EOS) & (token != PAD)
-            written = jnp.where((places == place + 1) & alive[..., None], token[..., None], target_in)
+            written = jnp.where(
+                (places == place + 1) & alive[..., None], token[..., None], target_in
+            )
             return (written, alive), token
 
         _, tokens = jax.lax.scan(step, (first.astype(jnp.int32), alive), places)

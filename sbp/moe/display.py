@@ -1,4 +1,5 @@
-"""What a training run shows: a progress bar with the model's health, and the evaluation as tables."""
+"""What a training run shows: a progress bar with the model's health, and the evaluation as
+tables."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ def load_bars(load: np.ndarray) -> str:
 
 
 def summarize(metrics: Metrics) -> dict[str, float]:
-    """Scalars of one step, from host arrays: loss, nll, aux, accuracy, drop rates and load imbalance.
+    """Scalars of one step, from host arrays: loss, nll, aux, accuracy, drop rates and load
+    imbalance.
 
-    `drop` is the fraction of wanted choices that found no slot; choices that random routing left out were not wanted.
-    `imbalance` is the busiest expert's load over the even share, worst layer.
+    `drop` is the fraction of wanted choices that found no slot; choices that random routing left
+    out were not wanted. `imbalance` is the busiest expert's load over the even share, worst layer.
     """
     sides = (metrics.encoder, metrics.decoder)
     tokens = sum(float(np.sum(side.tokens)) for side in sides)
@@ -67,14 +69,20 @@ class TrainingDisplay:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._progress.stop()
 
     def update(self, step: int, metrics: Metrics) -> dict[str, float]:
         """Show the state after `step` steps.
 
         Returns:
-          The scalars shown, with `tokens_per_second` (source and target, without padding) since the first step.
+          The scalars shown, with `tokens_per_second` (source and target, without padding) since the
+          first step.
         """
         values = summarize(metrics)
         now = time.monotonic()
@@ -85,26 +93,44 @@ class TrainingDisplay:
             self._tokens += values["tokens"]
         elapsed = max(now - self._counted_from, 1e-9)
         values["tokens_per_second"] = self._tokens / elapsed
-        load = load_bars(np.sum(np.concatenate([metrics.encoder.load, metrics.decoder.load]), axis=0))
+        load = load_bars(
+            np.sum(np.concatenate([metrics.encoder.load, metrics.decoder.load]), axis=0)
+        )
         health = (
-            f"loss {values['loss']:.3f}  aux {values['aux']:.2f}  load {load}  drop {values['drop']:.1%}"
-            f"  {values['tokens_per_second']:,.0f} tokens/s"
+            f"loss {values['loss']:.3f}  aux {values['aux']:.2f}  load {load}  drop"
+            f" {values['drop']:.1%}  {values['tokens_per_second']:,.0f} tokens/s"
         )
         self._progress.update(self._task, completed=step, health=health)
         if not self._console.is_terminal and (step % self._line_every == 0 or step == self._steps):
             eta = elapsed / max(step - self._first, 1) * (self._steps - step)
-            self._console.print(f"step {step:>5}/{self._steps}  {health}  ETA {eta:.0f} s", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"step {step:>5}/{self._steps}  {health}  ETA {eta:.0f} s",
+                highlight=False,
+                soft_wrap=True,
+            )
         return values
 
 
 def show_evaluation(console: Console, result: Evaluation) -> None:
     """Print BLEU by language group and sample translations."""
     table = Table(title="held-out BLEU", title_justify="left")
-    for name, justify in (("languages", "left"), ("sentences", "right"), ("BLEU", "right"), ("copying", "right"), ("", "left")):
+    for name, justify in (
+        ("languages", "left"),
+        ("sentences", "right"),
+        ("BLEU", "right"),
+        ("copying", "right"),
+        ("", "left"),
+    ):
         table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]  # a literal
     for score in (*result.groups, result.overall):
-        codes = "" if score is result.overall else " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)
-        table.add_row(score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", codes)
+        codes = (
+            ""
+            if score is result.overall
+            else " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)
+        )
+        table.add_row(
+            score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", codes
+        )
     console.print(table)
     samples = Table(title="sample translations", title_justify="left")
     for name in ("", "source", "reference", "translation"):
@@ -116,8 +142,13 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
     console.print(samples)
     good = sum(score.reaches_target for score in result.languages)
     console.print(
-        f"BLEU {result.overall.bleu:.1f}, copying the source {result.overall.copy_bleu:.1f}; {good} of {len(result.languages)} "
-        f"languages reach 20 and three times copying\n{result.signature}"
-        + (f"; {result.left_out} held-out pairs are longer than the model's sequences" if result.left_out else ""),
+        f"BLEU {result.overall.bleu:.1f}, copying the source {result.overall.copy_bleu:.1f}; {good}"
+        f" of {len(result.languages)} languages reach 20 and three times"
+        f" copying\n{result.signature}"
+        + (
+            f"; {result.left_out} held-out pairs are longer than the model's sequences"
+            if result.left_out
+            else ""
+        ),
         highlight=False,
     )

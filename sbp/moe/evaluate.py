@@ -1,4 +1,5 @@
-"""Held-out translation quality: greedy decoding, BLEU by language group, against copying the source."""
+"""Held-out translation quality: greedy decoding, BLEU by language group, against copying the
+source."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ class Evaluation:
     signature: str
 
 
-def translate(params: Any, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig) -> tuple[list[Pair], list[str]]:
+def translate(
+    params: Any, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig
+) -> tuple[list[Pair], list[str]]:
     """Greedy translations of the pairs that fit the model, with those pairs; runs on one device.
 
     Arguments:
@@ -71,11 +74,17 @@ def translate(params: Any, pairs: Sequence[Pair], source: Tokenizer, target: Tok
 
 def language_groups(languages: Sequence[str], groups: int = 4) -> list[tuple[str, tuple[str, ...]]]:
     """Split languages, ordered by training text, into equal groups named by rank."""
-    parts: list[list[int]] = [part.tolist() for part in np.array_split(np.arange(len(languages)), groups) if len(part)]
-    return [(f"rank {part[0] + 1}-{part[-1] + 1}", tuple(languages[i] for i in part)) for part in parts]
+    parts: list[list[int]] = [
+        part.tolist() for part in np.array_split(np.arange(len(languages)), groups) if len(part)
+    ]
+    return [
+        (f"rank {part[0] + 1}-{part[-1] + 1}", tuple(languages[i] for i in part)) for part in parts
+    ]
 
 
-def evaluate(pairs: Sequence[Pair], texts: Sequence[str], languages: Sequence[str], left_out: int = 0) -> Evaluation:
+def evaluate(
+    pairs: Sequence[Pair], texts: Sequence[str], languages: Sequence[str], left_out: int = 0
+) -> Evaluation:
     """Score translations.
 
     Arguments:
@@ -103,7 +112,9 @@ def evaluate(pairs: Sequence[Pair], texts: Sequence[str], languages: Sequence[st
     samples = []
     for place, rank in enumerate(spread):
         rows = [i for i, pair in enumerate(pairs) if pair.language == present[rank]]
-        row = rows[(3 * place + 1) % len(rows)]  # not always the same place: neighbours often share a kind of phrase
+        row = rows[
+            (3 * place + 1) % len(rows)
+        ]  # not always the same place: neighbours often share a kind of phrase
         samples.append((pairs[row], texts[row]))
     return Evaluation(
         overall=overall,

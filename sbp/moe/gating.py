@@ -14,7 +14,8 @@ Array = Any  # a jax.Array inside a step, a numpy array outside
 
 
 class GatingMetrics(NamedTuple):
-    """Counts of one MoE layer, as *sums* over groups and tokens: a split tensor's count is a partial sum.
+    """Counts of one MoE layer, as *sums* over groups and tokens: a split tensor's count is a
+    partial sum.
 
     Attributes:
       tokens: real (not padding) tokens, a scalar.
@@ -36,8 +37,8 @@ class Gating(NamedTuple):
 
     Attributes:
       combine: [G, S, E, C] weight of each slot's output in the token's output.
-      dispatch: [G, S, E, C] 1 where the token fills the slot. Kept apart from `combine`: a weight that underflows must
-        not lose a token whose slot is taken.
+      dispatch: [G, S, E, C] 1 where the token fills the slot. Kept apart from `combine`: a weight
+        that underflows must not lose a token whose slot is taken.
       aux: the auxiliary loss, a scalar: mean over groups.
       metrics: counts.
     """
@@ -49,7 +50,8 @@ class Gating(NamedTuple):
 
 
 def expert_capacity(group_size: int, experts: int, capacity_factor_per_choice: float = 1.0) -> int:
-    """Slots of one expert in one group: floor(2 * S / E * factor); GShard's fractional capacity is factor 1.
+    """Slots of one expert in one group: floor(2 * S / E * factor); GShard's fractional capacity is
+    factor 1.
 
     Raises:
       SbpError: when an expert would have no slot.
@@ -57,8 +59,9 @@ def expert_capacity(group_size: int, experts: int, capacity_factor_per_choice: f
     capacity = math.floor(2 * group_size * capacity_factor_per_choice / experts)
     if capacity < 1:
         raise SbpError(
-            f"an expert has no slot: floor(2 * {group_size} tokens per group * factor {capacity_factor_per_choice}"
-            f" / {experts} experts) is 0; use larger groups, fewer experts or a larger capacity factor"
+            f"an expert has no slot: floor(2 * {group_size} tokens per group * factor"
+            f" {capacity_factor_per_choice} / {experts} experts) is 0; use larger groups, fewer"
+            " experts or a larger capacity factor"
         )
     # More slots than tokens can never be filled: a token takes at most one slot of an expert.
     return min(capacity, group_size)
@@ -75,18 +78,19 @@ def top2_gating(
 ) -> Gating:
     """Route each token to its two best experts (GShard section 2.2, Algorithm 1).
 
-    All first choices of a group outrank every second choice; inside a rank, token order decides. The two weights are
-    normalised over the pair *before* capacity and random routing, so what is dropped is lost and not redistributed.
-    Nothing crosses groups.
+    All first choices of a group outrank every second choice; inside a rank, token order decides.
+    The two weights are normalised over the pair *before* capacity and random routing, so what is
+    dropped is lost and not redistributed. Nothing crosses groups.
 
     Arguments:
       logits: [G, S, E], in the router's dtype.
       capacity: C, slots per expert and group; see `expert_capacity`.
-      mask: [G, S], true for real tokens. Padding takes no slot, adds nothing to `aux` and gets a zero row.
-      rnd: [G, S] uniform in [0, 1): the second choice is kept where 2 * g2 > rnd (training). None keeps it always, so
-        evaluation is deterministic.
-      counter: "lingvo": a second choice that random routing leaves out takes no slot. "paper": it does, as in the
-        literal listing, whose counters advance outside the `if`.
+      mask: [G, S], true for real tokens. Padding takes no slot, adds nothing to `aux` and gets a
+          zero row.
+      rnd: [G, S] uniform in [0, 1): the second choice is kept where 2 * g2 > rnd (training). None
+        keeps it always, so evaluation is deterministic.
+      counter: "lingvo": a second choice that random routing leaves out takes no slot. "paper": it
+        does, as in the literal listing, whose counters advance outside the `if`.
       aux_scale: "paper": mean over experts of (c_e / S) * m_e. "lingvo": E^2 times that.
 
     Returns:
@@ -98,8 +102,9 @@ def top2_gating(
     real = jnp.ones(logits.shape[:2], dtype) if mask is None else mask.astype(dtype)
     gates = jax.nn.softmax(logits, axis=-1)
 
-    # The second choice is the best of the rest by logit: zeroing the first's *gate* and taking argmax again returns
-    # expert 0 when the softmax is saturated, even if expert 0 was the first choice.
+    # The second choice is the best of the rest by logit: zeroing the first's *gate* and taking
+    # argmax again returns expert 0 when the softmax is saturated, even if expert 0 was the first
+    # choice.
     first = jax.nn.one_hot(jnp.argmax(logits, axis=-1), experts, dtype=dtype)
     rest = jnp.where(first > 0, -jnp.inf, logits)
     second = jax.nn.one_hot(jnp.argmax(rest, axis=-1), experts, dtype=dtype)
@@ -117,8 +122,9 @@ def top2_gating(
         kept = (2.0 * jax.lax.stop_gradient(weight2) > rnd.astype(dtype)).astype(dtype)
     wanted = second * kept[..., None]
 
-    # Slot numbers: tokens before this one, in this rank, that chose the same expert; second choices come after all
-    # first ones. Counting first choices beyond capacity too changes nothing: then no second choice fits either way.
+    # Slot numbers: tokens before this one, in this rank, that chose the same expert; second choices
+    # come after all first ones. Counting first choices beyond capacity too changes nothing: then no
+    # second choice fits either way.
     taking = wanted if counter == "lingvo" else second
     before1 = jnp.cumsum(first, axis=1) - first
     before2 = jnp.cumsum(taking, axis=1) - taking + jnp.sum(first, axis=1, keepdims=True)
@@ -138,10 +144,14 @@ def top2_gating(
     return Gating(combine=combine, dispatch=slots1 + slots2, aux=aux, metrics=metrics)
 
 
-def _auxiliary_loss(gates: jax.Array, first: jax.Array, real: jax.Array, aux_scale: str) -> jax.Array:
-    """Mean over groups of (1/E) sum_e (c_e / S) * m_e, with S the group's real tokens (Algorithm 1, line 13).
+def _auxiliary_loss(
+    gates: jax.Array, first: jax.Array, real: jax.Array, aux_scale: str
+) -> jax.Array:
+    """Mean over groups of (1/E) sum_e (c_e / S) * m_e, with S the group's real tokens (Algorithm 1,
+    line 13).
 
-    c_e counts first choices before capacity cuts any; it carries no gradient, which flows through m_e alone.
+    c_e counts first choices before capacity cuts any; it carries no gradient, which flows through
+    m_e alone.
     """
     experts = gates.shape[-1]
     tokens = jnp.maximum(jnp.sum(real, axis=1), 1.0)[:, None]
@@ -152,7 +162,8 @@ def _auxiliary_loss(gates: jax.Array, first: jax.Array, real: jax.Array, aux_sca
 
 
 def _slots(placed: jax.Array, before: jax.Array, capacity: int) -> jax.Array:
-    """[G, S, E, C] one-hot of the slot that each placed choice fills, from placed and before [G, S, E]."""
+    """[G, S, E, C] one-hot of the slot that each placed choice fills, from placed and before [G, S,
+    E]."""
     position = jnp.sum(placed * before, axis=-1).astype(jnp.int32)
     slot = jax.nn.one_hot(position, capacity, dtype=placed.dtype)
     return placed[..., None] * slot[..., None, :]

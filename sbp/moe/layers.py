@@ -1,7 +1,7 @@
 """Layers of the GShard Transformer as plain functions of plain pytrees; activations are [G, S, M].
 
-Dims: G groups, n sequences per group, T tokens per sequence, S = n * T, M model, A heads of width D, H hidden,
-E experts, C slots.
+Dims: G groups, n sequences per group, T tokens per sequence, S = n * T, M model, A heads of width
+D, H hidden, E experts, C slots.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ Params = Mapping[str, jax.Array]
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Scale-only root-mean-square norm over the last dim, as lingvo's GShard models have it (epsilon 1e-6)."""
+    """Scale-only root-mean-square norm over the last dim, as lingvo's GShard models have it
+    (epsilon 1e-6)."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero entries with probability `rate` and scale the others up; the identity when `key` is None."""
+    """Zero entries with probability `rate` and scale the others up; the identity when `key` is
+    None."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -105,11 +107,13 @@ def moe_feed_forward(
     experts = params["gate"].shape[-1]
     factor = cfg.eval_capacity_factor_per_choice if rnd is None else cfg.capacity_factor_per_choice
     capacity = expert_capacity(x.shape[1], experts, factor)
-    # The router is float32 whatever the model is: 16-bit logits change the chosen experts of several per cent of the
-    # tokens.
+    # The router is float32 whatever the model is: 16-bit logits change the chosen experts of
+    # several per cent of the tokens.
     router = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum("gsm,me->gse", x.astype(router), params["gate"].astype(router))
-    gating = top2_gating(logits, capacity, mask=mask, rnd=rnd, counter=cfg.counter, aux_scale=cfg.aux_scale)
+    gating = top2_gating(
+        logits, capacity, mask=mask, rnd=rnd, counter=cfg.counter, aux_scale=cfg.aux_scale
+    )
     expert_in = layout.split_experts(params["expert_in"])
     expert_out = layout.split_experts(params["expert_out"])
     dispatched = jnp.einsum("gsec,gsm->egcm", gating.dispatch.astype(x.dtype), x)

@@ -13,8 +13,8 @@ import sbp
 class Layout:
     """Where groups and experts live (GShard section 3.2).
 
-    A program is annotated at three kinds of places and nowhere else: tokens are split on the group dim, expert weights
-    and dispatched tokens on the expert dim, and outputs on the group dim again.
+    A program is annotated at three kinds of places and nowhere else: tokens are split on the group
+    dim, expert weights and dispatched tokens on the expert dim, and outputs on the group dim again.
 
     Attributes:
       groups: mesh axes that split the group dim, outer first.

@@ -58,10 +58,10 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
     """Draw the parameters.
 
     Returns:
-      A dict: `source_embedding` [Vs, M], `target_embedding` [Vt, M], `logits` [M, Vt], `encoder` and `decoder` (layer
-      pairs, each leaf stacked on a leading dim), `encoder_norm` and `decoder_norm` [M]. Scales follow lingvo: tables 1,
-      query (M * D)^-0.5, key and value M^-0.5, output (A * D)^-0.5, feed-forward, gate and experts uniform of variance
-      1 / fan_in.
+      A dict: `source_embedding` [Vs, M], `target_embedding` [Vt, M], `logits` [M, Vt], `encoder`
+      and `decoder` (layer pairs, each leaf stacked on a leading dim), `encoder_norm` and
+      `decoder_norm` [M]. Scales follow lingvo: tables 1, query (M * D)^-0.5, key and value M^-0.5,
+      output (A * D)^-0.5, feed-forward, gate and experts uniform of variance 1 / fan_in.
     """
     keys = iter(jax.random.split(key, 64))
     dtype = jnp.dtype(cfg.dtype)
@@ -115,7 +115,8 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
 
 
 def stacked_dims(params: Tree) -> Tree:
-    """For each leaf, how many leading dims stack independent weights: the layers, and for expert weights the experts."""
+    """For each leaf, how many leading dims stack independent weights: the layers, and for expert
+    weights the experts."""
 
     def count(path: tuple[Any, ...], _: Any) -> int:
         names = [getattr(entry, "key", "") for entry in path]
@@ -127,13 +128,16 @@ def stacked_dims(params: Tree) -> Tree:
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """Sinusoidal position signal [T, M] (sines, then cosines; wavelengths 2 pi to 10 000 * 2 pi), float64."""
+    """Sinusoidal position signal [T, M] (sines, then cosines; wavelengths 2 pi to 10 000 * 2 pi),
+    float64."""
     rates = 10_000.0 ** -(np.arange(width // 2) / max(width // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates[None, :]
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
 
 
-def embed(table: jax.Array, tokens: Array, cfg: ModelConfig, key: jax.Array | None, layout: Layout) -> jax.Array:
+def embed(
+    table: jax.Array, tokens: Array, cfg: ModelConfig, key: jax.Array | None, layout: Layout
+) -> jax.Array:
     """Rows of the table plus positions: tokens [G, n, T] to [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0)
@@ -153,7 +157,8 @@ def _stack(
     key: jax.Array | None,
     layout: Layout,
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
-    """Layer pairs (attention, dense feed-forward; attention, MoE) under one scan; a decoder when `memory` is given.
+    """Layer pairs (attention, dense feed-forward; attention, MoE) under one scan; a decoder when
+    `memory` is given.
 
     Arguments:
       params: layer pairs, leaves stacked on dim 0.
@@ -201,13 +206,17 @@ def _stack(
         )
         return residual(x, branch, subkey(place, 3))
 
-    def pair(x: jax.Array, layer: tuple[Tree, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, GatingMetrics]]:
+    def pair(
+        x: jax.Array, layer: tuple[Tree, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, GatingMetrics]]:
         p, index = layer
         place = subkey(key, index)
         x = attend(x, p, "1", subkey(place, 0))
         x = residual(x, feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"])), subkey(place, 1))
         x = attend(x, p, "2", subkey(place, 2))
-        rnd = None if place is None else jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
+        rnd = (
+            None if place is None else jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
+        )
         y, aux, metrics = moe_feed_forward(
             p["moe"],
             rms_norm(x, p["moe"]["norm"]),
@@ -226,9 +235,15 @@ def _stack(
 
 
 def encode(
-    params: Tree, source: Array, cfg: ModelConfig, *, key: jax.Array | None = None, layout: Layout = PLAIN
+    params: Tree,
+    source: Array,
+    cfg: ModelConfig,
+    *,
+    key: jax.Array | None = None,
+    layout: Layout = PLAIN,
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
-    """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given means training."""
+    """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given
+    means training."""
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), layout)
     x, aux, metrics = _stack(params["encoder"], x, source, cfg, key=subkey(key, 1), layout=layout)
     return rms_norm(x, params["encoder_norm"]), aux, metrics
@@ -261,7 +276,12 @@ def decode(
 
 
 def loss_fn(
-    params: Tree, batch: Batch, cfg: ModelConfig, *, key: jax.Array | None = None, layout: Layout = PLAIN
+    params: Tree,
+    batch: Batch,
+    cfg: ModelConfig,
+    *,
+    key: jax.Array | None = None,
+    layout: Layout = PLAIN,
 ) -> tuple[jax.Array, Metrics]:
     """The training loss: label-smoothed cross-entropy plus the weighted auxiliary losses.
 
@@ -276,7 +296,9 @@ def loss_fn(
       The total loss, a scalar, and `Metrics`.
     """
     memory, encoder_aux, encoder = encode(params, batch.source, cfg, key=key, layout=layout)
-    logits, decoder_aux, decoder = decode(params, memory, batch.source, batch.target_in, cfg, key=key, layout=layout)
+    logits, decoder_aux, decoder = decode(
+        params, memory, batch.source, batch.target_in, cfg, key=key, layout=layout
+    )
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)
     tokens = jnp.maximum(jnp.sum(real), 1.0)

@@ -12,13 +12,17 @@ import optax
 Tree = Any
 
 
-def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000, ramp_steps: int = 0) -> Callable[[Any], Any]:
-    """The schedule learning_rate / sqrt(max(step, warmup_steps)): flat, then square-root decay (GShard appendix A.2).
+def sqrt_decay(
+    learning_rate: float = 1.0, warmup_steps: int = 10_000, ramp_steps: int = 0
+) -> Callable[[Any], Any]:
+    """The schedule learning_rate / sqrt(max(step, warmup_steps)): flat, then square-root decay
+    (GShard appendix A.2).
 
     Arguments:
       learning_rate: 1.0 in the paper.
       warmup_steps: 10 000 in the paper, so 0.01 until then.
-      ramp_steps: a linear ramp from zero over the first steps, which short runs with a high rate need; 0 for none.
+      ramp_steps: a linear ramp from zero over the first steps, which short runs with a high rate
+          need; 0 for none.
 
     Returns:
       A function from the step (from 0) to the rate.
@@ -35,7 +39,8 @@ def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000, ramp_step
 class AdafactorState(NamedTuple):
     """Updates done, and per leaf the second moments: factored rows and columns, or the whole.
 
-    Each has the leaf's stacked dims in front; what a leaf does not use is a (1,) placeholder behind them.
+    Each has the leaf's stacked dims in front; what a leaf does not use is a (1,) placeholder behind
+    them.
     """
 
     updates: jax.Array
@@ -45,20 +50,24 @@ class AdafactorState(NamedTuple):
 
 
 class Adafactor(NamedTuple):
-    """An optax.GradientTransformation with its state's type: `init(params)`, `update(grads, state, params)`."""
+    """An optax.GradientTransformation with its state's type: `init(params)`, `update(grads, state,
+    params)`."""
 
     init: Callable[[Tree], AdafactorState]
     update: Callable[[Tree, AdafactorState, Tree], tuple[Tree, AdafactorState]]
 
 
-def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_factor: int = 128) -> Adafactor:
+def adafactor(
+    stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_factor: int = 128
+) -> Adafactor:
     """optax's Adafactor applied to each layer's and each expert's own weight.
 
-    Plain Adafactor factors the two largest dims of a leaf and clips by the RMS of the whole leaf. For stacked experts
-    [E, M, H] with E > M these are E and H: the statistics of one expert then depend on all others, and on a mesh that
-    splits E every step reduces over it. Here the leading `stacked_dims` are mapped over, so all statistics are local
-    to one matrix and the update is elementwise in E. Settings are GShard's (appendix A.2): beta1 0, decay
-    1 - t^-0.8, update clipped to RMS 1, rate multiplied by max(RMS(w), 1e-3).
+    Plain Adafactor factors the two largest dims of a leaf and clips by the RMS of the whole leaf.
+    For stacked experts [E, M, H] with E > M these are E and H: the statistics of one expert then
+    depend on all others, and on a mesh that splits E every step reduces over it. Here the leading
+    `stacked_dims` are mapped over, so all statistics are local to one matrix and the update is
+    elementwise in E. Settings are GShard's (appendix A.2): beta1 0, decay 1 - t^-0.8, update
+    clipped to RMS 1, rate multiplied by max(RMS(w), 1e-3).
 
     Arguments:
       stacked_dims: a tree like the parameters, of ints.
@@ -84,7 +93,9 @@ def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_
     def update(grads: Tree, state: AdafactorState, params: Tree) -> tuple[Tree, AdafactorState]:
         rate = schedule(state.updates)
 
-        def one(depth: int, g: jax.Array, row: jax.Array, col: jax.Array, v: jax.Array, w: jax.Array) -> Any:
+        def one(
+            depth: int, g: jax.Array, row: jax.Array, col: jax.Array, v: jax.Array, w: jax.Array
+        ) -> Any:
             def single(g: Any, s: Any, w: jax.Array) -> tuple[Any, Any]:
                 u, s = moments.update(g, s, w)
                 u, _ = clip.update(u, clip.init(w))
@@ -98,7 +109,11 @@ def adafactor(stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_
             return fn(g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w)
 
         both = jax.tree.map(one, stacked_dims, grads, state.v_row, state.v_col, state.v, params)
-        updates, states = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, optax.FactoredState(0, 0, 0, 0))), both)
+        updates, states = jax.tree.transpose(
+            jax.tree.structure(params),
+            jax.tree.structure((0, optax.FactoredState(0, 0, 0, 0))),
+            both,
+        )
         return updates, AdafactorState(state.updates + 1, states.v_row, states.v_col, states.v)
 
     return Adafactor(init, update)
@@ -108,6 +123,8 @@ def _join(updates: jax.Array, states: Tree) -> AdafactorState:
     """One state from a tree of optax states, whose counts all equal `updates`."""
 
     def pick(name: str) -> Tree:
-        return jax.tree.map(lambda s: getattr(s, name), states, is_leaf=lambda s: isinstance(s, optax.FactoredState))
+        return jax.tree.map(
+            lambda s: getattr(s, name), states, is_leaf=lambda s: isinstance(s, optax.FactoredState)
+        )
 
     return AdafactorState(updates, pick("v_row"), pick("v_col"), pick("v"))

@@ -1,7 +1,8 @@
 """Meanings that CLDR can say in many languages: drawn at random, rendered by Babel.
 
-A meaning is a plain tuple, its kind first: `("date", 2021, 3, 15, "full")`. The same meaning rendered in a language and
-in English is one pair of parallel text whose translation is right by construction.
+A meaning is a plain tuple, its kind first: `("date", 2021, 3, 15, "full")`. The same meaning
+rendered in a language and in English is one pair of parallel text whose translation is right by
+construction.
 """
 
 from __future__ import annotations
@@ -22,17 +23,23 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 LANGUAGES: tuple[str, ...] = _words(
-    "fr de es it pt nl sv da nb ru pl uk cs tr id ro hu fi el vi ja zh ko ar hi he fa th bg hr sr sk sl lt lv et ca gl"
-    " is af ms bn ta te ml mr gu kn pa ur ka hy az kk uz ky mk sq sw bs be eu cy ga ne si km lo my am mn zu fil lb eo"
-    " fo gd br as or so sd tk jv sc ti rm fy ast dsb hsb kok nn ia yue ps ku fur oc tt"
+    "fr de es it pt nl sv da nb ru pl uk cs tr id ro hu fi el vi ja zh ko ar hi he fa th bg hr sr"
+    " sk sl lt lv et ca gl is af ms bn ta te ml mr gu kn pa ur ka hy az kk uz ky mk sq sw bs be eu"
+    " cy ga ne si km lo my am mn zu fil lb eo fo gd br as or so sd tk jv sc ti rm fy ast dsb hsb"
+    " kok nn ia yue ps ku fur oc tt"
 )
-"""Languages of the embedded corpus, roughly by how much text of each there is in the world; 100 of them."""
+"""Languages of the embedded corpus, roughly by how much text of each there is in the world; 100 of
+them."""
 
 TERRITORIES = _words(
-    "FR DE ES IT PT NL SE DK NO RU PL UA CZ TR ID RO HU FI GR VN JP CN KR EG IN IL IR TH BG HR BR MX CA AU CH AT BE IE IS ZA"
-    " AR CL PE CO CU MA DZ TN KE ET NG GH SN TZ SA IQ SY JO LB PK BD NP LK MM KH LA MY PH MN KZ GE AM AL RS SK SI LT LV"
+    "FR DE ES IT PT NL SE DK NO RU PL UA CZ TR ID RO HU FI GR VN JP CN KR EG IN IL IR TH BG HR BR"
+    " MX CA AU CH AT BE IE IS ZA AR CL PE CO CU MA DZ TN KE ET NG GH SN TZ SA IQ SY JO LB PK BD NP"
+    " LK MM KH LA MY PH MN KZ GE AM AL RS SK SI LT LV"
 )
-TONGUES = _words("fr de es it pt nl sv da ru pl uk cs tr id hu fi el vi ja zh ko ar hi he fa th ro bg hr sr sk sl lt lv et ca sw mn ka hy")
+TONGUES = _words(
+    "fr de es it pt nl sv da ru pl uk cs tr id hu fi el vi ja zh ko ar hi he fa th ro bg hr sr sk"
+    " sl lt lv et ca sw mn ka hy"
+)
 UNITS = (
     "length-kilometer",
     "length-meter",
@@ -100,7 +107,8 @@ def draw(rng: random.Random) -> Meaning:
 
 
 def _unit(n: float, unit: str, locale: Locale) -> str | None:
-    # Where Babel has no pattern of a length it falls back to the unit's identifier, which is no translation.
+    # Where Babel has no pattern of a length it falls back to the unit's identifier, which is no
+    # translation.
     for length in ("long", "short"):
         text = units.format_unit(n, unit, length, locale=locale)
         if unit not in text:
@@ -128,16 +136,22 @@ def _render(meaning: Meaning, locale: Locale) -> str | None:
             return _all([_unit(n, f"duration-{_SPANS[span]}", locale) for n, span in parts], locale)
         case ("relative", n, span):
             delta = datetime.timedelta(seconds=n * dates.TIMEDELTA_UNITS[-1 - span][1])
-            return dates.format_timedelta(delta, granularity=_SPANS[span], threshold=1e9, add_direction=True, locale=locale)
+            return dates.format_timedelta(
+                delta, granularity=_SPANS[span], threshold=1e9, add_direction=True, locale=locale
+            )
         case ("quantity", n, unit):
             return _unit(n, unit, locale)
         case ("money", n, code):
             if code not in locale.currencies:
                 return None
-            return numbers.format_currency(n, code, locale=locale, format_type="name", currency_digits=False)
+            return numbers.format_currency(
+                n, code, locale=locale, format_type="name", currency_digits=False
+            )
         case ("percent", n):
             return (
-                numbers.format_percent(n / 1000, "#,##0.#%", locale=locale) if n % 10 else numbers.format_percent(n / 1000, locale=locale)
+                numbers.format_percent(n / 1000, "#,##0.#%", locale=locale)
+                if n % 10
+                else numbers.format_percent(n / 1000, locale=locale)
             )
         case ("territories", *codes):
             return _names(codes, locale.territories, locale)
@@ -153,8 +167,8 @@ def _render(meaning: Meaning, locale: Locale) -> str | None:
 def render(meaning: Meaning, language: str) -> str | None:
     """Say `meaning` in `language`; None where CLDR lacks a part of it.
 
-    The text is NFKC with single plain spaces and without invisible direction marks, so that a reference compares equal
-    to what a tokenizer that normalises can produce.
+    The text is NFKC with single plain spaces and without invisible direction marks, so that a
+    reference compares equal to what a tokenizer that normalises can produce.
     """
     text = _render(meaning, Locale.parse(language))
     if text is None:

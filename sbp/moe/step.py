@@ -52,9 +52,12 @@ def make_train_step(
     optimizer = make_optimizer(model, train)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # A key of its own for every step, from the seed: a resumed run draws what an uninterrupted one would have.
+        # A key of its own for every step, from the seed: a resumed run draws what an uninterrupted
+        # one would have.
         key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
-        grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, model, key=key, layout=layout)
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(
+            state.params, batch, model, key=key, layout=layout
+        )
         updates, opt = optimizer.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
         return TrainState(state.step + 1, params, opt), metrics

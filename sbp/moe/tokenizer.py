@@ -22,9 +22,11 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """Train a unigram vocabulary of at most `vocab_size` pieces; the same texts give the same model.
+        """Train a unigram vocabulary of at most `vocab_size` pieces; the same texts give the same
+        model.
 
-        Digits are pieces of their own, so that any number can be spelled; bytes stand in for unseen characters.
+        Digits are pieces of their own, so that any number can be spelled; bytes stand in for unseen
+        characters.
         """
         out = io.BytesIO()
         try:
@@ -46,7 +48,8 @@ class Tokenizer:
             )
         except RuntimeError as error:
             raise SbpError(
-                f"no vocabulary of {vocab_size} pieces can be trained on this text ({error}); give more text or another vocabulary size",
+                f"no vocabulary of {vocab_size} pieces can be trained on this text ({error}); give"
+                " more text or another vocabulary size",
                 code="bad-corpus",
             ) from None
         return cls(out.getvalue())

@@ -1,4 +1,5 @@
-"""The main job: train the GShard MoE Transformer through the plan executor and measure its translations.
+"""The main job: train the GShard MoE Transformer through the plan executor and measure its
+translations.
 
 python -m sbp.moe.train --preset tiny-mt --workdir runs/tiny-mt
 """
@@ -58,23 +59,46 @@ def parse_args(argv: Sequence[str]) -> Run:
     """Read the command line.
 
     Raises:
-      SbpError: `unknown-option`, for a preset, option or value that does not exist, with the nearest name.
+      SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
+          nearest name.
     """
-    parser = _Parser(prog="python -m sbp.moe.train", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--preset", default="tiny-mt", help=f"one of {', '.join(PRESETS)} (default tiny-mt)")
+    parser = _Parser(
+        prog="python -m sbp.moe.train",
+        description=(__doc__ or "").splitlines()[0],
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--preset", default="tiny-mt", help=f"one of {', '.join(PRESETS)} (default tiny-mt)"
+    )
     parser.add_argument("--steps", help="optimiser steps in all")
     parser.add_argument("--languages", help="languages of the embedded corpus, at most 100")
     parser.add_argument("--seed", help="seed of parameters, dropout, routing and data order")
-    parser.add_argument("--data", help="your own parallel text: UTF-8, source <tab> target <tab> language per line")
-    parser.add_argument("--workdir", help="folder of the run (default runs/<preset>); an interrupted run resumes there")
+    parser.add_argument(
+        "--data", help="your own parallel text: UTF-8, source <tab> target <tab> language per line"
+    )
+    parser.add_argument(
+        "--workdir",
+        help="folder of the run (default runs/<preset>); an interrupted run resumes there",
+    )
     parser.add_argument("--mesh", help="axes and sizes, outer first, such as data=2,expert=4")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any field of the model or training configuration")
-    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any field of the model or training configuration",
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log"
+    )
     parser.add_argument("--no-eval", action="store_true", help="skip the evaluation at the end")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [option for action in parser._actions for option in action.option_strings]
-        raise SbpError(f"no option {unknown[0]!r}{nearest(unknown[0].split('=')[0], known)}", code="unknown-option")
+        raise SbpError(
+            f"no option {unknown[0]!r}{nearest(unknown[0].split('=')[0], known)}",
+            code="unknown-option",
+        )
     chosen = preset(args.preset)
     model_fields = {f.name for f in dataclasses.fields(ModelConfig)}
     train_fields = {f.name for f in dataclasses.fields(TrainConfig)}
@@ -85,7 +109,11 @@ def parse_args(argv: Sequence[str]) -> Run:
             hint = nearest(name, model_fields | train_fields) if equals else "; write NAME=VALUE"
             raise SbpError(f"no option {text!r}{hint}", code="unknown-option")
         options[name] = value
-    options |= {name: value for name in ("steps", "languages", "seed", "data") if (value := getattr(args, name)) is not None}
+    options |= {
+        name: value
+        for name in ("steps", "languages", "seed", "data")
+        if (value := getattr(args, name)) is not None
+    }
     return Run(
         model=override(chosen.model, {k: v for k, v in options.items() if k in model_fields}),
         train=override(chosen.train, {k: v for k, v in options.items() if k in train_fields}),
@@ -106,9 +134,14 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
     for part in text.split(","):
         name, _, size = part.partition("=")
         if not size.isdecimal() or int(size) < 1 or name in dict(axes):
-            raise SbpError(f"mesh {text!r} is not of the form data=2,expert=4", code="unknown-option")
+            raise SbpError(
+                f"mesh {text!r} is not of the form data=2,expert=4", code="unknown-option"
+            )
         if name not in ("data", "expert"):
-            raise SbpError(f"no mesh axis {name!r} in this program{nearest(name, ('data', 'expert'))}", code="unknown-axis")
+            raise SbpError(
+                f"no mesh axis {name!r} in this program{nearest(name, ('data', 'expert'))}",
+                code="unknown-axis",
+            )
         axes.append((name, int(size)))
     return tuple(axes)
 
@@ -120,7 +153,8 @@ def layout_of(mesh: Sequence[tuple[str, int]]) -> Layout:
 
 
 def simulate_devices(count: int) -> None:
-    """Ask XLA for `count` simulated host devices; it listens only before the first use of any device."""
+    """Ask XLA for `count` simulated host devices; it listens only before the first use of any
+    device."""
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
@@ -156,7 +190,8 @@ def tokenizers(corpus: Corpus, cfg: ModelConfig, workdir: Path) -> tuple[Tokeniz
 
 
 class StepPlan(Protocol):
-    """What training needs of a plan: call it, and ask where its arguments live. An `sbp.Plan` is one."""
+    """What training needs of a plan: call it, and ask where its arguments live. An `sbp.Plan` is
+    one."""
 
     @property
     def in_shardings(self) -> Any: ...
@@ -172,7 +207,9 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     """
     started = time.monotonic()
     mesh = make_mesh(run.mesh)
-    step = sbp.jit(make_train_step(run.model, run.train, layout_of(run.mesh)), mesh, donate_argnums=(0,))
+    step = sbp.jit(
+        make_train_step(run.model, run.train, layout_of(run.mesh)), mesh, donate_argnums=(0,)
+    )
     plan = step.plan(state_shapes(run), batch_shapes(run.model))
     console.print(plan.report().short())
     console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
@@ -184,7 +221,9 @@ def state_shapes(run: Run) -> TrainState:
     return jax.eval_shape(lambda: init_state(run.model, run.train))
 
 
-def fit(run: Run, plan: StepPlan, encoded: Encoded, checkpoints: Checkpoints, console: Console) -> tuple[TrainState, int]:
+def fit(
+    run: Run, plan: StepPlan, encoded: Encoded, checkpoints: Checkpoints, console: Console
+) -> tuple[TrainState, int]:
     """Initialise or resume, and train.
 
     Arguments:
@@ -195,7 +234,8 @@ def fit(run: Run, plan: StepPlan, encoded: Encoded, checkpoints: Checkpoints, co
       console: where progress is shown.
 
     Returns:
-      The state, and the signal that stopped training (0 when it ran to the end); a checkpoint of the state is saved.
+      The state, and the signal that stopped training (0 when it ran to the end); a checkpoint of
+      the state is saved.
     """
     data = batches(encoded, run.model, run.train.seed)
     shardings = plan.in_shardings[0]
@@ -226,7 +266,8 @@ def fit(run: Run, plan: StepPlan, encoded: Encoded, checkpoints: Checkpoints, co
 
 
 class _StopSignal:
-    """While active, SIGINT and SIGTERM are noted instead of ending the process, so that the step can be saved."""
+    """While active, SIGINT and SIGTERM are noted instead of ending the process, so that the step
+    can be saved."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -235,7 +276,9 @@ class _StopSignal:
         self.signal = number
 
     def __enter__(self) -> None:
-        self._old = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._old = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
@@ -252,7 +295,9 @@ def _tensorboard(run: Run) -> Any:
 
 def save_evaluation(result: Evaluation, path: Path) -> None:
     """Write the scores as JSON."""
-    path.write_text(json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(
+        json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n", "utf-8"
+    )
 
 
 def train(run: Run, console: Console) -> int:
@@ -264,15 +309,20 @@ def train(run: Run, console: Console) -> int:
     source, target = tokenizers(corpus, run.model, run.workdir)
     encoded = encode_pairs(corpus.train, source, target, run.model)
     console.print(
-        f"{len(encoded.kept):,} sentence pairs in {len(corpus.languages)} languages, {len(corpus.heldout):,} held out; "
-        f"vocabularies of {len(source):,} and {len(target):,} pieces ({time.monotonic() - started:.1f} s)",
+        f"{len(encoded.kept):,} sentence pairs in {len(corpus.languages)} languages,"
+        f" {len(corpus.heldout):,} held out; vocabularies of {len(source):,} and {len(target):,}"
+        f" pieces ({time.monotonic() - started:.1f} s)",
         highlight=False,
     )
     plan = plan_step(run, console)
     state, stopped = fit(run, plan, encoded, checkpoints, console)
     checkpoints.close()
     if stopped:
-        console.print(f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command resumes", highlight=False)
+        console.print(
+            f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
+            " resumes",
+            highlight=False,
+        )
         return 128 + stopped
     if run.evaluate:
         params = jax.device_get(state.params)
@@ -280,7 +330,9 @@ def train(run: Run, console: Console) -> int:
         result = evaluate(pairs, texts, corpus.languages, len(corpus.heldout) - len(pairs))
         show_evaluation(console, result)
         save_evaluation(result, run.workdir / "evaluation.json")
-    console.print(f"done in {time.monotonic() - started:.0f} s; checkpoint in {run.workdir}", highlight=False)
+    console.print(
+        f"done in {time.monotonic() - started:.0f} s; checkpoint in {run.workdir}", highlight=False
+    )
     return 0
 
 
@@ -289,7 +341,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return train(parse_args(sys.argv[1:] if argv is None else argv), Console())
     except SbpError as error:
-        Console(stderr=True).print(f"error[{error.code}]: {error.message}", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"error[{error.code}]: {error.message}", markup=False, highlight=False, soft_wrap=True
+        )
         return 2
 
 

@@ -24,8 +24,8 @@ def nearest_budget(case: Case, number: int) -> tuple[Budget, Program, bool] | No
       number: which budget.
 
     Returns:
-      The budget with that size, its plan, and whether a byte less was tried and gave no plan; None when the other budgets are impossible,
-      too.
+      The budget with that size, its plan, and whether a byte less was tried and gave no plan; None
+      when the other budgets are impossible, too.
     """
     budget = case.demand.budgets[number]
 
@@ -35,14 +35,18 @@ def nearest_budget(case: Case, number: int) -> tuple[Budget, Program, bool] | No
             del budgets[number]
         else:
             budgets[number] = dataclasses.replace(budget, above=above)
-        return dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=tuple(budgets))).plan()
+        return dataclasses.replace(
+            case, demand=dataclasses.replace(case.demand, budgets=tuple(budgets))
+        ).plan()
 
     best = within(None)
     if best is None:
         return None
     low, size = budget.above, largest(best, budget)
     for turn in range(ROUNDS):
-        below = turn % 2 == 0  # in turn: whether any smaller one is possible, and whether one half as far is
+        below = (
+            turn % 2 == 0
+        )  # in turn: whether any smaller one is possible, and whether one half as far is
         trial = size - 1 if below else (low + size) / 2
         program = within(trial) if trial > budget.above else None
         if program is not None:
@@ -62,8 +66,13 @@ def largest(program: Program, budget: Budget) -> float:
 
 
 def impossible_budgets(case: Case) -> Diagnostic | None:
-    """What to say when the budgets are possible on each mesh axis alone, though not on all together; None when they are not to blame."""
-    if not case.demand.budgets or dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=())).plan() is None:
+    """What to say when the budgets are possible on each mesh axis alone, though not on all
+    together; None when they are not to blame."""
+    if (
+        not case.demand.budgets
+        or dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=())).plan()
+        is None
+    ):
         return None
     helps = [h for number in range(len(case.demand.budgets)) if (h := budget_help(case, number))]
     return Diagnostic(
@@ -83,14 +92,21 @@ def budget_help(case: Case, number: int) -> Help | None:
     budget, program, least = found
     what = "which is possible"
     if least:
-        what = "the least that is possible" if _is_least(case, number, budget.above) else "the least that was found"
+        what = (
+            "the least that is possible"
+            if _is_least(case, number, budget.above)
+            else "the least that was found"
+        )
     text = f"allow {bytes_text(budget.above)} in `{case.demand.budgets[number]}`, {what}"
     return Help(text=text, bytes_per_device=program.cost.bytes_per_device)
 
 
 def _is_least(case: Case, number: int, size: float) -> bool:
-    """Whether nothing below a size is shown to be possible: that the chooser finds nothing is no proof on several mesh axes."""
+    """Whether nothing below a size is shown to be possible: that the chooser finds nothing is no
+    proof on several mesh axes."""
     budgets = list(case.demand.budgets)
     budgets[number] = dataclasses.replace(budgets[number], above=size - 1)
-    tighter = dataclasses.replace(case, demand=dataclasses.replace(case.demand, budgets=tuple(budgets)))
+    tighter = dataclasses.replace(
+        case, demand=dataclasses.replace(case.demand, budgets=tuple(budgets))
+    )
     return size >= 1 and tighter.checker().check(explain=False).status == "unsat"

@@ -1,6 +1,8 @@
-"""What differs between two plans: what was asked, what they cost, the types of values, the conversions.
+"""What differs between two plans: what was asked, what they cost, the types of values, the
+conversions.
 
-The programs need not be the same: values are matched by what the user calls them and the text of their line, not by its number.
+The programs need not be the same: values are matched by what the user calls them and the text of
+their line, not by its number.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ class ValueDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What one plan sends in conversions of one kind at one place: how often, and bytes one device sends per call."""
+    """What one plan sends in conversions of one kind at one place: how often, and bytes one device
+    sends per call."""
 
     runs: int
     bytes_per_device: float
@@ -107,7 +110,9 @@ class SentDifference:
     @property
     def bytes_more(self) -> float:
         """Bytes that the other plan sends beyond this one."""
-        return (self.other.bytes_per_device if self.other else 0.0) - (self.this.bytes_per_device if self.this else 0.0)
+        return (self.other.bytes_per_device if self.other else 0.0) - (
+            self.this.bytes_per_device if self.this else 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,8 @@ class Difference:
 
     Arguments:
       titles: the functions.
-      settings: what was asked differently: (what, here, there); the hardware by value, policies, limits, donation and pins.
+      settings: what was asked differently: (what, here, there); the hardware by value, policies,
+          limits, donation and pins.
       costs: of a call of each.
       inputs, outputs, values: types that differ, by name.
       sent: conversions that differ.
@@ -137,30 +143,44 @@ class Difference:
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        return not (self.settings or self.inputs or self.outputs or self.values or self.sent) and self.costs[0] == self.costs[1]
+        return (
+            not (self.settings or self.inputs or self.outputs or self.values or self.sent)
+            and self.costs[0] == self.costs[1]
+        )
 
 
 def compare(this: Side, other: Side) -> Difference:
     """The differences of another plan from this one."""
     ours, theirs = _boundary(this), _boundary(other)
     mine, yours = _values(this), _values(other)
-    counts = [(len(a.keys() & b.keys()), len(a.keys() - b.keys()), len(b.keys() - a.keys())) for a, b in ((ours, theirs), (mine, yours))]
-    boundary = _differing({k[1]: v for k, v in ours.items() if k[0] == "input"}, {k[1]: v for k, v in theirs.items() if k[0] == "input"})
-    returned = _differing({k[1]: v for k, v in ours.items() if k[0] == "output"}, {k[1]: v for k, v in theirs.items() if k[0] == "output"})
+    counts = [
+        (len(a.keys() & b.keys()), len(a.keys() - b.keys()), len(b.keys() - a.keys()))
+        for a, b in ((ours, theirs), (mine, yours))
+    ]
+    boundary = _differing(
+        {k[1]: v for k, v in ours.items() if k[0] == "input"},
+        {k[1]: v for k, v in theirs.items() if k[0] == "input"},
+    )
+    returned = _differing(
+        {k[1]: v for k, v in ours.items() if k[0] == "output"},
+        {k[1]: v for k, v in theirs.items() if k[0] == "output"},
+    )
     return Difference(
         titles=(this.title, other.title),
         settings=tuple(_settings(this, other)),
         costs=(this.program.cost, other.program.cost),
         inputs=boundary,
         outputs=returned,
-        values=_differing({_called(k): v for k, v in mine.items()}, {_called(k): v for k, v in yours.items()}),
+        values=_differing(
+            {_called(k): v for k, v in mine.items()}, {_called(k): v for k, v in yours.items()}
+        ),
         sent=_sent(this.program, other.program),
         matched=sum(c[0] for c in counts),
         unmatched=(sum(c[1] for c in counts), sum(c[2] for c in counts)),
     )
 
 
-# ---- what was asked --------------------------------------------------------------------------------------------------------------
+# ---- what was asked -----------------------------------------------------------------------------
 
 
 def _settings(this: Side, other: Side) -> Iterator[tuple[str, str, str]]:
@@ -193,7 +213,8 @@ def _budget(budget: Budget) -> str:
 
 
 def _hardware(a: Hardware, b: Hardware) -> Iterator[tuple[str, str, str]]:
-    """Hardware by value: figures of one name may have been replaced, and axes put on networks of their own."""
+    """Hardware by value: figures of one name may have been replaced, and axes put on networks of
+    their own."""
     yield "hardware", _kind(a), _kind(b)
     if a.name == b.name:
         for field in dataclasses.fields(a):
@@ -202,7 +223,9 @@ def _hardware(a: Hardware, b: Hardware) -> Iterator[tuple[str, str, str]]:
                 yield f"{field.name} of {a.name}", _figure(x), _figure(y)
     ours, theirs = dict(a.slow_axes), dict(b.slow_axes)
     for axis in sorted(ours.keys() | theirs.keys()):
-        x, y = (_figure(own) if own else "none of its own" for own in (ours.get(axis), theirs.get(axis)))
+        x, y = (
+            _figure(own) if own else "none of its own" for own in (ours.get(axis), theirs.get(axis))
+        )
         yield f"network of `{axis}`", x, y
 
 
@@ -229,7 +252,10 @@ def _figure(value: object) -> str:
 def _policies(a: Question, b: Question) -> Iterator[tuple[str, str, str]]:
     """Boxing policies where one differs on some mesh axis, however both are written."""
     ours, theirs = (dict(zip(q.mesh.names, q.demand.policies, strict=False)) for q in (a, b))
-    if any((ours.get(name) or a.boxing) != (theirs.get(name) or b.boxing) for name in (*a.mesh.names, *b.mesh.names)):
+    if any(
+        (ours.get(name) or a.boxing) != (theirs.get(name) or b.boxing)
+        for name in (*a.mesh.names, *b.mesh.names)
+    ):
         first, second = (policies_text(q.boxing, q.demand.policies, q.mesh.names) for q in (a, b))
         yield "boxing", first, second
 
@@ -249,19 +275,28 @@ def _policed(graph: Graph) -> dict[tuple[str, str], frozenset[str]]:
         span = users_span(node)
         text = source_text(span, 44).replace("`", "'")
         if span and text:
-            around = ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in reversed(policies_in(node.scope)))
-            found[text, span.function] = found.get((text, span.function), frozenset()) | ({around} if around else set())
+            around = ", within ".join(
+                f"{p} on `{axis}`" if axis else p for p, axis in reversed(policies_in(node.scope))
+            )
+            found[text, span.function] = found.get((text, span.function), frozenset()) | (
+                {around} if around else set()
+            )
     return found
 
 
 def _pins(side: Side) -> dict[str, str]:
-    """What the user pins, by what it stands on; of inputs and outputs, whose types are complete, B is not said."""
+    """What the user pins, by what it stands on; of inputs and outputs, whose types are complete, B
+    is not said."""
     q, names = side.question, Names.of(side.question.graph)
     found: dict[str, str] = {}
     for site in pin_sites(q.graph, q.mesh, q.demand):
         name, text = f"`{names.site(site)}`", pinned_text(site, q.mesh)
         if site.source != "annotation":
-            name = side.output_names[site.position] if site.source == "output" and side.output_names else names.site(site)
+            name = (
+                side.output_names[site.position]
+                if site.source == "output" and side.output_names
+                else names.site(site)
+            )
             name = f"{site.source} `{name}`"
             text = " ".join(t for t in text.split() if not t.endswith(":B")) or "B"
         known = found.get(name)
@@ -269,10 +304,11 @@ def _pins(side: Side) -> dict[str, str]:
     return found
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 Key = tuple[str, bool, int, str]
-"""A value of a program: its label, whether it is a gradient, which of that label it is, and the function it stands in."""
+"""A value of a program: its label, whether it is a gradient, which of that label it is, and the
+function it stands in."""
 
 
 def _held(side: Side, subject: Subject) -> Held:
@@ -288,21 +324,28 @@ def _boundary(side: Side) -> dict[tuple[str, str], Held]:
     graph = side.question.graph
     found: dict[tuple[str, str], Held] = {}
     for number, (value, name) in enumerate(zip(graph.inputs, graph.input_names, strict=False)):
-        found["input", name] = _held(side, Subject(label=name, kind="input", values=(value,), position=number))
+        found["input", name] = _held(
+            side, Subject(label=name, kind="input", values=(value,), position=number)
+        )
     for number, (operand, name) in enumerate(zip(graph.outputs, side.output_names, strict=False)):
         if isinstance(operand, int):
-            found["output", name] = _held(side, Subject(label=name, kind="output", values=(operand,), position=number))
+            found["output", name] = _held(
+                side, Subject(label=name, kind="output", values=(operand,), position=number)
+            )
     return found
 
 
 def _values(side: Side) -> dict[Key, Held]:
-    """What the expressions of a program make, each value under its innermost expression, those of one label by their order."""
+    """What the expressions of a program make, each value under its innermost expression, those of
+    one label by their order."""
     subjects = Subjects.of(side.question.graph, side.output_names)
     seen: set[tuple[int, ...]] = set()
     found: list[Subject] = []
     for place in sorted(subjects.places.values(), key=lambda p: len(p.nodes)):
         for subject in subjects.subjects_of(place):
-            if subject.values not in seen and any(v in side.program.typing.values for v in subject.values):
+            if subject.values not in seen and any(
+                v in side.program.typing.values for v in subject.values
+            ):
                 seen.add(subject.values)
                 found.append(subject)
     count: Counter[tuple[str, bool, str]] = Counter()
@@ -310,7 +353,9 @@ def _values(side: Side) -> dict[Key, Held]:
     for subject in sorted(found, key=lambda s: s.values[0]):
         assert subject.frame is not None
         label = subject.label, subject.gradient, subject.frame.function
-        keyed[subject.label, subject.gradient, count[label], subject.frame.function] = _held(side, subject)
+        keyed[subject.label, subject.gradient, count[label], subject.frame.function] = _held(
+            side, subject
+        )
         count[label] += 1
     return keyed
 
@@ -324,14 +369,18 @@ def _called(key: Key) -> tuple[str, Key]:
 def _differing(ours: Mapping[Any, Held], theirs: Mapping[Any, Held]) -> tuple[ValueDifference, ...]:
     """Entries of both whose types differ, most bytes first."""
     found = [
-        ValueDifference(name=f"`{key}`" if isinstance(key, str) else key[0], this=held, other=theirs[key])
+        ValueDifference(
+            name=f"`{key}`" if isinstance(key, str) else key[0], this=held, other=theirs[key]
+        )
         for key, held in ours.items()
         if key in theirs and theirs[key].type != held.type
     ]
-    return tuple(sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device)))
+    return tuple(
+        sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
+    )
 
 
-# ---- conversions -----------------------------------------------------------------------------------------------------------------
+# ---- conversions --------------------------------------------------------------------------------
 
 Place = tuple[str, str, str, str, str]
 """Kind, mesh axes, change, and maker and reader without line numbers."""
@@ -346,7 +395,11 @@ def _sent(this: Program, other: Program) -> tuple[SentDifference, ...]:
             kind, mesh_axes, change, *_ = key
             where = (here or there or (None, ""))[1]
             a, b = (None if side is None else side[0] for side in (here, there))
-            found.append(SentDifference(kind=kind, mesh_axes=mesh_axes, change=change, place=where, this=a, other=b))
+            found.append(
+                SentDifference(
+                    kind=kind, mesh_axes=mesh_axes, change=change, place=where, this=a, other=b
+                )
+            )
     return tuple(sorted(found, key=lambda d: -abs(d.bytes_more)))
 
 
@@ -362,13 +415,21 @@ def _conversions(program: Program) -> dict[Place, tuple[Sent, str]]:
     for planned in program.boxes():
         box = planned.box
         name = names.value(box.source.value)
-        made = _node_text(box.maker) if box.maker else f"`{name}`" if name else "an argument of a body"
+        made = (
+            _node_text(box.maker) if box.maker else f"`{name}`" if name else "an argument of a body"
+        )
         read = _node_text(box.reader) if box.reader else "the end"
         for step in box.steps:
             if step.bytes_sent:
                 change = f"{_atoms(step, step.source)} -> {_atoms(step, step.target)}"
                 where = f"{made}{_at(box.maker)}, for {read}{_at(box.reader)}"
-                key = (step.kind, _axes(step, program.mesh), change, _side(made, box.maker), _side(read, box.reader))
+                key = (
+                    step.kind,
+                    _axes(step, program.mesh),
+                    change,
+                    _side(made, box.maker),
+                    _side(read, box.reader),
+                )
                 enter(key, planned.trips, step.bytes_sent * planned.trips, where)
     for operation, runs in program.kernels():
         for position, sent in operation.sends:

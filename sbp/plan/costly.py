@@ -1,4 +1,5 @@
-"""What makes a plan dear, when there is one: annotations that cost time, and values that fill the memory."""
+"""What makes a plan dear, when there is one: annotations that cost time, and values that fill the
+memory."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ DEARER = 0.9
 """An annotation is costly when the plan without it takes at most this share of the time ..."""
 
 FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
-"""... and saves at least so much time; or sends at most that share of the bytes, when there are more of them than this."""
+"""... and saves at least so much time; or sends at most that share of the bytes, when there are
+more of them than this."""
 
 
 def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
-    """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both ways.
+    """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
+    ways.
 
-    A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are halved, and most programs are
-    cleared by one solution without any annotation.
+    A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are
+    halved, and most programs are cleared by one solution without any annotation.
     """
     case = Case(program.graph, Tables(program.mesh), demand, boxing)
     sites = [s for s in case.sites() if s.source == "annotation" and s.span][:20]
@@ -47,7 +50,9 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
         if next(budget) >= most:
             return None
         trial = functools.reduce(Case.drop, pins, case)
-        typing = choose(trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables, cutoff=limit)
+        typing = choose(
+            trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables, cutoff=limit
+        )
         return None if typing is None else typing.seconds
 
     def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:
@@ -59,7 +64,8 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
         half = len(pins) // 2
         return [*cheaper(pins[:half], limit), *cheaper(pins[half:], limit)]
 
-    # A memory limit may be in the program's price, which is then too high: enough to clear most programs with one solution.
+    # A memory limit may be in the program's price, which is then too high: enough to clear most
+    # programs with one solution.
     free = seconds(sites, DEARER * program.cost.seconds)
     if free is None or free > DEARER * program.cost.seconds:
         return ()
@@ -72,27 +78,41 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     for site in dear:
         without = case.drop(site).plan()
         assert without is not None and annotated is not None
-        if without.cost.seconds <= DEARER * annotated.cost.seconds and _matters(program, annotated.cost.seconds, without):
+        if without.cost.seconds <= DEARER * annotated.cost.seconds and _matters(
+            program, annotated.cost.seconds, without
+        ):
             found.append(_costly(case, site, program, annotated.cost.seconds, without))
     return tuple(sorted(found, key=lambda d: d.labels[0].span))
 
 
 def _matters(program: Program, whole: float, without: Program) -> bool:
-    """Whether what an annotation costs is worth a word; it is a tenth of the plan, but that may be a microsecond."""
+    """Whether what an annotation costs is worth a word; it is a tenth of the plan, but that may be
+    a microsecond."""
     sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
-    return whole - without.cost.seconds >= FLOOR_SECONDS or (sent > FLOOR_BYTES and left <= DEARER * sent)
+    return whole - without.cost.seconds >= FLOOR_SECONDS or (
+        sent > FLOOR_BYTES and left <= DEARER * sent
+    )
 
 
-def _costly(case: Case, site: PinSite, program: Program, whole: float, without: Program) -> Diagnostic:
+def _costly(
+    case: Case, site: PinSite, program: Program, whole: float, without: Program
+) -> Diagnostic:
     assert site.span is not None
     rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
-    price = f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
-    price += f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
+    price = (
+        f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
+    )
+    price += (
+        f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
+    )
     text = f"drop `{source_text(site.span)}` at line {site.span.line}"
     return Diagnostic(
         code="costly-annotation",
         severity="warning",
-        title=f"pinning {Names.of(case.graph).site(site)} to {pinned_text(site, case.mesh)} makes the plan {100 * rise:.0f} % dearer",
+        title=(
+            f"pinning {Names.of(case.graph).site(site)} to {pinned_text(site, case.mesh)} makes the"
+            f" plan {100 * rise:.0f} % dearer"
+        ),
         labels=(Label(span=site.span, text=price, primary=True),),
         helps=(Help(text=text, bytes_per_device=without.cost.bytes_per_device),),
         scope=scope_of(site.nodes[0]),
@@ -104,15 +124,27 @@ def _seconds(seconds: float) -> str:
 
 
 def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
-    """Says that no plan fits the memory limit, what is largest in the one of least memory, and which split would make it smaller."""
+    """Says that no plan fits the memory limit, what is largest in the one of least memory, and
+    which split would make it smaller."""
     names, mesh, graph = Names.of(least.graph), least.mesh, least.typing.graph
-    live = {*least.block.inputs, *least.fullest, *(s for s in least.block.outputs if isinstance(s, Register))}
+    live = {
+        *least.block.inputs,
+        *least.fullest,
+        *(s for s in least.block.outputs if isinstance(s, Register)),
+    }
     held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
     notes, labels = list[str](), list[Label]()
     for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r))[:4]:
-        size, shape, maker = _size(graph, mesh, value, codes), graph.avals[value].shape, names.makers.get(value)
+        size, shape, maker = (
+            _size(graph, mesh, value, codes),
+            graph.avals[value].shape,
+            names.makers.get(value),
+        )
         name = names.value(value) or _told(maker)
-        text = f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)} per device"
+        text = (
+            f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)}"
+            " per device"
+        )
         ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
         if ways:
             smaller, k, code = min(ways)
@@ -124,15 +156,25 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         notes.append(text)
         span = maker and users_span(maker)
         if span and all(label.span != span for label in labels):
-            labels.append(Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels))
+            labels.append(
+                Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels)
+            )
     found = bytes_text(least.cost.peak_memory_bytes)
     return Diagnostic(
         code="memory-limit",
         severity="error",
-        title=f"no typing fits {bytes_text(limit)} per device; the least that was found is {found} per device",
+        title=(
+            f"no typing fits {bytes_text(limit)} per device; the least that was found is {found}"
+            " per device"
+        ),
         labels=tuple(labels),
         notes=tuple(notes),
-        helps=(Help(text=f"memory_limit={math.ceil(least.cost.peak_memory_bytes)}", bytes_per_device=least.cost.bytes_per_device),),
+        helps=(
+            Help(
+                text=f"memory_limit={math.ceil(least.cost.peak_memory_bytes)}",
+                bytes_per_device=least.cost.bytes_per_device,
+            ),
+        ),
     )
 
 
@@ -146,7 +188,9 @@ def _told(maker: Node | None) -> str:
 
 
 def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
-    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(graph.avals[value].dtype)
+    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(
+        graph.avals[value].dtype
+    )
 
 
 def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:

@@ -74,9 +74,15 @@ class Case:
         return pin_sites(self.graph, self.mesh, self.demand)
 
     def site(self, site: PinSite) -> PinSite | None:
-        """The pin that a pin of this program before its edits has become; None when it was dropped."""
+        """The pin that a pin of this program before its edits has become; None when it was
+        dropped."""
         nodes = {n.id for n in site.nodes}
-        same = (s for s in self.sites() if (s.source, s.position) == (site.source, site.position) and {n.id for n in s.nodes} == nodes)
+        same = (
+            s
+            for s in self.sites()
+            if (s.source, s.position) == (site.source, site.position)
+            and {n.id for n in s.nodes} == nodes
+        )
         return next(same, None)
 
     def value(self, site: PinSite) -> Operand:
@@ -92,40 +98,69 @@ class Case:
 
     def repin(self, site: PinSite, position: int, code: Code) -> Case:
         """The program with another pin on one mesh axis."""
-        return self._with(site, tuple(code if k == position else c for k, c in enumerate(site.codes)))
+        return self._with(
+            site, tuple(code if k == position else c for k, c in enumerate(site.codes))
+        )
 
     def _with(self, site: PinSite, codes: tuple[Code | None, ...]) -> Case:
         wanted = None if all(c is None for c in codes) else codes
         match site.source:
             case "input":
-                inputs = tuple(wanted if i == site.position else t for i, t in enumerate(self.demand.inputs))
-                return dataclasses.replace(self, demand=dataclasses.replace(self.demand, inputs=inputs))
+                inputs = tuple(
+                    wanted if i == site.position else t for i, t in enumerate(self.demand.inputs)
+                )
+                return dataclasses.replace(
+                    self, demand=dataclasses.replace(self.demand, inputs=inputs)
+                )
             case "output":
-                outputs = tuple(wanted if i == site.position else t for i, t in enumerate(self.demand.outputs))
-                return dataclasses.replace(self, demand=dataclasses.replace(self.demand, outputs=outputs))
+                outputs = tuple(
+                    wanted if i == site.position else t for i, t in enumerate(self.demand.outputs)
+                )
+                return dataclasses.replace(
+                    self, demand=dataclasses.replace(self.demand, outputs=outputs)
+                )
             case _:
-                atoms = {axis: decode(c) for axis, c in zip(self.mesh.names, codes, strict=True) if c is not None}
+                atoms = {
+                    axis: decode(c)
+                    for axis, c in zip(self.mesh.names, codes, strict=True)
+                    if c is not None
+                }
                 pin = Pin(NdSbp(atoms)) if atoms else None
-                return dataclasses.replace(self, graph=rewrite(self.graph, at={n.id: pin for n in site.nodes}))
+                return dataclasses.replace(
+                    self, graph=rewrite(self.graph, at={n.id: pin for n in site.nodes})
+                )
 
     def insert(self, node: Node, operand: int, position: int, code: Code) -> Case:
-        """The program with an annotation on an operand of a node, before its line and wherever that was traced.
+        """The program with an annotation on an operand of a node, before its line and wherever that
+        was traced.
 
-        It stands for `x = annotate(x)` there: readers from there on see it, gradients included. What is made in the line itself is not
-        annotated.
+        It stands for `x = annotate(x)` there: readers from there on see it, gradients included.
+        What is made in the line itself is not annotated.
         """
         pin = Pin(NdSbp({self.mesh.names[position]: decode(code)}))
-        made_at: dict[Operand, Span | None] = {v: users_span(n) for n in self.graph.walk() for v in n.outputs}
+        made_at: dict[Operand, Span | None] = {
+            v: users_span(n) for n in self.graph.walk() for v in n.outputs
+        }
         lines = [n for n in self.graph.walk() if alike(n, node)]
-        entered = [n for n in lines if n.id == node.id or made_at.get(n.inputs[operand]) != users_span(n)]
-        return dataclasses.replace(self, graph=rewrite(self.graph, before={n.id: (operand, pin) for n in entered}))
+        entered = [
+            n for n in lines if n.id == node.id or made_at.get(n.inputs[operand]) != users_span(n)
+        ]
+        return dataclasses.replace(
+            self, graph=rewrite(self.graph, before={n.id: (operand, pin) for n in entered})
+        )
 
 
 def alike(node: Node, line: Node) -> bool:
-    """Whether two nodes are one line of the user, traced more than once: in unrolled layers, in rematerialisation."""
+    """Whether two nodes are one line of the user, traced more than once: in unrolled layers, in
+    rematerialisation."""
     if node.id == line.id or node.span is None:
         return node.id == line.id
-    return (node.op, node.span, in_gradient(node), len(node.inputs)) == (line.op, line.span, in_gradient(line), len(line.inputs))
+    return (node.op, node.span, in_gradient(node), len(node.inputs)) == (
+        line.op,
+        line.span,
+        in_gradient(line),
+        len(line.inputs),
+    )
 
 
 def rewrite(
@@ -141,7 +176,8 @@ def rewrite(
     Arguments:
       graph: the program.
       at: by node id, annotations that say something else, or None for those that are taken out.
-      before: by node id, the number of an operand and its pin: an annotation before the node, which all that follows reads.
+      before: by node id, the number of an operand and its pin: an annotation before the node, which
+          all that follows reads.
       after: by value, its pin: an annotation behind what makes it.
       own: reads that stay what they are, as (node id, value).
     """
@@ -159,7 +195,9 @@ def rewrite(
         value = next(values)
         avals[value], same[operand] = avals[operand], value
         params = {"pin": pin, "cotangent": None}
-        made = dataclasses.replace(like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=())
+        made = dataclasses.replace(
+            like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=()
+        )
         return dataclasses.replace(made, inputs=(operand,), outputs=(value,))
 
     def visit(g: Graph) -> Graph:
@@ -175,8 +213,14 @@ def rewrite(
                 same[node.outputs[0]] = inputs[0]
                 continue
             params = node.params | {"pin": at[node.id]} if node.id in at else node.params
-            nodes.append(dataclasses.replace(node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions))))
+            nodes.append(
+                dataclasses.replace(
+                    node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions))
+                )
+            )
             nodes += [note(v, after[v], node) for v in node.outputs if v in after]
-        return dataclasses.replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
+        return dataclasses.replace(
+            g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals
+        )
 
     return visit(graph)

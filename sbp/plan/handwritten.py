@@ -1,4 +1,5 @@
-"""What the collectives of a hand-written region send, in the measure of the plan's own: ring optimum, loop trips counted."""
+"""What the collectives of a hand-written region send, in the measure of the plan's own: ring
+optimum, loop trips counted."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
         return 0.0
     held = sum(_bytes(graph.aval(o)) for o in node.inputs)
     groups = node.params.get("axis_index_groups")
-    mesh_axes = [a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)]
+    mesh_axes = [
+        a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)
+    ]
     n = len(groups[0]) if groups else math.prod(sizes[a] for a in mesh_axes)
     match node.op:
         case "psum" | "psum_invariant" | "pmax" | "pmin":

@@ -1,4 +1,5 @@
-"""Helps that leave all pins as they are: annotations before the line of a fault, and policies that allow more."""
+"""Helps that leave all pins as they are: annotations before the line of a fault, and policies that
+allow more."""
 
 from __future__ import annotations
 
@@ -22,15 +23,23 @@ from sbp.trace.graph import Graph, Node
 
 
 def policy_at(case: Case, node: Node, position: int) -> Policy:
-    """The policy that holds for what a node reads on one mesh axis: that of its region, of the axis or of the program."""
+    """The policy that holds for what a node reads on one mesh axis: that of its region, of the axis
+    or of the program."""
     return regime_of(case.graph, case.mesh, case.boxing, case.demand).at(node).policies[position]
 
 
 def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
     """The rows of a node on one mesh axis that the policy there allows."""
-    ins, outs = [case.graph.aval(o) for o in node.inputs], [case.graph.avals[o] for o in node.outputs]
+    ins, outs = (
+        [case.graph.aval(o) for o in node.inputs],
+        [case.graph.avals[o] for o in node.outputs],
+    )
     table = case.tables.at(communicates=policy_at(case, node, position) == "auto")
-    return table.axis_rows(node, ins, outs, case.mesh.sizes[position]) if rule_for(node.op) is not None else ()
+    return (
+        table.axis_rows(node, ins, outs, case.mesh.sizes[position])
+        if rule_for(node.op) is not None
+        else ()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,8 @@ class Edit:
       text: what the user is told.
       make: the edited program.
       without: (mesh axis, name) of constraints that the edit takes away.
-      assumed: literals of states on the fault's mesh axis, one of which holds after it; empty for any.
+      assumed: literals of states on the fault's mesh axis, one of which holds after it; empty for
+          any.
       instead: the text of a smaller edit that makes this one superfluous where it is accepted.
     """
 
@@ -75,7 +85,8 @@ class Insertions:
     large: bool
 
     def edits(self) -> Iterator[Edit]:
-        """Annotations before the line: on the operands that do not fit a row that the others fit, then on what enters the line."""
+        """Annotations before the line: on the operands that do not fit a row that the others fit,
+        then on what enters the line."""
         node, text = self.node, source_text(users_span(self.node), limit=10_000)
         if self.fault.sink[0].kind == "region":
             yield from self.at_region()
@@ -85,18 +96,33 @@ class Insertions:
             policy = policy_at(self.base, node, self.system.position)
             for row in axis_rows(self.base, node, self.system.position):
                 codes = {i: encode(row.ins[i]) for i in self.made}
-                wrong = {i: c for i, c in codes.items() if not any(allowed(m, c, policy) for m in self.made[i])}
+                wrong = {
+                    i: c
+                    for i, c in codes.items()
+                    if not any(allowed(m, c, policy) for m in self.made[i])
+                }
                 each = {(node.inputs[i], c) for i, c in wrong.items()}
-                if wrong and min(wrong.values()) >= 0 and len({o for o, _ in each}) == len(each) and wrong not in wanted:
+                if (
+                    wrong
+                    and min(wrong.values()) >= 0
+                    and len({o for o, _ in each}) == len(each)
+                    and wrong not in wanted
+                ):
                     wanted.append(wrong)
             for wrong in wanted:
                 if len(wrong) == min(map(len, wanted)):  # no more annotations than it takes
-                    values = {node.inputs[i]: (self.names.operand(node, i), c) for i, c in wrong.items()}
+                    values = {
+                        node.inputs[i]: (self.names.operand(node, i), c) for i, c in wrong.items()
+                    }
                     yield from self.insertion(values)
         for value in self.entering():
             name = self.names.entering(value, node, alone=True)
             if name and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text):
-                yield from (edit for code in self.codes(value) for edit in self.insertion({value: (name, code)}))
+                yield from (
+                    edit
+                    for code in self.codes(value)
+                    for edit in self.insertion({value: (name, code)})
+                )
 
     def at_region(self) -> Iterator[Edit]:
         """Annotations of what enters a loop or branch."""
@@ -107,7 +133,11 @@ class Insertions:
             name = self.names.value(value)
             if self.node.op == "cond" and c.operand == 0 and "predicate" in c.because.text:
                 name = first_argument(self.node)
-                while maker is not None and maker.op == "convert_element_type" and maker.span == self.node.span:
+                while (
+                    maker is not None
+                    and maker.op == "convert_element_type"
+                    and maker.span == self.node.span
+                ):
                     value = maker.inputs[0]
                     maker = self.names.makers.get(value) if isinstance(value, int) else None
             if entered and name and isinstance(value, int):
@@ -120,37 +150,68 @@ class Insertions:
         found: dict[int, None] = {}
         for c in reversed(self.fault.equations):
             maker = self.names.makers.get(c.convert.value) if c.convert else None
-            if c.convert and c.node and users_span(c.node) == here and (maker is None or users_span(maker) != here):
+            if (
+                c.convert
+                and c.node
+                and users_span(c.node) == here
+                and (maker is None or users_span(maker) != here)
+            ):
                 found[c.convert.value] = None
         return list(found)
 
     def codes(self, value: int) -> list[Code]:
-        """What a value may be annotated as: B, and splits of a dim that divides. Under vmap the user does not see all dims."""
+        """What a value may be annotated as: B, and splits of a dim that divides. Under vmap the
+        user does not see all dims."""
         shape = self.base.graph.avals[value].shape
         n = self.base.mesh.sizes[self.system.position]
         split = not self.large and "vmap(" not in self.node.scope
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
     def insertion(self, values: Mapping[Any, tuple[str, Code]]) -> Iterator[Edit]:
-        """Annotations of values, by name, before the line that reads them; none when the user has no name for one of them."""
+        """Annotations of values, by name, before the line that reads them; none when the user has
+        no name for one of them."""
         axis, line = self.fault.mesh_axis, users_span(self.node)
-        readers = [n for n in self.base.graph.walk() if users_span(n) == line and not in_gradient(n) and n.op != annotate_p.name]
+        readers = [
+            n
+            for n in self.base.graph.walk()
+            if users_span(n) == line and not in_gradient(n) and n.op != annotate_p.name
+        ]
         calls, freed, assumed = list[str](), set[tuple[str, str]](), tuple[str, ...]()
         make: Callable[[], Case] = functools.partial(_same, self.base)
         for value, (name, code) in values.items():
             reader = next((n for n in readers if value in n.inputs), None)
             maker = self.names.makers.get(value)
-            inline = maker is not None and maker.op == annotate_p.name and maker.span and line and maker.span.line == line.line
+            inline = (
+                maker is not None
+                and maker.op == annotate_p.name
+                and maker.span
+                and line
+                and maker.span.line == line.line
+            )
             if reader is None or not name or inline or (code > 0 and "vmap(" in self.node.scope):
                 return
             number = reader.inputs.index(value)
             lines = dict.fromkeys(n.inputs[number] for n in readers if alike(n, reader))
-            reads = [c for c in self.system.constraints if c.convert is not None and c.convert.value in lines]
+            reads = [
+                c
+                for c in self.system.constraints
+                if c.convert is not None and c.convert.value in lines
+            ]
             freed |= {(axis, c.name) for c in reads}
-            others = [self.names.value(o) for o in lines if o != value]  # what a library does to each leaf of a tree in one line
-            for each in dict.fromkeys((name, *(o for o in others if o.isidentifier() and name.isidentifier()))):
-                calls.append(f'sbp.replicate({each}, "{axis}")' if code == 0 else f'sbp.split({each}, {code - 1}, "{axis}")')
-            ends = (c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value)
+            others = [
+                self.names.value(o) for o in lines if o != value
+            ]  # what a library does to each leaf of a tree in one line
+            for each in dict.fromkeys(
+                (name, *(o for o in others if o.isidentifier() and name.isidentifier()))
+            ):
+                calls.append(
+                    f'sbp.replicate({each}, "{axis}")'
+                    if code == 0
+                    else f'sbp.split({each}, {code - 1}, "{axis}")'
+                )
+            ends = (
+                c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value
+            )
             end = next(ends, None)
             assumed = assumed or (states_of(self.system, end, code) if end else ())
             if end and not assumed:
@@ -158,7 +219,9 @@ class Insertions:
             make = functools.partial(_inserted, make, reader, number, self.system.position, code)
         if line:
             where = "before" if all(name.isidentifier() for name, _ in values.values()) else "at"
-            yield Edit(f"{' and '.join(calls)} {where} line {line.line}", make, frozenset(freed), assumed)
+            yield Edit(
+                f"{' and '.join(calls)} {where} line {line.line}", make, frozenset(freed), assumed
+            )
 
 
 def _same(case: Case) -> Case:
@@ -171,10 +234,14 @@ def _inserted(make: Callable[[], Case], node: Node, number: int, position: int, 
 
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
     """The literals of the states in which an end has a code."""
-    return tuple(f"s{end.variable}_{i}" for i, s in enumerate(system.variables[end.variable].states) if s[end.column] == code)
+    return tuple(
+        f"s{end.variable}_{i}"
+        for i, s in enumerate(system.variables[end.variable].states)
+        if s[end.column] == code
+    )
 
 
-# ---- policies ------------------------------------------------------------------------------------------------------------------------
+# ---- policies -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +251,8 @@ class Blamed:
     Arguments:
       node: what reads under it, where the fault shows if it holds there.
       policy: which.
-      origin: whether it is the program's, that of the mesh axis, or that of a region around the node.
+      origin: whether it is the program's, that of the mesh axis, or that of a region around the
+          node.
     """
 
     node: Node | None
@@ -193,12 +261,18 @@ class Blamed:
 
 
 def blamed(case: Case, fault: CheckResult) -> Blamed | None:
-    """The policy that a fault is due to, if it is to one: where the fault shows, else the last place before that has one."""
+    """The policy that a fault is due to, if it is to one: where the fault shows, else the last
+    place before that has one."""
     if not fault.policy:
         return None
-    regime, position = regime_of(case.graph, case.mesh, case.boxing, case.demand), case.mesh.names.index(fault.mesh_axis)
+    regime, position = (
+        regime_of(case.graph, case.mesh, case.boxing, case.demand),
+        case.mesh.names.index(fault.mesh_axis),
+    )
     for c in (*fault.sink, *reversed(fault.equations)):
-        policy = c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
+        policy = (
+            c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
+        )
         if policy != "auto":
             return Blamed(c.node, policy, regime.origin(c.node, position))
     return None
@@ -211,7 +285,8 @@ class Looser:
     Arguments:
       text: what the user is told.
       make: a program under it.
-      wide: whether it changes more than the line of the fault, so that it is for when nothing less gives a typing.
+      wide: whether it changes more than the line of the fault, so that it is for when nothing less
+          gives a typing.
     """
 
     text: str
@@ -220,10 +295,11 @@ class Looser:
 
 
 def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
-    """The policies that allow more in place of one that is to blame, on one mesh axis; those of the program on all that have no other.
+    """The policies that allow more in place of one that is to blame, on one mesh axis; those of the
+    program on all that have no other.
 
-    Regions have no names, and what two of them share is not told apart: so a region's policy gives way at the line alone, or in all regions
-    that have it.
+    Regions have no names, and what two of them share is not told apart: so a region's policy gives
+    way at the line alone, or in all regions that have it.
     """
     names = case.mesh.names
     per_axis: tuple[Policy | None, ...] = case.demand.policies or (None,) * len(names)
@@ -231,11 +307,15 @@ def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
     line = users_span(found.node) if found.node else None
     if found.origin == "program":
         for policy in looser:
-            yield Looser(boxing_text(policy, case.demand.policies, names), functools.partial(_based, policy))
+            yield Looser(
+                boxing_text(policy, case.demand.policies, names), functools.partial(_based, policy)
+            )
         return
     if found.origin == "axis":
         for policy in looser:
-            other: tuple[Policy | None, ...] = tuple(policy if k == position else p for k, p in enumerate(per_axis))
+            other: tuple[Policy | None, ...] = tuple(
+                policy if k == position else p for k, p in enumerate(per_axis)
+            )
             yield Looser(boxing_text(case.boxing, other, names), functools.partial(_on_axes, other))
         return
     if line:
@@ -261,9 +341,14 @@ def _under(line: Span, mark: str, case: Case) -> Case:
     def visit(graph: Graph, inside: bool) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
-            here = inside or any(s.file == line.file and line.line <= s.line <= (line.end_line or line.line) for s in node.stack)
+            here = inside or any(
+                s.file == line.file and line.line <= s.line <= (line.end_line or line.line)
+                for s in node.stack
+            )
             regions = tuple(visit(r, here) for r in node.regions)
-            nodes.append(replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions))
+            nodes.append(
+                replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions)
+            )
         return replace(graph, nodes=tuple(nodes))
 
     return replace(case, graph=visit(case.graph, False))
@@ -273,7 +358,12 @@ def _everywhere(old: Policy, new: Policy, axis: str, case: Case) -> Case:
     """The program with another policy in all regions that have one on a mesh axis."""
 
     def visit(graph: Graph) -> Graph:
-        nodes = (replace(n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))) for n in graph.nodes)
+        nodes = (
+            replace(
+                n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))
+            )
+            for n in graph.nodes
+        )
         return replace(graph, nodes=tuple(nodes))
 
     return replace(case, graph=visit(case.graph))

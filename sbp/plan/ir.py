@@ -55,7 +55,8 @@ class Apply:
 
     @property
     def scratch_bytes(self) -> float:
-        """Memory that kernels hold while they run: what has arrived; of an operand that goes round, two shards."""
+        """Memory that kernels hold while they run: what has arrived; of an operand that goes round,
+        two shards."""
         rings = [s for p, s in self.sends if kernel_named(self.row.kernels[p]).gathers is not None]
         around = max(rings, key=lambda s: s.bytes / s.rounds, default=None)
         return sum(2 * s.bytes / s.rounds if s is around else s.bytes for _, s in self.sends)
@@ -69,7 +70,8 @@ class Box:
       source: the value as it is.
       target: the value as it is wanted.
       steps: the collectives and local steps, cheapest sequence.
-      reader: the node that needs it so, and forces it here; None at the program's end or a region's end.
+      reader: the node that needs it so, and forces it here; None at the program's end or a region's
+          end.
       maker: the node that made the value; None for an argument.
     """
 

@@ -1,4 +1,5 @@
-"""Typing -> instructions: operands are boxed to the types their rows take, as late as a reader allows and once per type."""
+"""Typing -> instructions: operands are boxed to the types their rows take, as late as a reader
+allows and once per type."""
 
 from __future__ import annotations
 
@@ -25,13 +26,14 @@ def lower(typing: Typing, demand: Demand | None = None) -> Block:
       typing: the typing.
       demand: what was asked: its policies and budgets hold for the steps of a conversion, too.
 
-    The order is the program's. A value that several readers want in several types is brought there along the cheapest tree: what
-    is gathered for one reader is sliced for the next. A reader that may not convert everything takes what its own rules reach.
+    The order is the program's. A value that several readers want in several types is brought there
+    along the cheapest tree: what is gathered for one reader is sliced for the next. A reader that
+    may not convert everything takes what its own rules reach.
     """
     demand = demand or Demand(inputs=(), outputs=())
-    return _Lowering(typing, Spaces(typing.mesh), regime_of(typing.graph, typing.mesh, typing.boxing, demand)).block(
-        typing.graph, typing.outputs
-    )
+    return _Lowering(
+        typing, Spaces(typing.mesh), regime_of(typing.graph, typing.mesh, typing.boxing, demand)
+    ).block(typing.graph, typing.outputs)
 
 
 class _Lowering:
@@ -67,7 +69,11 @@ class _Lowering:
         for operand, codes in zip(graph.outputs, returned, strict=True):
             if isinstance(operand, int):
                 wanted[operand].setdefault(codes, None)
-        parents = {v: self.tree(v, list(types)) for v, types in wanted.items() if set(types) != {typing.values[v]}}
+        parents = {
+            v: self.tree(v, list(types))
+            for v, types in wanted.items()
+            if set(types) != {typing.values[v]}
+        }
         held: dict[int, set[Codes]] = {v: {typing.values[v]} for v in made}
         instructions: list[Instruction] = []
 
@@ -76,13 +82,25 @@ class _Lowering:
                 return ConstantRegister(operand, codes)
             if codes not in held[operand]:
                 rules = self.rules(reader or owner, operand)
-                parent = parents[operand][codes] if rules.unlimited else self.reached(operand, sorted(held[operand]), codes, rules)
+                parent = (
+                    parents[operand][codes]
+                    if rules.unlimited
+                    else self.reached(operand, sorted(held[operand]), codes, rules)
+                )
                 source = fetch(operand, parent, reader)
                 assert isinstance(source, Register)
                 space = self.space(typing.graph.avals[operand], [parent, codes])
                 target = Register(operand, codes)
                 steps = space.path(parent, codes, rules)
-                instructions.append(Box(source=source, target=target, steps=steps, reader=reader, maker=made[operand]))
+                instructions.append(
+                    Box(
+                        source=source,
+                        target=target,
+                        steps=steps,
+                        reader=reader,
+                        maker=made[operand],
+                    )
+                )
                 held[operand].add(codes)
             return Register(operand, codes)
 
@@ -92,9 +110,14 @@ class _Lowering:
             outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
             if node.regions:
                 self.loops += node.op in ("scan", "while")
-                blocks = tuple(self.block(r, typing.region_outputs[node.id, i], node) for i, r in enumerate(node.regions))
+                blocks = tuple(
+                    self.block(r, typing.region_outputs[node.id, i], node)
+                    for i, r in enumerate(node.regions)
+                )
                 self.loops -= node.op in ("scan", "while")
-                instructions.append(Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node)))
+                instructions.append(
+                    Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
+                )
             else:
                 sends = row_sends(graph, node, row, typing.mesh)
                 instructions.append(Apply(node=node, row=row, ins=ins, outs=outs, sends=sends))
@@ -103,7 +126,8 @@ class _Lowering:
         return Block(inputs=inputs, instructions=tuple(instructions), outputs=outputs)
 
     def rules(self, reader: Node | None, value: int) -> Rules:
-        """What may be converted for a reader: annotations and the end of the program convert freely."""
+        """What may be converted for a reader: annotations and the end of the program convert
+        freely."""
         free = reader is None or reader.op == annotate_p.name
         return self.regime.at(reader, in_loop=self.loops > 0, free=free, value=value)
 
@@ -114,20 +138,28 @@ class _Lowering:
         return min(held, key=lambda t: (float(seconds[space.index[t]]), t))
 
     def tree(self, value: int, types: list[Codes]) -> dict[Codes, Codes]:
-        """For each wanted type, the type it is made from: the cheapest order of acquiring them, each from what is there by then."""
+        """For each wanted type, the type it is made from: the cheapest order of acquiring them,
+        each from what is there by then."""
         made = self.typing.values[value]
         space = self.space(self.typing.graph.avals[value], [made, *types])
         seconds = space.seconds()
         targets = sorted(t for t in types if t != made)
         orders = list(itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)])
-        # A type that nobody asked for may serve several readers: what is gathered once is sliced for each.
-        between = {tuple(0 if c < 0 else c for c in made), (0,) * len(made)} - {made, *targets} if len(targets) > 1 else set()
+        # A type that nobody asked for may serve several readers: what is gathered once is sliced
+        # for each.
+        between = (
+            {tuple(0 if c < 0 else c for c in made), (0,) * len(made)} - {made, *targets}
+            if len(targets) > 1
+            else set()
+        )
         orders += [(extra, *order) for extra in sorted(between) for order in orders[: len(orders)]]
         best: tuple[float, dict[Codes, Codes]] | None = None
         for order in orders:
             there, cost, parents = [made], 0.0, {}
             for t in order:
-                price, parent = min((float(seconds[space.index[s], space.index[t]]), i) for i, s in enumerate(there))
+                price, parent = min(
+                    (float(seconds[space.index[s], space.index[t]]), i) for i, s in enumerate(there)
+                )
                 cost += price
                 parents[t] = there[parent]
                 there.append(t)

@@ -11,7 +11,17 @@ from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 
-_FUSED = frozenset(["broadcast_in_dim", "iota", "convert_element_type", "reshape", "squeeze", "expand_dims", "sbp_annotate"])
+_FUSED = frozenset(
+    [
+        "broadcast_in_dim",
+        "iota",
+        "convert_element_type",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "sbp_annotate",
+    ]
+)
 """Results that XLA hardly ever keeps: they are recomputed inside their readers."""
 
 
@@ -21,7 +31,8 @@ class Peak:
 
     Arguments:
       bytes: arguments + outputs - aliased + temporaries of one device.
-      temporaries: the temporaries that are live then, in program order; those of nested regions after their own.
+      temporaries: the temporaries that are live then, in program order; those of nested regions
+          after their own.
     """
 
     bytes: float
@@ -43,14 +54,22 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
     return Peak(bytes=arguments + max(0.0, outputs - donated) + held, temporaries=live)
 
 
-def _inner(instruction: Instruction, size: Callable[[Register], float]) -> tuple[float, tuple[Register, ...]]:
+def _inner(
+    instruction: Instruction, size: Callable[[Register], float]
+) -> tuple[float, tuple[Register, ...]]:
     """What an instruction holds besides its operands and results."""
     if isinstance(instruction, Loop):
-        return max((_temporaries(b, size, top=False) for b in instruction.blocks), key=lambda found: found[0], default=(0.0, ()))
+        return max(
+            (_temporaries(b, size, top=False) for b in instruction.blocks),
+            key=lambda found: found[0],
+            default=(0.0, ()),
+        )
     return (instruction.scratch_bytes if isinstance(instruction, Apply) else 0.0), ()
 
 
-def _temporaries(block: Block, size: Callable[[Register], float], *, top: bool) -> tuple[float, tuple[Register, ...]]:
+def _temporaries(
+    block: Block, size: Callable[[Register], float], *, top: bool
+) -> tuple[float, tuple[Register, ...]]:
     last: dict[Register, int] = {}
     for at, instruction in enumerate(block.instructions):
         sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins

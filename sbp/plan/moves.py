@@ -1,4 +1,5 @@
-"""Why each conversion of a value is where it is: what forces it there, and what the program would cost with it elsewhere."""
+"""Why each conversion of a value is where it is: what forces it there, and what the program would
+cost with it elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Conversion:
       forced: who needs it converted, and why it cannot go on as it is.
       instead: the plan without it at this place; None when a rule forbids that.
       others: further readers of the converted value.
-      onward: whether it is not the value itself that is converted, but what is made of it: it goes on partial, and is reduced there.
+      onward: whether it is not the value itself that is converted, but what is made of it: it goes
+          on partial, and is reduced there.
     """
 
     steps: tuple[Step, ...]
@@ -72,7 +74,8 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A box with what is around it: how often it runs, and the regions with the number of the body, outermost first."""
+    """A box with what is around it: how often it runs, and the regions with the number of the body,
+    outermost first."""
 
     box: Box
     runs: int
@@ -96,12 +99,15 @@ def _placed(block: Block, runs: int, holders: tuple[tuple[Node, int], ...]) -> I
             yield _Placed(instruction, runs, holders, block)
         elif isinstance(instruction, Loop):
             for number, inner in enumerate(instruction.blocks):
-                yield from _placed(inner, runs * instruction.trips, (*holders, (instruction.node, number)))
+                yield from _placed(
+                    inner, runs * instruction.trips, (*holders, (instruction.node, number))
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """Why a reader has a value converted, and how that would be done otherwise; nothing where a rule forbids it."""
+    """Why a reader has a value converted, and how that would be done otherwise; nothing where a
+    rule forbids it."""
 
     text: str
     change: str = ""
@@ -132,19 +138,31 @@ class Moves:
         return self.program.mesh
 
     def found(self) -> list[list[_Placed]]:
-        """The conversions of the value, alike ones together, most bytes first; then those of what it goes on into as a partial."""
+        """The conversions of the value, alike ones together, most bytes first; then those of what
+        it goes on into as a partial."""
         mine, onward = self.aliases, self.onward
         groups: dict[object, list[_Placed]] = {}
         for placed in _placed(self.program.block, 1, ()):
             box = placed.box
-            into = self.subject.kind == "annotation" and box.reader is not None and not mine.isdisjoint(box.reader.outputs)
+            into = (
+                self.subject.kind == "annotation"
+                and box.reader is not None
+                and not mine.isdisjoint(box.reader.outputs)
+            )
             later = box.source.value in onward and any(c < 0 for c in box.source.codes)
             if box.source.value in mine or into or later:
                 reader, holder = box.reader, placed.holders[-1][0] if placed.holders else None
-                by = (reader.op, reader.span or reader.id, reader.backward) if reader else (holder and (holder.span or holder.id),)
+                by = (
+                    (reader.op, reader.span or reader.id, reader.backward)
+                    if reader
+                    else (holder and (holder.span or holder.id),)
+                )
                 steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
                 groups.setdefault((steps, by), []).append(placed)
-        return sorted(groups.values(), key=lambda g: (self.is_onward(g), -sum(p.box.bytes_sent * p.runs for p in g)))
+        return sorted(
+            groups.values(),
+            key=lambda g: (self.is_onward(g), -sum(p.box.bytes_sent * p.runs for p in g)),
+        )
 
     def is_onward(self, group: list[_Placed]) -> bool:
         """Whether a conversion is of what is made of the value."""
@@ -152,14 +170,23 @@ class Moves:
 
     @functools.cached_property
     def aliases(self) -> frozenset[int]:
-        """The subject's values, what the last steps of its expression make them from, and what bodies call them they are passed into."""
+        """The subject's values, what the last steps of its expression make them from, and what
+        bodies call them they are passed into."""
         mine = set(self.subject.values)
         nodes = list(self.program.graph.walk())
-        # A transposed product is one expression of the user, and its gradient too; an annotation is of what it annotates.
+        # A transposed product is one expression of the user, and its gradient too; an annotation is
+        # of what it annotates.
         for node in reversed(nodes):
             if not mine.isdisjoint(node.outputs) and len(node.inputs) == 1 and not node.regions:
-                maker = self.origins.names.makers.get(node.inputs[0]) if isinstance(node.inputs[0], int) else None
-                inner = maker is not None and (maker.span, in_gradient(maker)) == (node.span, in_gradient(node))
+                maker = (
+                    self.origins.names.makers.get(node.inputs[0])
+                    if isinstance(node.inputs[0], int)
+                    else None
+                )
+                inner = maker is not None and (maker.span, in_gradient(maker)) == (
+                    node.span,
+                    in_gradient(node),
+                )
                 if inner or (maker is not None and node.op == "sbp_annotate"):
                     mine.update(o for o in node.inputs if isinstance(o, int))
         for node in nodes:
@@ -172,17 +199,27 @@ class Moves:
     def onward(self) -> frozenset[int]:
         """What is made of the value and is still partial where the value is."""
         typing, mine = self.program.typing, self.aliases
-        axes = [k for k in range(len(self.mesh.sizes)) if any(typing.values[v][k] < 0 for v in mine if v in typing.values)]
+        axes = [
+            k
+            for k in range(len(self.mesh.sizes))
+            if any(typing.values[v][k] < 0 for v in mine if v in typing.values)
+        ]
         reached = set(mine)
 
         def spread(node: Node) -> set[int]:
             made = set[int]()
             for number, operand in enumerate(node.inputs):
-                if operand in reached and any(typing.rows[node.id].ins[number][k] < 0 for k in axes):
-                    made |= {body.inputs[i] for body, i in _passed(node, number)} | set(() if node.regions else node.outputs)
+                if operand in reached and any(
+                    typing.rows[node.id].ins[number][k] < 0 for k in axes
+                ):
+                    made |= {body.inputs[i] for body, i in _passed(node, number)} | set(
+                        () if node.regions else node.outputs
+                    )
             for number, body in enumerate(node.regions):
                 if node.op != "while" or number:
-                    made |= {v for v, o in zip(node.outputs, body.outputs, strict=True) if o in reached}
+                    made |= {
+                        v for v, o in zip(node.outputs, body.outputs, strict=True) if o in reached
+                    }
             return {v for v in made if any(typing.values[v][k] < 0 for k in axes)}
 
         before = 0
@@ -203,7 +240,9 @@ class Moves:
                 instead = Alternative(change=reason.change, reason=said)
             else:
                 types = Types.of(program, self.question.graph)
-                instead = Alternative(change=reason.change, type=types.type_of(self.subject), cost=program.cost)
+                instead = Alternative(
+                    change=reason.change, type=types.type_of(self.subject), cost=program.cost
+                )
         maker = first.box.maker
         return Conversion(
             steps=first.box.steps,
@@ -222,17 +261,23 @@ class Moves:
             return self.origins.label(box.source.value)
         if maker.op == "sbp_annotate":
             return f"the annotation {_quote(maker)}{node_place(maker)}"
-        return f"{maker.op} {_quote(maker)}{node_place(maker)}{self.row_text(maker, _changed(box)[0])}"
+        return (
+            f"{maker.op} {_quote(maker)}{node_place(maker)}{self.row_text(maker, _changed(box)[0])}"
+        )
 
     def row_text(self, node: Node, position: int) -> str:
         """The chosen row of a node on a mesh axis."""
         row = self.program.typing.rows.get(node.id)
         if row is None or node.regions or not row.ins:
             return ""
-        return f" ({atoms([t[position] for t in row.ins])} -> {atoms([t[position] for t in row.outs])})"
+        return (
+            f" ({atoms([t[position] for t in row.ins])} ->"
+            f" {atoms([t[position] for t in row.outs])})"
+        )
 
     def reason(self, group: list[_Placed]) -> _Reason:
-        """What forces a conversion: of its readers the first that cannot do without; else that the chooser finds it cheaper so."""
+        """What forces a conversion: of its readers the first that cannot do without; else that the
+        chooser finds it cheaper so."""
         placed = group[0]
         reasons = [self.at_reader(group, node, number) for node, number in placed.readers()]
         reasons += [self.at_return(group, number) for number in placed.returned()]
@@ -263,11 +308,18 @@ class Moves:
         if box.source.codes[k] >= 0:
             text = f"needed by {what}, whose row takes {after!r}{self.row_text(reader, k)}"
             codes = asked(box.target.codes, changed)
-            holds = [Hold(end="operand", at=at, codes=codes, differs=True) for at in like(group, reader, number)]
-            return _Reason(text, "the next best, where it takes another type", lambda: self.held(holds))
+            holds = [
+                Hold(end="operand", at=at, codes=codes, differs=True)
+                for at in like(group, reader, number)
+            ]
+            return _Reason(
+                text, "the next best, where it takes another type", lambda: self.held(holds)
+            )
         return self.partial_reader(group, reader, number, k, what)
 
-    def partial_reader(self, group: list[_Placed], reader: Node, number: int, k: int, what: str) -> _Reason:
+    def partial_reader(
+        self, group: list[_Placed], reader: Node, number: int, k: int, what: str
+    ) -> _Reason:
         """Why a reader has a partial reduced before it."""
         box = group[0].box
         code = box.source.codes[k]
@@ -276,25 +328,58 @@ class Moves:
         if rule is None:
             return _Reason(f"needed by {what}, which has no signature and takes all operands B")
         graph = self.program.graph
-        ins, outs = tuple(graph.aval(o) for o in reader.inputs), tuple(graph.avals[v] for v in reader.outputs)
-        rows = [r for r in rule.rows(Op(reader.op, reader.params, ins, outs, self.mesh.sizes[k])) if r.ins[number] == before]
+        ins, outs = (
+            tuple(graph.aval(o) for o in reader.inputs),
+            tuple(graph.avals[v] for v in reader.outputs),
+        )
+        rows = [
+            r
+            for r in rule.rows(Op(reader.op, reader.params, ins, outs, self.mesh.sizes[k]))
+            if r.ins[number] == before
+        ]
         if not rows and reader.op == "convert_element_type":
-            return _Reason(f"needed by {what}: a cast to {outs[0].dtype} would round each part, so the sum comes first")
+            return _Reason(
+                f"needed by {what}: a cast to {outs[0].dtype} would round each part, so the sum"
+                " comes first"
+            )
         if not rows:
-            return _Reason(f"needed by {what}, which has no row for {before!r}: it is not linear in this operand")
+            return _Reason(
+                f"needed by {what}, which has no row for {before!r}: it is not linear in this"
+                " operand"
+            )
         typing = self.program.typing
-        beside = [i for i in range(len(reader.inputs)) if i != number and isinstance(reader.inputs[i], int)]
+        beside = [
+            i
+            for i in range(len(reader.inputs))
+            if i != number and isinstance(reader.inputs[i], int)
+        ]
         # What is made B is P at no cost; so is what is made P.
-        made = {i: decode(typing.values[o][k]) for i in beside if isinstance(o := reader.inputs[i], int)}
-        fits = [r for r in rows if all(r.ins[i] == made[i] or (made[i] == B and not isinstance(r.ins[i], Split)) for i in beside)]
+        made = {
+            i: decode(typing.values[o][k]) for i in beside if isinstance(o := reader.inputs[i], int)
+        }
+        fits = [
+            r
+            for r in rows
+            if all(
+                r.ins[i] == made[i] or (made[i] == B and not isinstance(r.ins[i], Split))
+                for i in beside
+            )
+        ]
         if not fits:
-            asked = sorted({", ".join(f"{self.operand(reader, i)} {r.ins[i]!r}" for i in beside) for r in rows})
+            asked = sorted(
+                {", ".join(f"{self.operand(reader, i)} {r.ins[i]!r}" for i in beside) for r in rows}
+            )
             have = ", ".join(f"{self.operand(reader, i)} is {made[i]!r}" for i in beside)
-            text = f"needed by {what}, which takes {before!r} only beside {' or '.join(asked[:3])}, and {have}"
+            text = (
+                f"needed by {what}, which takes {before!r} only beside {' or '.join(asked[:3])},"
+                f" and {have}"
+            )
         else:
             text = f"needed by {what}, which takes {before!r} as well"
         result = (fits or rows)[0].outs
-        change = f"reduced one consumer later, after {reader.op} {_quote(reader)}{node_place(reader)}"
+        change = (
+            f"reduced one consumer later, after {reader.op} {_quote(reader)}{node_place(reader)}"
+        )
         return _Reason(text, change, lambda: self.later(group, reader, {k: encode(result[0])}))
 
     def operand(self, node: Node, number: int) -> str:
@@ -314,13 +399,26 @@ class Moves:
         carries = carried(holder, region)
         is_carry = number < len(carries)
         kept = "carried as" if is_carry else "returned as"
-        holds = [Hold(end="returned", at=(holder.id, region, number), codes=asked(box.source.codes, changed))]
-        text = f"{kept} {after!r} over all trips of {what}" if is_carry else f"{kept} {after!r} by the body of {what}"
+        holds = [
+            Hold(
+                end="returned",
+                at=(holder.id, region, number),
+                codes=asked(box.source.codes, changed),
+            )
+        ]
+        text = (
+            f"{kept} {after!r} over all trips of {what}"
+            if is_carry
+            else f"{kept} {after!r} by the body of {what}"
+        )
         if is_carry and box.source.codes[k] < 0:
             carry = holder.regions[region].inputs[carries[number]]
             blocker = self.blocker(carry, k, box.source.codes[k])
             if blocker is not None:
-                text += f": each trip reads it in {blocker.op} {_quote(blocker)}{node_place(blocker)}, which has no row for {before!r}"
+                text += (
+                    f": each trip reads it in {blocker.op} {_quote(blocker)}{node_place(blocker)},"
+                    f" which has no row for {before!r}"
+                )
         return _Reason(text, f"{kept} {before!r}", lambda: self.held(holds))
 
     def blocker(self, value: int, position: int, code: Code) -> Node | None:
@@ -330,9 +428,17 @@ class Moves:
             rule = rule_for(node.op)
             if value not in node.inputs or rule is None:
                 continue
-            ins, outs = tuple(graph.aval(o) for o in node.inputs), tuple(graph.avals[v] for v in node.outputs)
+            ins, outs = (
+                tuple(graph.aval(o) for o in node.inputs),
+                tuple(graph.avals[v] for v in node.outputs),
+            )
             rows = rule.rows(Op(node.op, node.params, ins, outs, self.mesh.sizes[position]))
-            if not any(r.ins[i] == decode(code) for r in rows for i, o in enumerate(node.inputs) if o == value):
+            if not any(
+                r.ins[i] == decode(code)
+                for r in rows
+                for i, o in enumerate(node.inputs)
+                if o == value
+            ):
                 return node
         return None
 
@@ -348,14 +454,24 @@ class Moves:
             text = f"returned as `{name}`, which is pinned as {after!r}"
         elif tied is not None:
             held = self.origins.label(self.program.graph.inputs[tied])
-            return _Reason(f"returned as `{name}`, which takes the buffer and so the type of the donated input {held}")
+            return _Reason(
+                f"returned as `{name}`, which takes the buffer and so the type of the donated input"
+                f" {held}"
+            )
         elif box.source.codes[k] < 0:
-            text = f"returned as `{name}`: what a program returns is not partial unless its type says so"
+            text = (
+                f"returned as `{name}`: what a program returns is not partial unless its type"
+                " says so"
+            )
         else:
             text = f"returned as `{name}`, whose type is left free"
-        return _Reason(text, f"`{name}` returned as {before!r}", lambda: self.edited(self.question.pin(output, wanted)))
+        return _Reason(
+            text,
+            f"`{name}` returned as {before!r}",
+            lambda: self.edited(self.question.pin(output, wanted)),
+        )
 
-    # ---- plans instead -------------------------------------------------------------------------------------------------------
+    # ---- plans instead --------------------------------------------------------------------------
 
     def edited(self, question: Question) -> tuple[Program | None, str]:
         program = question.plan()
@@ -366,18 +482,25 @@ class Moves:
         if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in q.graph.walk()}:
             return None, "it was not in the program before conversions were taken together"
         choosing = functools.partial(choose_held, q.graph, q.demand, q.boxing, q.tables, holds)
-        program = cheapest(choosing, q.graph, q.demand, q.tables, memory_limit=q.memory_limit, aliased=q.aliased)
+        program = cheapest(
+            choosing, q.graph, q.demand, q.tables, memory_limit=q.memory_limit, aliased=q.aliased
+        )
         if program is None:
             return None, "no row takes it so"
         if q.memory_limit is not None and program.cost.peak_memory_bytes > q.memory_limit:
             return None, "it does not fit the memory limit"
         return program, ""
 
-    def later(self, group: list[_Placed], reader: Node, wanted: Wanted) -> tuple[Program | None, str]:
-        """With the results of a reader pinned, wherever its line was traced: what they are made of is then reduced after them."""
+    def later(
+        self, group: list[_Placed], reader: Node, wanted: Wanted
+    ) -> tuple[Program | None, str]:
+        """With the results of a reader pinned, wherever its line was traced: what they are made of
+        is then reduced after them."""
         nodes = {n.id for p in group for n, _ in p.readers() if _alike(n, reader)}
         outputs = tuple(v for n in self.question.graph.walk() if n.id in nodes for v in n.outputs)
-        return self.edited(self.question.pin(Subject(label="", kind="made", values=outputs), wanted))
+        return self.edited(
+            self.question.pin(Subject(label="", kind="made", values=outputs), wanted)
+        )
 
     def without_pin(self, reader: Node, changed: list[int]) -> tuple[Program | None, str]:
         nodes = [
@@ -397,9 +520,15 @@ def no_typing(question: Question) -> str:
     """In a line, why a program has no plan."""
     fault = question.fault()
     if fault.status != "unsat":
-        return "no types of all mesh axes together" if question.memory_limit is None else "nothing that fits the memory limit"
+        return (
+            "no types of all mesh axes together"
+            if question.memory_limit is None
+            else "nothing that fits the memory limit"
+        )
     where = f"on `{fault.mesh_axis}`" + (
-        f" under {boxing_text(question.boxing, question.demand.policies, question.mesh.names)}" if fault.policy else ""
+        f" under {boxing_text(question.boxing, question.demand.policies, question.mesh.names)}"
+        if fault.policy
+        else ""
     )
     if not fault.sink:
         return f"no row reaches it {where}"
@@ -415,15 +544,22 @@ def asked(codes: Codes, changed: list[int]) -> tuple[Code | None, ...]:
     return tuple(c if k in changed else None for k, c in enumerate(codes))
 
 
-def inner_codes(node: Node, number: int, codes: Codes, changed: list[int]) -> tuple[Code | None, ...]:
-    """Codes of a region's operand as its body has them: of a stacked operand, those of one slice."""
+def inner_codes(
+    node: Node, number: int, codes: Codes, changed: list[int]
+) -> tuple[Code | None, ...]:
+    """Codes of a region's operand as its body has them: of a stacked operand, those of one
+    slice."""
     stacked = node.op == "scan" and number >= node.params["num_consts"] + node.params["num_carry"]
     return asked(tuple(c - 1 if stacked and c > 0 else c for c in codes), changed)
 
 
 def like(group: list[_Placed], reader: Node, number: int) -> list[tuple[int, int]]:
     """The reader's operand in every copy of the value."""
-    return list(dict.fromkeys((n.id, i) for p in group for n, i in p.readers() if i == number and _alike(n, reader)))
+    return list(
+        dict.fromkeys(
+            (n.id, i) for p in group for n, i in p.readers() if i == number and _alike(n, reader)
+        )
+    )
 
 
 def _alike(node: Node, other: Node) -> bool:
@@ -432,7 +568,9 @@ def _alike(node: Node, other: Node) -> bool:
 
 def _changed(box: Box) -> list[int]:
     """Positions of the mesh axes on which a conversion changes the atom."""
-    return [k for k, (a, b) in enumerate(zip(box.source.codes, box.target.codes, strict=True)) if a != b]
+    return [
+        k for k, (a, b) in enumerate(zip(box.source.codes, box.target.codes, strict=True)) if a != b
+    ]
 
 
 def _quote(node: Node) -> str:

@@ -1,4 +1,5 @@
-"""Where the atom of a value comes from on one mesh axis: back through the chosen rows to a pin, an input or what is made anew."""
+"""Where the atom of a value comes from on one mesh axis: back through the chosen rows to a pin, an
+input or what is made anew."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from sbp.trace.graph import Graph, Node, Operand
 MAX_LINKS = 200
 """Rows of a chain that are told; of a longer one the last is told, too."""
 
-LinkKind = Literal["annotation", "input", "free input", "tied", "row", "converted", "carry", "new", "more"]
+LinkKind = Literal[
+    "annotation", "input", "free input", "tied", "row", "converted", "carry", "new", "more"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class Link:
 
     @property
     def ends(self) -> bool:
-        """Whether the chain ends here, nothing decides this atom but the user or the cost; or whether links are left out."""
+        """Whether the chain ends here, nothing decides this atom but the user or the cost; or
+        whether links are left out."""
         return self.kind in ("annotation", "input", "free input", "new", "more")
 
 
@@ -56,7 +60,8 @@ class Origins:
       names: of the program's values.
       holders: for the inputs of bodies: the node, the number of the body and that of the input.
       carries: those of them that a loop carries.
-      lasts: the last links of chains that have been followed, by value and position of the mesh axis.
+      lasts: the last links of chains that have been followed, by value and position of the mesh
+          axis.
     """
 
     typing: Typing
@@ -88,14 +93,20 @@ class Origins:
         at: int | None = value
         while at is not None:
             if len(links) > MAX_LINKS and self._lead(at, position) is not None:
-                more = Link(kind="more", subject=self.label(at), atom=self.typing.values[at][position], because="and so on")
+                more = Link(
+                    kind="more",
+                    subject=self.label(at),
+                    atom=self.typing.values[at][position],
+                    because="and so on",
+                )
                 return (*links, more, self.last(at, position))
             links += self._links(at, position)
             at = self._lead(at, position)
         return tuple(links)
 
     def last(self, value: int, position: int) -> Link:
-        """The last link of a value's chain. Rows tell of their other operands where those come from: so it is kept."""
+        """The last link of a value's chain. Rows tell of their other operands where those come
+        from: so it is kept."""
         passed: list[int] = []
         at = value
         while (at, position) not in self.lasts:
@@ -122,7 +133,11 @@ class Origins:
         text = source_text(maker.span, 44)
         if maker.op == "sbp_annotate":  # a helper's call of it: what it annotates
             expression, _ = expression_at(maker.span)
-            text = ast.unparse(expression.args[0]) if isinstance(expression, ast.Call) and expression.args else text
+            text = (
+                ast.unparse(expression.args[0])
+                if isinstance(expression, ast.Call) and expression.args
+                else text
+            )
         text = text.replace("`", "'")
         return f"`{text}`" if text else maker.op
 
@@ -132,7 +147,9 @@ class Origins:
         node, outer = self._outer(value)
         if value in self.carries:
             return f"the carry of {node.op}"
-        stacked = node.op == "scan" and outer >= node.params["num_consts"] + node.params["num_carry"]
+        stacked = (
+            node.op == "scan" and outer >= node.params["num_consts"] + node.params["num_carry"]
+        )
         return f"{'a slice of ' if stacked else ''}{self.label(node.inputs[outer])}"
 
     def _outer(self, value: int) -> tuple[Node, int]:
@@ -145,7 +162,8 @@ class Origins:
         return node, number + (node.op == "cond")
 
     def _lead(self, value: int, k: int) -> int | None:
-        """The value whose atom leads to that of a value; always one that the program makes before it."""
+        """The value whose atom leads to that of a value; always one that the program makes before
+        it."""
         if value in self.names.inputs:
             return None
         if value in self.holders:
@@ -171,9 +189,28 @@ class Origins:
         if node.op == "sbp_annotate":
             where = node_place(node)
             if self._is_pinned(node, k):
-                text = f"pinned by `{source_text(node.span, 60)}`" if node.span else "pinned by an annotation"
-                return [Link(kind="annotation", subject=self.label(value), atom=code, because=text, where=where)]
-            free = Link(kind="row", subject=self.label(value), atom=code, because="left free by the annotation", where=where, passes=True)
+                text = (
+                    f"pinned by `{source_text(node.span, 60)}`"
+                    if node.span
+                    else "pinned by an annotation"
+                )
+                return [
+                    Link(
+                        kind="annotation",
+                        subject=self.label(value),
+                        atom=code,
+                        because=text,
+                        where=where,
+                    )
+                ]
+            free = Link(
+                kind="row",
+                subject=self.label(value),
+                atom=code,
+                because="left free by the annotation",
+                where=where,
+                passes=True,
+            )
             return [free, *self._converted(node, 0, code, k)]
         if node.regions:
             return self._region_output(node, value, code, k)
@@ -189,7 +226,9 @@ class Origins:
         name = self.label(value)
         if wanted is not None and wanted[k] is not None:
             return Link(kind="input", subject=name, atom=code, because="pinned by the input's type")
-        return Link(kind="free input", subject=name, atom=code, because="an input whose type is left free")
+        return Link(
+            kind="free input", subject=name, atom=code, because="an input whose type is left free"
+        )
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
         """The numbers of the operands that a result's atom comes from."""
@@ -197,7 +236,9 @@ class Origins:
         leads = [i for i, c in enumerate(ins) if c and isinstance(node.inputs[i], int)]
         if not leads and not code:
             leads = [i for i, o in enumerate(node.inputs) if isinstance(o, int)]
-        return sorted(leads, key=lambda i: node.inputs[i] in self.carries)  # what a loop adds says more than what it adds to
+        return sorted(
+            leads, key=lambda i: node.inputs[i] in self.carries
+        )  # what a loop adds says more than what it adds to
 
     def _lead_of_row(self, node: Node, code: Code, k: int) -> int | None:
         """The number of the operand that a chain goes on with."""
@@ -214,11 +255,17 @@ class Origins:
         passes = len({ins[i] for i in leads}) == 1 and all(ins[i] == code for i in leads)
         kernel = row.kernels[k] if row.kernels else ""
         by = f" by its kernel {kernel!r}" if kernel not in ("", "local") else ""
-        text = f"{node.op}: {atoms(ins)} -> {atoms(outs)}{by}" if ins else f"{node.op} makes it {atoms(outs)}"
+        text = (
+            f"{node.op}: {atoms(ins)} -> {atoms(outs)}{by}"
+            if ins
+            else f"{node.op} makes it {atoms(outs)}"
+        )
         more = [
             f"{self.label(node.inputs[i])} is {self._end(node, i, k)}"
             for i in (leads[1:3] if code else ())
-            if node.inputs[i] != node.inputs[leads[0]] and node.inputs[i] not in self.carries and not self._is_inner(node, i)
+            if node.inputs[i] != node.inputs[leads[0]]
+            and node.inputs[i] not in self.carries
+            and not self._is_inner(node, i)
         ]
         if more:
             text += "; " + ", ".join(more)
@@ -249,7 +296,11 @@ class Origins:
             return f"{here}, pinned {end.where}"
         if end.kind not in ("input", "free input"):
             return here
-        return f"{here}, an input" if end.subject == self.label(operand) else f"{here}, from {end.subject}"
+        return (
+            f"{here}, an input"
+            if end.subject == self.label(operand)
+            else f"{here}, from {end.subject}"
+        )
 
     def _is_converted(self, node: Node, number: int, wanted: Code, k: int) -> bool:
         operand = node.inputs[number]
@@ -262,13 +313,32 @@ class Origins:
             return []
         made = self.typing.values[operand][k]
         text = f"made as {decode(made)!r} and converted for {node.op}"
-        return [Link(kind="converted", subject=self.label(operand), atom=wanted, because=text, where=node_place(node))]
+        return [
+            Link(
+                kind="converted",
+                subject=self.label(operand),
+                atom=wanted,
+                because=text,
+                where=node_place(node),
+            )
+        ]
 
     def _body_input(self, value: int, code: Code, k: int) -> list[Link]:
         node, outer = self._outer(value)
         kept = value in self.carries
-        text = "one type over all trips, chosen with what the body returns" if kept else f"as it comes into the body of {node.op}"
-        link = Link(kind="carry", subject=self.label(value), atom=code, because=text, where=node_place(node), passes=not kept)
+        text = (
+            "one type over all trips, chosen with what the body returns"
+            if kept
+            else f"as it comes into the body of {node.op}"
+        )
+        link = Link(
+            kind="carry",
+            subject=self.label(value),
+            atom=code,
+            because=text,
+            where=node_place(node),
+            passes=not kept,
+        )
         return [link, *self._converted(node, outer, self.typing.rows[node.id].ins[outer][k], k)]
 
     def _region_output(self, node: Node, value: int, code: Code, k: int) -> list[Link]:
@@ -277,11 +347,35 @@ class Origins:
         region = node.regions.index(body)
         operand = body.outputs[number]
         returned = self.typing.region_outputs[node.id, region][number][k]
-        text = f"what the body of {node.op} carries" if number < len(carried(node, region)) else f"what the body of {node.op} returns"
-        links = [Link(kind="carry", subject=self.label(value), atom=code, because=text, where=node_place(node), passes=True)]
+        text = (
+            f"what the body of {node.op} carries"
+            if number < len(carried(node, region))
+            else f"what the body of {node.op} returns"
+        )
+        links = [
+            Link(
+                kind="carry",
+                subject=self.label(value),
+                atom=code,
+                because=text,
+                where=node_place(node),
+                passes=True,
+            )
+        ]
         if isinstance(operand, int) and self.typing.values[operand][k] != returned:
-            text = f"made as {decode(self.typing.values[operand][k])!r} and converted where the body returns it"
-            links.append(Link(kind="converted", subject=self.label(operand), atom=returned, because=text, where=node_place(node)))
+            text = (
+                f"made as {decode(self.typing.values[operand][k])!r} and converted where the body"
+                " returns it"
+            )
+            links.append(
+                Link(
+                    kind="converted",
+                    subject=self.label(operand),
+                    atom=returned,
+                    because=text,
+                    where=node_place(node),
+                )
+            )
         return links
 
 
@@ -289,9 +383,14 @@ def carried(node: Node, region: int) -> range:
     """The positions of a body's carries among its inputs."""
     match node.op:
         case "scan":
-            return range(node.params["num_consts"], node.params["num_consts"] + node.params["num_carry"])
+            return range(
+                node.params["num_consts"], node.params["num_consts"] + node.params["num_carry"]
+            )
         case "while":
-            return range(node.params["cond_nconsts"] if region == 0 else node.params["body_nconsts"], len(node.regions[region].inputs))
+            return range(
+                node.params["cond_nconsts"] if region == 0 else node.params["body_nconsts"],
+                len(node.regions[region].inputs),
+            )
         case _:
             return range(0)
 
@@ -306,7 +405,8 @@ def atoms(codes: list[Code]) -> str:
 
 
 def shown(links: tuple[Link, ...]) -> tuple[Link, ...]:
-    """A chain without the operations that only hand an unnamed operand's atom on, inner ones of a library's function included."""
+    """A chain without the operations that only hand an unnamed operand's atom on, inner ones of a
+    library's function included."""
     kept: list[Link] = []
     for number, link in enumerate(links):
         same = number and link.passes and not link.ends and link.atom == kept[-1].atom

@@ -1,4 +1,5 @@
-"""The resolved plan: instructions with boundary types and cost. What `sbp.jit(..).plan(..)` runs, prints and prices."""
+"""The resolved plan: instructions with boundary types and cost. What `sbp.jit(..).plan(..)` runs,
+prints and prices."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Cost:
     Arguments:
       bytes_per_device: bytes one device sends (ring optimum, loop trips counted, padding counted).
       seconds: modelled time of compute and communication on the mesh's hardware.
-      peak_memory_bytes: arguments + outputs - aliased + temporaries of one device, by liveness of the plan.
+      peak_memory_bytes: arguments + outputs - aliased + temporaries of one device, by liveness of
+          the plan.
     """
 
     bytes_per_device: float
@@ -104,11 +106,14 @@ class Program:
         yield from _boxes(self.block, 1, 0)
 
     def kernels(self) -> Iterator[tuple[Apply, int]]:
-        """All operations whose kernels send something, in program order, with how often each runs per call."""
+        """All operations whose kernels send something, in program order, with how often each runs
+        per call."""
         yield from sending(self.block, 1)
 
 
-def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int, ...] = ()) -> Program:
+def resolve(
+    typing: Typing, demand: Demand | None = None, *, aliased: tuple[int, ...] = ()
+) -> Program:
     """Typing -> Program: lowers, verifies and prices.
 
     Arguments:
@@ -118,16 +123,33 @@ def resolve(typing: Typing, demand: Demand | None = None, *, aliased: tuple[int,
     """
     block = lower(typing, demand)
     verify(block, typing.mesh)
-    verify_budgets(block, regime_of(typing.graph, typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())))
+    verify_budgets(
+        block,
+        regime_of(
+            typing.graph, typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())
+        ),
+    )
     sent = bytes_sent(block)
     peak = peak_memory(typing, block, aliased)
-    cost = Cost(bytes_per_device=sent, seconds=typing.seconds - typing.saved_seconds, peak_memory_bytes=peak.bytes)
+    cost = Cost(
+        bytes_per_device=sent,
+        seconds=typing.seconds - typing.saved_seconds,
+        peak_memory_bytes=peak.bytes,
+    )
     policies = demand.policies if demand else ()
-    return Program(typing=typing, block=block, aliased=aliased, cost=cost, fullest=peak.temporaries, policies=policies)
+    return Program(
+        typing=typing,
+        block=block,
+        aliased=aliased,
+        cost=cost,
+        fullest=peak.temporaries,
+        policies=policies,
+    )
 
 
 def bytes_sent(block: Block) -> float:
-    """Bytes one device sends when a block runs once, loop trips counted; of a cond's branches the dearest."""
+    """Bytes one device sends when a block runs once, loop trips counted; of a cond's branches the
+    dearest."""
     total = 0.0
     for instruction in block.instructions:
         if isinstance(instruction, Box):
@@ -143,7 +165,8 @@ def bytes_sent(block: Block) -> float:
 
 
 def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
-    """The operations of a block whose kernels send something, with how often each runs, when the block runs so many times."""
+    """The operations of a block whose kernels send something, with how often each runs, when the
+    block runs so many times."""
     for instruction in block.instructions:
         if isinstance(instruction, Apply) and instruction.sends:
             yield instruction, trips

@@ -1,4 +1,5 @@
-"""What is wrong at the edge of a loop or branch, in words: predicates, carries, results of branches, scanned operands."""
+"""What is wrong at the edge of a loop or branch, in words: predicates, carries, results of
+branches, scanned operands."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def left(codes: Sequence[Code]) -> str:
     return "partial" if codes and all(c < 0 for c in codes) else "split"
 
 
-def region_words(node: Node, fault: CheckResult, names: Names, subject: str, text: str) -> tuple[str, str]:
+def region_words(
+    node: Node, fault: CheckResult, names: Names, subject: str, text: str
+) -> tuple[str, str]:
     """The title, up to the mesh axis, and the primary label of a fault at the edge of a region.
 
     Arguments:
@@ -38,34 +41,61 @@ def region_words(node: Node, fault: CheckResult, names: Names, subject: str, tex
     """
     first, made = fault.sink[0], fault.made[0]
     edge = _edge(first)
-    if edge == "predicate" or (edge == "constant" and node.op == "while" and first.operand < node.params["cond_nconsts"]):
+    if edge == "predicate" or (
+        edge == "constant" and node.op == "while" and first.operand < node.params["cond_nconsts"]
+    ):
         hint = "; reduce it first" if left(made) == "partial" else ""
         what, said = f"the predicate of {subject}", "the predicate"
         if edge == "constant":
             said = _value(first, names) or "what the predicate reads"
-            what = f"`{said}`, which the predicate of {subject} reads," if said.isidentifier() else f"{said} in {subject}"
-        return f"{what} is left {left(made)}", f"{said} is {atoms_text(made)}, but all devices have to decide alike{hint}"
+            what = (
+                f"`{said}`, which the predicate of {subject} reads,"
+                if said.isidentifier()
+                else f"{said} in {subject}"
+            )
+        return (
+            f"{what} is left {left(made)}",
+            f"{said} is {atoms_text(made)}, but all devices have to decide alike{hint}",
+        )
     if edge in ("carry", "initial carry"):
         number = carry_of(node, first)
-        name = next((n for c in fault.sink if _edge(c) == "initial carry" and (n := _value(c, names))), "")
+        name = next(
+            (n for c in fault.sink if _edge(c) == "initial carry" and (n := _value(c, names))), ""
+        )
         called = f"carry {number}" + (f" ({name})" if name else "")
         ends = {_edge(c): codes for c, codes in zip(fault.sink, fault.made, strict=True)}
         if len(ends) > 1:
             return (
                 f"{called} of {subject} cannot keep one type",
-                f"{called} enters as {atoms_text(ends['initial carry'])} and is {atoms_text(ends['carry'])} after a step",
+                (
+                    f"{called} enters as {atoms_text(ends['initial carry'])} and is"
+                    f" {atoms_text(ends['carry'])} after a step"
+                ),
             )
-        label = f"{edge} {number} is {atoms_text(made)}, but {atoms_text(fault.wanted[0])} is kept here"
+        label = (
+            f"{edge} {number} is {atoms_text(made)}, but {atoms_text(fault.wanted[0])} is kept here"
+        )
         return f"carry {number} of {subject} cannot keep one type", label
     if edge == "result":
-        told = [f"{_branch(node, c, text)} returns {atoms_text(codes)}" for c, codes in zip(fault.sink, fault.made, strict=True)]
+        told = [
+            f"{_branch(node, c, text)} returns {atoms_text(codes)}"
+            for c, codes in zip(fault.sink, fault.made, strict=True)
+        ]
         if len(told) == 1:
             told.append(f"{atoms_text(fault.wanted[0])} is kept here")
-        return f"result {first.operand} of {subject} is not of one type in all branches", ", ".join(told)
+        return f"result {first.operand} of {subject} is not of one type in all branches", ", ".join(
+            told
+        )
     said = _value(first, names) or first.because.text.rsplit(" of ", 1)[0]
     if edge == "scanned operand" and set(made) == {1}:
-        return f"{subject} runs along the split dim of `{said}`", f"{said} is S(0), and the scan takes its rows one after the other"
-    return f"{said} of {subject} cannot keep one type", f"{said} is {atoms_text(made)}, but {atoms_text(fault.wanted[0])} is kept here"
+        return (
+            f"{subject} runs along the split dim of `{said}`",
+            f"{said} is S(0), and the scan takes its rows one after the other",
+        )
+    return (
+        f"{said} of {subject} cannot keep one type",
+        f"{said} is {atoms_text(made)}, but {atoms_text(fault.wanted[0])} is kept here",
+    )
 
 
 def _edge(constraint: Constraint) -> str:
@@ -81,7 +111,11 @@ def carry_of(node: Node, constraint: Constraint) -> int | None:
         return constraint.operand
     if edge != "initial carry":
         return None
-    before = node.params["num_consts"] if node.op == "scan" else node.params["cond_nconsts"] + node.params["body_nconsts"]
+    before = (
+        node.params["num_consts"]
+        if node.op == "scan"
+        else node.params["cond_nconsts"] + node.params["body_nconsts"]
+    )
     return constraint.operand - before
 
 
@@ -89,7 +123,9 @@ def _branch(node: Node, constraint: Constraint, text: str) -> str:
     """Which branch of a cond returns."""
     found = re.search(r"branch (\d+)", constraint.because.text)
     number = int(found.group(1)) if found else 0
-    if len(node.regions) == 2 and re.match(r"[\w.]*\bcond\(", text):  # lax.cond(predicate, true branch, false branch)
+    if len(node.regions) == 2 and re.match(
+        r"[\w.]*\bcond\(", text
+    ):  # lax.cond(predicate, true branch, false branch)
         return "the true branch" if number else "the false branch"
     return f"branch {number}"
 

@@ -1,7 +1,9 @@
-"""Collectives of equal values are run once: what the forward pass has sent is not sent again by its rematerialisation.
+"""Collectives of equal values are run once: what the forward pass has sent is not sent again by its
+rematerialisation.
 
-Where a loop converts a value to what an earlier loop has made of an equal one (`trace.numbering`), the earlier one hands its result on as
-one more stacked result; in one block gradients read the value of the forward pass. What only fed the second collective goes.
+Where a loop converts a value to what an earlier loop has made of an equal one (`trace.numbering`),
+the earlier one hands its result on as one more stacked result; in one block gradients read the
+value of the forward pass. What only fed the second collective goes.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ class Repeat:
 
 
 def repeats(typing: Typing, block: Block, regime: Regime) -> tuple[Repeat, ...]:
-    """The conversions of a lowered program that have been made before, in one block or by an earlier loop of the same block.
+    """The conversions of a lowered program that have been made before, in one block or by an
+    earlier loop of the same block.
 
-    An earlier loop hands its result on at its end: it must be allowed to convert there, or have the result of an annotation.
+    An earlier loop hands its result on at its end: it must be allowed to convert there, or have the
+    result of an annotation.
     """
     return _Search(typing, regime).repeats(block)
 
@@ -61,7 +65,8 @@ def save(typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> Typing:
 
 
 class _Search:
-    """Goes through a program with what has been made so far: each value, by number, in each type."""
+    """Goes through a program with what has been made so far: each value, by number, in each
+    type."""
 
     def __init__(self, typing: Typing, regime: Regime) -> None:
         self.typing, self.regime = typing, regime
@@ -81,18 +86,31 @@ class _Search:
             self.see(instruction, None, readers)
         return tuple(self.found.values())
 
-    def see(self, instruction: Instruction, loop: Loop | None, readers: dict[Register, list[Instruction]]) -> None:
+    def see(
+        self,
+        instruction: Instruction,
+        loop: Loop | None,
+        readers: dict[Register, list[Instruction]],
+    ) -> None:
         if isinstance(instruction, Apply):
             for register in instruction.outs:
-                self.made.setdefault((self.numbers.of(register.value), register.codes), (register.value, loop))
-        elif isinstance(instruction, Box) and instruction.bytes_sent and not any(c < 0 for c in instruction.target.codes):
+                self.made.setdefault(
+                    (self.numbers.of(register.value), register.codes), (register.value, loop)
+                )
+        elif (
+            isinstance(instruction, Box)
+            and instruction.bytes_sent
+            and not any(c < 0 for c in instruction.target.codes)
+        ):
             for register in _chain(instruction, readers):
                 repeat = self.repeat(instruction, register, loop)
                 if repeat is not None:
                     self.found.setdefault((repeat.loop, repeat.value), repeat)
                     return
             rules = self.regime.at(loop.node if loop else None, in_loop=loop is not None)
-            if loop is None or all(rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in instruction.steps):
+            if loop is None or all(
+                rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in instruction.steps
+            ):
                 key = self.numbers.of(instruction.source.value), instruction.target.codes
                 self.made.setdefault(key, (instruction.source.value, loop))
 
@@ -103,15 +121,29 @@ class _Search:
             return None
         value, where = self.made[key]
         trips = loop.trips if loop else 1
-        if value == register.value or (where is None) != (loop is None) or (where and loop and (where is loop or where.trips != trips)):
+        if (
+            value == register.value
+            or (where is None) != (loop is None)
+            or (where and loop and (where is loop or where.trips != trips))
+        ):
             return None
         if loop is None and (box.reader is None or not box.reader.backward):
-            return None  # what is written twice in one block may be pinned twice on purpose; what is recomputed is not
-        if loop is None and self.typing.values[value] != register.codes and not self.regime.at(box.reader).unlimited:
+            # what is written twice in one block may be pinned twice on purpose; what is recomputed
+            # is not
+            return None
+        if (
+            loop is None
+            and self.typing.values[value] != register.codes
+            and not self.regime.at(box.reader).unlimited
+        ):
             return None  # its readers might not be allowed to convert what was made first
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
-        size = float(math.prod(local_shape(aval.shape, register.codes, mesh.sizes))) * _jax.itemsize(aval.dtype)
-        kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0  # written by one loop, read by the other
+        size = float(
+            math.prod(local_shape(aval.shape, register.codes, mesh.sizes))
+        ) * _jax.itemsize(aval.dtype)
+        kept = (
+            2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0
+        )  # written by one loop, read by the other
         seconds = trips * (sum(s.seconds for s in box.steps) - kept)
         if seconds <= 0:
             return None
@@ -183,11 +215,15 @@ class _Saving:
         )
 
     def block(self, graph: Graph, instead: dict[int, int], *, top: bool = False) -> Graph:
-        """A graph whose readers of a value in a type read another value, and without what nobody reads any more."""
+        """A graph whose readers of a value in a type read another value, and without what nobody
+        reads any more."""
         nodes: list[Node] = []
         for node in graph.nodes:
             row = self.rows[node.id]
-            inputs = tuple(self.redirect(node, o, c, instead) for o, c in zip(node.inputs, row.ins, strict=True))
+            inputs = tuple(
+                self.redirect(node, o, c, instead)
+                for o, c in zip(node.inputs, row.ins, strict=True)
+            )
             node = dataclasses.replace(node, inputs=inputs)
             if top and node.op == "scan":
                 node = self.scan(node)
@@ -195,15 +231,22 @@ class _Saving:
         graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)
         return graph if top and not instead else self.pruned(graph)
 
-    def redirect(self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]) -> Operand:
-        """What is read instead of an operand: not by those who take it as it is made before its conversion, or may not convert."""
+    def redirect(
+        self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
+    ) -> Operand:
+        """What is read instead of an operand: not by those who take it as it is made before its
+        conversion, or may not convert."""
         if not isinstance(operand, int) or operand not in instead:
             return operand
         other, kept = instead[operand], self.kept[operand]
         if codes == self.old.values[operand] != kept:
             return operand
         arrives = self.values[other] == codes
-        return other if arrives or self.regime.at(node, in_loop=other not in self.old.values).unlimited else operand
+        return (
+            other
+            if arrives or self.regime.at(node, in_loop=other not in self.old.values).unlimited
+            else operand
+        )
 
     def scan(self, node: Node) -> Node:
         """A scan that stacks what a later one needs, or reads what an earlier one has stacked."""
@@ -217,7 +260,9 @@ class _Saving:
                     continue
                 aval = self.avals[r.first]
                 whole = self.stacked[key] = next(self.next)
-                self.avals[whole] = _jax.empty_aval((int(node.params["length"]), *aval.shape), aval.dtype)
+                self.avals[whole] = _jax.empty_aval(
+                    (int(node.params["length"]), *aval.shape), aval.dtype
+                )
                 self.values[whole] = stack(r.codes)
                 node = dataclasses.replace(node, outputs=(*node.outputs, whole))
                 body = dataclasses.replace(body, outputs=(*body.outputs, r.first))
@@ -228,7 +273,9 @@ class _Saving:
                 assert r.first_loop is not None
                 self.avals[value] = self.avals[r.first]
                 self.values[value] = r.codes
-                node = dataclasses.replace(node, inputs=(*node.inputs, self.stacked[r.first_loop, r.first, r.codes]))
+                node = dataclasses.replace(
+                    node, inputs=(*node.inputs, self.stacked[r.first_loop, r.first, r.codes])
+                )
                 body = dataclasses.replace(body, inputs=(*body.inputs, value))
                 row = NdRow((*row.ins, stack(r.codes)), row.outs, row.kernels)
                 instead[r.value] = value
@@ -248,4 +295,8 @@ class _Saving:
 
 def _acts(node: Node) -> bool:
     """Whether a node is there for more than its results."""
-    return node.op in EFFECTS or not node.outputs or any(_acts(n) for region in node.regions for n in region.nodes)
+    return (
+        node.op in EFFECTS
+        or not node.outputs
+        or any(_acts(n) for region in node.regions for n in region.nodes)
+    )

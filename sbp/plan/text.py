@@ -1,6 +1,8 @@
-"""The text form of a plan: every local operation, every collective and every region on its own line; it parses back.
+"""The text form of a plan: every local operation, every collective and every region on its own
+line; it parses back.
 
->>> text = ["plan x=2 boxing=auto 0 B per device {", "  input %0: f32[4] x:S(0)  # a", "  return %0", "}"]
+>>> head = "plan x=2 boxing=auto 0 B per device {"
+>>> text = [head, "  input %0: f32[4] x:S(0)  # a", "  return %0", "}"]
 >>> str(parse_listing("\\n".join(text))).splitlines() == text
 True
 """
@@ -24,7 +26,8 @@ from sbp.types import NdSbp, parse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A register where it is defined: its name, dtype and shape (empty for a conversion), type; for an argument the user's name."""
+    """A register where it is defined: its name, dtype and shape (empty for a conversion), type; for
+    an argument the user's name."""
 
     name: str
     shape: str
@@ -32,12 +35,17 @@ class Value:
     argument: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.shape} {self.type!r}" if self.shape else f"{self.name}: {self.type!r}"
+        return (
+            f"{self.name}: {self.shape} {self.type!r}"
+            if self.shape
+            else f"{self.name}: {self.type!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation; `kernels`: on which mesh axes it runs another kernel than the primitive itself, `bytes_sent`: what those send."""
+    """An operation; `kernels`: on which mesh axes it runs another kernel than the primitive itself,
+    `bytes_sent`: what those send."""
 
     results: tuple[Value, ...]
     op: str
@@ -87,7 +95,8 @@ class Body:
 class Listing:
     """A plan as text: `parse_listing(str(listing)) == listing`.
 
-    `mesh` has names and sizes of the mesh axes, outer first; `bytes_per_device` is what one device sends per call.
+    `mesh` has names and sizes of the mesh axes, outer first; `bytes_per_device` is what one device
+    sends per call.
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -121,7 +130,10 @@ def _body_lines(body: Body, indent: str) -> Iterator[str]:
                 yield f"{indent}{_results(line.results)}{call}{sent}{_comment(line.comment)}"
             case Conversion():
                 call = f"{line.kind}[{', '.join(line.mesh_axes)}]({line.operand})"
-                yield f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)} B{_comment(line.comment)}"
+                yield (
+                    f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)}"
+                    f" B{_comment(line.comment)}"
+                )
             case Region():
                 trips = "1 trip" if line.trips == 1 else f"{line.trips} trips"
                 call = f"{line.op}({', '.join(line.operands)})"
@@ -139,7 +151,7 @@ def _results(results: tuple[Value, ...]) -> str:
     return ", ".join(map(str, results)) + " = " if results else ""
 
 
-# ---- plan -> listing -------------------------------------------------------------------------------------------------------------
+# ---- plan -> listing ----------------------------------------------------------------------------
 
 
 def place(span: Span) -> str:
@@ -155,13 +167,20 @@ def node_place(node: Node) -> str:
 
 
 def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ()) -> str:
-    """Dtype and shape in short; the shape of one device's shard when codes and axis sizes are given.
+    """Dtype and shape in short; the shape of one device's shard when codes and axis sizes are
+    given.
 
     >>> shape_text(_jax.empty_aval((8, 16), np.dtype("float32")))
     'f32[8,16]'
     """
     name = str(aval.dtype)
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+    for long, short in (
+        ("bfloat", "bf"),
+        ("float", "f"),
+        ("uint", "u"),
+        ("int", "i"),
+        ("complex", "c"),
+    ):
         if name.startswith(long):
             name = short + name[len(long) :]
             break
@@ -180,13 +199,16 @@ def constant_text(constant: Constant) -> str:
 
 
 def listing(program: Any) -> Listing:
-    """Program -> Listing: registers are numbered in the order of their appearance, a converted value gets primes.
+    """Program -> Listing: registers are numbered in the order of their appearance, a converted
+    value gets primes.
 
     `program` is a `sbp.plan.program.Program`, which prints itself with this.
     """
     body = _Writer(program.mesh, program.graph).body(program.block, program.graph.input_names)
     sent = float(program.cost.bytes_per_device)
-    return Listing(mesh=program.mesh.axes, boxing=program.typing.boxing, bytes_per_device=sent, body=body)
+    return Listing(
+        mesh=program.mesh.axes, boxing=program.typing.boxing, bytes_per_device=sent, body=body
+    )
 
 
 class _Writer:
@@ -205,7 +227,9 @@ class _Writer:
     def define(self, register: Register, *, shape: bool = True, argument: str = "") -> Value:
         name = self.names[register] = self.fresh(register.value)
         text = shape_text(self.graph.avals[register.value]) if shape else ""
-        return Value(name=name, shape=text, type=to_type(register.codes, self.mesh), argument=argument)
+        return Value(
+            name=name, shape=text, type=to_type(register.codes, self.mesh), argument=argument
+        )
 
     def operand(self, source: Source) -> str:
         if isinstance(source, ConstantRegister):
@@ -223,12 +247,23 @@ class _Writer:
                     ins = tuple(map(self.operand, instruction.ins))
                     kernels = tuple(
                         f"{axis}={kernel}"
-                        for axis, kernel in zip(self.mesh.names, instruction.row.kernels, strict=False)
+                        for axis, kernel in zip(
+                            self.mesh.names, instruction.row.kernels, strict=False
+                        )
                         if kernel not in ("", "local")
                     )
                     outs = tuple(map(self.define, instruction.outs))
                     sent, where = instruction.bytes_sent, node_place(node)
-                    lines.append(Operation(results=outs, op=node.op, kernels=kernels, operands=ins, bytes_sent=sent, comment=where))
+                    lines.append(
+                        Operation(
+                            results=outs,
+                            op=node.op,
+                            kernels=kernels,
+                            operands=ins,
+                            bytes_sent=sent,
+                            comment=where,
+                        )
+                    )
                 case Box():
                     lines += self.conversions(instruction)
                 case Loop(node=node):
@@ -236,26 +271,42 @@ class _Writer:
                     outs = tuple(map(self.define, instruction.outs))
                     bodies = tuple(self.body(b) for b in instruction.blocks)
                     lines.append(
-                        Region(results=outs, op=node.op, operands=ins, trips=instruction.trips, bodies=bodies, comment=node_place(node))
+                        Region(
+                            results=outs,
+                            op=node.op,
+                            operands=ins,
+                            trips=instruction.trips,
+                            bodies=bodies,
+                            comment=node_place(node),
+                        )
                     )
                 case _:
                     assert_never(instruction)
-        return Body(inputs=inputs, lines=tuple(lines), returned=tuple(map(self.operand, block.outputs)))
+        return Body(
+            inputs=inputs, lines=tuple(lines), returned=tuple(map(self.operand, block.outputs))
+        )
 
     def conversions(self, box: Box) -> Iterator[Conversion]:
         reader = box.reader
-        comment = "needed at the end" if reader is None else f"needed by {reader.op} {node_place(reader)}"
+        comment = (
+            "needed at the end" if reader is None else f"needed by {reader.op} {node_place(reader)}"
+        )
         operand = self.operand(box.source)
         for step in box.steps:
             result = self.define(Register(box.target.value, step.target), shape=False)
             axes = tuple(self.mesh.names[i] for i in step.mesh_axes)
             yield Conversion(
-                result=result, kind=step.kind, mesh_axes=axes, operand=operand, bytes_sent=float(step.bytes_sent), comment=comment
+                result=result,
+                kind=step.kind,
+                mesh_axes=axes,
+                operand=operand,
+                bytes_sent=float(step.bytes_sent),
+                comment=comment,
             )
             operand = result.name
 
 
-# ---- text -> listing -------------------------------------------------------------------------------------------------------------
+# ---- text -> listing ----------------------------------------------------------------------------
 
 _NAME = r"%\d+'*"
 _SHAPE = r"[\w<>]+\[[\d,]*\]"
@@ -263,7 +314,10 @@ _OPERAND = rf"(?:{_NAME}|const:{_SHAPE}(?:\{{[^}}]*\}})?|[-+\w.]+:\w+(?:\{{[^}}]
 _COMMENT = re.compile(r"  # (.*)$")
 _HEAD = re.compile(r"plan ((?:\w+=\d+ )*)boxing=(\w+) (\S+) B per device \{")
 _VALUE = re.compile(rf"({_NAME}): (?:({_SHAPE}) )?(\S.*)")
-_CALL = re.compile(rf"([\w:.-]+)(?:<([^>]*)>|\[([^\]]*)\])?\(((?:{_OPERAND}(?:, {_OPERAND})*)?)\)(?:  (\S+) (B|trips?))?")
+_CALL = re.compile(
+    rf"([\w:.-]+)(?:<([^>]*)>|\[([^\]]*)\])?\(((?:{_OPERAND}(?:, {_OPERAND})*)?)\)(?:  (\S+)"
+    r" (B|trips?))?"
+)
 _OPERANDS = re.compile(_OPERAND)
 
 
@@ -285,7 +339,10 @@ class _Reader:
     def fail(self, expected: str, at: int | None = None) -> SbpError:
         number = self.at if at is None else at
         shown = self.lines[number].strip() if number < len(self.lines) else "the end of the text"
-        return SbpError(f"plan text does not parse at line {number + 1}: expected {expected}\n  {shown}", code="type-syntax")
+        return SbpError(
+            f"plan text does not parse at line {number + 1}: expected {expected}\n  {shown}",
+            code="type-syntax",
+        )
 
     def next(self, expected: str) -> tuple[str, str]:
         """The next line and its comment."""
@@ -301,7 +358,9 @@ class _Reader:
         found = _HEAD.fullmatch(self.next(expected)[0])
         if found is None:
             raise self.fail(expected, self.at - 1)
-        mesh = tuple((name, int(size)) for name, size in (pair.split("=") for pair in found.group(1).split()))
+        mesh = tuple(
+            (name, int(size)) for name, size in (pair.split("=") for pair in found.group(1).split())
+        )
         self.axes = tuple(name for name, _ in mesh)
         sent = self.number(found.group(3))
         body = self.body()
@@ -364,14 +423,35 @@ class _Reader:
             if axes is None or len(results) != 1 or len(operands) != 1:
                 raise self.fail("%NUMBER: TYPE = COLLECTIVE[AXES](OPERAND)  BYTES B", self.at - 1)
             over, sent = tuple(axes.split(", ")), self.number(figure)
-            return Conversion(result=results[0], kind=op, mesh_axes=over, operand=operands[0], bytes_sent=sent, comment=comment)
+            return Conversion(
+                result=results[0],
+                kind=op,
+                mesh_axes=over,
+                operand=operands[0],
+                bytes_sent=sent,
+                comment=comment,
+            )
         if unit and unit != "B":
             trips = int(self.number(figure))
             bodies: list[Body] = []
             while self.at < len(self.lines) and self.lines[self.at].strip() == "{":
                 self.at += 1
                 bodies.append(self.body())
-            return Region(results=results, op=op, operands=operands, trips=trips, bodies=tuple(bodies), comment=comment)
+            return Region(
+                results=results,
+                op=op,
+                operands=operands,
+                trips=trips,
+                bodies=tuple(bodies),
+                comment=comment,
+            )
         names = tuple(kernels.split(", ")) if kernels else ()
         own = self.number(figure) if unit else 0.0
-        return Operation(results=results, op=op, kernels=names, operands=operands, bytes_sent=own, comment=comment)
+        return Operation(
+            results=results,
+            op=op,
+            kernels=names,
+            operands=operands,
+            bytes_sent=own,
+            comment=comment,
+        )

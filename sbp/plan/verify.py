@@ -1,4 +1,5 @@
-"""The plan's equation, checked after lowering and after every pass: each instruction reads what is there in the type its row takes."""
+"""The plan's equation, checked after lowering and after every pass: each instruction reads what is
+there in the type its row takes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from sbp.trace.graph import Node
 
 
 def verify(block: Block, mesh: MeshSpec) -> None:
-    """Checks that registers are written once and before they are read, that boxes and rows fit, and region types agree.
+    """Checks that registers are written once and before they are read, that boxes and rows fit, and
+    region types agree.
 
     Raises:
       SbpInternalError: naming the instruction that breaks the plan.
@@ -23,20 +25,25 @@ def verify(block: Block, mesh: MeshSpec) -> None:
 
 
 def verify_budgets(block: Block, regime: Regime) -> None:
-    """Checks every collective of a plan against the budgets it was made under; hand-written regions are the user's own.
+    """Checks every collective of a plan against the budgets it was made under; hand-written regions
+    are the user's own.
 
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
     """
     for sent in over_budget(block, regime):
-        raise _fail(f"a budget forbids {sent.kind} of {sent.bytes} bytes over mesh axes {sent.mesh_axes}", sent.reader)
+        raise _fail(
+            f"a budget forbids {sent.kind} of {sent.bytes} bytes over mesh axes {sent.mesh_axes}",
+            sent.reader,
+        )
 
 
 class Sent(NamedTuple):
     """A collective that a budget forbids.
 
     Arguments:
-      kind, mesh_axes, bytes: what it is, the positions of its mesh axes, and what one device sends in one run.
+      kind, mesh_axes, bytes: what it is, the positions of its mesh axes, and what one device sends
+      in one run.
       reader: the node that it is for; None for the results of the program.
     """
 
@@ -46,21 +53,27 @@ class Sent(NamedTuple):
     reader: Node | None
 
 
-def over_budget(block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False) -> Iterator[Sent]:
+def over_budget(
+    block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False
+) -> Iterator[Sent]:
     """The collectives of a plan that budgets forbid, in program order."""
     if not regime.budgets:
         return
     for instruction in block.instructions:
         match instruction:
             case Box(source=source, steps=steps, reader=reader):
-                bans = regime.at(reader or owner, value=source.value, in_loop=in_loop, free=True).bans
+                bans = regime.at(
+                    reader or owner, value=source.value, in_loop=in_loop, free=True
+                ).bans
                 sends = [(s.kind, s.mesh_axes, s.bytes_sent) for s in steps]
             case Apply(node=reader, sends=sends_of_kernels):
                 bans = regime.at(reader, in_loop=in_loop, free=True).bans
                 sends = [(s.kind, (position,), s.bytes) for position, s in sends_of_kernels]
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
-                    yield from over_budget(inner, regime, owner=node, in_loop=in_loop or node.op in ("scan", "while"))
+                    yield from over_budget(
+                        inner, regime, owner=node, in_loop=in_loop or node.op in ("scan", "while")
+                    )
                 continue
         yield from (Sent(*send, reader) for send in sends if any(b.forbids(*send) for b in bans))
 
@@ -86,7 +99,10 @@ def _verify_block(block: Block, mesh: MeshSpec) -> None:
     for instruction in block.instructions:
         match instruction:
             case Apply(node=node, row=row, ins=ins, outs=outs):
-                if tuple(read(s, node) for s in ins) != row.ins or tuple(r.codes for r in outs) != row.outs:
+                if (
+                    tuple(read(s, node) for s in ins) != row.ins
+                    or tuple(r.codes for r in outs) != row.outs
+                ):
                     raise _fail(f"row {row} does not fit its registers", node)
             case Box(source=source, target=target, steps=steps, reader=reader):
                 here = read(source, reader)
@@ -109,20 +125,33 @@ def _verify_block(block: Block, mesh: MeshSpec) -> None:
         read(source, None)
 
 
-def _verify_region(node: Node, ins: tuple[Codes, ...], outs: tuple[Codes, ...], blocks: tuple[Block, ...]) -> None:
+def _verify_region(
+    node: Node, ins: tuple[Codes, ...], outs: tuple[Codes, ...], blocks: tuple[Block, ...]
+) -> None:
     entries = [tuple(r.codes for r in b.inputs) for b in blocks]
     exits = [tuple(s.codes for s in b.outputs) for b in blocks]
     match node.op:
         case "scan":
             c, k = node.params["num_consts"], node.params["num_carry"]
-            good = ins[: c + k] == entries[0][: c + k] and entries[0][c : c + k] == exits[0][:k] == outs[:k]
+            good = (
+                ins[: c + k] == entries[0][: c + k]
+                and entries[0][c : c + k] == exits[0][:k] == outs[:k]
+            )
             good = good and tuple(map(stack, entries[0][c + k :])) == ins[c + k :]
             good = good and tuple(map(stack, exits[0][k:])) == outs[k:]
         case "while":
             c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-            good = entries[0] == (*ins[:c], *ins[c + b :]) and entries[1] == ins[c:] and exits[1] == ins[c + b :] == outs
+            good = (
+                entries[0] == (*ins[:c], *ins[c + b :])
+                and entries[1] == ins[c:]
+                and exits[1] == ins[c + b :] == outs
+            )
             good = good and not any(exits[0][0])
         case _:
-            good = all(e == ins[1:] for e in entries) and all(e == outs for e in exits) and not any(ins[0])
+            good = (
+                all(e == ins[1:] for e in entries)
+                and all(e == outs for e in exits)
+                and not any(ins[0])
+            )
     if not good:
         raise _fail("types of the region do not agree with its body", node)

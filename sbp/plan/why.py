@@ -1,6 +1,8 @@
-"""Why a value has its type: where the type comes from, what every other type would cost, and why each conversion is where it is.
+"""Why a value has its type: where the type comes from, what every other type would cost, and why
+each conversion is where it is.
 
-Everything that is quoted was planned: a question about another type is answered by solving the program with that type pinned.
+Everything that is quoted was planned: a question about another type is answered by solving the
+program with that type pinned.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from sbp.plan.subjects import Found, Subject, Subjects
 from sbp.types import MONOIDS, NdSbp
 
 MAX_PLANS, FEW_PLANS, NODES_PLANNED = 28, 6, 6000
-"""Plans made for one question: so many; of large programs as many as amount to so many nodes, but not below the second figure."""
+"""Plans made for one question: so many; of large programs as many as amount to so many nodes, but
+not below the second figure."""
 
 MAX_JOINT = 3
 """Types that differ on several mesh axes at once."""
@@ -43,8 +46,8 @@ class AxisStory:
       atom: what was chosen.
       links: the chain of origins, the value's own link first.
       pinned: whether the user pins this value on this axis.
-      next_best: the cheapest plan in which the value has another atom here (for a pinned one: without the pin); None when there is
-        none, or none was tried.
+      next_best: the cheapest plan in which the value has another atom here (for a pinned one:
+        without the pin); None when there is none, or none was tried.
       tried: how many other atoms were tried.
     """
 
@@ -70,12 +73,14 @@ class Why:
       bytes_per_device: of that, in bytes.
       cost: of the plan as it is.
       axes: one story for each mesh axis of more than one device.
-      alternatives: other types with the cost of the plan that has them, cheapest first, those without a plan last.
+      alternatives: other types with the cost of the plan that has them, cheapest first, those
+          without a plan last.
       untried: types that were left out to save time.
       conversions: of this value, most bytes first.
       nodes: size of the program.
       proved: whether the bound shows that no plan under the same policies and limits is cheaper.
-      evades: whether the annotation of an alternative may convert what the policy forbids where nothing is annotated.
+      evades: whether the annotation of an alternative may convert what the policy forbids where
+          nothing is annotated.
     """
 
     subject: Subject
@@ -96,7 +101,9 @@ class Why:
     evades: bool
 
 
-def why(program: Program, question: Question, name: str | int, output_names: Sequence[str] = ()) -> Why:
+def why(
+    program: Program, question: Question, name: str | int, output_names: Sequence[str] = ()
+) -> Why:
     """Explains the type of a value.
 
     Arguments:
@@ -184,18 +191,23 @@ class _Asking:
             axes=tuple(self.story(k, codes, free.get(k), singles[k]) for k in self.axes),
             alternatives=tuple(sorted(alternatives, key=_by_cost)),
             untried=untried,
-            conversions=tuple(moves.conversion(group, tried=number < MAX_MOVES) for number, group in enumerate(found)),
+            conversions=tuple(
+                moves.conversion(group, tried=number < MAX_MOVES)
+                for number, group in enumerate(found)
+            ),
             nodes=self.nodes,
-            # A bound without what gradients keep is not one of plans that keep it, nor is one at the price of a byte.
+            # A bound without what gradients keep is not one of plans that keep it, nor is one at
+            # the price of a byte.
             proved=typing.optimal and typing.keeps and self.question.memory_limit is None,
-            evades=subject.kind == "made" and any(p != "auto" for p in self.regime.strictest(self.question.graph).policies),
+            evades=subject.kind == "made"
+            and any(p != "auto" for p in self.regime.strictest(self.question.graph).policies),
         )
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
         return from_type(self.types.type_of(subject), self.mesh)
 
-    # ---- alternatives --------------------------------------------------------------------------------------------------------
+    # ---- alternatives ---------------------------------------------------------------------------
 
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
@@ -203,33 +215,48 @@ class _Asking:
         if subject.kind == "annotation":
             mine = set(subject.values)
             sites = pin_sites(self.question.graph, self.mesh, demand)
-            return any(s.codes[position] is not None for s in sites if any(n.outputs[0] in mine for n in s.nodes))
+            return any(
+                s.codes[position] is not None
+                for s in sites
+                if any(n.outputs[0] in mine for n in s.nodes)
+            )
         asked = {"input": demand.inputs, "output": demand.outputs}.get(subject.kind)
         codes = asked[subject.position] if asked is not None else None
         return codes is not None and codes[position] is not None
 
     def planned(self, question: Question, change: str, wanted: Wanted) -> Alternative:
         self.left -= 1
-        atoms_wanted = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
+        atoms_wanted = tuple(
+            (self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items())
+        )
         program = question.plan()
         if program is None:
             return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(question))
         types = Types.of(program, self.question.graph)
-        return Alternative(change=change, wanted=atoms_wanted, type=types.type_of(self.subject), cost=program.cost)
+        return Alternative(
+            change=change, wanted=atoms_wanted, type=types.type_of(self.subject), cost=program.cost
+        )
 
     def pinned(self, wanted: Wanted) -> Alternative:
         change = " ".join(f"{self.mesh.names[k]}:{decode(c)!r}" for k, c in sorted(wanted.items()))
         return self.planned(self.question.pin(self.subject, wanted), change, wanted)
 
     def unpinned(self, position: int) -> Alternative:
-        return self.planned(self.question.unpin(self.subject, position), f"{self.mesh.names[position]}:?", {})
+        return self.planned(
+            self.question.unpin(self.subject, position), f"{self.mesh.names[position]}:?", {}
+        )
 
     def options(self, position: int, current: Code) -> list[Code]:
-        """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so, then the splits."""
+        """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
+        then the splits."""
         subject, n = self.subject, self.mesh.sizes[position]
         aval = self.question.graph.avals[subject.values[0]]
         boundary = subject.kind in ("input", "output")
-        splits = [1 + d for d, size in enumerate(aval.shape) if size >= n and (not boundary or size % n == 0)]
+        splits = [
+            1 + d
+            for d, size in enumerate(aval.shape)
+            if size >= n and (not boundary or size % n == 0)
+        ]
         partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native)]
         return [c for c in (0, *partial, *splits) if c != current]
 
@@ -253,7 +280,8 @@ class _Asking:
         return made, untried
 
     def joint(self, codes: Codes, singles: dict[int, list[Alternative]]) -> list[Alternative]:
-        """Plans with other atoms on two mesh axes, those whose atoms cost least one by one first."""
+        """Plans with other atoms on two mesh axes, those whose atoms cost least one by one
+        first."""
         seen = {a.type for found in singles.values() for a in found}
         shape = tuple(self.question.graph.avals[self.subject.values[0]].shape)
         estimated: list[tuple[float, int, Wanted]] = []
@@ -262,9 +290,16 @@ class _Asking:
             pairs = itertools.product(*tried)
             for (a, first), (b, second) in pairs:
                 t = tuple(a if i == k else b if i == j else c for i, c in enumerate(codes))
-                if first.cost is None or second.cost is None or not self.is_type(shape, t) or to_type(t, self.mesh) in seen:
+                if (
+                    first.cost is None
+                    or second.cost is None
+                    or not self.is_type(shape, t)
+                    or to_type(t, self.mesh) in seen
+                ):
                     continue
-                estimated.append((first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b}))
+                estimated.append(
+                    (first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b})
+                )
         made: list[Alternative] = []
         for _, _, wanted in sorted(estimated, key=lambda e: e[:2])[:MAX_JOINT]:
             if self.left > 0:
@@ -278,11 +313,16 @@ class _Asking:
         parts: dict[int, int] = {}
         for c, n in zip(codes, self.mesh.sizes, strict=True):
             parts[c] = parts.get(c, 1) * n
-        return all(shape[c - 1] >= n for c, n in parts.items() if c > 0) and sum(c < 0 for c in parts) <= 1
+        return (
+            all(shape[c - 1] >= n for c, n in parts.items() if c > 0)
+            and sum(c < 0 for c in parts) <= 1
+        )
 
-    # ---- origins -------------------------------------------------------------------------------------------------------------
+    # ---- origins --------------------------------------------------------------------------------
 
-    def story(self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]) -> AxisStory:
+    def story(
+        self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]
+    ) -> AxisStory:
         subject = self.subject
         links = self.origins.chain(self.held[0], position)
         links = (dataclasses.replace(links[0], subject=f"`{subject.label}`"), *links[1:])
@@ -299,18 +339,28 @@ class _Asking:
         )
 
     def returned(self, position: int, code: Code, links: tuple[Link, ...]) -> tuple[Link, ...]:
-        """The links of an output: its own type, then those of what is returned unless something else holds that type."""
+        """The links of an output: its own type, then those of what is returned unless something
+        else holds that type."""
         own = f"`{self.subject.label}`"
         tied = dict(self.question.demand.tied).get(self.subject.position)
         if self.is_pinned(position):
-            return (Link(kind="input", subject=own, atom=code, because="pinned by the output's type"),)
+            return (
+                Link(kind="input", subject=own, atom=code, because="pinned by the output's type"),
+            )
         if tied is not None:
             donated = self.origins.label(self.question.graph.inputs[tied])
             because = f"it takes the buffer, and so the type, of the donated input {donated}"
             return Link(kind="tied", subject=own, atom=code, because=because), *links
-        return Link(kind="row", subject=own, atom=code, because="an output whose type is left free"), *links
+        return (
+            Link(kind="row", subject=own, atom=code, because="an output whose type is left free"),
+            *links,
+        )
 
 
 def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:
     cost = alternative.cost
-    return (True, 0.0, 0.0, alternative.change) if cost is None else (False, cost.seconds, cost.bytes_per_device, alternative.change)
+    return (
+        (True, 0.0, 0.0, alternative.change)
+        if cost is None
+        else (False, cost.seconds, cost.bytes_per_device, alternative.change)
+    )

@@ -1,4 +1,5 @@
-"""Program -> collectives: what is sent, which line made the value, which line forces it there and why not later."""
+"""Program -> collectives: what is sent, which line made the value, which line forces it there and
+why not later."""
 
 from __future__ import annotations
 
@@ -57,7 +58,13 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
         for step in spot.box.steps:
             if step.kind not in LOCAL:
                 one = _collective(program, spot, step, origins, output_names)
-                key = (one.kind, one.mesh_axes, *one.changes, *one.made, "" if spot.box.reader is None else one.needed[0])
+                key = (
+                    one.kind,
+                    one.mesh_axes,
+                    *one.changes,
+                    *one.made,
+                    "" if spot.box.reader is None else one.needed[0],
+                )
                 groups.setdefault(key, []).append(one)
     for one in (*_handwritten(program, program.block, 1), *_inside_kernels(program)):
         groups.setdefault((one.kind, one.mesh_axes, one.line), []).append(one)
@@ -129,11 +136,15 @@ def _merged(group: list[Collective]) -> Collective:
 def detail(one: Collective, limit: int = 2) -> str:
     """Why a collective is where it is, in a sentence."""
     results = [n.removeprefix(_RETURNED) for n in one.needed if n.startswith(_RETURNED)]
-    needed = [n for n in one.needed if not n.startswith(_RETURNED)] + ([_RETURNED + listed(results, limit)] if results else [])
+    needed = [n for n in one.needed if not n.startswith(_RETURNED)] + (
+        [_RETURNED + listed(results, limit)] if results else []
+    )
     return f"made by {listed(one.made, limit)}; {listed(needed, limit)}"
 
 
-def _collective(program: Program, spot: Spot, step: Step, origins: dict[int, str], output_names: tuple[str, ...]) -> Collective:
+def _collective(
+    program: Program, spot: Spot, step: Step, origins: dict[int, str], output_names: tuple[str, ...]
+) -> Collective:
     box = spot.box
     return Collective(
         kind=step.kind,
@@ -143,7 +154,13 @@ def _collective(program: Program, spot: Spot, step: Step, origins: dict[int, str
         bytes_per_device=step.bytes_sent * spot.runs,
         tensors=(shape_text(program.graph.avals[box.target.value]),),
         line=_line(spot, origins),
-        made=(node_text(box.maker) if box.maker is not None else origins.get(box.source.value, "an argument"),),
+        made=(
+            (
+                node_text(box.maker)
+                if box.maker is not None
+                else origins.get(box.source.value, "an argument")
+            ),
+        ),
         needed=(_needed(program, spot, step, output_names),),
     )
 
@@ -164,14 +181,20 @@ def _origins(program: Program) -> dict[int, str]:
 
     def outer(loop: Loop, number: int) -> str:
         operand = loop.node.inputs[number]
-        return words.get(operand, f"an operand of {node_text(loop.node)}") if isinstance(operand, int) else "a constant"
+        return (
+            words.get(operand, f"an operand of {node_text(loop.node)}")
+            if isinstance(operand, int)
+            else "a constant"
+        )
 
     def visit(block: Block) -> None:
         for instruction in block.instructions:
             if isinstance(instruction, Loop):
                 for position, body in enumerate(instruction.blocks):
                     for number, register in enumerate(body.inputs):
-                        words[register.value] = _region_input(instruction, position, number, lambda n, at=instruction: outer(at, n))
+                        words[register.value] = _region_input(
+                            instruction, position, number, lambda n, at=instruction: outer(at, n)
+                        )
                     visit(body)
 
     visit(program.block)
@@ -190,7 +213,11 @@ def _region_input(loop: Loop, position: int, number: int, outer: Callable[[int],
             return outer(number) if number < consts else f"a slice of {outer(number)}"
         case "while":
             own = params["cond_nconsts"] if position == 0 else params["body_nconsts"]
-            return outer(number + (params["cond_nconsts"] if position else 0)) if number < own else carry
+            return (
+                outer(number + (params["cond_nconsts"] if position else 0))
+                if number < own
+                else carry
+            )
         case "cond":
             return outer(number + 1)
         case _:
@@ -203,9 +230,16 @@ def _needed(program: Program, spot: Spot, step: Step, output_names: tuple[str, .
     reader = box.reader
     if reader is None:
         if spot.loops:
-            return f"returned by the body of {spot.loops[-1].node.op} {node_place(spot.loops[-1].node)}"
+            return (
+                f"returned by the body of {spot.loops[-1].node.op}"
+                f" {node_place(spot.loops[-1].node)}"
+            )
         numbers = [i for i, s in enumerate(program.block.outputs) if s == box.target]
-        return _RETURNED + listed([output_name(output_names, i) for i in numbers], 1) if numbers else "returned"
+        return (
+            _RETURNED + listed([output_name(output_names, i) for i in numbers], 1)
+            if numbers
+            else "returned"
+        )
     if reader.op == "sbp_annotate":
         span = annotation_span(reader)
         where = "" if span is None else f"{quoted(span)} at {place(span)}"
@@ -214,7 +248,8 @@ def _needed(program: Program, spot: Spot, step: Step, output_names: tuple[str, .
 
 
 def _why(program: Program, spot: Spot, step: Step, reader: Node) -> str:
-    """Whether the reader could have taken the value before the step, on the first of the step's mesh axes."""
+    """Whether the reader could have taken the value before the step, on the first of the step's
+    mesh axes."""
     at = step.mesh_axes[0]
     before, after = decode(step.source[at]), decode(step.target[at])
     if reader.regions or not isinstance(before, Unreduced):
@@ -223,10 +258,18 @@ def _why(program: Program, spot: Spot, step: Step, reader: Node) -> str:
     if found is None:
         return ", which has no signature"
     avals = tuple(program.graph.aval(o) for o in reader.inputs)
-    op = Op(reader.op, reader.params, avals, tuple(program.graph.avals[o] for o in reader.outputs), program.mesh.sizes[at])
+    op = Op(
+        reader.op,
+        reader.params,
+        avals,
+        tuple(program.graph.avals[o] for o in reader.outputs),
+        program.mesh.sizes[at],
+    )
     # A barrier's row speaks of each of its operands.
     each = reader.op == "optimization_barrier"
-    positions = [0 if each else i for i, o in enumerate(reader.inputs) if o == spot.box.target.value]
+    positions = [
+        0 if each else i for i, o in enumerate(reader.inputs) if o == spot.box.target.value
+    ]
     takes = any(row.ins[i] == before for row in found.rows(op) for i in positions)
     return f", which takes {after!r} here" if takes else f", which has no row for {before!r}"
 

@@ -32,11 +32,20 @@ def comparison(this: Side, other: Side) -> Comparison:
 def page(found: Difference) -> Page:
     """A difference as parts."""
     first, second = found.titles
-    title = f"`{first}`: this plan and the other" if first == second else f"`{first}` and `{second}`: this plan and the other"
+    title = (
+        f"`{first}`: this plan and the other"
+        if first == second
+        else f"`{first}` and `{second}`: this plan and the other"
+    )
     parts: list[Part] = []
     if first != second:
         parts.append(
-            Paragraph(text=f"these are plans of different functions; {counted(found.matched, 'value')} with the same name or line text")
+            Paragraph(
+                text=(
+                    f"these are plans of different functions; {counted(found.matched, 'value')}"
+                    " with the same name or line text"
+                )
+            )
         )
     if found.same:
         return Page(title=title, parts=(*parts, Paragraph(text="nothing differs")))
@@ -45,7 +54,10 @@ def page(found: Difference) -> Page:
     parts.append(Section(title="cost of a call, per device", parts=(_costs(found),)))
     if found.sent:
         more = sum(d.bytes_more for d in found.sent)
-        title_sent = f"conversions that differ: {counted(len(found.sent), 'kind')}, {_signed(more, bytes_text)} in the other"
+        title_sent = (
+            f"conversions that differ: {counted(len(found.sent), 'kind')},"
+            f" {_signed(more, bytes_text)} in the other"
+        )
         parts.append(Section(title=title_sent, parts=(_sent(found.sent),)))
     for noun, differing, shown in (
         ("input", found.inputs, SHOWN_BOUNDARY),
@@ -53,10 +65,24 @@ def page(found: Difference) -> Page:
         ("value", found.values, SHOWN_VALUES),
     ):
         if differing:
-            parts.append(Section(title=f"{counted(len(differing), noun)} of another type", parts=(_values(noun, differing, shown),)))
-    only = " and ".join(f"{n} only in {which}" for n, which in zip(found.unmatched, ("this", "the other"), strict=True) if n)
+            parts.append(
+                Section(
+                    title=f"{counted(len(differing), noun)} of another type",
+                    parts=(_values(noun, differing, shown),),
+                )
+            )
+    only = " and ".join(
+        f"{n} only in {which}"
+        for n, which in zip(found.unmatched, ("this", "the other"), strict=True)
+        if n
+    )
     alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
-    parts.append(Paragraph(text=f"{counted(alike, 'value')} of the same type in both" + (f"; {only}" if only else "")))
+    parts.append(
+        Paragraph(
+            text=f"{counted(alike, 'value')} of the same type in both"
+            + (f"; {only}" if only else "")
+        )
+    )
     return Page(title=title, parts=tuple(parts))
 
 
@@ -64,7 +90,12 @@ def _settings(found: Sequence[tuple[str, str, str]]) -> Table:
     columns = tuple(Column(heading=h, wraps=True) for h in ("what", "this", "other"))
     rows = tuple(TableRow(cells=row) for row in found)
     rest = rows[SHOWN_SETTINGS:]
-    return Table(columns=columns, rows=rows[:SHOWN_SETTINGS], folded=rest, rest=f"and {len(rest)} more" if rest else "")
+    return Table(
+        columns=columns,
+        rows=rows[:SHOWN_SETTINGS],
+        folded=rest,
+        rest=f"and {len(rest)} more" if rest else "",
+    )
 
 
 def _signed(value: float, text: Callable[[float], str]) -> str:
@@ -82,7 +113,9 @@ def _costs(found: Difference) -> Table:
 
     def row(name: str, x: float, y: float, text: Callable[[float], str]) -> TableRow:
         share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
-        return TableRow(cells=(name, text(x), text(y), f"{_signed(y - x, text)}{share}" if y != x else "none"))
+        return TableRow(
+            cells=(name, text(x), text(y), f"{_signed(y - x, text)}{share}" if y != x else "none")
+        )
 
     rows = (
         row("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
@@ -109,7 +142,12 @@ def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
 
     rows = tuple(map(row, found))
     rest = rows[shown:]
-    return Table(columns=columns, rows=rows[:shown], folded=rest, rest=f"and {len(rest)} smaller" if rest else "")
+    return Table(
+        columns=columns,
+        rows=rows[:shown],
+        folded=rest,
+        rest=f"and {len(rest)} smaller" if rest else "",
+    )
 
 
 def _sent(found: Sequence[SentDifference]) -> Table:
@@ -122,9 +160,21 @@ def _sent(found: Sequence[SentDifference]) -> Table:
     )
 
     def sent(one: Sent | None) -> str:
-        return "none" if one is None else f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+        return (
+            "none"
+            if one is None
+            else f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+        )
 
-    rows = tuple(TableRow(cells=(d.kind, d.mesh_axes, d.change, sent(d.this), sent(d.other)), detail=d.place) for d in found)
+    rows = tuple(
+        TableRow(cells=(d.kind, d.mesh_axes, d.change, sent(d.this), sent(d.other)), detail=d.place)
+        for d in found
+    )
     rest = rows[SHOWN_SENT:]
     more = _signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
-    return Table(columns=columns, rows=rows[:SHOWN_SENT], folded=rest, rest=f"and {len(rest)} more: {more} in the other" if rest else "")
+    return Table(
+        columns=columns,
+        rows=rows[:SHOWN_SENT],
+        folded=rest,
+        rest=f"and {len(rest)} more: {more} in the other" if rest else "",
+    )

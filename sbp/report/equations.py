@@ -1,4 +1,5 @@
-"""Small programs that hold one equation of a primitive each: what `sbp signatures` shows rows on."""
+"""Small programs that hold one equation of a primitive each: what `sbp signatures` shows rows
+on."""
 
 from __future__ import annotations
 
@@ -18,13 +19,18 @@ def _shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 
 X, W, Y = _shape(8, 16), _shape(16, 32), _shape(4, 16)
-N, Q, C = _shape(8, 16, dtype=jnp.int32), _shape(8, 16, dtype=jnp.bool_), _shape(8, 16, dtype=jnp.complex64)
+N, Q, C = (
+    _shape(8, 16, dtype=jnp.int32),
+    _shape(8, 16, dtype=jnp.bool_),
+    _shape(8, 16, dtype=jnp.complex64),
+)
 ROWS, AT = _shape(4, dtype=jnp.int32), _shape(dtype=jnp.int32)
 MATRIX, VECTORS = _shape(8, 4, 4), _shape(8, 4, 2)
 KEYS = jax.eval_shape(jax.random.key, 0)
 
-_UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor
-is_finite lgamma log log1p logistic neg round rsqrt sign sin sinh sqrt square stop_gradient tan tanh"""
+_UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma
+erf erf_inv erfc exp exp2 expm1 floor is_finite lgamma log log1p logistic neg round rsqrt sign sin
+sinh sqrt square stop_gradient tan tanh"""
 _BINARY = "add atan2 complex div eq ge gt igamma igammac le lt max min mul ne nextafter pow rem sub"
 _ON_INTEGERS = "clz population_count shift_left shift_right_arithmetic shift_right_logical"
 _REDUCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -69,7 +75,10 @@ Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 SAMPLES: dict[str, Sample] = {
     **{name: (getattr(lax, name), (X,)) for name in _UNARY.split()},
     **{name: (getattr(lax, name), (X, X)) for name in _BINARY.split()},
-    **{name: (getattr(lax, name), (N, N) if "shift" in name else (N,)) for name in _ON_INTEGERS.split()},
+    **{
+        name: (getattr(lax, name), (N, N) if "shift" in name else (N,))
+        for name in _ON_INTEGERS.split()
+    },
     **{name: (getattr(lax, name), (C,)) for name in ("conj", "imag", "real")},
     **{name: (fn, (X,)) for name, fn in _REDUCTIONS.items()},
     **{name: (_scatter(how), (X, ROWS, Y)) for name, how in _SCATTERS.items()},
@@ -84,7 +93,10 @@ SAMPLES: dict[str, Sample] = {
     "broadcast_in_dim": (lambda x: jnp.broadcast_to(x, (4, 8, 16)), (X,)),
     "clamp": (lambda x: lax.clamp(0.0, x, 1.0), (X,)),
     "concatenate": (lambda x, y: lax.concatenate([x, y], 1), (X, X)),
-    "conv_general_dilated": (lambda x, w: lax.conv(x, w, (1,), "SAME"), (_shape(8, 4, 16), _shape(8, 4, 3))),
+    "conv_general_dilated": (
+        lambda x, w: lax.conv(x, w, (1,), "SAME"),
+        (_shape(8, 4, 16), _shape(8, 4, 3)),
+    ),
     "convert_element_type": (lambda x: x.astype(jnp.bfloat16), (X,)),
     "copy": (jnp.copy, (X,)),
     "dot_general": (lambda x, w: x @ w, (X, W)),
@@ -108,8 +120,14 @@ SAMPLES: dict[str, Sample] = {
     "squeeze": (lambda x: x.squeeze(1), (_shape(8, 1),)),
     "top_k": (lambda x: lax.top_k(x, 2), (X,)),
     "transpose": (lambda x: x.T, (X,)),
-    "triangular_solve": (lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True), (MATRIX, VECTORS)),
-    "tridiagonal_solve": (lax.linalg.tridiagonal_solve, (_shape(8, 4), _shape(8, 4), _shape(8, 4), VECTORS)),
+    "triangular_solve": (
+        lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True),
+        (MATRIX, VECTORS),
+    ),
+    "tridiagonal_solve": (
+        lax.linalg.tridiagonal_solve,
+        (_shape(8, 4), _shape(8, 4), _shape(8, 4), VECTORS),
+    ),
 }
 """Programs that hold one equation of the primitive, by its name."""
 

@@ -33,7 +33,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotated:
-    """An annotated tensor: as the user writes it, what the annotation pins, and the whole type that was inferred."""
+    """An annotated tensor: as the user writes it, what the annotation pins, and the whole type that
+    was inferred."""
 
     name: str
     where: str
@@ -44,7 +45,8 @@ class Annotated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionFact:
-    """A loop or branch: its trips each time, how often its bodies run per call, and what they send."""
+    """A loop or branch: its trips each time, how often its bodies run per call, and what they
+    send."""
 
     op: str
     where: str
@@ -80,20 +82,25 @@ def _spots(block: Block, runs: int, loops: tuple[Loop, ...]) -> Iterator[Spot]:
 
 def tensor(program: Program, source: Source, name: str, *, donated: bool = False) -> Tensor:
     """A register or constant as a fact."""
-    aval = program.graph.avals[source.value] if isinstance(source, Register) else source.constant.aval
+    aval = (
+        program.graph.avals[source.value] if isinstance(source, Register) else source.constant.aval
+    )
     return Tensor(
         name=name,
         shape=shape_text(aval),
         type=to_type(source.codes, program.mesh),
         local_shape=shape_text(aval, source.codes, program.mesh.sizes),
-        bytes_per_device=math.prod(local_shape(aval.shape, source.codes, program.mesh.sizes)) * _jax.itemsize(aval.dtype),
+        bytes_per_device=math.prod(local_shape(aval.shape, source.codes, program.mesh.sizes))
+        * _jax.itemsize(aval.dtype),
         donated=donated,
     )
 
 
 def inputs(program: Program) -> list[Tensor]:
     """The arguments."""
-    names = program.graph.input_names or tuple(f"args[{i}]" for i in range(len(program.block.inputs)))
+    names = program.graph.input_names or tuple(
+        f"args[{i}]" for i in range(len(program.block.inputs))
+    )
     return [
         tensor(program, register, name, donated=number in program.aliased)
         for number, (register, name) in enumerate(zip(program.block.inputs, names, strict=True))
@@ -102,7 +109,10 @@ def inputs(program: Program) -> list[Tensor]:
 
 def outputs(program: Program, output_names: tuple[str, ...]) -> list[Tensor]:
     """The results."""
-    return [tensor(program, s, output_name(output_names, i)) for i, s in enumerate(program.block.outputs)]
+    return [
+        tensor(program, s, output_name(output_names, i))
+        for i, s in enumerate(program.block.outputs)
+    ]
 
 
 def output_name(output_names: tuple[str, ...], number: int) -> str:
@@ -111,15 +121,21 @@ def output_name(output_names: tuple[str, ...], number: int) -> str:
 
 
 def annotated(program: Program) -> list[Annotated]:
-    """The annotated tensors in program order; copies that autodiff and rematerialisation make of an annotation are one."""
+    """The annotated tensors in program order; copies that autodiff and rematerialisation make of an
+    annotation are one."""
     found: dict[Annotated, None] = {}
     for node in program.graph.walk():
         if node.op == "sbp_annotate" and node.params["pin"] is not None and node.stack:
             codes = program.typing.values[node.outputs[0]]
             fact = _annotated(program, node, codes)
             if fact not in found:
-                again = node.backward and any((f.where, f.pinned, f.name) == (fact.where, fact.pinned, fact.name) for f in found)
-                found[dataclasses.replace(fact, name=f"{fact.name} again") if again else fact] = None
+                again = node.backward and any(
+                    (f.where, f.pinned, f.name) == (fact.where, fact.pinned, fact.name)
+                    for f in found
+                )
+                found[dataclasses.replace(fact, name=f"{fact.name} again") if again else fact] = (
+                    None
+                )
     return list(found)
 
 
@@ -161,29 +177,45 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
                 where=node_place(instruction.node),
                 trips=instruction.trips,
                 runs=inside,
-                collectives=sum(any(step.bytes_sent for step in s.box.steps) for s in own) + len(operations),
-                bytes_per_device=sum(s.box.bytes_sent * s.runs for s in own) + sum(o.bytes_sent * n for o, n in operations),
+                collectives=sum(any(step.bytes_sent for step in s.box.steps) for s in own)
+                + len(operations),
+                bytes_per_device=sum(s.box.bytes_sent * s.runs for s in own)
+                + sum(o.bytes_sent * n for o, n in operations),
             )
             for inner in instruction.blocks:
                 yield from _regions(inner, inside)
 
 
-def slices(program: Program, fact: Annotated) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-    """The mesh axes that split a tensor (one or two) and the index range of each device, outer axis downwards.
+def slices(
+    program: Program, fact: Annotated
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
+    """The mesh axes that split a tensor (one or two) and the index range of each device, outer axis
+    downwards.
 
     Returns:
-      None when no axis or more than two split it, when some axis is partial, or when there are too many devices to show.
+      None when no axis or more than two split it, when some axis is partial, or when there are too
+      many devices to show.
     """
     sizes = dict(program.mesh.axes)
-    axes = tuple(a for a in program.mesh.names if isinstance(fact.tensor.type.get(a), Split) and sizes[a] > 1)
+    axes = tuple(
+        a for a in program.mesh.names if isinstance(fact.tensor.type.get(a), Split) and sizes[a] > 1
+    )
     if not axes or len(axes) > 2 or fact.tensor.type.is_partial or any(sizes[a] > 8 for a in axes):
         return None
     rows = range(sizes[axes[0]] if len(axes) == 2 else 1)
-    cells = tuple(tuple(_slice(fact, axes, sizes, (i, j)[2 - len(axes) :]) for j in range(sizes[axes[len(axes) - 1]])) for i in rows)
+    cells = tuple(
+        tuple(
+            _slice(fact, axes, sizes, (i, j)[2 - len(axes) :])
+            for j in range(sizes[axes[len(axes) - 1]])
+        )
+        for i in rows
+    )
     return axes, cells
 
 
-def _slice(fact: Annotated, axes: tuple[str, ...], sizes: dict[str, int], index: tuple[int, ...]) -> str:
+def _slice(
+    fact: Annotated, axes: tuple[str, ...], sizes: dict[str, int], index: tuple[int, ...]
+) -> str:
     ranges = [(0, size) for size in fact.global_shape]
     block = list(fact.global_shape)
     for axis, i in zip(axes, index, strict=True):
@@ -194,6 +226,7 @@ def _slice(fact: Annotated, axes: tuple[str, ...], sizes: dict[str, int], index:
         begin = min(start + i * block[atom.dim], stop)
         ranges[atom.dim] = begin, min(begin + block[atom.dim], stop)
     shown = [
-        ":" if (a, b) == (0, size) else "empty" if a == b else f"{a}:{b}" for (a, b), size in zip(ranges, fact.global_shape, strict=True)
+        ":" if (a, b) == (0, size) else "empty" if a == b else f"{a}:{b}"
+        for (a, b), size in zip(ranges, fact.global_shape, strict=True)
     ]
     return f"[{', '.join(shown)}]"

@@ -20,12 +20,16 @@ def finding(diagnostic: Diagnostic) -> Finding:
         rule=diagnostic.rule,
         rows=diagnostic.rows,
         notes=diagnostic.notes,
-        helps=tuple(PricedHelp(text=h.text, price=f"{bytes_text(h.bytes_per_device)} per device") for h in diagnostic.helps),
+        helps=tuple(
+            PricedHelp(text=h.text, price=f"{bytes_text(h.bytes_per_device)} per device")
+            for h in diagnostic.helps
+        ),
     )
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
-    """What an error says, as findings: its own diagnostics, or its message at the user's line that it is about, else that raised it."""
+    """What an error says, as findings: its own diagnostics, or its message at the user's line that
+    it is about, else that raised it."""
     if isinstance(error, SbpTypeError):
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
@@ -45,18 +49,28 @@ def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:
         labels = [label for label in diagnostic.labels if label.span.file == file]
         at = primary if file == primary.span.file else labels[0]
         place = f"{file_name(file)}:{at.span.line}:{at.span.column}"
-        yield Excerpt(place=place, scope=diagnostic.scope.removeprefix("in ") if at is primary else "", lines=tuple(_lines(file, labels)))
+        yield Excerpt(
+            place=place,
+            scope=diagnostic.scope.removeprefix("in ") if at is primary else "",
+            lines=tuple(_lines(file, labels)),
+        )
 
 
 def _lines(file: str, labels: list[Label]) -> Iterable[SourceLine]:
     for number in sorted({label.span.line for label in labels}):
         text = source_line(file, number)
-        here = sorted((label for label in labels if label.span.line == number), key=lambda label: (label.primary, label.span))
-        yield SourceLine(number=number, text=text, marks=tuple(_mark(text, label) for label in here))
+        here = sorted(
+            (label for label in labels if label.span.line == number),
+            key=lambda label: (label.primary, label.span),
+        )
+        yield SourceLine(
+            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
+        )
 
 
 def _mark(text: str | None, label: Label) -> Mark:
-    """Where a label stands in its line; an expression that goes on below is marked to the line's end."""
+    """Where a label stands in its line; an expression that goes on below is marked to the line's
+    end."""
     if text is None:
         return Mark(start=0, end=1, text=label.text, primary=label.primary)
     start = cut(text, label.span.column)

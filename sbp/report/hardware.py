@@ -1,4 +1,5 @@
-"""The hardware table as a page: what costs are counted on, by the name that `sbp.jit(.., hardware=..)` takes."""
+"""The hardware table as a page: what costs are counted on, by the name that `sbp.jit(..,
+hardware=..)` takes."""
 
 from __future__ import annotations
 
@@ -13,10 +14,23 @@ def hardware_page() -> Page:
     >>> hardware_page().parts[0].rows[1].cells[:2]
     ('tpu-v3', '61.5')
     """
-    headings = ("name", "TFLOP/s", "float32", "memory", "GB/s", "network", "link", "joins", "beyond")
+    headings = (
+        "name",
+        "TFLOP/s",
+        "float32",
+        "memory",
+        "GB/s",
+        "network",
+        "link",
+        "joins",
+        "beyond",
+    )
     columns = tuple(Column(heading=h, right=h not in ("name", "network")) for h in headings)
     rows = tuple(TableRow(cells=_cells(h)) for h in HARDWARE.values())
-    return Page(title="hardware, of one JAX device; links and what is beyond in GB/s, one way", parts=(Table(columns=columns, rows=rows),))
+    return Page(
+        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
+        parts=(Table(columns=columns, rows=rows),),
+    )
 
 
 def _cells(h: Hardware) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Parts -> HTML: inline CSS, `<details>` folds, small SVG pictures, no script; readable without colour, light and dark."""
+"""Parts -> HTML: inline CSS, `<details>` folds, small SVG pictures, no script; readable without
+colour, light and dark."""
 
 from __future__ import annotations
 
@@ -7,9 +8,23 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from sbp.report.parts import Cell, Excerpt, Facts, Finding, Grid, Leaf, Page, Paragraph, Section, Share, Table, TableRow
+from sbp.report.parts import (
+    Cell,
+    Excerpt,
+    Facts,
+    Finding,
+    Grid,
+    Leaf,
+    Page,
+    Paragraph,
+    Section,
+    Share,
+    Table,
+    TableRow,
+)
 
-# Text and background are the page's own, so that the report sits on light and dark themes; what is added is half transparent.
+# Text and background are the page's own, so that the report sits on light and dark themes; what is
+# added is half transparent.
 STYLE = """
 .sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left}
 .sbp h3{font-size:15px;margin:.2em 0 .6em}
@@ -24,13 +39,16 @@ STYLE = """
 .sbp summary{cursor:pointer;font-weight:600}
 .sbp details details summary{font-weight:400;opacity:.75}
 .sbp table{border-collapse:collapse;margin:.3em 0 .3em 1em;background:none;font-size:12px}
-.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;vertical-align:top;border:0;background:none}
+.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;
+vertical-align:top;border:0;background:none}
 .sbp th{font-weight:400;opacity:.7;font-size:11px;white-space:nowrap}
 .sbp td.n,.sbp th.n{text-align:right}
 .sbp tr.d td{padding:0 0 .5em 1.2em;opacity:.75;font-size:12px}
 .sbp .f{border-left:3px solid currentColor;padding:.1em 0 .1em .9em;margin:.6em 0}
-.sbp .f pre{margin:.4em 0;padding:.4em .6em;background:#8881;overflow-x:auto;color:inherit;border:0;tab-size:4}
-.sbp .error>b:first-child,.sbp .error pre b{color:#d9433b}.sbp .warning>b:first-child,.sbp .warning pre b{color:#b7791f}
+.sbp .f pre{margin:.4em 0;padding:.4em .6em;background:#8881;
+overflow-x:auto;color:inherit;border:0;tab-size:4}
+.sbp .error>b:first-child,.sbp .error pre b{color:#d9433b}
+.sbp .warning>b:first-child,.sbp .warning pre b{color:#b7791f}
 .sbp .note>b:first-child,.sbp i{color:#2f7fd0;font-style:normal}
 .sbp .note{border-color:#2f7fd0}.sbp .error{border-color:#d9433b}.sbp .warning{border-color:#b7791f}
 .sbp .h{display:flex;justify-content:space-between;gap:2em}
@@ -61,7 +79,11 @@ def _text(text: str) -> str:
 
 def _section(section: Section) -> str:
     state = " open" if section.opened else ""
-    return f"<details{state}><summary>{_text(section.title)}</summary>\n" + "\n".join(map(_leaf, section.parts)) + "\n</details>"
+    return (
+        f"<details{state}><summary>{_text(section.title)}</summary>\n"
+        + "\n".join(map(_leaf, section.parts))
+        + "\n</details>"
+    )
 
 
 def _leaf(part: Leaf) -> str:
@@ -69,7 +91,10 @@ def _leaf(part: Leaf) -> str:
         case Paragraph():
             return f"<p>{_text(part.text)}</p>"
         case Facts():
-            pairs = "".join(f"<div><dt>{_text(name)}</dt> <dd>{_text(value)}</dd></div>\n" for name, value in part.pairs)
+            pairs = "".join(
+                f"<div><dt>{_text(name)}</dt> <dd>{_text(value)}</dd></div>\n"
+                for name, value in part.pairs
+            )
             return f"<dl>{pairs}</dl>"
         case Table():
             return _table(part)
@@ -88,10 +113,15 @@ def _table(table: Table) -> str:
     def rows(some: Iterable[TableRow]) -> str:
         made: list[str] = []
         for row in some:
-            cells = " ".join(f"<td{side(i)}>{_cell(c, first=i == 0)}</td>" for i, c in enumerate(row.cells))
+            cells = " ".join(
+                f"<td{side(i)}>{_cell(c, first=i == 0)}</td>" for i, c in enumerate(row.cells)
+            )
             made.append(f"<tr>{cells}</tr>")
             if row.detail:
-                made.append(f'<tr class="d"><td colspan="{len(table.columns)}">{_text(row.detail)}</td></tr>')
+                made.append(
+                    '<tr class="d"><td'
+                    f' colspan="{len(table.columns)}">{_text(row.detail)}</td></tr>'
+                )
         return "\n".join(made)
 
     head = " ".join(f"<th{side(i)}>{_text(c.heading)}</th>" for i, c in enumerate(table.columns))
@@ -112,7 +142,10 @@ def _bar(share: Share) -> str:
     length = max(1, round(share.fraction * BAR_PIXELS)) if share.fraction > 0 else 0
     outer = f'<rect width="{BAR_PIXELS}" height="9" rx="2" fill="#8883"/>'
     inner = f'<rect width="{length}" height="9" rx="2" fill="#3b82f6"/>'
-    return f'<svg width="{BAR_PIXELS}" height="9" role="img" aria-label="{share.percent}">{outer}{inner}</svg>'
+    return (
+        f'<svg width="{BAR_PIXELS}" height="9" role="img"'
+        f' aria-label="{share.percent}">{outer}{inner}</svg>'
+    )
 
 
 def _grid(grid: Grid) -> str:
@@ -120,7 +153,9 @@ def _grid(grid: Grid) -> str:
     texts = list(dict.fromkeys(cell for row in grid.cells for cell in row))
     wide = max(64, 16 + 7 * max(map(len, (*texts, *grid.column_names))))
     side = 7 * max(map(len, grid.row_names)) + 10 if any(grid.row_names) else 2
-    made = [_label(name, side + wide * j + wide / 2, 12) for j, name in enumerate(grid.column_names)]
+    made = [
+        _label(name, side + wide * j + wide / 2, 12) for j, name in enumerate(grid.column_names)
+    ]
     for i, (name, row) in enumerate(zip(grid.row_names, grid.cells, strict=True)):
         top = 18 + 30 * i
         made.append(_label(name, side / 2, top + 18) if name else "")
@@ -131,7 +166,10 @@ def _grid(grid: Grid) -> str:
             made.append(_label(cell, side + wide * j + wide / 2, top + 18))
     width, height = side + wide * len(grid.column_names) + 2, 20 + 30 * len(grid.cells)
     picture = "\n".join(m for m in made if m)
-    return f'<p>{_text(grid.caption)}</p>\n<svg width="{width:.0f}" height="{height}" role="img">\n{picture}\n</svg>'
+    return (
+        f'<p>{_text(grid.caption)}</p>\n<svg width="{width:.0f}" height="{height}"'
+        f' role="img">\n{picture}\n</svg>'
+    )
 
 
 def _label(text: str, x: float, y: float) -> str:
@@ -143,9 +181,15 @@ def _finding(part: Finding) -> str:
     made += [_excerpt(e) for e in part.excerpts]
     if part.rule:
         rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in part.rows)
-        made.append(f"<details open><summary>rule: {_text(part.rule)}</summary>\n<table>{rows}</table></details>")
+        made.append(
+            "<details open><summary>rule:"
+            f" {_text(part.rule)}</summary>\n<table>{rows}</table></details>"
+        )
     made += [f"<div><b>note</b>: {_text(note)}</div>" for note in part.notes]
-    made += [f'<div class="h"><span><b>help</b>: {_text(h.text)}</span> <b>{_text(h.price)}</b></div>' for h in part.helps]
+    made += [
+        f'<div class="h"><span><b>help</b>: {_text(h.text)}</span> <b>{_text(h.price)}</b></div>'
+        for h in part.helps
+    ]
     made.append(f"<div><b>more</b>: <code>{_text(part.more)}</code></div>")
     return f'<div class="f {part.severity}">' + "\n".join(made) + "</div>"
 
@@ -167,6 +211,13 @@ def _excerpt(excerpt: Excerpt) -> str:
             under = ("^" if mark.primary else "-") * (mark.end - mark.start)
             # Tabs are kept, so that the marks stand below what they mark.
             before = re.sub(r"[^\t]", " ", text[: mark.start])
-            made.append(f"{' ' * digits} | {before}<{tag}>{under} {html.escape(mark.text, quote=False)}</{tag}>")
+            made.append(
+                f"{' ' * digits} | {before}<{tag}>{under}"
+                f" {html.escape(mark.text, quote=False)}</{tag}>"
+            )
     scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
-    return f'<div class="m">{html.escape(excerpt.place)}{scope}</div>\n<pre>' + "\n".join(made) + "</pre>"
+    return (
+        f'<div class="m">{html.escape(excerpt.place)}{scope}</div>\n<pre>'
+        + "\n".join(made)
+        + "</pre>"
+    )

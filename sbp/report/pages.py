@@ -1,4 +1,5 @@
-"""Facts -> pages: the full report of a plan, the short one for training programs, and what a refused program gets."""
+"""Facts -> pages: the full report of a plan, the short one for training programs, and what a
+refused program gets."""
 
 from __future__ import annotations
 
@@ -11,7 +12,18 @@ from sbp.plan.program import Program
 from sbp.report import facts
 from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
 from sbp.report.finding import finding
-from sbp.report.parts import Column, Facts, Grid, Page, Paragraph, Part, Section, Share, Table, TableRow
+from sbp.report.parts import (
+    Column,
+    Facts,
+    Grid,
+    Page,
+    Paragraph,
+    Part,
+    Section,
+    Share,
+    Table,
+    TableRow,
+)
 from sbp.report.wording import bytes_text, counted, listed, seconds_text
 
 SHOWN_COLLECTIVES = 12
@@ -30,17 +42,26 @@ def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     others = sum(d.severity == "warning" for d in diagnostics)
     if not errors and not others:
         return "no findings"
-    return ", ".join(([counted(errors, "error")] if errors else []) + ([counted(others, "warning")] if others else []))
+    return ", ".join(
+        ([counted(errors, "error")] if errors else [])
+        + ([counted(others, "warning")] if others else [])
+    )
 
 
-def full(program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]) -> Page:
+def full(
+    program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
+) -> Page:
     """Everything: cost, tensors, collectives, regions, findings."""
     found = collectives(program, output_names)
     parts: list[Part] = [_cost(program), Paragraph(text=_choice(program))]
     annotated = facts.annotated(program)
     if annotated:
         grid = _grid(program, annotated)
-        parts.append(Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated), *grid)))
+        parts.append(
+            Section(
+                title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated), *grid)
+            )
+        )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
     parts.append(_tensors("input", facts.inputs(program)))
     parts.append(_tensors("output", facts.outputs(program, output_names)))
@@ -52,13 +73,18 @@ def full(program: Program, title: str, output_names: tuple[str, ...], diagnostic
     return Page(title=_title(program, title), parts=tuple(parts))
 
 
-def short(program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]) -> Page:
-    """What a training program prints first: annotated tensors, collectives by source line, bytes, memory and time."""
+def short(
+    program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
+) -> Page:
+    """What a training program prints first: annotated tensors, collectives by source line, bytes,
+    memory and time."""
     found = collectives(program, output_names)
     annotated = facts.annotated(program)
     parts: list[Part] = [_cost(program)]
     if annotated:
-        parts.append(Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),)))
+        parts.append(
+            Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
+        )
     parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
     if diagnostics:
         parts.append(Section(title=_verdict(diagnostics), parts=tuple(map(finding, diagnostics))))
@@ -72,17 +98,27 @@ def _heading(found: Sequence[object], noun: str) -> str:
 def _title(program: Program, title: str) -> str:
     mesh = program.mesh
     name = f"`{title}` " if title else ""
-    return f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware {mesh.hardware.name}"
+    return (
+        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
+        f" {mesh.hardware.name}"
+    )
 
 
 def _choice(program: Program) -> str:
     gap = program.typing.gap
-    found = f"at most {gap / (1 - gap):.1%} above the cheapest" if gap < 1 else "the cheapest that were found, without a bound"
+    found = (
+        f"at most {gap / (1 - gap):.1%} above the cheapest"
+        if gap < 1
+        else "the cheapest that were found, without a bound"
+    )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
     if not program.typing.keeps:
         how += ", before what gradients keep from the forward pass"
     boxing = policies_text(program.typing.boxing, program.policies, program.mesh.names)
-    return f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types are {how}"
+    return (
+        f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types"
+        f" are {how}"
+    )
 
 
 def _cost(program: Program) -> Facts:
@@ -106,11 +142,25 @@ def _annotated(found: Sequence[facts.Annotated]) -> Table:
         Column(heading="line"),
     )
     rows = [
-        TableRow(cells=(a.name, a.tensor.shape, a.pinned, repr(a.tensor.type), bytes_text(a.tensor.bytes_per_device), a.where))
+        TableRow(
+            cells=(
+                a.name,
+                a.tensor.shape,
+                a.pinned,
+                repr(a.tensor.type),
+                bytes_text(a.tensor.bytes_per_device),
+                a.where,
+            )
+        )
         for a in found
     ]
     rest = rows[SHOWN_TENSORS:]
-    return Table(columns=columns, rows=tuple(rows[:SHOWN_TENSORS]), folded=tuple(rest), rest=f"and {len(rest)} more" if rest else "")
+    return Table(
+        columns=columns,
+        rows=tuple(rows[:SHOWN_TENSORS]),
+        folded=tuple(rest),
+        rest=f"and {len(rest)} more" if rest else "",
+    )
 
 
 def _grid(program: Program, found: Sequence[facts.Annotated]) -> tuple[Grid, ...]:
@@ -125,14 +175,18 @@ def _grid(program: Program, found: Sequence[facts.Annotated]) -> tuple[Grid, ...
         columns = tuple(f"{axes[-1]} {j}" for j in range(len(cells[0])))
         same = [a for a, n in program.mesh.axes if a not in axes and n > 1]
         alike = f"; the same on every index of {listed(same)}" if same else ""
-        caption = f"how the mesh holds `{fact.name}` {fact.tensor.shape}, {fact.tensor.type!r}{alike}"
+        caption = (
+            f"how the mesh holds `{fact.name}` {fact.tensor.shape}, {fact.tensor.type!r}{alike}"
+        )
         best = Grid(caption=caption, column_names=columns, row_names=rows, cells=cells)
     return (best,) if best else ()
 
 
 def _collectives(program: Program, found: Sequence[Collective], shown: int, limit: int) -> Section:
     if not found:
-        return Section(title="collectives", parts=(Paragraph(text="none: no device sends anything"),))
+        return Section(
+            title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
+        )
     total = program.cost.bytes_per_device
     columns = (
         Column(heading="collective"),
@@ -159,7 +213,12 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
         for c in found
     )
     rest = found[shown:]
-    text = f"and {len(rest)} more groups: {bytes_text(sum(c.bytes_per_device for c in rest))} per device" if rest else ""
+    text = (
+        f"and {len(rest)} more groups: {bytes_text(sum(c.bytes_per_device for c in rest))} per"
+        " device"
+        if rest
+        else ""
+    )
     runs = counted(sum(c.runs for c in found), "run")
     return Section(
         title=f"collectives: {runs}, {bytes_text(total)} per device",
@@ -170,7 +229,9 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     """Arguments or results; of many, the largest ones, in their order."""
     total = sum(t.bytes_per_device for t in found)
-    largest = sorted(range(len(found)), key=lambda i: (-found[i].bytes_per_device, i))[:SHOWN_TENSORS]
+    largest = sorted(range(len(found)), key=lambda i: (-found[i].bytes_per_device, i))[
+        :SHOWN_TENSORS
+    ]
     columns = (
         Column(heading=noun, wraps=True),
         Column(heading="shape"),
@@ -181,7 +242,9 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
 
     def row(t: facts.Tensor) -> TableRow:
         name = t.name + (" (donated)" if t.donated else "")
-        return TableRow(cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(t.bytes_per_device)))
+        return TableRow(
+            cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(t.bytes_per_device))
+        )
 
     rest = [i for i in range(len(found)) if i not in largest]
     held = bytes_text(sum(found[i].bytes_per_device for i in rest))
@@ -191,7 +254,11 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
         folded=tuple(row(found[i]) for i in rest),
         rest=f"and {counted(len(rest), 'smaller one')}: {held} per device" if rest else "",
     )
-    return Section(title=f"{counted(len(found), noun)}: {bytes_text(total)} per device", parts=(table,), opened=len(found) <= SHOWN_TENSORS)
+    return Section(
+        title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",
+        parts=(table,),
+        opened=len(found) <= SHOWN_TENSORS,
+    )
 
 
 def _regions(found: Sequence[facts.RegionFact]) -> Table:
@@ -205,7 +272,18 @@ def _regions(found: Sequence[facts.RegionFact]) -> Table:
     )
     rows: list[TableRow] = []
     for r in found:
-        assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed" if r.op == "while" else ""
-        cells = (r.op, r.where, str(r.trips), str(r.runs), str(r.collectives), bytes_text(r.bytes_per_device))
+        assumed = (
+            f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
+            if r.op == "while"
+            else ""
+        )
+        cells = (
+            r.op,
+            r.where,
+            str(r.trips),
+            str(r.runs),
+            str(r.collectives),
+            bytes_text(r.bytes_per_device),
+        )
         rows.append(TableRow(cells=cells, detail=assumed))
     return Table(columns=columns, rows=tuple(rows))

@@ -1,4 +1,5 @@
-"""What a report consists of, without saying how it looks: the same parts become terminal text and HTML.
+"""What a report consists of, without saying how it looks: the same parts become terminal text and
+HTML.
 
 Words in `backticks` are code. Every renderer shows all facts of a part, in the order of its fields.
 """
@@ -44,7 +45,8 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under headings; `folded` rows are summed up by `rest` and can be opened where the medium allows."""
+    """Rows under headings; `folded` rows are summed up by `rest` and can be opened where the medium
+    allows."""
 
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
@@ -78,7 +80,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """An underlined stretch of a source line: carets for what is at fault, dashes for what plays a part."""
+    """An underlined stretch of a source line: carets for what is at fault, dashes for what plays a
+    part."""
 
     start: int
     end: int

@@ -1,4 +1,5 @@
-"""The report: what sbp found out about a program, for the terminal, for a notebook, and for other programs."""
+"""The report: what sbp found out about a program, for the terminal, for a notebook, and for other
+programs."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A page that shows itself: `print` and files get plain text, rich consoles styled text, notebooks HTML."""
+    """A page that shows itself: `print` and files get plain text, rich consoles styled text,
+    notebooks HTML."""
 
     page: Page
 
@@ -80,10 +82,13 @@ class Report:
         return Shown(page=pages.full(self.program, self.title, self.output_names, self.diagnostics))
 
     def short(self) -> Shown:
-        """The short form: annotated tensors, collectives by source line, bytes and memory per device."""
+        """The short form: annotated tensors, collectives by source line, bytes and memory per
+        device."""
         if self.program is None:
             return self.full()
-        return Shown(page=pages.short(self.program, self.title, self.output_names, self.diagnostics))
+        return Shown(
+            page=pages.short(self.program, self.title, self.output_names, self.diagnostics)
+        )
 
     def text(self, width: int = TEXT_WIDTH) -> str:
         """The report as plain text."""
@@ -110,8 +115,11 @@ class Report:
 
 
 def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
-    """The lines that stand for an sbp error instead of a stack trace (`_render_traceback_` of notebooks and IPython)."""
-    return Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).text(width).split("\n")
+    """The lines that stand for an sbp error instead of a stack trace (`_render_traceback_` of
+    notebooks and IPython)."""
+    return (
+        Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).text(width).split("\n")
+    )
 
 
 SbpError.renderer = render_error

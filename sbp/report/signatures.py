@@ -30,7 +30,10 @@ def signatures_page() -> Page:
     rules = [rule for rule in map(rule_for, known_primitives()) if rule is not None]
     families = sorted({family(rule) for rule in rules})
     sections = tuple(_family(name, [r for r in rules if family(r) == name]) for name in families)
-    return Page(title=f"signatures of {counted(len(rules), 'primitive')} in {len(families)} families", parts=sections)
+    return Page(
+        title=f"signatures of {counted(len(rules), 'primitive')} in {len(families)} families",
+        parts=sections,
+    )
 
 
 def _family(name: str, rules: list[Rule]) -> Section:
@@ -40,7 +43,9 @@ def _family(name: str, rules: list[Rule]) -> Section:
         parts.append(Paragraph(text=", ".join(split)))
     if whole := [r for r in rules if r.reason]:
         columns = (Column(heading="all B"), Column(heading="because", wraps=True))
-        parts.append(Table(columns=columns, rows=tuple(TableRow(cells=(r.name, r.reason)) for r in whole)))
+        parts.append(
+            Table(columns=columns, rows=tuple(TableRow(cells=(r.name, r.reason)) for r in whole))
+        )
     return Section(title=f"{name}: {counted(len(rules), 'primitive')}", parts=tuple(parts))
 
 
@@ -61,33 +66,51 @@ def signature_page(primitive: str) -> Page:
     """
     rule = rule_for(primitive)
     if rule is None:
-        raise SbpError(f"no signature for a primitive {primitive!r}{_suggestion(primitive)}", code="unknown-option")
+        raise SbpError(
+            f"no signature for a primitive {primitive!r}{_suggestion(primitive)}",
+            code="unknown-option",
+        )
     parts = [Paragraph(text=f"held B on every mesh axis: {rule.reason}")] if rule.reason else []
     title = f"{primitive}: {family(rule)}"
     found = sample(primitive)
     if found is None:
-        return Page(title=title, parts=(*parts, Paragraph(text="there is no sample to show its rows on")))
+        return Page(
+            title=title, parts=(*parts, Paragraph(text="there is no sample to show its rows on"))
+        )
     graph, node = found
     ins, outs = tuple(map(graph.aval, node.inputs)), tuple(graph.avals[o] for o in node.outputs)
     op = Op(primitive, node.params, ins, outs, AXIS_SIZE)
     rows = rule.rows(op)
     head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
-    return Page(title=title, parts=(*parts, Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)))
+    return Page(
+        title=title,
+        parts=(*parts, Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)),
+    )
 
 
 def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
-    """Atoms, what runs on the shards, what that sends, and how the row is known; columns that say nothing are left out."""
-    cells = [(*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r)) for r in rows]
+    """Atoms, what runs on the shards, what that sends, and how the row is known; columns that say
+    nothing are left out."""
+    cells = [
+        (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
+        for r in rows
+    ]
     headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs), "kernel", "sends", "known"]
-    shown = [k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)]
+    shown = [
+        k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)
+    ]
     columns = tuple(Column(heading=headings[k], right=headings[k] == "sends") for k in shown)
-    return Table(columns=columns, rows=tuple(TableRow(cells=tuple(row[k] for k in shown)) for row in cells))
+    return Table(
+        columns=columns, rows=tuple(TableRow(cells=tuple(row[k] for k in shown)) for row in cells)
+    )
 
 
 def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
     kernel = kernel_named(row.kernel)
     sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
-    return "" if row.kernel == "local" else row.kernel, bytes_text(sent) if kernel.communicates else ""
+    return "" if row.kernel == "local" else row.kernel, (
+        bytes_text(sent) if kernel.communicates else ""
+    )
 
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
@@ -95,8 +118,16 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     kernels = sorted({r.kernel for r in rows} - {"local"})
     statuses = {row_status(op, r) for r in rows}
     legends = (
-        ("kernel", "what runs on the shards", [(name, kernel_named(name).summary) for name in kernels]),
-        ("known", "because", [(name, because) for name, because in KNOWN.items() if name in statuses]),
+        (
+            "kernel",
+            "what runs on the shards",
+            [(name, kernel_named(name).summary) for name in kernels],
+        ),
+        (
+            "known",
+            "because",
+            [(name, because) for name, because in KNOWN.items() if name in statuses],
+        ),
     )
     return tuple(
         Table(

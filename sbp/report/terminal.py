@@ -1,4 +1,5 @@
-"""Parts -> lines of a terminal. The same lines without their styles are the plain text, so both break alike."""
+"""Parts -> lines of a terminal. The same lines without their styles are the plain text, so both
+break alike."""
 
 from __future__ import annotations
 
@@ -9,7 +10,21 @@ from typing import assert_never
 from rich.cells import cell_len
 from rich.text import Text
 
-from sbp.report.parts import Cell, Column, Excerpt, Facts, Finding, Grid, Leaf, Page, Paragraph, Section, Share, Table, TableRow
+from sbp.report.parts import (
+    Cell,
+    Column,
+    Excerpt,
+    Facts,
+    Finding,
+    Grid,
+    Leaf,
+    Page,
+    Paragraph,
+    Section,
+    Share,
+    Table,
+    TableRow,
+)
 
 MIN_WIDTH = 40
 BAR_WIDTH = 8
@@ -20,7 +35,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def page_lines(page: Page, width: int) -> Iterator[Text]:
-    """A page as lines of at most `width` cells (source lines and words that are longer stand out)."""
+    """A page as lines of at most `width` cells (source lines and words that are longer stand
+    out)."""
     width = max(width, MIN_WIDTH)
     started = after_finding = False
     if page.title:
@@ -64,7 +80,8 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Breaks a sentence at blanks into lines of at most `width` cells; a longer word, or `code`, has a line of its own."""
+    """Breaks a sentence at blanks into lines of at most `width` cells; a longer word, or `code`,
+    has a line of its own."""
     lines = [""]
     for word in _WORDS.findall(text):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -80,7 +97,7 @@ def _fit(text: str, width: int, *, right: bool = False) -> str:
     return space + text if right else text + space
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------------------
+# ---- tables -------------------------------------------------------------------------------------
 
 
 def _cell(cell: Cell) -> str:
@@ -96,9 +113,21 @@ def bar(share: Share) -> str:
 
 def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> list[int]:
     """Column widths; columns that wrap give way when the table is too wide, the widest first."""
-    wanted = [max([cell_len(c.heading), *(cell_len(_cell(row.cells[i])) for row in rows)]) for i, c in enumerate(columns)]
+    wanted = [
+        max([cell_len(c.heading), *(cell_len(_cell(row.cells[i])) for row in rows)])
+        for i, c in enumerate(columns)
+    ]
     least = [
-        max([cell_len(c.heading), *(cell_len(word) for row in rows for word in _cell(row.cells[i]).split())]) if c.wraps else wanted[i]
+        (
+            max(
+                [
+                    cell_len(c.heading),
+                    *(cell_len(word) for row in rows for word in _cell(row.cells[i]).split()),
+                ]
+            )
+            if c.wraps
+            else wanted[i]
+        )
         for i, c in enumerate(columns)
     ]
     spare = width - len(GAP) * (len(columns) - 1)
@@ -113,9 +142,17 @@ def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> 
 def _table(table: Table, width: int) -> Iterator[Text]:
     widths = _widths(table.columns, table.rows, width)
     last = len(table.columns) - 1
-    yield Text(GAP.join(_fit(c.heading, w, right=c.right) for c, w in zip(table.columns, widths, strict=True)).rstrip(), "dim")
+    yield Text(
+        GAP.join(
+            _fit(c.heading, w, right=c.right) for c, w in zip(table.columns, widths, strict=True)
+        ).rstrip(),
+        "dim",
+    )
     for row in table.rows:
-        cells = [wrap(_cell(c), w) if col.wraps else [_cell(c)] for c, w, col in zip(row.cells, widths, table.columns, strict=True)]
+        cells = [
+            wrap(_cell(c), w) if col.wraps else [_cell(c)]
+            for c, w, col in zip(row.cells, widths, table.columns, strict=True)
+        ]
         for number in range(max(map(len, cells))):
             line = Text()
             for i, (lines, w, column) in enumerate(zip(cells, widths, table.columns, strict=True)):
@@ -134,15 +171,25 @@ def _grid(grid: Grid, width: int) -> Iterator[Text]:
     yield from (Text(line) for line in wrap(grid.caption, width))
     side = max(map(cell_len, grid.row_names))
     columns = list(zip(*grid.cells, strict=True))
-    widths = [max(cell_len(t) for t in (name, *cells)) for name, cells in zip(grid.column_names, columns, strict=True)]
+    widths = [
+        max(cell_len(t) for t in (name, *cells))
+        for name, cells in zip(grid.column_names, columns, strict=True)
+    ]
     left = " " * side + (GAP if side else "")
-    yield Text((left + GAP.join(_fit(n, w) for n, w in zip(grid.column_names, widths, strict=True))).rstrip(), "dim")
+    yield Text(
+        (
+            left + GAP.join(_fit(n, w) for n, w in zip(grid.column_names, widths, strict=True))
+        ).rstrip(),
+        "dim",
+    )
     for name, cells in zip(grid.row_names, grid.cells, strict=True):
         head = (_fit(name, side) + GAP) if side else ""
-        yield Text.assemble((head, "dim"), GAP.join(_fit(c, w) for c, w in zip(cells, widths, strict=True)).rstrip())
+        yield Text.assemble(
+            (head, "dim"), GAP.join(_fit(c, w) for c, w in zip(cells, widths, strict=True)).rstrip()
+        )
 
 
-# ---- findings --------------------------------------------------------------------------------------------------------------------
+# ---- findings -----------------------------------------------------------------------------------
 
 
 def _finding(part: Finding, width: int) -> Iterator[Text]:
@@ -179,12 +226,19 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
             length = max(1, cell_len(text[: mark.end].expandtabs(4)) - start)
             under = ("^" if mark.primary else "-") * length
             said = f" {mark.text}" if mark.text else ""
-            yield Text.assemble((f"{gutter}| ", "cyan"), " " * start, (under + said, style if mark.primary else "cyan"))
+            yield Text.assemble(
+                (f"{gutter}| ", "cyan"),
+                " " * start,
+                (under + said, style if mark.primary else "cyan"),
+            )
 
 
 def _rule_rows(part: Finding) -> Iterator[Text]:
     """The rule's rows in columns: operands, results, remark."""
-    ins, outs = _column_widths([r.inputs for r in part.rows]), _column_widths([r.outputs for r in part.rows])
+    ins, outs = (
+        _column_widths([r.inputs for r in part.rows]),
+        _column_widths([r.outputs for r in part.rows]),
+    )
     for row in part.rows:
         left = "".join(_fit(cell, w + 4) for cell, w in zip(row.inputs, ins, strict=False))
         right = "".join(_fit(cell, w + 4) for cell, w in zip(row.outputs, outs, strict=False))
@@ -206,7 +260,11 @@ def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterat
     if price and cell_len(lines[-1]) + len(GAP) + cell_len(price) > room:
         lines.append("")
     for number, line in enumerate(lines):
-        shown = Text.assemble((f"{gutter}= ", "cyan"), (kind, "bold"), ": ") if number == 0 else Text(" " * cell_len(head))
+        shown = (
+            Text.assemble((f"{gutter}= ", "cyan"), (kind, "bold"), ": ")
+            if number == 0
+            else Text(" " * cell_len(head))
+        )
         shown.append(line)
         if price and number + 1 == len(lines):
             shown.append(_fit(price, room - cell_len(line), right=True), "bold")

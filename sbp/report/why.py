@@ -1,4 +1,5 @@
-"""Why -> page: the type of a value, where it comes from, what other types cost, why its conversions are where they are."""
+"""Why -> page: the type of a value, where it comes from, what other types cost, why its conversions
+are where they are."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from sbp.report.wording import axes_text, bytes_text, change_text, counted, seco
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
 
 SAME = 1e-6
-"""Share of a plan's time below which two plans are called equal: the chooser breaks ties by less."""
+"""Share of a plan's time below which two plans are called equal: the chooser breaks ties by
+less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -46,19 +48,29 @@ def page(why: Why, mesh: MeshSpec) -> Page:
     parts: list[Part] = [_head(why)]
     if len(why.types) > 1:
         copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
-        parts.append(Paragraph(text=f"the program makes it more than once, in unrolled layers or in rematerialisation: {copies}"))
+        parts.append(
+            Paragraph(
+                text=(
+                    "the program makes it more than once, in unrolled layers or in"
+                    f" rematerialisation: {copies}"
+                )
+            )
+        )
     parts += [_axis(why, story) for story in why.axes]
     parts.append(_alternatives(why))
     parts += _conversions(why)
     if why.others:
         parts.append(_others(why.others))
-    return Page(title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}", parts=tuple(parts))
+    return Page(
+        title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}", parts=tuple(parts)
+    )
 
 
 def _name(subject: Subject) -> str:
     name = f"`{subject.label.replace('`', '')}`"
     what = {"input": "input ", "output": "output "}.get(
-        subject.kind, "gradient of " if subject.gradient and not subject.label.isidentifier() else ""
+        subject.kind,
+        "gradient of " if subject.gradient and not subject.label.isidentifier() else "",
     )
     return what + name
 
@@ -66,7 +78,9 @@ def _name(subject: Subject) -> str:
 def _head(why: Why) -> Facts:
     shape = f"{why.dtype}[{','.join(map(str, why.shape))}]"
     local = f"[{','.join(map(str, why.local_shape))}]"
-    pairs = [("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")]
+    pairs = [
+        ("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")
+    ]
     if why.subject.where:
         pairs.append(("made", why.subject.where))
     pairs.append(("plan", _cost(why.cost)))
@@ -77,19 +91,29 @@ def _cost(cost: Cost) -> str:
     return f"{bytes_text(cost.bytes_per_device)} sent per device, {seconds_text(cost.seconds)}"
 
 
-# ---- axes ------------------------------------------------------------------------------------------------------------------------
+# ---- axes ---------------------------------------------------------------------------------------
 
 
 def _axis(why: Why, story: AxisStory) -> Section:
     links = shown(story.links)
-    columns = (Column(heading="value", wraps=True), Column(heading="type"), Column(heading="because", wraps=True), Column(heading="line"))
-    rows = [TableRow(cells=(link.subject, repr(decode(link.atom)), link.because, _short(link.where))) for link in links]
+    columns = (
+        Column(heading="value", wraps=True),
+        Column(heading="type"),
+        Column(heading="because", wraps=True),
+        Column(heading="line"),
+    )
+    rows = [
+        TableRow(cells=(link.subject, repr(decode(link.atom)), link.because, _short(link.where)))
+        for link in links
+    ]
     kept, rest = rows, rows[:0]
     if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
         kept, rest = [*rows[: SHOWN_LINKS - 1], rows[-1]], rows[SHOWN_LINKS - 1 : -1]
     text = f"and {len(rest)} more between the last two" if rest else ""
     table = Table(columns=columns, rows=tuple(kept), folded=tuple(rest), rest=text)
-    return Section(title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(table,))
+    return Section(
+        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(table,)
+    )
 
 
 def _short(where: str) -> str:
@@ -100,39 +124,58 @@ def _short(where: str) -> str:
 def verdict(why: Why, story: AxisStory) -> str:
     """Whether an atom is pinned, forced or chosen by its cost, and then by how much.
 
-    A plan with an annotation more may be cheaper than a plan that is proved cheapest: policies do not hold at annotations.
+    A plan with an annotation more may be cheaper than a plan that is proved cheapest: policies do
+    not hold at annotations.
     """
     best = story.next_best
     if story.pinned:
         if best is None or best.cost is None or best.type is None:
             return "pinned here"
-        return f"pinned here; left free it would be {best.type.get(story.mesh_axis)!r}, {difference(best.cost, why.cost)}"
+        return (
+            f"pinned here; left free it would be {best.type.get(story.mesh_axis)!r},"
+            f" {difference(best.cost, why.cost)}"
+        )
     if best is None or best.cost is None:
         return "no other typing" if story.tried else "no other type was tried"
     atom = dict(best.wanted).get(story.mesh_axis, "another")
     if story.links[0].kind == "tied":
-        return f"as the donated input; {atom} if the output's type were given, {difference(best.cost, why.cost)}"
+        return (
+            f"as the donated input; {atom} if the output's type were given,"
+            f" {difference(best.cost, why.cost)}"
+        )
     if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
     if best.cost.seconds < why.cost.seconds:
         gap = difference(best.cost, why.cost)
         if why.proved and why.evades:
-            return f"the cheapest under the boxing policy; an annotation may convert what that forbids, {atom} is {gap}"
-        more = ", and an annotation may convert what the policy forbids" if why.evades else ""  # within the gap that the report tells
-        return f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
+            return (
+                "the cheapest under the boxing policy; an annotation may convert what that"
+                f" forbids, {atom} is {gap}"
+            )
+        more = (
+            ", and an annotation may convert what the policy forbids" if why.evades else ""
+        )  # within the gap that the report tells
+        return (
+            f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
+        )
     return f"chosen by cost; next best {atom}, {difference(best.cost, why.cost)}"
 
 
 def difference(cost: Cost, base: Cost) -> str:
     """How much more one plan takes than another: time, and what is sent.
 
-    >>> dear, cheap = (Cost(bytes_per_device=4 * n, seconds=n, peak_memory_bytes=0) for n in (3.0, 2.0))
+    >>> cost = lambda n: Cost(bytes_per_device=4 * n, seconds=n, peak_memory_bytes=0)
+    >>> dear, cheap = cost(3.0), cost(2.0)
     >>> difference(dear, cheap)
     '+1 s (+50.0 %), +4.0 B sent'
     """
     time, sent = cost.seconds - base.seconds, cost.bytes_per_device - base.bytes_per_device
     share = f" ({100 * time / base.seconds:+.1f} %)" if abs(time) >= 5e-4 * base.seconds > 0 else ""
-    first = "the same time" if abs(time) <= SAME * base.seconds else f"{_signed(time, seconds_text)}{share}"
+    first = (
+        "the same time"
+        if abs(time) <= SAME * base.seconds
+        else f"{_signed(time, seconds_text)}{share}"
+    )
     return f"{first}, {_signed(sent, bytes_text)} sent" if sent else first
 
 
@@ -140,7 +183,7 @@ def _signed(value: float, text: Callable[[float], str]) -> str:
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
-# ---- alternatives ----------------------------------------------------------------------------------------------------------------
+# ---- alternatives -------------------------------------------------------------------------------
 
 
 def _alternatives(why: Why) -> Section:
@@ -151,12 +194,29 @@ def _alternatives(why: Why) -> Section:
         Column(heading="time", right=True),
         Column(heading="difference", wraps=True),
     )
-    own = TableRow(cells=("as it is", repr(why.type), bytes_text(why.cost.bytes_per_device), seconds_text(why.cost.seconds), ""))
+    own = TableRow(
+        cells=(
+            "as it is",
+            repr(why.type),
+            bytes_text(why.cost.bytes_per_device),
+            seconds_text(why.cost.seconds),
+            "",
+        )
+    )
     rows = [_alternative(why, a) for a in why.alternatives]
     kept, rest = rows[:SHOWN_TYPES], rows[SHOWN_TYPES:]
     left = [f"{counted(len(rest), 'dearer type')}"] if rest else []
-    left += [f"{counted(why.untried, 'type')} not tried, the program has {why.nodes} equations"] if why.untried else []
-    table = Table(columns=columns, rows=(own, *kept), folded=tuple(rest), rest=f"and {'; '.join(left)}" if left else "")
+    left += (
+        [f"{counted(why.untried, 'type')} not tried, the program has {why.nodes} equations"]
+        if why.untried
+        else []
+    )
+    table = Table(
+        columns=columns,
+        rows=(own, *kept),
+        folded=tuple(rest),
+        rest=f"and {'; '.join(left)}" if left else "",
+    )
     return Section(title="other types, each planned anew", parts=(table,))
 
 
@@ -164,21 +224,40 @@ def _alternative(why: Why, one: Alternative) -> TableRow:
     if one.cost is None:
         return TableRow(cells=(one.change, "no typing", "", "", one.reason))
     gap = difference(one.cost, why.cost)
-    return TableRow(cells=(one.change, repr(one.type), bytes_text(one.cost.bytes_per_device), seconds_text(one.cost.seconds), gap))
+    return TableRow(
+        cells=(
+            one.change,
+            repr(one.type),
+            bytes_text(one.cost.bytes_per_device),
+            seconds_text(one.cost.seconds),
+            gap,
+        )
+    )
 
 
-# ---- conversions -----------------------------------------------------------------------------------------------------------------
+# ---- conversions --------------------------------------------------------------------------------
 
 
 def _conversions(why: Why) -> Iterator[Section]:
-    own, onward = ([c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True))
+    own, onward = (
+        [c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True)
+    )
     if own:
         total = bytes_text(sum(c.bytes_per_device for c in own))
-        yield Section(title=f"conversions: {counted(len(own), 'kind')}, {total} per device", parts=(_steps(why, own),))
+        yield Section(
+            title=f"conversions: {counted(len(own), 'kind')}, {total} per device",
+            parts=(_steps(why, own),),
+        )
     elif not onward:
-        yield Section(title="conversions", parts=(Paragraph(text="none: every reader takes it as it is made"),))
+        yield Section(
+            title="conversions",
+            parts=(Paragraph(text="none: every reader takes it as it is made"),),
+        )
     if onward:
-        yield Section(title="it goes on partial, and what is made of it is reduced", parts=(_steps(why, onward),))
+        yield Section(
+            title="it goes on partial, and what is made of it is reduced",
+            parts=(_steps(why, onward),),
+        )
 
 
 def _steps(why: Why, found: Sequence[Conversion]) -> Table:
@@ -192,16 +271,28 @@ def _steps(why: Why, found: Sequence[Conversion]) -> Table:
     rows = [_conversion(why, c) for c in found]
     kept, rest = rows[:SHOWN_CONVERSIONS], rows[SHOWN_CONVERSIONS:]
     sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
-    return Table(columns=columns, rows=tuple(kept), folded=tuple(rest), rest=f"and {len(rest)} more: {sent} per device" if rest else "")
+    return Table(
+        columns=columns,
+        rows=tuple(kept),
+        folded=tuple(rest),
+        rest=f"and {len(rest)} more: {sent} per device" if rest else "",
+    )
 
 
 def _conversion(why: Why, one: Conversion) -> TableRow:
     steps = ", ".join(s.kind for s in one.steps)
     axes = ", ".join(dict.fromkeys(axes_text(s, one.mesh) for s in one.steps))
     change = ", ".join(dict.fromkeys(map(change_text, one.steps)))
-    more = f"; {counted(one.others, 'more reader')} {'take' if one.others > 1 else 'takes'} the result" if one.others else ""
+    more = (
+        f"; {counted(one.others, 'more reader')} {'take' if one.others > 1 else 'takes'} the result"
+        if one.others
+        else ""
+    )
     text = f"made by {one.made}; {one.forced}{more}"
-    return TableRow(cells=(steps, axes, change, str(one.runs), bytes_text(one.bytes_per_device)), detail=text + _instead(why, one.instead))
+    return TableRow(
+        cells=(steps, axes, change, str(one.runs), bytes_text(one.bytes_per_device)),
+        detail=text + _instead(why, one.instead),
+    )
 
 
 def _instead(why: Why, one: Alternative | None) -> str:
@@ -214,11 +305,20 @@ def _instead(why: Why, one: Alternative | None) -> str:
 
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """What else has the name or stands on the line."""
-    columns = (Column(heading="value", wraps=True), Column(heading="type", wraps=True), Column(heading="line"))
+    columns = (
+        Column(heading="value", wraps=True),
+        Column(heading="type", wraps=True),
+        Column(heading="line"),
+    )
     rows = []
     for subject, t in found:
         where = subject.where or {"input": "an input", "output": "an output"}.get(subject.kind, "")
         rows.append(TableRow(cells=(_name(subject), repr(t), _short(where))))
     rest = rows[SHOWN_OTHERS:]
-    table = Table(columns=columns, rows=tuple(rows[:SHOWN_OTHERS]), folded=tuple(rest), rest=f"and {len(rest)} more" if rest else "")
+    table = Table(
+        columns=columns,
+        rows=tuple(rows[:SHOWN_OTHERS]),
+        folded=tuple(rest),
+        rest=f"and {len(rest)} more" if rest else "",
+    )
     return Section(title="of the same name or line", parts=(table,))

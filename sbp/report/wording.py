@@ -66,7 +66,8 @@ def axes_text(step: Step, mesh: MeshSpec) -> str:
 
 
 def source_line(file: str, line: int) -> str | None:
-    """A line of source without its newline; None where there is no source. Notebook cells are known to linecache too."""
+    """A line of source without its newline; None where there is no source. Notebook cells are known
+    to linecache too."""
     text = linecache.getline(file, line)
     return text.rstrip("\r\n") if text else None
 
@@ -89,7 +90,13 @@ def segment(span: Span) -> str:
     texts = [line for line in lines if line is not None]
     texts[-1] = texts[-1][: cut(texts[-1], span.end_column)]
     texts[0] = texts[0][cut(texts[0], span.column) :]
-    return re.sub(r"\s+", " ", " ".join(texts)).replace("( ", "(").replace(", )", ")").replace(" )", ")").strip()
+    return (
+        re.sub(r"\s+", " ", " ".join(texts))
+        .replace("( ", "(")
+        .replace(", )", ")")
+        .replace(" )", ")")
+        .strip()
+    )
 
 
 def shortened(text: str) -> str:
@@ -102,7 +109,8 @@ def shortened(text: str) -> str:
 
 
 def quoted(span: Span) -> str:
-    """The expression at a span in backticks with a leading blank, shortened; empty where there is none."""
+    """The expression at a span in backticks with a leading blank, shortened; empty where there is
+    none."""
     text = shortened(segment(span).replace("`", "'"))
     return f" `{text}`" if text else ""
 
@@ -120,9 +128,12 @@ def first_argument(span: Span) -> str:
 
 
 def annotation_span(node: Node) -> Span | None:
-    """The line that annotates; a helper that does nothing but annotate its argument stands for the call of it."""
+    """The line that annotates; a helper that does nothing but annotate its argument stands for the
+    call of it."""
     for span, caller in itertools.pairwise(node.stack):
-        parameters = _helpers("".join(linecache.getlines(span.file))).get((span.line, span.column - 1), ())
+        parameters = _helpers("".join(linecache.getlines(span.file))).get(
+            (span.line, span.column - 1), ()
+        )
         if not (first_argument(span) in parameters and _calls(caller, span.function)):
             return span
     return node.stack[-1] if node.stack else node.span
@@ -130,7 +141,8 @@ def annotation_span(node: Node) -> Span | None:
 
 @functools.cache
 def _helpers(source: str) -> dict[tuple[int, int], frozenset[str]]:
-    """For each function of a file that does nothing but return an expression: where that stands, and the function's parameters."""
+    """For each function of a file that does nothing but return an expression: where that stands,
+    and the function's parameters."""
     found: dict[tuple[int, int], frozenset[str]] = {}
     try:
         tree = ast.parse(source)
@@ -138,18 +150,24 @@ def _helpers(source: str) -> dict[tuple[int, int], frozenset[str]]:
         return found
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(body=[ast.Return(value=ast.expr() as value)] | [ast.Expr(), ast.Return(value=ast.expr() as value)]):
+            case ast.FunctionDef(
+                body=[ast.Return(value=ast.expr() as value)]
+                | [ast.Expr(), ast.Return(value=ast.expr() as value)]
+            ):
                 arguments = node.args
             case ast.Lambda(body=value):
                 arguments = node.args
             case _:
                 continue
-        found[value.lineno, value.col_offset] = frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args))
+        found[value.lineno, value.col_offset] = frozenset(
+            a.arg for a in (*arguments.posonlyargs, *arguments.args)
+        )
     return found
 
 
 def _calls(caller: Span, function: str) -> bool:
-    """Whether the caller's expression is a call of a function of this name; a lambda may have any name."""
+    """Whether the caller's expression is a call of a function of this name; a lambda may have any
+    name."""
     try:
         call = ast.parse(segment(caller), mode="eval").body
     except SyntaxError:
@@ -167,11 +185,13 @@ def _calls(caller: Span, function: str) -> bool:
 
 
 def node_text(node: Node, beside: Node | None = None) -> str:
-    """A node in a sentence: its operation, the user's expression and line; for a gradient the forward line.
+    """A node in a sentence: its operation, the user's expression and line; for a gradient the
+    forward line.
 
     Arguments:
       node: the node.
-      beside: a node that the sentence has named already; of the same expression it is not said twice.
+      beside: a node that the sentence has named already; of the same expression it is not said
+          twice.
     """
     if node.op == "sbp_annotate":
         span = annotation_span(node)

@@ -1,4 +1,5 @@
-"""Boxing steps on one device's shard, inside shard_map: the collective, with padding and slicing where sizes do not divide."""
+"""Boxing steps on one device's shard, inside shard_map: the collective, with padding and slicing
+where sizes do not divide."""
 
 from __future__ import annotations
 
@@ -22,15 +23,22 @@ from sbp.types import Split, Unreduced
 def _apart(x: Any) -> Any:
     """`x`, kept from being merged with an operation beside it.
 
-    Below JAX 0.12, XLA for CPU makes one of two dynamic slices, or of a slice and a scatter, and forgets that the other start was
-    clamped: a program's index out of bounds would reach into other shards (tests/run/test_edges.py). XLA for TPU clamps both, in its
-    compiled text; for GPU it has not been looked at, so it is treated as CPU is.
+    Below JAX 0.12, XLA for CPU makes one of two dynamic slices, or of a slice and a scatter, and
+    forgets that the other start was
+    clamped: a program's index out of bounds would reach into other shards
+    (tests/run/test_edges.py). XLA for TPU clamps both, in its compiled text; for GPU it has not
+    been looked at, so it is treated as CPU is.
     """
-    return lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier) if _jax.MERGES_SLICES else x
+    return (
+        lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier)
+        if _jax.MERGES_SLICES
+        else x
+    )
 
 
 def _ordered_bits(x: Any, nan_bits: int) -> Any:
-    """Floats as integers of the same width in the same order; every NaN becomes `nan_bits`, which orders first or last."""
+    """Floats as integers of the same width in the same order; every NaN becomes `nan_bits`, which
+    orders first or last."""
     width = x.dtype.itemsize * 8
     signed = jnp.dtype(f"int{width}")
     bits = lax.bitcast_convert_type(x, signed)
@@ -40,11 +48,15 @@ def _ordered_bits(x: Any, nan_bits: int) -> Any:
 def _flip(bits: Any) -> Any:
     """Turns sign-and-magnitude order into two's complement order, and back."""
     width = bits.dtype.itemsize * 8
-    return bits ^ (lax.shift_right_arithmetic(bits, jnp.array(width - 1, bits.dtype)) & jnp.iinfo(bits.dtype).max)
+    return bits ^ (
+        lax.shift_right_arithmetic(bits, jnp.array(width - 1, bits.dtype))
+        & jnp.iinfo(bits.dtype).max
+    )
 
 
 def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
-    """The maximum or minimum of all parts. A NaN in any part gives NaN: CPU's own collective ignores them, so integers are compared."""
+    """The maximum or minimum of all parts. A NaN in any part gives NaN: CPU's own collective
+    ignores them, so integers are compared."""
     reduce = lax.pmax if monoid == "max" else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, names)
@@ -92,8 +104,8 @@ class Boxing:
 
     Arguments:
       mesh: the mesh.
-      acc: `f32` sums 16-bit parts in float32 (all-to-all, local sum, all-gather: the bytes of an all-reduce); `native` leaves the
-        sum to the platform.
+      acc: `f32` sums 16-bit parts in float32 (all-to-all, local sum, all-gather: the bytes of an
+        all-reduce); `native` leaves the sum to the platform.
     """
 
     def __init__(self, mesh: MeshSpec, acc: str = "f32") -> None:
@@ -101,11 +113,14 @@ class Boxing:
         self.acc = acc
 
     def run(self, x: Any, global_shape: Sequence[int], steps: Sequence[Step]) -> Any:
-        """Applies steps in order to the shard of a tensor of `global_shape`. PRNG keys travel as their words."""
+        """Applies steps in order to the shard of a tensor of `global_shape`. PRNG keys travel as
+        their words."""
         if steps and _jax.is_extended(x.dtype):
             impl = jax.random.key_impl(x)
             words = jax.random.key_data(x)
-            return jax.random.wrap_key_data(self.run(words, (*global_shape, *words.shape[x.ndim :]), steps), impl=impl)
+            return jax.random.wrap_key_data(
+                self.run(words, (*global_shape, *words.shape[x.ndim :]), steps), impl=impl
+            )
         for step in steps:
             x = self.step(x, global_shape, step)
         return x
@@ -130,25 +145,42 @@ class Boxing:
                 return self.all_gather(x, global_shape, step)
             case "all_to_all", Split(dim=d), Split(dim=e):
                 x = pad_dim(x, e, n * there[e])
-                return _first(lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True), d, there[d])
+                return _first(
+                    lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True),
+                    d,
+                    there[d],
+                )
             case "slice", _, Split(dim=d):
                 x = pad_dim(x, d, n * there[d])
-                return _apart(lax.dynamic_slice_in_dim(_apart(x), lax.axis_index(names[0]) * there[d], there[d], d))
+                return _apart(
+                    lax.dynamic_slice_in_dim(
+                        _apart(x), lax.axis_index(names[0]) * there[d], there[d], d
+                    )
+                )
             case "mask", _, Unreduced(monoid=monoid):
                 if monoid not in ("sum", "prod"):
                     return x
                 return jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
             case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
                 size = x.shape[d]
-                whole = jnp.full((*x.shape[:d], n * size, *x.shape[d + 1 :]), neutral(monoid, x.dtype))
-                return _first(lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(names[0]) * size, d), d, there[d])
+                whole = jnp.full(
+                    (*x.shape[:d], n * size, *x.shape[d + 1 :]), neutral(monoid, x.dtype)
+                )
+                return _first(
+                    lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(names[0]) * size, d),
+                    d,
+                    there[d],
+                )
             case _:
                 raise SbpInternalError(f"no kernel for boxing step {step}")
 
     def all_gather(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
-        """Gathers over several mesh axes at once; blocks are joined inner axis first, and cut where their sizes do not divide."""
+        """Gathers over several mesh axes at once; blocks are joined inner axis first, and cut where
+        their sizes do not divide."""
         sizes = [self.mesh.sizes[i] for i in step.mesh_axes]
-        x = lax.all_gather(x, tuple(self.mesh.names[i] for i in step.mesh_axes), axis=0).reshape(*sizes, *x.shape)
+        x = lax.all_gather(x, tuple(self.mesh.names[i] for i in step.mesh_axes), axis=0).reshape(
+            *sizes, *x.shape
+        )
         joined = list(step.source)
         for level in reversed(range(len(sizes))):
             position = step.mesh_axes[level]
@@ -172,9 +204,13 @@ class Boxing:
                 return reduce(x.astype(jnp.uint8), names).astype(np.bool_)
             case _:  # each device reduces one block: the bytes of a ring all-reduce
                 flat = pad_dim(x.reshape(-1), 0, -(-x.size // n) * n)
-                blocks = lax.all_to_all(flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True)
+                blocks = lax.all_to_all(
+                    flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True
+                )
                 total = self._local_reduce(blocks, monoid, 0)
-                return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(x.shape)
+                return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
+                    x.shape
+                )
 
     def _widens(self, dtype: Any) -> bool:
         """Whether sums of a dtype are taken in float32."""
@@ -196,7 +232,8 @@ class Boxing:
 
 
 def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:
-    """Global index of element 0 of this device's shard, for each dim (a traced int32, or 0 where the dim is whole)."""
+    """Global index of element 0 of this device's shard, for each dim (a traced int32, or 0 where
+    the dim is whole)."""
     sizes = list(global_shape)
     start: list[Any] = [0] * len(sizes)
     for code, (name, n) in zip(codes, mesh.axes, strict=True):
@@ -208,7 +245,8 @@ def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[A
 
 
 def extent(size: int, dim: int, codes: Codes, mesh: MeshSpec) -> Any:
-    """How many elements of this device's shard are real along one dim of `size`, the others being padding; an int where splits are even."""
+    """How many elements of this device's shard are real along one dim of `size`, the others being
+    padding; an int where splits are even."""
     real: Any = size
     even = True
     for code, (name, n) in zip(codes, mesh.axes, strict=True):

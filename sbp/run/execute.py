@@ -1,4 +1,5 @@
-"""Program -> one `jax.jit(jax.shard_map(..))`, with shardings at the boundary and the cheapest dispatch JAX allows."""
+"""Program -> one `jax.jit(jax.shard_map(..))`, with shardings at the boundary and the cheapest
+dispatch JAX allows."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
 
 
 def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """A copy of the user's mesh with Auto axes: `shard_map` over an Explicit one would check specs of its own (pitfall 4.3.3)."""
+    """A copy of the user's mesh with Auto axes: `shard_map` over an Explicit one would check specs
+    of its own (pitfall 4.3.3)."""
     if isinstance(mesh, AbstractMesh):
-        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        return AbstractMesh(
+            mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
+        )
     return Mesh(mesh.devices, mesh.axis_names)
 
 
@@ -42,38 +46,69 @@ class Executable:
       donated: flat positions of donated arguments.
     """
 
-    def __init__(self, program: Program, mesh: Mesh | AbstractMesh, donated: tuple[int, ...]) -> None:
+    def __init__(
+        self, program: Program, mesh: Mesh | AbstractMesh, donated: tuple[int, ...]
+    ) -> None:
         self.program = program
         self.mesh = mesh
         self.inner = own_mesh(mesh)
         graph, spec = program.graph, program.mesh
         in_codes = [r.codes for r in program.block.inputs]
-        in_specs = tuple(partition_spec(c, spec, len(graph.avals[v].shape)) for c, v in zip(in_codes, graph.inputs, strict=True))
+        in_specs = tuple(
+            partition_spec(c, spec, len(graph.avals[v].shape))
+            for c, v in zip(in_codes, graph.inputs, strict=True)
+        )
         out_codes = list(program.typing.outputs)
-        out_specs = tuple(partition_spec(c, spec, len(graph.aval(o).shape)) for c, o in zip(out_codes, graph.outputs, strict=True))
+        out_specs = tuple(
+            partition_spec(c, spec, len(graph.aval(o).shape))
+            for c, o in zip(out_codes, graph.outputs, strict=True)
+        )
         interpreter = Interpreter(graph, spec)
 
         def body(*shards: Any) -> tuple[Any, ...]:
-            args = [x.reshape(x.shape[_partials(c) :]) if _partials(c) else x for x, c in zip(shards, in_codes, strict=True)]
+            args = [
+                x.reshape(x.shape[_partials(c) :]) if _partials(c) else x
+                for x, c in zip(shards, in_codes, strict=True)
+            ]
             outs = interpreter.block(program.block, args)
-            return tuple(y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y for y, c in zip(outs, out_codes, strict=True))
+            return tuple(
+                y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y
+                for y, c in zip(outs, out_codes, strict=True)
+            )
 
         self.in_shardings = tuple(NamedSharding(self.inner, s) for s in in_specs)
         self.out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
-        # A host callback is lowered with the body's own mesh, and JAX wants one mesh in a program: results change mesh after it.
+        # A host callback is lowered with the body's own mesh, and JAX wants one mesh in a program:
+        # results change mesh after it.
         self._rehome = any(node.op.endswith("_callback") for node in graph.walk())
-        leaving = tuple(NamedSharding(self.inner, s) for s in out_specs) if self._rehome else self.out_shardings
-        mapped = jax.shard_map(body, mesh=self.inner, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        self.jitted = jax.jit(mapped, in_shardings=self.in_shardings, out_shardings=leaving, donate_argnums=donated)
-        # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on few cores.
-        simulated = isinstance(mesh, Mesh) and mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        leaving = (
+            tuple(NamedSharding(self.inner, s) for s in out_specs)
+            if self._rehome
+            else self.out_shardings
+        )
+        mapped = jax.shard_map(
+            body, mesh=self.inner, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+        self.jitted = jax.jit(
+            mapped, in_shardings=self.in_shardings, out_shardings=leaving, donate_argnums=donated
+        )
+        # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
+        # few cores.
+        simulated = (
+            isinstance(mesh, Mesh)
+            and mesh.devices.size > 1
+            and mesh.devices.flat[0].platform == "cpu"
+        )
         self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
 
     def lower(self, shapes: Sequence[Any]) -> Any:
-        """`jax.stages.Lowered` for flat ShapeDtypeStructs; on an abstract mesh for the platform of its hardware."""
+        """`jax.stages.Lowered` for flat ShapeDtypeStructs; on an abstract mesh for the platform of
+        its hardware."""
         with _jax.no_mesh():
             if isinstance(self.mesh, AbstractMesh):
-                return self.jitted.trace(*shapes).lower(lowering_platforms=(self.program.mesh.hardware.platform,))
+                return self.jitted.trace(*shapes).lower(
+                    lowering_platforms=(self.program.mesh.hardware.platform,)
+                )
             return self.jitted.lower(*shapes)
 
     def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:
@@ -85,7 +120,9 @@ class Executable:
             with _jax.no_mesh():
                 outs = self.jitted(*flat)
         if self._rehome:
-            outs = tuple(jax.device_put(x, s) for x, s in zip(outs, self.out_shardings, strict=True))
+            outs = tuple(
+                jax.device_put(x, s) for x, s in zip(outs, self.out_shardings, strict=True)
+            )
         if self._in_flight is not None and outs:
             self._in_flight.append(outs)
         return outs
@@ -93,7 +130,8 @@ class Executable:
     def _wait(self) -> None:
         """Waits until at most one execution is in flight (simulated CPU devices only)."""
         while self._in_flight is not None and len(self._in_flight) >= 2:
-            # An output that a later call was given for donation is gone; that call waits for it anyway.
+            # An output that a later call was given for donation is gone; that call waits for it
+            # anyway.
             present = [x for x in self._in_flight.popleft() if not x.is_deleted()]
             jax.block_until_ready(present[:1])
 

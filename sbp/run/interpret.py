@@ -51,11 +51,19 @@ class Place:
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand."""
-        return tuple(axis for axis, code in zip(self.mesh.axes, self.in_codes[operand], strict=True) if code == dim + 1)
+        return tuple(
+            axis
+            for axis, code in zip(self.mesh.axes, self.in_codes[operand], strict=True)
+            if code == dim + 1
+        )
 
     def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of a result."""
-        return tuple(axis for axis, code in zip(self.mesh.axes, self.out_codes[result], strict=True) if code == dim + 1)
+        return tuple(
+            axis
+            for axis, code in zip(self.mesh.axes, self.out_codes[result], strict=True)
+            if code == dim + 1
+        )
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """What the source of this device's pair holds."""
@@ -99,7 +107,9 @@ class Interpreter:
                     info = instruction.reader or instruction.maker
                     with _jax.source_context(info.source_info if info else None):
                         shape = self.graph.avals[instruction.source.value].shape
-                        env[instruction.target] = self.boxing.run(env[instruction.source], shape, instruction.steps)
+                        env[instruction.target] = self.boxing.run(
+                            env[instruction.source], shape, instruction.steps
+                        )
                 case Loop():
                     with _jax.source_context(instruction.node.source_info):
                         results = self.loop(instruction, [read(s) for s in instruction.ins])
@@ -115,7 +125,11 @@ class Interpreter:
         for position, code in enumerate(source.codes):
             if code != 0:
                 target = (*here[:position], code, *here[position + 1 :])
-                x = self.boxing.step(x, aval.shape, Step("slice" if code > 0 else "mask", (position,), here, target, 0.0, 0.0))
+                x = self.boxing.step(
+                    x,
+                    aval.shape,
+                    Step("slice" if code > 0 else "mask", (position,), here, target, 0.0, 0.0),
+                )
                 here = target
         return x
 
@@ -156,15 +170,21 @@ class Interpreter:
         self.check_shards(instruction, results, expected)
         return results
 
-    def check_shards(self, instruction: Apply, results: Sequence[Any], expected: tuple[tuple[int, ...], ...]) -> None:
+    def check_shards(
+        self, instruction: Apply, results: Sequence[Any], expected: tuple[tuple[int, ...], ...]
+    ) -> None:
         """Raises when a kernel's shards have other shapes than their types say."""
         got = tuple(tuple(np.shape(r)) for r in results)
         if got != expected:
             node, row = instruction.node, instruction.row
-            raise SbpInternalError(f"{node.op} (node {node.id}) under {row} gives shards {got}, its type says {expected}")
+            raise SbpInternalError(
+                f"{node.op} (node {node.id}) under {row} gives shards {got}, its type says"
+                f" {expected}"
+            )
 
     def region(self, instruction: Apply, args: list[Any]) -> list[Any]:
-        """A hand-written region: its own collectives run over our axis names; operands and results go in and out as parts."""
+        """A hand-written region: its own collectives run over our axis names; operands and results
+        go in and out as parts."""
         node = instruction.node
         with _jax.source_context(node.source_info):
             if node.op == "shard_map":
@@ -173,7 +193,10 @@ class Interpreter:
             if node.op == "sbp_pick":
                 return [x[0]]
             mesh_axis = node.params["mesh_axis"]
-            whole = instruction.row.ins[0][self.mesh.names.index(mesh_axis)] == 0 and self.mesh.size(mesh_axis) > 1
+            whole = (
+                instruction.row.ins[0][self.mesh.names.index(mesh_axis)] == 0
+                and self.mesh.size(mesh_axis) > 1
+            )
             return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
 
     def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:

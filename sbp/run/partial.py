@@ -1,4 +1,5 @@
-"""sbp.Partial: an unreduced value outside a plan, as one array with a leading dim for each partial mesh axis."""
+"""sbp.Partial: an unreduced value outside a plan, as one array with a leading dim for each partial
+mesh axis."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ from sbp.types import NdSbp, Unreduced
 
 @jax.tree_util.register_pytree_node_class
 class Partial:
-    """An unreduced value: what a plan returns for an output pinned P, and takes for an input pinned P.
+    """An unreduced value: what a plan returns for an output pinned P, and takes for an input pinned
+    P.
 
     Arguments:
-      parts: an array with one leading dim per partial mesh axis, split over it; the value is the reduction over those dims.
+      parts: an array with one leading dim per partial mesh axis, split over it; the value is the
+          reduction over those dims.
       type: the ND type, with at least one P.
 
     >>> Partial(jnp.array([1.0, 2.0]), NdSbp({"data": Unreduced()})).reduce().item()
@@ -54,7 +57,9 @@ class Partial:
         axes, parts = tuple(range(self.rank)), self._together()
         match self.monoid:
             case "sum":
-                return jnp.sum(parts, axes, dtype=parts.dtype)  # which NumPy would widen for small integers
+                return jnp.sum(
+                    parts, axes, dtype=parts.dtype
+                )  # which NumPy would widen for small integers
             case "max":
                 return jnp.max(parts, axes)
             case "min":
@@ -66,11 +71,17 @@ class Partial:
                 return lax.reduce(parts, neutral(monoid, parts.dtype), op, axes)
 
     def _together(self) -> Any:
-        """The parts, each device with all of its own: a reduction across devices would be XLA's, which on CPU drops NaN and lacks bits."""
+        """The parts, each device with all of its own: a reduction across devices would be XLA's,
+        which on CPU drops NaN and lacks bits."""
         sharding = getattr(self.parts, "sharding", None)
         if isinstance(self.parts, _jax.Tracer) or not isinstance(sharding, NamedSharding):
             return self.parts
-        return jax.device_put(self.parts, NamedSharding(sharding.mesh, PartitionSpec(*(None,) * self.rank, *sharding.spec[self.rank :])))
+        return jax.device_put(
+            self.parts,
+            NamedSharding(
+                sharding.mesh, PartitionSpec(*(None,) * self.rank, *sharding.spec[self.rank :])
+            ),
+        )
 
     def __repr__(self) -> str:
         return f"Partial({self.parts.shape}, {self.type!r})"

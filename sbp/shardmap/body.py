@@ -14,10 +14,12 @@ from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import B, Split
 
 TURNS = 12
-"""Turns of a loop with one value in its carry, after which it is held to be unknown if it still changes; readings get fewer with each."""
+"""Turns of a loop with one value in its carry, after which it is held to be unknown if it still
+changes; readings get fewer with each."""
 
 TURNS_EACH = 2
-"""Turns more for each other value: what moves on by one place with every turn takes as many turns as there are places."""
+"""Turns more for each other value: what moves on by one place with every turn takes as many turns
+as there are places."""
 
 
 def run(state: State, graph: Graph, args: Sequence[Value]) -> list[Value]:
@@ -25,10 +27,16 @@ def run(state: State, graph: Graph, args: Sequence[Value]) -> list[Value]:
     env: dict[int, Value] = dict(zip(graph.inputs, args, strict=True))
 
     def read(operand: int | Constant) -> Value:
-        return literal(operand.value, operand.aval, len(state.sizes)) if isinstance(operand, Constant) else env[operand]
+        return (
+            literal(operand.value, operand.aval, len(state.sizes))
+            if isinstance(operand, Constant)
+            else env[operand]
+        )
 
     for node in graph.nodes:
-        env.update(zip(node.outputs, _results(state, node, [read(o) for o in node.inputs]), strict=True))
+        env.update(
+            zip(node.outputs, _results(state, node, [read(o) for o in node.inputs]), strict=True)
+        )
     return [read(o) for o in graph.outputs]
 
 
@@ -51,8 +59,16 @@ def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
             return local(state, node, ins)
 
 
-def _fixpoint(state: State, node: Node, graph: Graph, before: list[Value], carry: list[Value], after: list[Value]) -> list[Value]:
-    """The results of a loop's body once its carry keeps the types that it has. What is found in a turn before is found: it is run, too."""
+def _fixpoint(
+    state: State,
+    node: Node,
+    graph: Graph,
+    before: list[Value],
+    carry: list[Value],
+    after: list[Value],
+) -> list[Value]:
+    """The results of a loop's body once its carry keeps the types that it has. What is found in a
+    turn before is found: it is run, too."""
     count = len(carry)
     turns = TURNS + TURNS_EACH * count
     doubt = Doubt(node, f"a carry of {node.op} is held otherwise with every turn")
@@ -65,12 +81,21 @@ def _fixpoint(state: State, node: Node, graph: Graph, before: list[Value], carry
         if turn >= turns:  # each is given up once at most, so that there is an end
             wider = [given_up if a != b else a for a, b in zip(carry, wider, strict=True)]
         carry = wider
-    raise SbpInternalError(f"the carry of {node.op} takes more than {2 * turns} turns to keep its type")
+    raise SbpInternalError(
+        f"the carry of {node.op} takes more than {2 * turns} turns to keep its type"
+    )
 
 
 def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
     c, k = node.params["num_consts"], node.params["num_carry"]
-    out = _fixpoint(state, node, node.regions[0], ins[:c], ins[c : c + k], [_without_lead(v) for v in ins[c + k :]])
+    out = _fixpoint(
+        state,
+        node,
+        node.regions[0],
+        ins[:c],
+        ins[c : c + k],
+        [_without_lead(v) for v in ins[c + k :]],
+    )
     return [*out[:k], *(_with_lead(v) for v in out[k:])]
 
 
@@ -84,7 +109,11 @@ def _with_lead(v: Value) -> Value:
 
 
 def _shifted(h: Held, by: int) -> Held:
-    atoms = {Split(a.dim + by) if isinstance(a, Split) else a for a in h.atoms if not (isinstance(a, Split) and a.dim + by < 0)}
+    atoms = {
+        Split(a.dim + by) if isinstance(a, Split) else a
+        for a in h.atoms
+        if not (isinstance(a, Split) and a.dim + by < 0)
+    }
     return replace(h, atoms=frozenset(atoms)) if atoms or h.fault else UNKNOWN
 
 
@@ -105,7 +134,11 @@ def _cond(state: State, node: Node, ins: list[Value]) -> list[Value]:
 
 def _varying(v: Value, varies: Sequence[int]) -> Value:
     """What devices that went different ways have."""
-    return replace(v, held=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.held))) if varies else v
+    return (
+        replace(v, held=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.held)))
+        if varies
+        else v
+    )
 
 
 def _predicate(state: State, node: Node, v: Value) -> list[int]:

@@ -21,38 +21,46 @@ from sbp.trace.graph import Graph
 
 
 def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMesh) -> Report:
-    """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and results that are not held as claimed.
+    """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
+    results that are not held as claimed.
 
-    Every value of every region is typed on each mesh axis, from in_specs on: whole, split, or partial, with the divisor that is
-    left of a mean; a psum that is divided by hand is read as the mean that it is. An error is what no reading of the program makes
-    right. Where no rule covers what a local operation does to a split dim (a slice, a roll, a local position, a random draw, a reshape
-    that mixes shards), and where what a device found of its own shard may be meant, a note says so, and `ok` does not vouch for it.
+    Every value of every region is typed on each mesh axis, from in_specs on: whole, split, or
+    partial, with the divisor that is left of a mean; a psum that is divided by hand is read as the
+    mean that it is. An error is what no reading of the program makes right. Where no rule covers
+    what a local operation does to a split dim (a slice, a roll, a local position, a random draw, a
+    reshape that mixes shards), and where what a device found of its own shard may be meant, a note
+    says so, and `ok` does not vouch for it.
 
-    Not checked, and without a note, is what is meant to differ by device: what depends on `axis_index`, went round a ring, came out of
-    an all-to-all that is no exchange of one split dim for another, out of a scan along a split dim, or of a branch or a loop whose
-    predicate differs by device; what an all-gather without tiling put side by side, unless it is added up along that dim as it is; a
-    sum for a mean that shows in gradients which stay split alone; and what is partial and divided by the number of devices, unless the
-    division names `lax.axis_size`. Nothing runs.
+    Not checked, and without a note, is what is meant to differ by device: what depends on
+    `axis_index`, went round a ring, came out of an all-to-all that is no exchange of one split dim
+    for another, out of a scan along a split dim, or of a branch or a loop whose predicate differs
+    by device; what an all-gather without tiling put side by side, unless it is added up along that
+    dim as it is; a sum for a mean that shows in gradients which stay split alone; and what is
+    partial and divided by the number of devices, unless the division names `lax.axis_size`. Nothing
+    runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
-      *args: what it takes: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of Explicit axes with their shardings.
+      *args: what it takes: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of
+      Explicit axes with their shardings.
       mesh: the mesh of its regions.
 
     Returns:
-      A report: `ok`, and `diagnostics` with the codes `missing-reduction`, `doubled-reduction`, `misplaced-reduction`,
-      `wrong-reduction`, `wrong-placement`, `local-result` and `not-analysed`; helps are edits that were checked in turn, with the
-      bytes that each device sends in the edited program's regions.
+      A report: `ok`, and `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
+      `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result` and
+      `not-analysed`; helps are edits that were checked in turn, with the bytes that each device
+      sends in the edited program's regions.
 
     Raises:
-      SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a program without a `shard_map`.
-      Whatever `fn` raises while it is traced, unchanged.
+      SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
+      program without a `shard_map`. Whatever `fn` raises while it is traced, unchanged.
 
     >>> import jax.numpy as jnp
     >>> from jax.sharding import PartitionSpec
     >>> mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
     >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
-    >>> total = jax.shard_map(total, mesh=mesh, in_specs=PartitionSpec("model"), out_specs=PartitionSpec())
+    >>> specs = {"in_specs": PartitionSpec("model"), "out_specs": PartitionSpec()}
+    >>> total = jax.shard_map(total, mesh=mesh, **specs)
     >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)
     >>> report.diagnostics[0].title
     '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'
@@ -62,11 +70,16 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     spec = mesh_spec(mesh)
     graph = _traced(fn, args, mesh)
     found = analyse(graph, spec)
-    return Report(program=None, diagnostics=_diagnostics(graph, spec, found), title=getattr(fn, "__name__", ""))
+    return Report(
+        program=None,
+        diagnostics=_diagnostics(graph, spec, found),
+        title=getattr(fn, "__name__", ""),
+    )
 
 
 def _traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
-    """The program on abstract arguments, dead code kept: the forward part of a gradient says what its divisions are."""
+    """The program on abstract arguments, dead code kept: the forward part of a gradient says what
+    its divisions are."""
     leaves, structure = jax.tree.flatten(args)
     shapes = [_abstract(x) for x in leaves]
 
@@ -78,28 +91,40 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | Abstract
     except ValueError as error:
         if "context mesh cannot be empty" not in str(error):
             raise
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # a shard_map without a mesh of its own
+    with jax.sharding.use_abstract_mesh(
+        mesh.abstract_mesh
+    ):  # a shard_map without a mesh of its own
         return body_graph(jax.make_jaxpr(flat)(*shapes))
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         sharding = getattr(x, "sharding", None)
-        explicit = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+        explicit = (
+            isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+        )
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if explicit else None)
     if isinstance(x, bool | int | float | complex):
-        return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(np.asarray(x).dtype), weak_type=True)
-    raise SbpError(f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; close over what is no array")
+        return jax.ShapeDtypeStruct(
+            (), jax.dtypes.canonicalize_dtype(np.asarray(x).dtype), weak_type=True
+        )
+    raise SbpError(
+        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; close"
+        " over what is no array"
+    )
 
 
 def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnostic, ...]:
     helper = Helper(graph, mesh, frozenset(f.key for f in found.findings))
     said = [diagnostic(f, mesh, helper.helps(f)) for f in _causes(found.findings)]
     said += [note(n) for n in found.notes]
-    return tuple(sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None)))
+    return tuple(
+        sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
+    )
 
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Findings without those that follow from others: what is wrong with a gradient, where its forward part is wrong on the same axis."""
+    """Findings without those that follow from others: what is wrong with a gradient, where its
+    forward part is wrong on the same axis."""
     forward = {axis for f in findings if not primary(f).backward for axis in f.mesh_axes}
     return [f for f in findings if not (primary(f).backward and forward & set(f.mesh_axes))]

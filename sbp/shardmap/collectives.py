@@ -1,4 +1,5 @@
-"""What a collective makes of how its operand is held: on the mesh axes that it runs over, and on the others, where it only moves."""
+"""What a collective makes of how its operand is held: on the mesh axes that it runs over, and on
+the others, where it only moves."""
 
 from __future__ import annotations
 
@@ -31,22 +32,36 @@ def collective(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
         why = f"{node.op} in groups of an axis" if act else node.op
         state.unanalysed(node, f"{why} is not analysed")
         return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
-    return [_one(state, node, v, state.graph.aval(o).shape, over, act) for v, o in zip(ins, node.inputs, strict=True)]
+    return [
+        _one(state, node, v, state.graph.aval(o).shape, over, act)
+        for v, o in zip(ins, node.inputs, strict=True)
+    ]
 
 
 Act = Callable[[State, Node, Value, int, Sequence[int]], Held]
 
 
-def _one(state: State, node: Node, v: Value, shape: Sequence[int], over: Sequence[int], act: Act) -> Value:
-    held = [act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over) for k, h in enumerate(v.held)]
+def _one(
+    state: State, node: Node, v: Value, shape: Sequence[int], over: Sequence[int], act: Act
+) -> Value:
+    held = [
+        act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over)
+        for k, h in enumerate(v.held)
+    ]
     const = None
     if v.const is not None and v.literal and node.op in REDUCTIONS:
-        const = v.const * math.prod(state.sizes[k] for k in over) if REDUCTIONS[node.op] == "sum" else v.const
+        const = (
+            v.const * math.prod(state.sizes[k] for k in over)
+            if REDUCTIONS[node.op] == "sum"
+            else v.const
+        )
     counted = node.op in ("psum", "psum_invariant")
-    return Value(tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None)
+    return Value(
+        tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None
+    )
 
 
-# ---- reductions -----------------------------------------------------------------------------------------------------------------------
+# ---- reductions ---------------------------------------------------------------------------------
 
 
 def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
@@ -68,10 +83,17 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
     if partial is not None:
         if h.tag in ("finite", "test") and monoid == "sum":  # on how many devices it is so
             if h.tag == "test":
-                state.unanalysed(node, f"{node.op} counts the devices on which a test of their own part says so", "note")
+                state.unanalysed(
+                    node,
+                    f"{node.op} counts the devices on which a test of their own part says so",
+                    "note",
+                )
             return replace(WHOLE, excess=None, reduced=node)
         if partial == P and h.excess == 1 and monoid in ("max", "min"):
-            text = f"{node.op} compares what are means of one device's shard each; that this is meant is not shown"
+            text = (
+                f"{node.op} compares what are means of one device's shard each; that this is meant"
+                " is not shown"
+            )
             state.unanalysed(node, text, "note")
             return replace(WHOLE, excess=None, reduced=node)
         if partial.monoid != monoid:
@@ -81,7 +103,12 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
         return Held(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
     if B not in h.atoms:  # the shards of a split value, added element by element
         if not node.backward:
-            state.unanalysed(node, f"{node.op} joins the shards of a value that is {h.text()}, of which nothing is checked", "note")
+            state.unanalysed(
+                node,
+                f"{node.op} joins the shards of a value that is {h.text()}, of which nothing is"
+                " checked",
+                "note",
+            )
         return replace(WHOLE, excess=None, reduced=node, blocks=node)
     if monoid != "sum" or v.zero:
         return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)
@@ -89,7 +116,8 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
 
 
 def _counted(node: Node, v: Value, h: Held) -> Held:
-    """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a cotangent."""
+    """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a
+    cotangent."""
     if v.literal and not node.backward:
         return replace(WHOLE, excess=h.excess, reduced=node)
     excess = None if h.excess is None or h.share else h.excess + 1
@@ -114,11 +142,12 @@ def _outside(state: State, node: Node, v: Value, axis: int, dim: int) -> frozens
     return frozenset(before | set(over[: over.index(axis)]))
 
 
-# ---- movements ------------------------------------------------------------------------------------------------------------------------
+# ---- movements ----------------------------------------------------------------------------------
 
 
 def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
-    """The shards of a split value, one after the other; without tiling, what each device has, side by side."""
+    """The shards of a split value, one after the other; without tiling, what each device has, side
+    by side."""
     h, dim = v.held[axis], node.params["all_gather_dimension"]
     if not node.params["tiled"] and (h.fault or h.partial):
         return replace(WHOLE, excess=None, stack=(dim, h))  # the parts side by side
@@ -147,14 +176,21 @@ def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
     h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
     if h.fault and h.fault.kind == "copies":
         there = h.fault.node.params
-        if (split, concat) != (there["concat_axis"], there["split_axis"]) or not node.params["tiled"]:
+        if (split, concat) != (there["concat_axis"], there["split_axis"]) or not node.params[
+            "tiled"
+        ]:
             return h
-        text = "every device sends equal copies, and gets its own back: as often as there are devices, the same is computed"
+        text = (
+            "every device sends equal copies, and gets its own back: as often as there are devices,"
+            " the same is computed"
+        )
         return replace(WHOLE, copies=h.fault, doubt=Doubt(h.fault.node, text, True))
     if h.unknown or h.fault:
         return UNKNOWN  # what each device found for each other one
     if Split(concat) in h.atoms and split != concat and node.params["tiled"]:
-        return replace(h, atoms=frozenset({Split(split)}), under=_outside(state, node, v, axis, split))
+        return replace(
+            h, atoms=frozenset({Split(split)}), under=_outside(state, node, v, axis, split)
+        )
     if B in h.atoms and not v.literal:
         return faulty(Fault("copies", node, h.reduced, concat))
     return UNKNOWN
@@ -162,9 +198,15 @@ def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
 
 def _permuted(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
     h = v.held[axis]
-    everyone = len({target for _, target in node.params["perm"]}) == math.prod(state.sizes[k] for k in state.axes_of(names_of(node)))
+    everyone = len({target for _, target in node.params["perm"]}) == math.prod(
+        state.sizes[k] for k in state.axes_of(names_of(node))
+    )
     keeps = everyone and (h.fault or B in h.atoms or h.partial)
-    return replace(h, atoms=frozenset(a for a in h.atoms if not isinstance(a, Split))) if keeps else UNKNOWN
+    return (
+        replace(h, atoms=frozenset(a for a in h.atoms if not isinstance(a, Split)))
+        if keeps
+        else UNKNOWN
+    )
 
 
 def _same_everywhere(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
@@ -173,7 +215,11 @@ def _same_everywhere(state: State, node: Node, v: Value, axis: int, shape: Seque
 
 def _beside(node: Node, h: Held, rank: int, over: Sequence[int]) -> Held:
     """On a mesh axis that the collective does not run over."""
-    if REDUCTIONS.get(node.op, "sum") != "sum" and isinstance(h.partial, Unreduced) and h.partial.monoid != REDUCTIONS[node.op]:
+    if (
+        REDUCTIONS.get(node.op, "sum") != "sum"
+        and isinstance(h.partial, Unreduced)
+        and h.partial.monoid != REDUCTIONS[node.op]
+    ):
         return faulty(Fault("nonlinear", node, h.made, 0, repr(h.partial)))
     moved = _moved_dims(node, rank)
     atoms: set[Atom] = set()
@@ -183,20 +229,34 @@ def _beside(node: Node, h: Held, rank: int, over: Sequence[int]) -> Held:
         elif moved[a.dim] is not None:
             atoms.add(Split(moved[a.dim] or 0))
     doubt = h.doubt
-    if node.op.startswith("all_gather") and h.split == Split(node.params["all_gather_dimension"]) and (h.under or frozenset()) & set(over):
-        doubt = doubt or Doubt(node, "shards are gathered along a dim that stays split further in: as one value they come in another order")
-    return replace(h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None, doubt=doubt)
+    if (
+        node.op.startswith("all_gather")
+        and h.split == Split(node.params["all_gather_dimension"])
+        and (h.under or frozenset()) & set(over)
+    ):
+        doubt = doubt or Doubt(
+            node,
+            "shards are gathered along a dim that stays split further in: as one value they come in"
+            " another order",
+        )
+    return replace(
+        h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None, doubt=doubt
+    )
 
 
 def _moved_dims(node: Node, rank: int) -> list[int | None]:
-    """Where each dim of the operand is in the result; None where its elements come in another order."""
+    """Where each dim of the operand is in the result; None where its elements come in another
+    order."""
     dims: list[int | None] = list(range(rank))
     p = node.params
     match node.op:
         case "all_gather" | "all_gather_invariant" if not p["tiled"]:
             return [d + (d >= p["all_gather_dimension"]) for d in range(rank)]
         case "reduce_scatter" if not p["tiled"]:
-            return [None if d == p["scatter_dimension"] else d - (d > p["scatter_dimension"]) for d in range(rank)]
+            return [
+                None if d == p["scatter_dimension"] else d - (d > p["scatter_dimension"])
+                for d in range(rank)
+            ]
         case "all_to_all" if p["tiled"]:
             return [None if d in (p["split_axis"], p["concat_axis"]) else d for d in range(rank)]
         case "all_to_all":
@@ -218,7 +278,16 @@ _ON_AXES: dict[str, Act] = {
 }
 """The collectives that are known, by name."""
 
-NAMED = frozenset({*_ON_AXES, "axis_index", "ragged_all_to_all", "pbroadcast_dynamic", "all_gather_reduced", "preduced"})
+NAMED = frozenset(
+    {
+        *_ON_AXES,
+        "axis_index",
+        "ragged_all_to_all",
+        "pbroadcast_dynamic",
+        "all_gather_reduced",
+        "preduced",
+    }
+)
 
 
 def is_collective(op: str) -> bool:
@@ -228,5 +297,7 @@ def is_collective(op: str) -> bool:
     (True, True, False)
     """
     asynchronous = op.endswith(("_start", "_done"))
-    unreduced = op.startswith(("unreduced_", "reduced_vary", "vary_unreduced", "inspect_sharding", "psend", "precv"))
+    unreduced = op.startswith(
+        ("unreduced_", "reduced_vary", "vary_unreduced", "inspect_sharding", "psend", "precv")
+    )
     return op in NAMED or asynchronous or unreduced

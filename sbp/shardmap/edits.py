@@ -1,4 +1,5 @@
-"""Edits of a program: reductions dropped, added, moved, or made of another kind; the edited program is checked as the first one was."""
+"""Edits of a program: reductions dropped, added, moved, or made of another kind; the edited program
+is checked as the first one was."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Edit:
     Arguments:
       text: the same in words.
       reduce: collectives that are added.
-      drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that belongs to it goes by its own id.
+      drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that
+          belongs to it goes by its own id.
       divide: divisors of results, by the id of the reduction.
       rename: other collectives, by the id of the node.
       over: the mesh axes that a reduction runs over now, by the id of its node.
@@ -66,7 +68,14 @@ class Edit:
     def touched(self) -> frozenset[int]:
         """The nodes that it is about, by their ids."""
         return frozenset(
-            (*(r.node for r in self.reduce), *self.drop, *self.divide, *self.rename, *self.over, *(u[0] for u in self.unsplit))
+            (
+                *(r.node for r in self.reduce),
+                *self.drop,
+                *self.divide,
+                *self.rename,
+                *self.over,
+                *(u[0] for u in self.unsplit),
+            )
         )
 
 
@@ -80,7 +89,9 @@ def edited(graph: Graph, edit: Edit, sizes: dict[str, int]) -> Graph:
     """
     avals = dict(graph.avals)
     top = max((n.id for n in _everywhere(graph)), default=0)
-    return _Editor(edit, sizes, avals, itertools.count(max(avals, default=0) + 1), itertools.count(top + 1)).graph(graph, None)
+    return _Editor(
+        edit, sizes, avals, itertools.count(max(avals, default=0) + 1), itertools.count(top + 1)
+    ).graph(graph, None)
 
 
 def bytes_sent(graph: Graph) -> float:
@@ -88,7 +99,9 @@ def bytes_sent(graph: Graph) -> float:
     total = 0.0
     for node in graph.nodes:
         inner = [bytes_sent(region) for region in node.regions]
-        total += (max(inner) if node.op == "cond" else trips_of(node) * sum(inner)) if inner else 0.0
+        total += (
+            (max(inner) if node.op == "cond" else trips_of(node) * sum(inner)) if inner else 0.0
+        )
         total += handwritten_bytes(node) if node.op == "shard_map" else 0.0
     return total
 
@@ -109,7 +122,8 @@ class _Editor:
     node_ids: Iterator[int]
 
     def graph(self, graph: Graph, region: Node | None) -> Graph:
-        """A graph with the edits that concern its nodes; `region` is the shard_map whose body it is."""
+        """A graph with the edits that concern its nodes; `region` is the shard_map whose body it
+        is."""
         alias: dict[int, Operand] = {}
         nodes: list[Node] = []
 
@@ -153,27 +167,59 @@ class _Editor:
             for region, result, mesh_axis, dim in self.edit.split:
                 if region == node.id:
                     specs[result] = _with(specs[result], mesh_axis, dim)
-            node = replace(node, params=node.params | {"body": self.graph(node.params["body"], node), "out_specs": tuple(specs)})
+            node = replace(
+                node,
+                params=node.params
+                | {
+                    "body": self.graph(node.params["body"], node),
+                    "out_specs": tuple(specs),
+                },
+            )
         if node.id in self.edit.rename:
             node = replace(node, op=self.edit.rename[node.id])
         if node.id in self.edit.over:
             node = replace(node, params=node.params | {"axes": self.edit.over[node.id]})
-        return replace(node, regions=tuple(self.graph(r, None) for r in node.regions)) if node.regions else node
+        return (
+            replace(node, regions=tuple(self.graph(r, None) for r in node.regions))
+            if node.regions
+            else node
+        )
 
     def aval(self, operand: Operand) -> Any:
         return operand.aval if isinstance(operand, Constant) else self.avals[operand]
 
-    def node(self, like: Node, op: str, params: dict[str, Any], inputs: Sequence[Operand], aval: Any, nodes: list[Node]) -> int:
+    def node(
+        self,
+        like: Node,
+        op: str,
+        params: dict[str, Any],
+        inputs: Sequence[Operand],
+        aval: Any,
+        nodes: list[Node],
+    ) -> int:
         output = next(self.value_ids)
         self.avals[output] = aval
         new = next(self.node_ids)
-        nodes.append(replace(like, id=new, op=op, primitive=None, params=params, inputs=tuple(inputs), outputs=(output,), regions=()))
+        nodes.append(
+            replace(
+                like,
+                id=new,
+                op=op,
+                primitive=None,
+                params=params,
+                inputs=tuple(inputs),
+                outputs=(output,),
+                regions=(),
+            )
+        )
         return output
 
     def collective(self, add: Reduce, operand: Operand, like: Node, nodes: list[Node]) -> Operand:
         aval = self.aval(operand)
         number = next(self.node_ids)  # one line for the collective and its division: a pmean's
-        like = replace(like, span=Span(file="<edit>", line=number, column=1, end_column=1), stack=())
+        like = replace(
+            like, span=Span(file="<edit>", line=number, column=1, end_column=1), stack=()
+        )
         shape, n = list(aval.shape), 1
         for a in add.mesh_axes:
             n *= self.sizes[a]
@@ -181,14 +227,23 @@ class _Editor:
         if add.collective in ("reduce_scatter", "all_gather"):
             gathers = add.collective == "all_gather"
             name = "all_gather_dimension" if gathers else "scatter_dimension"
-            params = {"axis_name": add.mesh_axes, "axis_index_groups": None, "tiled": True, name: add.dim}
+            params = {
+                "axis_name": add.mesh_axes,
+                "axis_index_groups": None,
+                "tiled": True,
+                name: add.dim,
+            }
             shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
-        out = self.node(like, add.collective, params, [operand], _jax.empty_aval(shape, aval.dtype), nodes)
+        out = self.node(
+            like, add.collective, params, [operand], _jax.empty_aval(shape, aval.dtype), nodes
+        )
         return self.divided(out, add.divisor, like, nodes) if add.divisor > 1 else out
 
     def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
         aval = self.avals[operand]
-        return self.node(like, "div", {}, [operand, constant(np.asarray(divisor, aval.dtype))], aval, nodes)
+        return self.node(
+            like, "div", {}, [operand, constant(np.asarray(divisor, aval.dtype))], aval, nodes
+        )
 
 
 def _with(spec: Any, mesh_axis: str, dim: int) -> Any:
@@ -203,6 +258,8 @@ def _without(spec: Any, mesh_axis: str) -> Any:
     """A PartitionSpec that does not name a mesh axis."""
     entries = []
     for entry in spec:
-        kept = tuple(a for a in ((entry,) if isinstance(entry, str) else entry or ()) if a != mesh_axis)
+        kept = tuple(
+            a for a in ((entry,) if isinstance(entry, str) else entry or ()) if a != mesh_axis
+        )
         entries.append(kept or None)
     return type(spec)(*entries)

@@ -1,4 +1,5 @@
-"""The excess of results: a power of the axis size by which a value is off multiplies, adds up and divides as the value does."""
+"""The excess of results: a power of the axis size by which a value is off multiplies, adds up and
+divides as the value does."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from sbp.signatures.rule import names
 
 ALIKE = frozenset(
     names("""
-    abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin cumsum dynamic_slice
-    dynamic_update_slice gather imag max min neg optimization_barrier pad real reduce_max reduce_min
-    reduce_precision reduce_sum reshape rev scatter scatter-add scatter-sub select_n slice sort split squeeze stack stop_gradient sub
-    tie tile top_k transpose unstack
+    abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin cumsum
+    dynamic_slice dynamic_update_slice gather imag max min neg optimization_barrier pad real
+    reduce_max reduce_min reduce_precision reduce_sum reshape rev scatter scatter-add scatter-sub
+    select_n slice sort split squeeze stack stop_gradient sub tie tile top_k transpose unstack
 """)
 )
 """Homogeneous of degree 1 in all their operands together: these have one excess."""
@@ -44,7 +45,9 @@ def is_index(op: str, operand: int) -> bool:
     return operand >= INDICES.get(op, operand + 1) or _INDEX.get(op) == operand
 
 
-def excess_of(op: str, params: dict[str, Any], found: Sequence[int | None], free: Sequence[bool]) -> int | Clash | None:
+def excess_of(
+    op: str, params: dict[str, Any], found: Sequence[int | None], free: Sequence[bool]
+) -> int | Clash | None:
     """The excess of an operation's results.
 
     Arguments:
@@ -54,14 +57,17 @@ def excess_of(op: str, params: dict[str, Any], found: Sequence[int | None], free
       free: operands of any excess: zeros, and constants in a sum.
 
     Returns:
-      None when it is not known; "clash" when operands that have one excess have two, or an excess meets a function that shows it.
+      None when it is not known; "clash" when operands that have one excess have two, or an excess
+      meets a function that shows it.
 
     >>> excess_of("mul", {}, [1, 1], [False, False])
     2
     >>> excess_of("add", {}, [1, 0], [False, False])
     'clash'
     """
-    numbers = [e for i, (e, f) in enumerate(zip(found, free, strict=True)) if not f and not is_index(op, i)]
+    numbers = [
+        e for i, (e, f) in enumerate(zip(found, free, strict=True)) if not f and not is_index(op, i)
+    ]
     if op in ALIKE:
         if None in numbers:
             return None

@@ -1,11 +1,14 @@
-"""How one device's part of a value stands to the value meant, on each mesh axis: what the checker of hand-written programs computes.
+"""How one device's part of a value stands to the value meant, on each mesh axis: what the checker
+of hand-written programs computes.
 
-The types of the program as written are not given, so a part has *readings*: every atom under which it may be read. A bias broadcast
-along a batch is B and S(0) at once; zeros are B, S and P. No reading at all means that nothing is known (a ring's block, a slice by
-axis index), which is no fault; where no rule covers what was done to it, that is its `doubt`.
+The types of the program as written are not given, so a part has *readings*: every atom under which
+it may be read. A bias broadcast along a batch is B and S(0) at once; zeros are B, S and P. No
+reading at all means that nothing is known (a ring's block, a slice by axis index), which is no
+fault; where no rule covers what was done to it, that is its `doubt`.
 
-A value may be off by a power of the axis size, its `excess`: the sum of parts that are each the mean of a shard is n times the mean
-(excess 1), which `pmean` divides away; the sum of n equal parts is n times too much as well. B with excess e is P(sum) with e + 1.
+A value may be off by a power of the axis size, its `excess`: the sum of parts that are each the
+mean of a shard is n times the mean (excess 1), which `pmean` divides away; the sum of n equal parts
+is n times too much as well. B with excess e is P(sum) with e + 1.
 """
 
 from __future__ import annotations
@@ -23,21 +26,41 @@ from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
 Kind = Literal[
-    "nonlinear", "product", "ratio", "added", "scales", "mixed", "local", "blocks", "wrong-gather", "copies",
-    "doubled", "averaged", "pending", "monoid", "predicate",
-    "missing", "partial-as-split", "split-as-whole", "copies-as-split", "wrong-dim", "order",
-]  # fmt: skip
+    "nonlinear",
+    "product",
+    "ratio",
+    "added",
+    "scales",
+    "mixed",
+    "local",
+    "blocks",
+    "wrong-gather",
+    "copies",
+    "doubled",
+    "averaged",
+    "pending",
+    "monoid",
+    "predicate",
+    "missing",
+    "partial-as-split",
+    "split-as-whole",
+    "copies-as-split",
+    "wrong-dim",
+    "order",
+]
 """What may be wrong; `words` says it."""
 
 
 Tag = Literal["", "finite", "test", "log", "lse", "weight", "routed"]
-"""Checks of each part, of whether it is finite or of something else, as booleans or numbers; the log of a shard's own sum of
-exponentials, its log-sum-exp, and the exponential of that; unknown, as capacities were compared with places in a shard."""
+"""Checks of each part, of whether it is finite or of something else, as booleans or numbers; the
+log of a shard's own sum of exponentials, its log-sum-exp, and the exponential of that; unknown, as
+capacities were compared with places in a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a value suffers from, which counts once something reduces it or takes it for whole or split.
+    """What a value suffers from, which counts once something reduces it or takes it for whole or
+    split.
 
     Arguments:
       kind: what is wrong.
@@ -46,7 +69,8 @@ class Fault:
       operand: which operand of the node is concerned, or which of its dims.
       detail: a type or a name that the words need.
       partial: which operands are partial.
-      candidates: the dim along which each shard gave its best elements, of which the best of all are some.
+      candidates: the dim along which each shard gave its best elements, of which the best of all
+          are some.
     """
 
     kind: Kind
@@ -65,7 +89,8 @@ class Doubt:
     Arguments:
       node: the operation.
       text: what cannot be told of it.
-      lasting: whether it is about the elements themselves, and not about their order or which of them there are.
+      lasting: whether it is about the elements themselves, and not about their order or which of
+          them there are.
     """
 
     node: Node
@@ -86,12 +111,15 @@ class Held:
       cause: what brought the excess about.
       blocks: where the shards of a split value were added up.
       share: it may be meant as one of n equal parts: it was divided by n.
-      doubt: what could not be told on the way. An unknown value without a doubt is meant to depend on the place of its device.
+      doubt: what could not be told on the way. An unknown value without a doubt is meant to depend
+          on the place of its device.
       twice: why it may be too small, unless it is added up over the devices.
       tag: what it is besides, where that tells what may be made of it.
-      stack: the dim along which an all-gather put the devices' parts side by side, and how these are held.
+      stack: the dim along which an all-gather put the devices' parts side by side, and how these
+          are held.
       copies: the exchange that sent equal copies, which came back whole.
-      under: mesh axes outside of this one on the dim that it is split on; None when they are not known.
+      under: mesh axes outside of this one on the dim that it is split on; None when they are not
+          known.
     """
 
     atoms: frozenset[Atom] = frozenset()
@@ -138,15 +166,24 @@ WHOLE = Held(frozenset({B}))
 def unsure(held: Sequence[Held]) -> Held:
     """What is known of a result that has an unknown operand at least.
 
-    A fault stays one, but for what is meant to be of a shard alone, and a shift by a shard's own maximum that the operand puts right.
+    A fault stays one, but for what is meant to be of a shard alone, and a shift by a shard's own
+    maximum that the operand puts right.
     """
     by_place = any(h.unknown and h.doubt is None for h in held)
     put_right = {h.made for h in held if h.unknown and h.made}
     for h in held:
-        if h.fault and not (by_place and h.fault.kind == "local") and not (h.fault.kind == "mixed" and h.fault.made in put_right):
+        if (
+            h.fault
+            and not (by_place and h.fault.kind == "local")
+            and not (h.fault.kind == "mixed" and h.fault.made in put_right)
+        ):
             return faulty(h.fault)
     made = next((h.made for h in held if h.unknown and h.made), None)
-    return replace(UNKNOWN, made=made, doubt=None if by_place else next((h.doubt for h in held if h.doubt), None))
+    return replace(
+        UNKNOWN,
+        made=made,
+        doubt=None if by_place else next((h.doubt for h in held if h.doubt), None),
+    )
 
 
 def faulty(fault: Fault) -> Held:
@@ -162,7 +199,8 @@ class Value:
       held: for each mesh axis.
       const: the number that all its elements are; None when they differ or nothing is known.
       literal: whether it depends on no input.
-      lengths: of the dims that each of its elements is the sum along, how long they are locally and the mesh axes that split them.
+      lengths: of the dims that each of its elements is the sum along, how long they are locally and
+          the mesh axes that split them.
       added: the operation that summed them.
     """
 
@@ -188,13 +226,18 @@ def literal(value: Any, aval: Any, axes: int) -> Value:
     const = None
     if not _jax.is_extended(aval.dtype):
         array = np.asarray(value)
-        if array.size and array.size <= 2**20 and (array.size == 1 or bool((array == array.flat[0]).all())):
+        if (
+            array.size
+            and array.size <= 2**20
+            and (array.size == 1 or bool((array == array.flat[0]).all()))
+        ):
             const = array.flat[0].item()
     return neutral(Value((WHOLE,) * axes, const=const, literal=True), aval)
 
 
 def neutral(value: Value, aval: Any) -> Value:
-    """A value with the readings that its elements allow: what is the same everywhere is split along any dim, and zeros are partial."""
+    """A value with the readings that its elements allow: what is the same everywhere is split along
+    any dim, and zeros are partial."""
     if value.const is None or isinstance(value.const, complex):
         return value
     more: set[Atom] = {Split(d) for d in range(len(aval.shape))}
@@ -221,7 +264,7 @@ def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
             yield "min"
 
 
-# ---- where two ways meet: the carry of a loop, the branches of a cond -----------------------------------------------------------------
+# ---- where two ways meet: the carry of a loop, the branches of a cond ---------------------------
 
 
 def join(a: Value, b: Value, node: Node) -> Value:
@@ -249,9 +292,24 @@ def _join(x: Held, y: Held, a: Value, b: Value, node: Node) -> Held:
     doubt, under = x.doubt or y.doubt, x.under if x.under is not None else y.under
     made, reduced, cause = x.made or y.made, x.reduced or y.reduced, x.cause or y.cause
     if atoms:
-        if excess is None and None not in (x.excess, y.excess) and cause and not any(isinstance(t, Split) for t in atoms):
+        if (
+            excess is None
+            and None not in (x.excess, y.excess)
+            and cause
+            and not any(isinstance(t, Split) for t in atoms)
+        ):
             return faulty(cause)  # an iteration that multiplies by the axis size again
-        return Held(atoms, excess, None, made, reduced, cause, x.blocks or y.blocks, doubt=doubt, under=under)
+        return Held(
+            atoms,
+            excess,
+            None,
+            made,
+            reduced,
+            cause,
+            x.blocks or y.blocks,
+            doubt=doubt,
+            under=under,
+        )
     for p, w in ((x, y), (y, x)):
         if p.partial == P and B in w.atoms:
             if p.excess is not None and w.excess is not None and p.excess != w.excess + 1:

@@ -1,7 +1,9 @@
-"""Helps: edits of the source that rid a program of a finding and bring no other, priced by what the edited program sends.
+"""Helps: edits of the source that rid a program of a finding and bring no other, priced by what the
+edited program sends.
 
-A help is followed to the word, so it is offered where the words name what the edit was tried at: an expression, a variable or a call of
-the user's own, at every call of its line. What is differentiated inside of a region is left alone, for its gradient was traced before.
+A help is followed to the word, so it is offered where the words name what the edit was tried at: an
+expression, a variable or a call of the user's own, at every call of its line. What is
+differentiated inside of a region is left alone, for its gradient was traced before.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ _REDUCTION = {"sum": "psum", "max": "pmax", "min": "pmin"}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One repair in the ways that it may be meant: a sum first, then a mean, where it is one or the other.
+    """One repair in the ways that it may be meant: a sum first, then a mean, where it is one or the
+    other.
 
     Arguments:
       edits: the ways.
       either: the words when the checker cannot tell which one is right.
-      contrary: what is wrong if these are right: where one is accepted as well, the checker has lost track of the value.
-      place: what is reduced, where it may go with another reduction left out, or kept: the first that is accepted is told.
+      contrary: what is wrong if these are right: where one is accepted as well, the checker has
+          lost track of the value.
+      place: what is reduced, where it may go with another reduction left out, or kept: the first
+          that is accepted is told.
       spare: whether it is told only where no other repair is.
     """
 
@@ -72,7 +77,11 @@ class Helper:
         if finding.region.backward:  # it follows from the region that is differentiated
             return ()
         for choice, _ in zip(self.choices(finding), range(TRIED), strict=False):
-            help_ = None if choice.place in told or (choice.spare and found) else self.help(finding, choice)
+            help_ = (
+                None
+                if choice.place in told or (choice.spare and found)
+                else self.help(finding, choice)
+            )
             if help_ is not None and help_.text not in found:
                 found[help_.text] = help_
                 told |= {choice.place} - {None}
@@ -92,23 +101,32 @@ class Helper:
         return Help(text=text, bytes_per_device=bytes_sent(made))
 
     def accepted(self, finding: Finding, edit: Edit) -> Graph | None:
-        """The edited program, where the finding is gone, nothing else is, and nothing that the edit has to do with is left open."""
+        """The edited program, where the finding is gone, nothing else is, and nothing that the edit
+        has to do with is left open."""
         if self.known is None:
             self.known = frozenset(_key(n) for n in analyse(self.graph, self.mesh).notes)
         made = edited(self.graph, edit, dict(self.mesh.axes))
         found = analyse(made, self.mesh)
         left = [f for f in found.findings if not f.region.backward]
-        if any(f.key == finding.key or f.key not in self.keys or _follows(f, finding) for f in left):
+        if any(
+            f.key == finding.key or f.key not in self.keys or _follows(f, finding) for f in left
+        ):
             return None
         return None if self.open(found, finding, edit, self.known) else made
 
     def open(self, found: Analysis, finding: Finding, edit: Edit, known: frozenset[object]) -> bool:
-        """Whether something is not known of the edited program: nothing vouches for the edit then."""
+        """Whether something is not known of the edited program: nothing vouches for the edit
+        then."""
         maker = self.sites.maker(finding.region, finding.result)
-        near = self.sites.connected(edit.touched() | ({maker.id} if maker is not None and finding.claim else set()))
-        return any(_key(n) not in known or n.node.id in near or n.node.id == finding.region.id for n in found.notes)
+        near = self.sites.connected(
+            edit.touched() | ({maker.id} if maker is not None and finding.claim else set())
+        )
+        return any(
+            _key(n) not in known or n.node.id in near or n.node.id == finding.region.id
+            for n in found.notes
+        )
 
-    # ---- candidates -----------------------------------------------------------------------------------------------------------------
+    # ---- candidates -----------------------------------------------------------------------------
 
     def choices(self, finding: Finding) -> Iterator[Choice]:
         """Candidates, the likeliest first."""
@@ -135,7 +153,12 @@ class Helper:
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.dropped(fault.made, axes)
                 unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
-                yield _one(Edit(f"leave {_names(axes)} out of out_specs of result {finding.result}", unsplit=unsplit))
+                yield _one(
+                    Edit(
+                        f"leave {_names(axes)} out of out_specs of result {finding.result}",
+                        unsplit=unsplit,
+                    )
+                )
             case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed":
                 yield from self.earlier(finding)
             case _:
@@ -169,10 +192,15 @@ class Helper:
         call, nodes = self.call(node)
         if call and op and _name(node) in ("psum", "pmean", "pmax", "pmin"):
             divisions = {d.id: () for n in nodes for d in self.divisions(n)}
-            yield _one(Edit(f"lax.{op} in place of {call}", rename={n.id: op for n in nodes}, drop=divisions))
+            yield _one(
+                Edit(
+                    f"lax.{op} in place of {call}", rename={n.id: op for n in nodes}, drop=divisions
+                )
+            )
 
     def redirected(self, finding: Finding) -> Iterator[Choice]:
-        """A sum over another axis than the one that is meant, along which the result stays split."""
+        """A sum over another axis than the one that is meant, along which the result stays
+        split."""
         body: Graph = finding.region.params["body"]
         for node in body.walk():
             others = tuple(a for a in self.mesh.names if a in _over(node) - set(finding.mesh_axes))
@@ -185,7 +213,12 @@ class Helper:
             for dim in range(len(self.result_shape(finding))) if finding.claim else ():
                 split = tuple((finding.region.id, finding.result, a, dim) for a in others)
                 yield _one(
-                    Edit(f"{text}, and {_names(others)} at dim {dim} in out_specs of result {finding.result}", over=over, split=split)
+                    Edit(
+                        f"{text}, and {_names(others)} at dim {dim} in out_specs of result"
+                        f" {finding.result}",
+                        over=over,
+                        split=split,
+                    )
                 )
 
     def reduced(self, finding: Finding) -> Iterator[Choice]:
@@ -196,7 +229,9 @@ class Helper:
         for site in dict.fromkeys(s for s in sites if s) if op else ():
             yield self.reduction(finding, ((site.text, _after(site)),), op or "")
 
-    def reduction(self, finding: Finding, places: Places, op: str, late: Late | None = None) -> Choice:
+    def reduction(
+        self, finding: Finding, places: Places, op: str, late: Late | None = None
+    ) -> Choice:
         """A reduction of some values: a sum or a mean, where it is one of the two.
 
         Arguments:
@@ -215,28 +250,51 @@ class Helper:
                 for (_, values), d in zip(places, divisors, strict=True)
                 for node, k, is_after in values
             )
-            return Edit(f"reduce {what} with lax.{name}(.., {quoted}){late.text}", added, drop=late.drop, divide=again or late.divide)
+            return Edit(
+                f"reduce {what} with lax.{name}(.., {quoted}){late.text}",
+                added,
+                drop=late.drop,
+                divide=again or late.divide,
+            )
 
         ones = (1,) * len(places)
-        ways = (edit(op, ones), edit("pmean", (n,) * len(places))) if op == "psum" else (edit(op, ones),)
+        ways = (
+            (edit(op, ones), edit("pmean", (n,) * len(places)))
+            if op == "psum"
+            else (edit(op, ones),)
+        )
         contrary = [edit("", (n, *ones[1:]))] if op == "psum" and len(places) > 1 else []
         contrary += [edit("", ones, late.kept)] if late.kept else []
-        total_or_mean = f"lax.psum(.., {quoted}) if it is a share of a sum, with lax.pmean(.., {quoted}) if it is the mean of its own shard"
+        total_or_mean = (
+            f"lax.psum(.., {quoted}) if it is a share of a sum, with lax.pmean(.., {quoted}) if it"
+            " is the mean of its own shard"
+        )
         operands = any(not is_after for _, values in places for *_, is_after in values)
-        return Choice(ways, f"reduce {what} with {total_or_mean}{late.text}", tuple(contrary), (op, places), operands)
+        return Choice(
+            ways,
+            f"reduce {what} with {total_or_mean}{late.text}",
+            tuple(contrary),
+            (op, places),
+            operands,
+        )
 
     def scattered(self, finding: Finding, dim: int) -> Iterator[Choice]:
-        """A partial result that is returned as split: scattered, or reduced and returned as whole."""
+        """A partial result that is returned as split: scattered, or reduced and returned as
+        whole."""
         site, axes = self.result(finding), finding.mesh_axes
         if site is None:
             return
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
             scatter = Reduce(finding.region.id, finding.result, axes, "reduce_scatter", dim=dim)
-            text = f"return lax.psum_scatter(.., {_quoted(axes)}, scatter_dimension={dim}, tiled=True) of {site.text}"
+            text = (
+                f"return lax.psum_scatter(.., {_quoted(axes)}, scatter_dimension={dim}, tiled=True)"
+                f" of {site.text}"
+            )
             yield _one(Edit(text, (scatter,)))
         unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
         text = (
-            f"reduce {site.text} with lax.psum(.., {_quoted(axes)}), and leave {_names(axes)} out of out_specs of result {finding.result}"
+            f"reduce {site.text} with lax.psum(.., {_quoted(axes)}), and leave {_names(axes)} out"
+            f" of out_specs of result {finding.result}"
         )
         yield _one(Edit(text, (Reduce(finding.region.id, finding.result, axes),), unsplit=unsplit))
 
@@ -246,27 +304,42 @@ class Helper:
         for dim in range(len(self.result_shape(finding))) if site else ():
             gather = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
             yield _one(
-                Edit(f"return lax.all_gather(.., {_quoted(axes)}, axis={dim}, tiled=True) of {site.text if site else ''}", (gather,))
+                Edit(
+                    f"return lax.all_gather(.., {_quoted(axes)}, axis={dim}, tiled=True) of"
+                    f" {site.text if site else ''}",
+                    (gather,),
+                )
             )
 
     def earlier(self, finding: Finding) -> Iterator[Choice]:
-        """A reduction where the value became partial, or of what the operation takes; the one that comes too late is dropped, or kept."""
-        ops = [op for monoid, op in _REDUCTION.items() if monoid in finding.fault.detail] or ["psum"]
+        """A reduction where the value became partial, or of what the operation takes; the one that
+        comes too late is dropped, or kept."""
+        ops = [op for monoid, op in _REDUCTION.items() if monoid in finding.fault.detail] or [
+            "psum"
+        ]
         for late in self.late(finding.observer, finding.mesh_axes):
             for op in ops:
                 for places in self.places(finding, op):
                     yield self.reduction(finding, places, op, late)
 
     def late(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[Late]:
-        """What may become of a reduction once there is an earlier one: a kept sum that counts for nothing is none."""
+        """What may become of a reduction once there is an earlier one: a kept sum that counts for
+        nothing is none."""
         call, nodes = self.call(observer) if observer is not None else ("", ())
         gone = self.without(nodes, axes) if call else None
         if observer is not None and gone is not None:
             yield Late(f", and drop {call}{_runs_on(observer, axes)}", *gone)
-        yield Late(kept={n.id: self.size(axes) for n in nodes} if observer is not None and _name(observer) == "psum" else {})
+        yield Late(
+            kept=(
+                {n.id: self.size(axes) for n in nodes}
+                if observer is not None and _name(observer) == "psum"
+                else {}
+            )
+        )
 
     def places(self, finding: Finding, op: str) -> Iterator[Places]:
-        """Where a value may be reduced before an operation: for all that read it, or for that operation."""
+        """Where a value may be reduced before an operation: for all that read it, or for that
+        operation."""
         fault = finding.fault
         made = self.sites.value(fault.made) if fault.made is not None else None
         if made is not None and not self.sites.leads_to(made, fault.node):
@@ -282,20 +355,28 @@ class Helper:
         if op != "psum":  # what is shifted by a maximum has the same maximum added again
             reads = tuple(r for r in reads if self.sites.alone(fault.node, r))
         for chosen in [*((r,) for r in reads), *([reads] if len(reads) > 1 else [])]:
-            if not (len(chosen) == 1 and made is not None and self.sites.only(made, fault.node, chosen[0])):
+            if not (
+                len(chosen) == 1
+                and made is not None
+                and self.sites.only(made, fault.node, chosen[0])
+            ):
                 yield tuple((r.text + where * (r is chosen[-1]), _before(calls, r)) for r in chosen)
 
-    # ---- parts of candidates --------------------------------------------------------------------------------------------------------
+    # ---- parts of candidates --------------------------------------------------------------------
 
     def call(self, node: Node) -> tuple[str, tuple[Node, ...]]:
-        """A call of a collective in words, and all that it made; no words where the user has no such line, or a gradient hangs on it."""
+        """A call of a collective in words, and all that it made; no words where the user has no
+        such line, or a gradient hangs on it."""
         span, nodes = users_span(node), self.sites.alike(node)
         if span is None or not nodes or node.backward or not _name(node):
             return "", ()
         return f"{_expression(node)} at line {span.line}", nodes
 
-    def without(self, nodes: tuple[Node, ...], axes: tuple[str, ...]) -> tuple[dict[int, tuple[str, ...]], dict[int, int]] | None:
-        """What goes with reductions, and what they are divided by then: a pmean over fewer axes has another divisor."""
+    def without(
+        self, nodes: tuple[Node, ...], axes: tuple[str, ...]
+    ) -> tuple[dict[int, tuple[str, ...]], dict[int, int]] | None:
+        """What goes with reductions, and what they are divided by then: a pmean over fewer axes has
+        another divisor."""
         gone: dict[int, tuple[str, ...]] = {}
         divide: dict[int, int] = {}
         for node in nodes:
@@ -312,13 +393,23 @@ class Helper:
     def divisions(self, node: Node) -> tuple[Node, ...]:
         """The divisions of a pmean."""
         nodes = self.sites.graph(node).nodes
-        return tuple(d for d in nodes if d.op == "div" and d.span == node.span and d.inputs[0] in node.outputs)
+        return tuple(
+            d
+            for d in nodes
+            if d.op == "div" and d.span == node.span and d.inputs[0] in node.outputs
+        )
 
     def result(self, finding: Finding) -> Site | None:
         """The expression that a region returns, and nothing else reads."""
         maker = self.sites.maker(finding.region, finding.result)
         site = self.sites.value(maker) if maker is not None else None
-        return site if site is not None and len(site.values) == 1 and self.sites.is_result(site, finding.region, finding.result) else None
+        return (
+            site
+            if site is not None
+            and len(site.values) == 1
+            and self.sites.is_result(site, finding.region, finding.result)
+            else None
+        )
 
     def result_shape(self, finding: Finding) -> tuple[int, ...]:
         """The local shape of the result that a finding is about."""
@@ -331,7 +422,8 @@ class Helper:
 
 
 Places = tuple[tuple[str, tuple[tuple[int, int, bool], ...]], ...]
-"""What is reduced: in words, and the nodes, which of their results or operands, and whether it is a result."""
+"""What is reduced: in words, and the nodes, which of their results or operands, and whether it is a
+result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,8 +448,13 @@ def _one(edit: Edit) -> Choice:
 
 
 def _follows(other: Finding, finding: Finding) -> bool:
-    """Whether a finding counts as a consequence of another one: in a gradient, of what is wrong forward. It has to go with its cause."""
-    return primary(other).backward and not primary(finding).backward and bool(set(other.mesh_axes) & set(finding.mesh_axes))
+    """Whether a finding counts as a consequence of another one: in a gradient, of what is wrong
+    forward. It has to go with its cause."""
+    return (
+        primary(other).backward
+        and not primary(finding).backward
+        and bool(set(other.mesh_axes) & set(finding.mesh_axes))
+    )
 
 
 def _key(note: Note) -> object:
@@ -376,7 +473,13 @@ def _name(node: Node) -> str:
     """Which collective the user calls at a node; empty when its line calls none."""
     expression = expression_at(users_span(node))[0]
     func = expression.func if isinstance(expression, ast.Call) else None
-    name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    name = (
+        func.attr
+        if isinstance(func, ast.Attribute)
+        else func.id
+        if isinstance(func, ast.Name)
+        else ""
+    )
     return name if name in ("psum", "pmean", "pmax", "pmin", "psum_scatter") else ""
 
 

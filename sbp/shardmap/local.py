@@ -21,12 +21,19 @@ from sbp.signatures.rule import names
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
-_MOVES = frozenset(names("broadcast_in_dim convert_element_type copy neg reshape reduce_precision squeeze stop_gradient transpose"))
+_MOVES = frozenset(
+    names(
+        "broadcast_in_dim convert_element_type copy neg reshape reduce_precision squeeze"
+        " stop_gradient transpose"
+    )
+)
 """What leaves a sum the sum of as many elements."""
 
 _EXTREMES = (Unreduced("max"), Unreduced("min"))
 
-_PICKS = frozenset(names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_sum sort top_k"))
+_PICKS = frozenset(
+    names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_sum sort top_k")
+)
 """What does not mind the order of the elements, and picks from all candidates."""
 
 _OPAQUE = frozenset(names("pure_callback io_callback"))
@@ -44,7 +51,8 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "square": np.square,
 }
-"""Operations on constants that are worth knowing: counts, and the cotangents that gradients start from."""
+"""Operations on constants that are worth knowing: counts, and the cotangents that gradients start
+from."""
 
 
 def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
@@ -57,7 +65,9 @@ def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
     lengths, added = _lengths(state, node, ins)
     results = []
     for i, output in enumerate(node.outputs):
-        value = Value(tuple(found[k][i] for k in axes), const if i == 0 else None, known, lengths, added)
+        value = Value(
+            tuple(found[k][i] for k in axes), const if i == 0 else None, known, lengths, added
+        )
         results.append(neutral(value, state.graph.avals[output]))
     return [divided(state, node, ins, results[0])] if len(results) == 1 else results
 
@@ -74,16 +84,21 @@ def _constant(node: Node, ins: Sequence[Value]) -> Any:
         return np.asarray(_FOLDS[node.op](*consts)).item()
 
 
-def _lengths(state: State, node: Node, ins: Sequence[Value]) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Node | None]:
+def _lengths(
+    state: State, node: Node, ins: Sequence[Value]
+) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Node | None]:
     """Along which dims each element of the result is a sum, and the operation that summed."""
     if node.op == "reduce_sum":
         shape = state.graph.aval(node.inputs[0]).shape
-        summed = [(shape[d], tuple(k for k, h in enumerate(ins[0].held) if h.split == Split(d))) for d in node.params["axes"]]
+        summed = [
+            (shape[d], tuple(k for k, h in enumerate(ins[0].held) if h.split == Split(d)))
+            for d in node.params["axes"]
+        ]
         return (*ins[0].lengths, *summed), node
     return (ins[0].lengths, ins[0].added) if node.op in _MOVES else ((), None)
 
 
-# ---- readings -----------------------------------------------------------------------------------------------------------------------
+# ---- readings -----------------------------------------------------------------------------------
 
 
 def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[Held]:
@@ -95,9 +110,12 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
         return [cured] * len(node.outputs)
     sick = next((h.fault for h in held if h.fault), None)
     if sick is not None:
-        # What is told apart by comparison, a place in a shard below a capacity, is a group's own affair.
+        # What is told apart by comparison, a place in a shard below a capacity, is a group's own
+        # affair.
         routed = replace(UNKNOWN, tag="routed")
-        return [routed if sick.kind == "local" and node.op in COMPARES else faulty(sick)] * len(node.outputs)
+        return [routed if sick.kind == "local" and node.op in COMPARES else faulty(sick)] * len(
+            node.outputs
+        )
     whole = [h.made for h in held if h.reduced and B in h.atoms]
     own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:
@@ -126,14 +144,21 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
         if swapped:
             return [faulty(swapped)] * len(node.outputs)
         results = [_result(node, held, frozenset(found), excess) for found in atoms]
-        if not node.backward and state.reader.reorders(node, every[0], n) and len(every) == 1 and not results[0].doubt:
+        if (
+            not node.backward
+            and state.reader.reorders(node, every[0], n)
+            and len(every) == 1
+            and not results[0].doubt
+        ):
             results = [replace(results[0], doubt=Doubt(node, _reordered(state, node, axis)))]
         return results
     if clash is not None:
         return _clashing(state, node, ins, held, clash, axis)
     found_none = _unreadable(state, node, ins, held, every, axis)
     others = found_none
-    if found_none.fault and found_none.fault.candidates is not None:  # the second result is where they were in their shard
+    if (
+        found_none.fault and found_none.fault.candidates is not None
+    ):  # the second result is where they were in their shard
         others = faulty(replace(found_none.fault, candidates=None))
     return [found_none, *(others for _ in node.outputs[1:])]
 
@@ -150,7 +175,9 @@ def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: in
     made = next((h.made for h in held if h.made), None)
     result = Held(atoms, excess, made=made)
     share = node.op in _MOVES or node.op in ("mul", "div", "add", "sub")
-    doubt = next((h.doubt for h in held if h.doubt and (h.doubt.lasting or node.op not in _PICKS)), None)
+    doubt = next(
+        (h.doubt for h in held if h.doubt and (h.doubt.lasting or node.op not in _PICKS)), None
+    )
     return replace(
         result,
         tag=held[0].tag if node.op in _MOVES and result.partial else "",
@@ -158,7 +185,11 @@ def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: in
         share=share and any(h.share for h in held),
         twice=next((h.twice for h in held if h.twice), None),
         doubt=doubt or (off_and_unknown(node, held) if excess is None else None),
-        under=next((h.under for h in held if h.under is not None), None) if any(isinstance(a, Split) for a in atoms) else None,
+        under=(
+            next((h.under for h in held if h.under is not None), None)
+            if any(isinstance(a, Split) for a in atoms)
+            else None
+        ),
         made=made or (node if result.partial else None),
         reduced=next((h.reduced for h in held if h.reduced), None),
         cause=next((h.cause for h in held if h.cause), None) if excess else None,
@@ -166,24 +197,47 @@ def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: in
     )
 
 
-def _clashing(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms, axis: int) -> list[Held]:
+def _clashing(
+    state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms, axis: int
+) -> list[Held]:
     """Operands that are off by different powers of the axis size."""
-    taken = [i for i, (a, h) in enumerate(zip(way, held, strict=True)) if a == P and P not in h.atoms]
+    taken = [
+        i for i, (a, h) in enumerate(zip(way, held, strict=True)) if a == P and P not in h.atoms
+    ]
     partial = next((h for h in held if h.partial), None)
     if partial is not None:
         kind = "added" if taken and partial.excess == 0 and held[taken[0]].excess == 0 else "scales"
         operand = taken[0] if taken else 0
         positions = tuple(i for i, h in enumerate(held) if h.partial)
-        return [faulty(Fault(kind, node, partial.made, operand, partial=positions))] * len(node.outputs)
+        return [faulty(Fault(kind, node, partial.made, operand, partial=positions))] * len(
+            node.outputs
+        )
     causes = [(h.cause, B in h.atoms) for h in held if h.excess and h.cause]
-    guilty = next((c for c, whole in causes if whole or (not (c.made or c.node).backward and c.kind in ("doubled", "pending"))), None)
+    guilty = next(
+        (
+            c
+            for c, whole in causes
+            if whole or (not (c.made or c.node).backward and c.kind in ("doubled", "pending"))
+        ),
+        None,
+    )
     if guilty is not None:
         state.report(guilty, axis, node)
     rows = state.reader.rows(node, way, state.sizes[axis])
-    return [_result(node, held, frozenset(row.outs[i] for row in rows), None) for i in range(len(node.outputs))]
+    return [
+        _result(node, held, frozenset(row.outs[i] for row in rows), None)
+        for i in range(len(node.outputs))
+    ]
 
 
-def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], every: Sequence[Atoms], axis: int) -> Held:
+def _unreadable(
+    state: State,
+    node: Node,
+    ins: Sequence[Value],
+    held: Sequence[Held],
+    every: Sequence[Atoms],
+    axis: int,
+) -> Held:
     """No signature for any reading."""
     partial = tuple(i for i, h in enumerate(held) if h.partial)
     split = [i for i, h in enumerate(held) if h.split]
@@ -204,16 +258,28 @@ def _unreadable(state: State, node: Node, ins: Sequence[Value], held: Sequence[H
         return faulty(Fault("blocks", node, held[added_up].blocks, added_up))
     for way in every:
         alone = state.reader.whole_dim(node, way, state.sizes[axis])
-        if alone and not (node.op == "gather" and ins[1].literal):  # a place that is written down may be one in each shard
+        if alone and not (
+            node.op == "gather" and ins[1].literal
+        ):  # a place that is written down may be one in each shard
             dim = next(a.dim for a in way if isinstance(a, Split))
-            return faulty(Fault("local", node, None, 0, f"S({dim}), {alone}", candidates=dim if node.op == "top_k" else None))
+            return faulty(
+                Fault(
+                    "local",
+                    node,
+                    None,
+                    0,
+                    f"S({dim}), {alone}",
+                    candidates=dim if node.op == "top_k" else None,
+                )
+            )
     if node.backward or not split or _own_slice(state, node, held[split[0]]):
         return UNKNOWN
     return replace(UNKNOWN, doubt=Doubt(node, _doubted(state, node, held, axis)))
 
 
 def _own_slice(state: State, node: Node, h: Held) -> bool:
-    """Whether a device takes the one element that it has along a split dim: that dim numbers the devices."""
+    """Whether a device takes the one element that it has along a split dim: that dim numbers the
+    devices."""
     shape = state.graph.aval(node.inputs[0]).shape
     one = h.split is not None and h.split.dim < len(shape) and shape[h.split.dim] == 1
     return one and node.op in ("dynamic_slice", "gather", "reshape", "slice", "squeeze")
@@ -224,14 +290,21 @@ def _swapped(node: Node, ins: Sequence[Value], axis: int) -> Fault | None:
     for i, j in itertools.permutations(range(len(ins)), 2):
         one, other = ins[i].held, ins[j].held
         for k in (one[axis].under or frozenset()) - (other[axis].under or frozenset()):
-            if axis in (other[k].under or ()) and other[k].split == other[axis].split and one[k].split == one[axis].split:
+            if (
+                axis in (other[k].under or ())
+                and other[k].split == other[axis].split
+                and one[k].split == one[axis].split
+            ):
                 return Fault("order", node, None, i)
     return None
 
 
 def _reordered(state: State, node: Node, axis: int) -> str:
     what = source_text(users_span(node)) or node.op
-    return f"`{what}` puts the elements of each shard on mesh axis `{state.names[axis]}` together: as one value they come in another order"
+    return (
+        f"`{what}` puts the elements of each shard on mesh axis `{state.names[axis]}` together: as"
+        " one value they come in another order"
+    )
 
 
 def _doubted(state: State, node: Node, held: Sequence[Held], axis: int) -> str:
@@ -239,5 +312,11 @@ def _doubted(state: State, node: Node, held: Sequence[Held], axis: int) -> str:
     what, name = source_text(users_span(node)) or node.op, state.names[axis]
     split = next(repr(h.split) for h in held if h.split)
     if any(h.split is None for h in held):
-        return f"`{what}` takes what is {split} on mesh axis `{name}` together with what every device has; that this is meant is not shown"
-    return f"`{what}` takes the shards of what is {split} on mesh axis `{name}` each for itself; that this is meant is not shown"
+        return (
+            f"`{what}` takes what is {split} on mesh axis `{name}` together with what every device"
+            " has; that this is meant is not shown"
+        )
+    return (
+        f"`{what}` takes the shards of what is {split} on mesh axis `{name}` each for itself; that"
+        " this is meant is not shown"
+    )

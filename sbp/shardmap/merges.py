@@ -1,8 +1,11 @@
-"""What a device makes of its own part alone and a later step puts right: checks that all is finite, log-sum-exps, means with their counts.
+"""What a device makes of its own part alone and a later step puts right: checks that all is finite,
+log-sum-exps, means with their counts.
 
-A check of each part becomes "all" or "any" of the checks. A log-sum-exp of one shard, shifted by the shard's own maximum, is a weight
-once it is exponentiated: `log(psum(exp(lse)))`, and `psum(exp(lse) * out) / psum(exp(lse))` for what was normalised by it (flash
-decoding, https://arxiv.org/abs/2205.14135, section 3.1). The mean of a shard times its count is the shard's sum again.
+A check of each part becomes "all" or "any" of the checks. A log-sum-exp of one shard, shifted by
+the shard's own maximum, is a weight
+once it is exponentiated: `log(psum(exp(lse)))`, and `psum(exp(lse) * out) / psum(exp(lse))` for
+what was normalised by it (flash decoding, https://arxiv.org/abs/2205.14135, section 3.1). The mean
+of a shard times its count is the shard's sum again.
 """
 
 from __future__ import annotations
@@ -34,8 +37,11 @@ _OF_PARTS = ("nonlinear", "product", "ratio", "mixed", "added", "scales")
 _PRODUCTS = frozenset(names("dot_general mul"))
 
 
-def put_right(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], axis: int) -> Held | None:
-    """The result of an operation that checks a part, or makes good what was done to it; None for any other one.
+def put_right(
+    state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], axis: int
+) -> Held | None:
+    """The result of an operation that checks a part, or makes good what was done to it; None for
+    any other one.
 
     Arguments:
       state: the region.
@@ -51,7 +57,7 @@ def put_right(state: State, node: Node, ins: Sequence[Value], held: Sequence[Hel
     return _check(state, node, ins, held) or _log_sum_exp(node, held) or _weighted(node, held)
 
 
-# ---- is all of it finite? -------------------------------------------------------------------------------------------------------------
+# ---- is all of it finite? -----------------------------------------------------------------------
 
 
 def _check(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held]) -> Held | None:
@@ -68,17 +74,34 @@ def _check(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held])
             made = next(h.made for h in held if h.partial)
             finds_it = (node.op == "ne") == (node.inputs[0] == node.inputs[1])
             return Held(frozenset({OR if finds_it else AND}), made=made, tag="finite")
-        case "convert_element_type" if first.partial in (AND, OR) and state.graph.avals[node.outputs[0]].dtype != np.bool_:
-            return replace(first, atoms=frozenset({MIN if first.partial == AND else MAX}), tag=first.tag or "test")
-        case "and" | "or" | "not" | "reduce_and" | "reduce_or" | "reduce_min" | "reduce_max" if first.tag in ("finite", "test"):
+        case "convert_element_type" if (
+            first.partial in (AND, OR) and state.graph.avals[node.outputs[0]].dtype != np.bool_
+        ):
+            return replace(
+                first,
+                atoms=frozenset({MIN if first.partial == AND else MAX}),
+                tag=first.tag or "test",
+            )
+        case "and" | "or" | "not" | "reduce_and" | "reduce_or" | "reduce_min" | "reduce_max" if (
+            first.tag in ("finite", "test")
+        ):
             return _kept(state, node, held)
         case "select_n" if first.tag == "finite" and len(held) == 3:
             chosen = held[2 if first.partial == AND else 1]
             if chosen.partial not in (P, MAX, MIN):
                 return None
             what = source_text(users_span(node)) or node.op
-            doubt = Doubt(node, f"`{what}` replaces what is not finite in each device's part, before the parts are reduced", True)
-            return chosen if chosen.partial in (MAX, MIN) else replace(chosen, doubt=chosen.doubt or doubt)
+            doubt = Doubt(
+                node,
+                f"`{what}` replaces what is not finite in each device's part, before the parts are"
+                " reduced",
+                True,
+            )
+            return (
+                chosen
+                if chosen.partial in (MAX, MIN)
+                else replace(chosen, doubt=chosen.doubt or doubt)
+            )
         case _:
             return None
 
@@ -94,16 +117,25 @@ def _is_check(node: Node, ins: Sequence[Value], held: Sequence[Held]) -> bool:
 
 def _kept(state: State, node: Node, held: Sequence[Held]) -> Held | None:
     """Checks joined: of the same kind, or with what every device has."""
-    for row in state.reader.rows(node, tuple(h.partial or B for h in held), 2) if all(h.partial or B in h.atoms for h in held) else ():
-        return Held(frozenset({row.outs[0]}), made=held[0].made, tag="finite" if all(h.tag != "test" for h in held) else "test")
+    for row in (
+        state.reader.rows(node, tuple(h.partial or B for h in held), 2)
+        if all(h.partial or B in h.atoms for h in held)
+        else ()
+    ):
+        return Held(
+            frozenset({row.outs[0]}),
+            made=held[0].made,
+            tag="finite" if all(h.tag != "test" for h in held) else "test",
+        )
     return None
 
 
-# ---- log-sum-exp ----------------------------------------------------------------------------------------------------------------------
+# ---- log-sum-exp --------------------------------------------------------------------------------
 
 
 def _log_sum_exp(node: Node, held: Sequence[Held]) -> Held | None:
-    """The log of a sum of exponentials that were shifted by the shard's own maximum, and what is made of it."""
+    """The log of a sum of exponentials that were shifted by the shard's own maximum, and what is
+    made of it."""
     first = held[0]
     if node.op == "log" and first.fault and first.fault.kind == "mixed":
         return replace(first, tag="log")
@@ -113,14 +145,20 @@ def _log_sum_exp(node: Node, held: Sequence[Held]) -> Held | None:
         return Held(frozenset({P}), made=first.fault.made, tag="weight")
     if node.op in ("add", "sub") and len(held) == 2:
         for one, other in (held, held[::-1]) if node.op == "add" else (held,):
-            if one.tag == "log" and node.op == "add" and one.fault and other.partial == MAX and _same(other.made, one.fault.made):
+            if (
+                one.tag == "log"
+                and node.op == "add"
+                and one.fault
+                and other.partial == MAX
+                and _same(other.made, one.fault.made)
+            ):
                 return replace(one, tag="lse")
             if one.tag == "lse" and B in other.atoms:
                 return one
     return None
 
 
-# ---- weights --------------------------------------------------------------------------------------------------------------------------
+# ---- weights ------------------------------------------------------------------------------------
 
 
 def _weighted(node: Node, held: Sequence[Held]) -> Held | None:
@@ -137,16 +175,29 @@ def _weighted(node: Node, held: Sequence[Held]) -> Held | None:
             direct = node.inputs[i] in fault.node.outputs
             return Held(frozenset({P}), made=other.made, doubt=None if direct else _of_shards(node))
         if fault.kind == "mixed" and other.tag == "weight":
-            return replace(UNKNOWN, made=other.made, doubt=None if _same(other.made, fault.made) else _of_shards(node))
+            return replace(
+                UNKNOWN,
+                made=other.made,
+                doubt=None if _same(other.made, fault.made) else _of_shards(node),
+            )
     return None
 
 
 def _spread(node: Node, held: Sequence[Held]) -> Held | None:
     """The spread within a shard and that of the shards' means: the two parts of a variance."""
     one, other = (h.fault for h in held)
-    if one is None or other is None or {one.kind, other.kind} != {"mixed", "nonlinear"} or not _same(one.made, other.made):
+    if (
+        one is None
+        or other is None
+        or {one.kind, other.kind} != {"mixed", "nonlinear"}
+        or not _same(one.made, other.made)
+    ):
         return None
-    return replace(UNKNOWN, doubt=_of_shards(node)) if one.made is not None and one.made.op == "reduce_sum" else None
+    return (
+        replace(UNKNOWN, doubt=_of_shards(node))
+        if one.made is not None and one.made.op == "reduce_sum"
+        else None
+    )
 
 
 def _same(one: Node | None, other: Node | None) -> bool:
@@ -159,14 +210,20 @@ def _same(one: Node | None, other: Node | None) -> bool:
 
 def _of_shards(node: Node) -> Doubt:
     what = source_text(users_span(node)) or node.op
-    return Doubt(node, f"`{what}` weighs what each device found of its own shard; that together it is meant is not shown", True)
+    return Doubt(
+        node,
+        f"`{what}` weighs what each device found of its own shard; that together it is meant is not"
+        " shown",
+        True,
+    )
 
 
-# ---- parts side by side ---------------------------------------------------------------------------------------------------------------
+# ---- parts side by side -------------------------------------------------------------------------
 
 
 def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held | None:
-    """Parts that a gather put side by side: along that dim they are reduced as a psum does; of anything else nothing is followed."""
+    """Parts that a gather put side by side: along that dim they are reduced as a psum does; of
+    anything else nothing is followed."""
     stack = held[0].stack
     if stack is None or len(held) != 1:
         return None
@@ -180,16 +237,19 @@ def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held
     if part.fault:
         what = source_text(users_span(node)) or node.op
         text = (
-            f"`{what}` adds up what each device made of its own shard on mesh axis `{state.names[axis]}`; that this is meant is not shown"
+            f"`{what}` adds up what each device made of its own shard on mesh axis"
+            f" `{state.names[axis]}`; that this is meant is not shown"
         )
         return Held(frozenset({B}), None, reduced=node, doubt=Doubt(node, text, True))
     if part.partial == P:
         cause = replace(part.cause, made=node) if part.cause and part.excess else None
-        return Held(frozenset({B}), part.excess, made=part.made, reduced=node, cause=cause, doubt=part.doubt)
+        return Held(
+            frozenset({B}), part.excess, made=part.made, reduced=node, cause=cause, doubt=part.doubt
+        )
     return None
 
 
-# ---- what is not known ----------------------------------------------------------------------------------------------------------------
+# ---- what is not known --------------------------------------------------------------------------
 
 
 def unknown(node: Node, held: Sequence[Held]) -> Held:
@@ -201,17 +261,30 @@ def unknown(node: Node, held: Sequence[Held]) -> Held:
     partial = any(h.partial == P and h.made for h in held)
     if node.op in _PRODUCTS and partial and not node.backward and not result.doubt:
         what = source_text(users_span(node)) or node.op
-        text = f"`{what}` multiplies a partial value with what each device's own tokens came to; that this is meant is not shown"
+        text = (
+            f"`{what}` multiplies a partial value with what each device's own tokens came to; that"
+            " this is meant is not shown"
+        )
         return replace(result, doubt=Doubt(node, text, True))
     return replace(result, tag="routed")
 
 
 def off_and_unknown(node: Node, held: Sequence[Held]) -> Doubt | None:
-    """Of a product: that one operand is too large or too small, and of the other it is not known whether it makes that good."""
-    if node.backward or node.op not in (*_PRODUCTS, "div") or not any(h.excess is None for h in held):
+    """Of a product: that one operand is too large or too small, and of the other it is not known
+    whether it makes that good."""
+    if (
+        node.backward
+        or node.op not in (*_PRODUCTS, "div")
+        or not any(h.excess is None for h in held)
+    ):
         return None
     off = next((h for h in held if h.excess and h.cause and B in h.atoms), None)
     if off is None:
         return None
     what = source_text(users_span(node)) or node.op
-    return Doubt(node, f"an operand of `{what}` was counted once for each device; that the other one makes it good is not shown", True)
+    return Doubt(
+        node,
+        f"an operand of `{what}` was counted once for each device; that the other one makes it good"
+        " is not shown",
+        True,
+    )

@@ -1,7 +1,9 @@
-"""Readings of local operations: a row of the operation's signature for each way to read its operands.
+"""Readings of local operations: a row of the operation's signature for each way to read its
+operands.
 
-A body's equations are on local shapes, and the rows of `sbp.signatures` are about global ones: the dims that a reading splits are
-made n times as long, in the operands and, tried in turn, in the results. Parameters stay as they are, for rules read no size from them.
+A body's equations are on local shapes, and the rows of `sbp.signatures` are about global ones: the
+dims that a reading splits are made n times as long, in the operands and, tried in turn, in the
+results. Parameters stay as they are, for rules read no size from them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from sbp.types import Atom, B, Split, Unreduced
 
 Atoms = tuple[Atom, ...]
 
-BY_PLACE = frozenset({"iota", "iota_2x32_shape", "random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"})
-"""What counts from 0 on every device: their split rows are about the slice of the global count, which plain local ones do not draw."""
+BY_PLACE = frozenset(
+    {"iota", "iota_2x32_shape", "random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"}
+)
+"""What counts from 0 on every device: their split rows are about the slice of the global count,
+which plain local ones do not draw."""
 
 WHOLE_DIM = {
     "prefix": "runs over each shard alone",
@@ -32,7 +37,8 @@ WHOLE_DIM = {
     "masked_gather": "looks up in each shard alone",
     "sorting_network": "sorts each shard alone",
 }
-"""Kernels of operations that need a dim whole, and what the plain local operation does to a split one."""
+"""Kernels of operations that need a dim whole, and what the plain local operation does to a split
+one."""
 
 _ELEMENTWISE = frozenset(ELEMENTWISE)
 _IDEMPOTENT = ("max", "min", "and", "or")
@@ -54,16 +60,26 @@ class Reader:
         key = node.id, ins, n
         if key not in self.known:
             local = (row for row in self._all_rows(node, ins, n) if row.kernel == "local")
-            self.known[key] = tuple(dict.fromkeys((*local, *self._regrouped(node, ins), *self._rounded(node, ins))))
+            self.known[key] = tuple(
+                dict.fromkeys((*local, *self._regrouped(node, ins), *self._rounded(node, ins)))
+            )
         return self.known[key]
 
     def reorders(self, node: Node, ins: Atoms, n: int) -> bool:
-        """Whether the results are split, but so that the elements of the shards come in another order."""
-        return node.op == "reshape" and bool(self.rows(node, ins, n)) and not any(r.kernel == "local" for r in self._all_rows(node, ins, n))
+        """Whether the results are split, but so that the elements of the shards come in another
+        order."""
+        return (
+            node.op == "reshape"
+            and bool(self.rows(node, ins, n))
+            and not any(r.kernel == "local" for r in self._all_rows(node, ins, n))
+        )
 
     def whole_dim(self, node: Node, ins: Atoms, n: int) -> str:
-        """What a local operation does to a split dim that it needs whole; empty when there is none."""
-        kernels = sorted(k for k in (row.kernel for row in self._all_rows(node, ins, n)) if k in WHOLE_DIM)
+        """What a local operation does to a split dim that it needs whole; empty when there is
+        none."""
+        kernels = sorted(
+            k for k in (row.kernel for row in self._all_rows(node, ins, n)) if k in WHOLE_DIM
+        )
         return WHOLE_DIM[kernels[0]] if kernels else ""
 
     def _all_rows(self, node: Node, ins: Atoms, n: int) -> Iterator[Row]:
@@ -74,44 +90,71 @@ class Reader:
             return
         avals = [self.graph.aval(o) for o in node.inputs]
         outs = [self.graph.avals[o] for o in node.outputs]
-        if any(isinstance(a, Split) and a.dim >= len(v.shape) for a, v in zip(ins, avals, strict=True)):
+        if any(
+            isinstance(a, Split) and a.dim >= len(v.shape) for a, v in zip(ins, avals, strict=True)
+        ):
             return
         op_ins = tuple(_scaled(v, a, n) for v, a in zip(avals, ins, strict=True))
         rank = max((len(v.shape) for v in outs), default=0)
         splits: list[Atom] = [Split(d) for d in range(rank)]
         if node.op in _ELEMENTWISE:
             splits = [s for s in splits if _together(s, ins, avals, outs[0].shape)]
-        if node.op == "broadcast_in_dim" and ins[0] == B:  # a dim that is kept is no copy of another: one global length on each device
+        if (
+            node.op == "broadcast_in_dim" and ins[0] == B
+        ):  # a dim that is kept is no copy of another: one global length on each device
             kept = zip(node.params["broadcast_dimensions"], avals[0].shape, strict=True)
             splits = [s for s in splits if s not in {Split(d) for d, length in kept if length > 1}]
         for guess in (B, *splits):
             if any(isinstance(guess, Split) and guess.dim >= len(v.shape) for v in outs):
                 continue
-            op = Op(name=node.op, params=node.params, ins=op_ins, outs=tuple(_scaled(v, guess, n) for v in outs), axis_size=n)
+            op = Op(
+                name=node.op,
+                params=node.params,
+                ins=op_ins,
+                outs=tuple(_scaled(v, guess, n) for v in outs),
+                axis_size=n,
+            )
             for row in rule.rows(op):
-                fits = all((atom == guess) if isinstance(guess, Split) else not isinstance(atom, Split) for atom in row.outs)
+                fits = all(
+                    (atom == guess) if isinstance(guess, Split) else not isinstance(atom, Split)
+                    for atom in row.outs
+                )
                 if fits and row.ins == ins:
                     yield row
 
     def _regrouped(self, node: Node, ins: Atoms) -> Iterator[Row]:
-        """A reshape of a split dim that is not the leading one of its group: the elements come in another order, which no sum minds."""
-        if node.op != "reshape" or node.params.get("dimensions") is not None or not isinstance(ins[0], Split):
+        """A reshape of a split dim that is not the leading one of its group: the elements come in
+        another order, which no sum minds."""
+        if (
+            node.op != "reshape"
+            or node.params.get("dimensions") is not None
+            or not isinstance(ins[0], Split)
+        ):
             return
-        source, target = self.graph.aval(node.inputs[0]).shape, self.graph.avals[node.outputs[0]].shape
+        source, target = (
+            self.graph.aval(node.inputs[0]).shape,
+            self.graph.avals[node.outputs[0]].shape,
+        )
         for left, right in reshape_groups(source, target) if 0 not in source else ():
             if ins[0].dim in left and (len(left) == 1 or len(right) == 1):
                 yield from (Row(ins, (Split(d),)) for d in right if target[d] > 1)
 
     def _rounded(self, node: Node, ins: Atoms) -> Iterator[Row]:
-        """A sum whose parts are rounded to fewer bits: less exact, as mixed precision is meant to be, and a sum still."""
-        if node.op in ("convert_element_type", "reduce_precision") and isinstance(ins[0], Unreduced) and ins[0].monoid == "sum":
+        """A sum whose parts are rounded to fewer bits: less exact, as mixed precision is meant to
+        be, and a sum still."""
+        if (
+            node.op in ("convert_element_type", "reduce_precision")
+            and isinstance(ins[0], Unreduced)
+            and ins[0].monoid == "sum"
+        ):
             dtypes = self.graph.aval(node.inputs[0]).dtype, self.graph.avals[node.outputs[0]].dtype
             if all(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
                 yield Row(ins, ins)
 
 
 def _together(split: Any, ins: Atoms, avals: Sequence[Any], out: Sequence[int]) -> bool:
-    """Whether all operands that have a dim, rather than broadcast it from size 1, are split on it: by sizes a rule cannot tell them."""
+    """Whether all operands that have a dim, rather than broadcast it from size 1, are split on it:
+    by sizes a rule cannot tell them."""
     whole = [len(v.shape) == len(out) and v.shape[split.dim] == out[split.dim] for v in avals]
     return any(whole) and all((a == split) == w for a, w in zip(ins, whole, strict=True))
 
@@ -124,10 +167,13 @@ def _scaled(aval: Any, atom: Atom, n: int) -> Any:
     return _jax.empty_aval(shape, aval.dtype)
 
 
-def ways(node: Node, readings: Sequence[frozenset[Atom]], uniform: Sequence[bool]) -> Iterator[Atoms]:
+def ways(
+    node: Node, readings: Sequence[frozenset[Atom]], uniform: Sequence[bool]
+) -> Iterator[Atoms]:
     """The ways to read all operands together, in a fixed order.
 
-    What is B is also the maximum of its equal parts, and P(sum) with one more excess: where another operand is partial so.
+    What is B is also the maximum of its equal parts, and P(sum) with one more excess: where another
+    operand is partial so.
     """
     choices: list[list[Atom]] = []
     for i, own in enumerate(readings):
@@ -136,6 +182,8 @@ def ways(node: Node, readings: Sequence[frozenset[Atom]], uniform: Sequence[bool
         if uniform[i] and node.op in _ELEMENTWISE:
             options &= others | {B}
         if B in own:
-            options |= {a for a in others if isinstance(a, Unreduced) and a.monoid in (*_IDEMPOTENT, "sum")}
+            options |= {
+                a for a in others if isinstance(a, Unreduced) and a.monoid in (*_IDEMPOTENT, "sum")
+            }
         choices.append(sorted(options, key=repr))
     yield from itertools.product(*choices)

@@ -1,4 +1,5 @@
-"""The regions of a program: what goes into each, what each claims of its results, and what autodiff passes from one to another."""
+"""The regions of a program: what goes into each, what each claims of its results, and what autodiff
+passes from one to another."""
 
 from __future__ import annotations
 
@@ -41,13 +42,19 @@ def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
     """
     every = list(shard_maps(graph))
     if not every:
-        raise SbpError("the function has no jax.shard_map in it, and there is nothing to check; sbp.jit types plain functions")
+        raise SbpError(
+            "the function has no jax.shard_map in it, and there is nothing to check; sbp.jit types"
+            " plain functions"
+        )
     for node in every:
         given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
         if given != dict(mesh.axes):
             where = f" at {place(node.span)}" if node.span else ""
             own = " ".join(f"{k}={n}" for k, n in given.items())
-            raise SbpError(f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of the program")
+            raise SbpError(
+                f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of"
+                " the program"
+            )
     program = _Program(mesh, _averages(every, mesh))
     program.level(graph)
     return Analysis(tuple(program.findings.values()), tuple(program.notes.values()))
@@ -63,7 +70,8 @@ def _names(mesh: MeshSpec) -> tuple[str, ...]:
 
 
 def _averages(every: list[Node], mesh: MeshSpec) -> dict[Span | None, tuple[tuple[int, ...], ...]]:
-    """The lines of sums over devices: a division on the same line by the number of devices is a pmean's."""
+    """The lines of sums over devices: a division on the same line by the number of devices is a
+    pmean's."""
     found: dict[Span | None, dict[tuple[int, ...], None]] = defaultdict(dict)
     names = _names(mesh)
     for region in every:
@@ -83,7 +91,8 @@ def dim_of(spec: Any, mesh_axis: str) -> int | None:
 
 
 def outside(entry: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int]:
-    """The mesh axes that stand before one in an entry of a PartitionSpec: the shards of the first are the largest.
+    """The mesh axes that stand before one in an entry of a PartitionSpec: the shards of the first
+    are the largest.
 
     >>> outside(("data", "model"), "model", ("data", "model"))
     frozenset({0})
@@ -94,7 +103,8 @@ def outside(entry: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """All regions under analysis: what one found about the divisions of a line holds in its gradient, too."""
+    """All regions under analysis: what one found about the divisions of a line holds in its
+    gradient, too."""
 
     mesh: MeshSpec
     averages: dict[Span | None, tuple[tuple[int, ...], ...]]
@@ -123,7 +133,13 @@ class _Program:
             for inner in node.regions:
                 self.level(inner)
 
-    def region(self, node: Node, makers: dict[int, Node], readers: Any, links: dict[Operand, tuple[Any, Value]]) -> None:
+    def region(
+        self,
+        node: Node,
+        makers: dict[int, Node],
+        readers: Any,
+        links: dict[Operand, tuple[Any, Value]],
+    ) -> None:
         body: Graph = node.params["body"]
         sizes = tuple(self.mesh.size(a) for a in self.names)
         state = State(node, body, self.names, sizes, self.averages, self.divisions)
@@ -134,33 +150,73 @@ class _Program:
         for i, (value, spec) in enumerate(zip(results, node.params["out_specs"], strict=True)):
             output = node.outputs[i]
             links[output] = spec, value
-            if not readers[output] or any(not _goes_back(reader, spec, taken) for reader, taken in readers[output]):
+            if not readers[output] or any(
+                not _goes_back(reader, spec, taken) for reader, taken in readers[output]
+            ):
                 operand = body.outputs[i]
-                self.claims(state, i, value, spec, body.aval(operand).shape, None if isinstance(operand, Constant) else inside.get(operand))
+                self.claims(
+                    state,
+                    i,
+                    value,
+                    spec,
+                    body.aval(operand).shape,
+                    None if isinstance(operand, Constant) else inside.get(operand),
+                )
         for key, finding in state.findings.items():
             self.findings.setdefault(key, finding)
         for key, note in state.notes.items():
             self.notes.setdefault(key, note)
 
-    def argument(self, node: Node, operand: Operand, spec: Any, makers: dict[int, Node], links: dict[Operand, tuple[Any, Value]]) -> Value:
-        """How a region holds an operand: as its spec says, or, of what autodiff passes on from the forward region, as that had it."""
+    def argument(
+        self,
+        node: Node,
+        operand: Operand,
+        spec: Any,
+        makers: dict[int, Node],
+        links: dict[Operand, tuple[Any, Value]],
+    ) -> Value:
+        """How a region holds an operand: as its spec says, or, of what autodiff passes on from the
+        forward region, as that had it."""
         if node.backward and operand in links and links[operand][0] == spec:
             return links[operand][1]
         if isinstance(operand, Constant):
             return literal(operand.value, operand.aval, len(self.names))
         dims = [dim_of(spec, a) for a in self.names]
-        unders = [None if d is None else outside(spec[d], a, self.names) for d, a in zip(dims, self.names, strict=True)]
-        held = tuple(WHOLE if d is None else Held(frozenset({Split(d)}), under=u) for d, u in zip(dims, unders, strict=True))
+        unders = [
+            None if d is None else outside(spec[d], a, self.names)
+            for d, a in zip(dims, self.names, strict=True)
+        ]
+        held = tuple(
+            WHOLE if d is None else Held(frozenset({Split(d)}), under=u)
+            for d, u in zip(dims, unders, strict=True)
+        )
         maker = makers.get(operand)
-        if node.backward and maker is not None and maker.op == "div" and isinstance(maker.inputs[1], Constant):
+        if (
+            node.backward
+            and maker is not None
+            and maker.op == "div"
+            and isinstance(maker.inputs[1], Constant)
+        ):
             # The cotangent of what is B: without check_vma, JAX hands each device its share of it.
             unsplit = [k for k, d in enumerate(dims) if d is None]
             divisor = maker.inputs[1].value
-            if maker.inputs[1].aval.shape == () and close(float(divisor), math.prod(self.mesh.size(self.names[k]) for k in unsplit)):
-                held = tuple(replace(h, excess=-1) if k in unsplit else h for k, h in enumerate(held))
+            if maker.inputs[1].aval.shape == () and close(
+                float(divisor), math.prod(self.mesh.size(self.names[k]) for k in unsplit)
+            ):
+                held = tuple(
+                    replace(h, excess=-1) if k in unsplit else h for k, h in enumerate(held)
+                )
         return Value(held)
 
-    def claims(self, state: State, result: int, value: Value, spec: Any, shape: tuple[int, ...], maker: Node | None) -> None:
+    def claims(
+        self,
+        state: State,
+        result: int,
+        value: Value,
+        spec: Any,
+        shape: tuple[int, ...],
+        maker: Node | None,
+    ) -> None:
         """Whether a result is held as out_specs say."""
         params = state.region.params
         manual = params.get("newly_manual_axes", params.get("manual_axes", self.names))
@@ -170,7 +226,13 @@ class _Program:
                 said = outside(spec[dim], name, self.names)
                 swapped = [j for j in said ^ h.under if dim_of(spec, self.names[j]) == dim]
                 if swapped:
-                    state.report(Fault("order", maker or state.region, None, dim), k, None, result, f"PartitionSpec{tuple(spec)!r}")
+                    state.report(
+                        Fault("order", maker or state.region, None, dim),
+                        k,
+                        None,
+                        result,
+                        f"PartitionSpec{tuple(spec)!r}",
+                    )
                     continue
             if name not in manual or (dim is not None and shape[dim] == 1):
                 continue  # one element for each device: what each of them has, side by side
@@ -185,7 +247,8 @@ class _Program:
 
 
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
-    """Whether what reads a region's result is the region of a gradient that takes it as it was: a residual, which claims nothing."""
+    """Whether what reads a region's result is the region of a gradient that takes it as it was: a
+    residual, which claims nothing."""
     return reader is not None and reader.op == "shard_map" and reader.backward and spec == taken
 
 
@@ -197,7 +260,9 @@ def _broken(h: Held, dim: int | None, maker: Node) -> Fault | None:
         return h.cause if h.excess else None
     made = h.made or maker
     if h.partial:
-        return Fault("missing" if dim is None else "partial-as-split", made, made, 0, repr(h.partial))
+        return Fault(
+            "missing" if dim is None else "partial-as-split", made, made, 0, repr(h.partial)
+        )
     if dim is None:
         return Fault("split-as-whole", maker, None, 0, h.text())
     return Fault("wrong-dim" if h.split else "copies-as-split", maker, h.reduced, dim, h.text())

@@ -1,8 +1,10 @@
-"""Where an edit of the source stands in a program: the values of a user's expression, each time that its line runs.
+"""Where an edit of the source stands in a program: the values of a user's expression, each time
+that its line runs.
 
-A program is traced once, a line of it as often as it is called, and a gradient brings operations that no line shows. An edit is
-tried at all that its line made, and only where the line is all that it changes: what is differentiated inside of a region has a
-gradient that was traced already, which the edit would change unseen.
+A program is traced once, a line of it as often as it is called, and a gradient brings operations
+that no line shows. An edit is tried at all that its line made, and only where the line is all that
+it changes: what is differentiated inside of a region has a gradient that was traced already, which
+the edit would change unseen.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Sites:
         self._enter(graph, None, None)
 
     def _enter(self, graph: Graph, region: Node | None, real: set[int] | None) -> None:
-        """Enters a graph; `real` are the results that something other than a gradient takes, all where it is None."""
+        """Enters a graph; `real` are the results that something other than a gradient takes, all
+        where it is None."""
         for node in graph.nodes:
             self.home[node.id] = graph, region
             self.nodes[node.id] = node
@@ -82,20 +85,27 @@ class Sites:
                 self.readers[operand].append(None)
         for node in graph.nodes:
             if node.op == "shard_map":
-                taken = {i for i, v in enumerate(node.outputs) if any(r is None or not r.backward for r in self.readers[v])}
+                taken = {
+                    i
+                    for i, v in enumerate(node.outputs)
+                    if any(r is None or not r.backward for r in self.readers[v])
+                }
                 self._enter(node.params["body"], node, taken)
             for inner in node.regions:
                 self.holders[id(inner)] = node
                 self._enter(inner, region, None)
 
     def graph(self, node: Node) -> Graph:
-        """The graph that a node belongs to: a region's body, or that of a loop or a branch in it."""
+        """The graph that a node belongs to: a region's body, or that of a loop or a branch in
+        it."""
         return self.home[node.id][0]
 
     def differentiated(self, node: Node) -> bool:
-        """Whether a node belongs to what is differentiated inside of a region, or is a gradient's: no line of its own stands for it alone.
+        """Whether a node belongs to what is differentiated inside of a region, or is a gradient's:
+        no line of its own stands for it alone.
 
-        A region that is differentiated as a whole has the right gradient once it is right itself: JAX sees to that.
+        A region that is differentiated as a whole has the right gradient once it is right itself:
+        JAX sees to that.
         """
         region = self.home[node.id][1]
         if region is None or region.backward:
@@ -103,7 +113,8 @@ class Sites:
         return node.backward or node.scope.count("jvp(") > region.scope.count("jvp(")
 
     def alike(self, node: Node) -> tuple[Node, ...]:
-        """What the same line made in the same way, in every call; none where one of them is differentiated inside of a region."""
+        """What the same line made in the same way, in every call; none where one of them is
+        differentiated inside of a region."""
         span = users_span(node)
         if span is None:
             return ()
@@ -119,7 +130,9 @@ class Sites:
     def maker(self, region: Node, result: int) -> Node | None:
         """What makes a result of a region; None for an operand that is returned."""
         operand = region.params["body"].outputs[result]
-        return self.makers[operand][0] if isinstance(operand, int) and operand in self.makers else None
+        return (
+            self.makers[operand][0] if isinstance(operand, int) and operand in self.makers else None
+        )
 
     def is_result(self, site: Site, region: Node, result: int) -> bool:
         """Whether a site is what a region returns as one of its results."""
@@ -127,7 +140,8 @@ class Sites:
         return made is not None and site.values == ((made[0].id, made[1]),)
 
     def only(self, site: Site, reader: Node, read: Read) -> bool:
-        """Whether an operand is the value of a site that nothing else reads: to reduce the one is to reduce the other."""
+        """Whether an operand is the value of a site that nothing else reads: to reduce the one is
+        to reduce the other."""
         values = {v for v, (node, k) in self.makers.items() if (node.id, k) in site.values}
         origins = {self._origin(reader, i) for i in read.operands}
         return origins <= values and all(len(self.readers[v]) == 1 for v in values)
@@ -139,13 +153,23 @@ class Sites:
 
     def leads_to(self, site: Site, node: Node) -> bool:
         """Whether an operation takes a site's value, or what is made of it."""
-        taken = frozenset(r.id for n, k in site.values for r in self.readers[self.nodes[n].outputs[k]] if r is not None)
+        taken = frozenset(
+            r.id
+            for n, k in site.values
+            for r in self.readers[self.nodes[n].outputs[k]]
+            if r is not None
+        )
         return node.id in self._closure(taken, self._readers)
 
     def connected(self, nodes: frozenset[int]) -> set[int]:
         """The nodes that some nodes depend on, or that depend on them, in all of their region."""
         down = self._closure(nodes, self._readers)
-        up = self._closure(nodes, lambda n: [self.makers[v][0] for v in n.inputs if isinstance(v, int) and v in self.makers])
+        up = self._closure(
+            nodes,
+            lambda n: [
+                self.makers[v][0] for v in n.inputs if isinstance(v, int) and v in self.makers
+            ],
+        )
         return down | up
 
     def _readers(self, node: Node) -> list[Node]:
@@ -161,13 +185,18 @@ class Sites:
                 continue
             seen.add(node.id)
             holder = self.holders.get(id(self.graph(node)))
-            todo += step(node) + ([holder] if holder is not None else []) + [n for r in node.regions for n in r.walk()]
+            todo += (
+                step(node)
+                + ([holder] if holder is not None else [])
+                + [n for r in node.regions for n in r.walk()]
+            )
         return seen
 
-    # ---- values --------------------------------------------------------------------------------------------------------------------
+    # ---- values ---------------------------------------------------------------------------------
 
     def value(self, node: Node) -> Site | None:
-        """The expression whose value a node computes, or, inside of a gradient, the variable that holds what the gradient returns."""
+        """The expression whose value a node computes, or, inside of a gradient, the variable that
+        holds what the gradient returns."""
         if self.differentiated(node):
             return self.returned(node)
         span = users_span(node)
@@ -181,7 +210,9 @@ class Sites:
         for part in self._connected(group):
             count = sum(n.op == node.op for n in part)
             leaving = list(self._leaving(part)) if count else []
-            if count > 1 or len(leaving) != count:  # which of them are one turn of a Python loop is not known
+            if (
+                count > 1 or len(leaving) != count
+            ):  # which of them are one turn of a Python loop is not known
                 return None
             found += leaving
         return Site(f"`{text}` at line {span.line}", tuple(found)) if found else None
@@ -210,18 +241,22 @@ class Sites:
         inside = {n.id for n in part}
         for node in part:
             for i, v in enumerate(node.outputs):
-                if any(r is None or (r.id not in inside and not r.backward) for r in self.readers[v]):
+                if any(
+                    r is None or (r.id not in inside and not r.backward) for r in self.readers[v]
+                ):
                     yield node.id, i
 
     def returned(self, node: Node) -> Site | None:
-        """The variable or the call that holds what a node inside of a gradient adds to, where the gradient has been taken."""
+        """The variable or the call that holds what a node inside of a gradient adds to, where the
+        gradient has been taken."""
         if self._of_outer_gradient(node):
             return None
         sites = {self._exit(v, reader, node.backward) for v, reader in self._exits(node)}
         return sites.pop() if len(sites) == 1 else None
 
     def _exits(self, node: Node) -> Iterator[tuple[int, Node | None]]:
-        """The values of a gradient that depend on a node and that others take, each with one that does."""
+        """The values of a gradient that depend on a node and that others take, each with one that
+        does."""
         seen: set[int] = set()
         todo = [node]
         while todo:
@@ -236,10 +271,15 @@ class Sites:
                         todo.append(reader)
 
     def _exit(self, value: int, reader: Node | None, gradient: bool) -> Site | None:
-        """What the user calls the result of a call that has a gradient in it, as the function that makes the call sees it."""
+        """What the user calls the result of a call that has a gradient in it, as the function that
+        makes the call sees it."""
         maker = self.makers[value][0]
         graph, region = self.home[maker.id]
-        if region is None or (reader is not None and reader in self.holders.values() and self.graph(reader) is not graph):
+        if region is None or (
+            reader is not None
+            and reader in self.holders.values()
+            and self.graph(reader) is not graph
+        ):
             return None  # what a loop or a branch returns of a gradient in it
         theirs = reader.stack if reader is not None else region.stack
         shared = sum(a == b for a, b in zip(reversed(maker.stack), reversed(theirs), strict=False))
@@ -247,13 +287,17 @@ class Sites:
         if outer < 1:
             return None
         within = maker.stack[outer:]
-        if reader is not None and (len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != within[0].function):
+        if reader is not None and (
+            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != within[0].function
+        ):
             return None  # a call whose frames are not all known
         call = within[0]
         expression, name = expression_at(call)
         if not isinstance(expression, ast.Call):
             return None
-        inside = [n for n in self.nodes.values() if call in n.stack and not self._of_outer_gradient(n)]
+        inside = [
+            n for n in self.nodes.values() if call in n.stack and not self._of_outer_gradient(n)
+        ]
         leaving = list(self._left(inside))
         own = tuple((i, k) for i, k, backward in leaving if backward == gradient)
         names = _unpacked(call)
@@ -270,18 +314,24 @@ class Sites:
         ids = {n.id for n in inside}
         for node in inside:
             for k, v in enumerate(node.outputs):
-                # What a gradient is read by in a call, and is no gradient itself, is of the next call of that line.
-                if any(r is None or r.id not in ids or (node.backward and not r.backward) for r in self.readers[v]):
+                # What a gradient is read by in a call, and is no gradient itself, is of the next
+                # call of that line.
+                if any(
+                    r is None or r.id not in ids or (node.backward and not r.backward)
+                    for r in self.readers[v]
+                ):
                     yield node.id, k, node.backward
 
-    # ---- operands -------------------------------------------------------------------------------------------------------------------
+    # ---- operands -------------------------------------------------------------------------------
 
     def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[Read, ...] | None:
         """Operands as the line of an operation writes them; None where it shows one of them not."""
         expression = expression_at(node.span)[0]
         if expression is None or users_span(node) != node.span or node.span is None:
             return None
-        parts = {(p.lineno, p.col_offset, p.end_lineno, p.end_col_offset): p for p in _parts(expression)}
+        parts = {
+            (p.lineno, p.col_offset, p.end_lineno, p.end_col_offset): p for p in _parts(expression)
+        }
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
         found: list[Read] = []
         for i in operands:
@@ -308,10 +358,26 @@ class Sites:
         for frame in maker[0].stack if maker else ():
             name = expression_at(frame)[1]
             for part in parts:
-                place = part.lineno, part.col_offset + 1, part.end_lineno, (part.end_col_offset or 0) + 1
-                here = frame.file == span.file and place == (frame.line, frame.column, frame.end_line or frame.line, frame.end_column)
-                if here or (name and frame.function == span.function and isinstance(part, ast.Name) and part.id == name):
-                    return f"`{ast.unparse(part) if isinstance(part, ast.Name) else source_text(frame)}`"
+                place = (
+                    part.lineno,
+                    part.col_offset + 1,
+                    part.end_lineno,
+                    (part.end_col_offset or 0) + 1,
+                )
+                here = frame.file == span.file and place == (
+                    frame.line,
+                    frame.column,
+                    frame.end_line or frame.line,
+                    frame.end_column,
+                )
+                if here or (
+                    name
+                    and frame.function == span.function
+                    and isinstance(part, ast.Name)
+                    and part.id == name
+                ):
+                    name_only = isinstance(part, ast.Name)
+                    return f"`{ast.unparse(part) if name_only else source_text(frame)}`"
         return ""
 
 
@@ -348,7 +414,11 @@ def _targets(file: str, text: str) -> dict[tuple[int, int, int, int], tuple[str,
     except (SyntaxError, ValueError):  # a notebook cell with magics
         return found
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Tuple)
+        ):
             v = node.value
             names = tuple(t.id if isinstance(t, ast.Name) else "" for t in node.targets[0].elts)
             found[v.lineno, v.col_offset, v.end_lineno or 0, v.end_col_offset or 0] = names

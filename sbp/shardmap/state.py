@@ -1,4 +1,5 @@
-"""What the checker carries along a body: the mesh axes, the divisions it knows, and what it has found."""
+"""What the checker carries along a body: the mesh axes, the divisions it knows, and what it has
+found."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ class Finding:
     def key(self) -> tuple[Any, ...]:
         """What makes two findings one: the same fault of the same line."""
         f = self.fault
-        where = (f.node.span or f.node.id, f.node.op, f.node.backward) if f.node is not self.region else (f.node.id, self.result)
+        where = (
+            (f.node.span or f.node.id, f.node.op, f.node.backward)
+            if f.node is not self.region
+            else (f.node.id, self.result)
+        )
         return f.kind, where
 
 
@@ -57,10 +62,12 @@ class Note:
 
 @dataclass(slots=True, eq=False)
 class Divisions:
-    """What the divisions of means did, by place and divisor: their gradients divide by the same, and have the same place.
+    """What the divisions of means did, by place and divisor: their gradients divide by the same,
+    and have the same place.
 
     Arguments:
-      known: for each place and divisor, the changes of the excess by division; one helper may be called with what is split and what is not.
+      known: for each place and divisor, the changes of the excess by division; one helper may be
+          called with what is split and what is not.
     """
 
     known: dict[tuple[Any, float], dict[int, dict[int, int | None]]] = field(default_factory=dict)
@@ -71,13 +78,21 @@ class Divisions:
             self.known.setdefault((place, divisor), {})[node.id] = change
 
     def of_gradient(self, node: Node, divisor: float) -> dict[int, int | None] | None:
-        """What the gradient of a division does: None when no division is known, an axis is None where there are several that differ."""
+        """What the gradient of a division does: None when no division is known, an axis is None
+        where there are several that differ."""
         found = self.known.get((node.stack, divisor)) or self.known.get((node.span, divisor))
         if not found:
             return None
         changes = list(found.values())
         axes = sorted({k for change in changes for k in change})
-        return {k: changes[0].get(k) if all(k in c and c[k] == changes[0].get(k) for c in changes) else None for k in axes}
+        return {
+            k: (
+                changes[0].get(k)
+                if all(k in c and c[k] == changes[0].get(k) for c in changes)
+                else None
+            )
+            for k in axes
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +121,9 @@ class State:
     def __post_init__(self) -> None:
         self.reader = Reader(self.graph)
 
-    def report(self, fault: Fault, axis: int, observer: Node | None, result: int = 0, claim: str = "") -> None:
+    def report(
+        self, fault: Fault, axis: int, observer: Node | None, result: int = 0, claim: str = ""
+    ) -> None:
         """Enters a finding; of the same on several axes there is one."""
         found = Finding(fault, (self.names[axis],), observer, self.region, result, claim)
         known = self.findings.get(found.key)
@@ -114,7 +131,9 @@ class State:
             if self.names[axis] in known.mesh_axes:
                 return
             axes = tuple(a for a in self.names if a in (*known.mesh_axes, self.names[axis]))
-            found = Finding(known.fault, axes, known.observer, self.region, known.result, known.claim)
+            found = Finding(
+                known.fault, axes, known.observer, self.region, known.result, known.claim
+            )
         self.findings[found.key] = found
 
     def unanalysed(self, node: Node, why: str, severity: Severity = "warning") -> None:

@@ -34,7 +34,10 @@ _CODES: dict[Kind, str] = {
 
 def code_of(finding: Finding) -> str:
     """The diagnostic code of a finding."""
-    return _CODES.get(finding.fault.kind, "missing-reduction" if finding.observer is None else "misplaced-reduction")
+    return _CODES.get(
+        finding.fault.kind,
+        "missing-reduction" if finding.observer is None else "misplaced-reduction",
+    )
 
 
 def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Diagnostic:
@@ -60,8 +63,24 @@ def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Dia
 def note(found: Note) -> Diagnostic:
     """Something that the checker cannot say, in words."""
     span = users_span(found.node)
-    labels = (Label(span=span, text="nothing is known of this" if found.severity == "warning" else "", primary=True),) if span else ()
-    return Diagnostic(code="not-analysed", severity=found.severity, title=found.text, labels=labels, scope=scope_of(found.node))
+    labels = (
+        (
+            Label(
+                span=span,
+                text="nothing is known of this" if found.severity == "warning" else "",
+                primary=True,
+            ),
+        )
+        if span
+        else ()
+    )
+    return Diagnostic(
+        code="not-analysed",
+        severity=found.severity,
+        title=found.text,
+        labels=labels,
+        scope=scope_of(found.node),
+    )
 
 
 def primary(finding: Finding) -> Node:
@@ -77,7 +96,9 @@ class _Words:
         self.finding, self.fault, self.mesh = finding, finding.fault, mesh
         self.n = math.prod(mesh.size(a) for a in finding.mesh_axes)
         one = len(finding.mesh_axes) == 1
-        self.axes = f"mesh {'axis' if one else 'axes'} " + " and ".join(f"`{a}`" for a in finding.mesh_axes)
+        self.axes = f"mesh {'axis' if one else 'axes'} " + " and ".join(
+            f"`{a}`" for a in finding.mesh_axes
+        )
 
     def subject(self, node: Node) -> str:
         """The user's expression for a node."""
@@ -107,7 +128,10 @@ class _Words:
             case "blocks":
                 return f"{what} takes a sum of different shards for one shard on {self.axes}"
             case "wrong-gather":
-                return f"{what} gathers dim {self.fault.operand} of a value that is {self.fault.detail} on {self.axes}"
+                return (
+                    f"{what} gathers dim {self.fault.operand} of a value that is"
+                    f" {self.fault.detail} on {self.axes}"
+                )
             case "order":
                 if not claim:
                     return f"{what} meets shards in another order on {self.axes}"
@@ -127,7 +151,10 @@ class _Words:
             case "missing":
                 return f"{what} is left partial on {self.axes}"
             case "partial-as-split":
-                return f"{what} is left partial on {self.axes} and taken as {claim or f'S({self.fault.operand})'}"
+                return (
+                    f"{what} is left partial on {self.axes} and taken as"
+                    f" {claim or f'S({self.fault.operand})'}"
+                )
             case "split-as-whole" | "wrong-dim":
                 return f"{result} is {self.fault.detail} on {self.axes} and returned as {claim}"
             case "copies-as-split":
@@ -145,9 +172,14 @@ class _Words:
             case "scales":
                 return "one is a sum over the devices, the other their mean"
             case "mixed":
-                return f"one operand is {self.fault.detail}, the other split; reduce the first before"
+                return (
+                    f"one operand is {self.fault.detail}, the other split; reduce the first before"
+                )
             case "local":
-                return f"its operand is {self.fault.detail.split(', ', 1)[0]}: the others' shards are not seen"
+                return (
+                    f"its operand is {self.fault.detail.split(', ', 1)[0]}: the others' shards are"
+                    " not seen"
+                )
             case "blocks":
                 return "this is no gradient of one shard"
             case "wrong-gather":
@@ -193,7 +225,11 @@ class _Words:
         if fault.kind == "pending":
             yield fault.node, "the mean of one shard is taken here"
         elif fault.made is not None:
-            text = {"doubled": "reduced here first", "copies": "whole from here on", "blocks": "the shards are added up here"}
+            text = {
+                "doubled": "reduced here first",
+                "copies": "whole from here on",
+                "blocks": "the shards are added up here",
+            }
             yield fault.made, text.get(fault.kind, "partial from here on")
         if self.finding.observer is not None and self.finding.observer is not main:
             yield self.finding.observer, "taken here"
@@ -207,9 +243,19 @@ class _Words:
         if self.fault.kind == "missing":
             made = next((i for i, n in enumerate(body.nodes) if n is self.fault.node), 0)
             for node in body.nodes[made:]:
-                axes = [a for a in node.params.get("axes", ()) if isinstance(a, str)] if node.op.startswith("psum") else []
+                axes = (
+                    [a for a in node.params.get("axes", ()) if isinstance(a, str)]
+                    if node.op.startswith("psum")
+                    else []
+                )
                 span = users_span(node)
                 if axes and span and not set(axes) & set(self.finding.mesh_axes):
-                    yield f"the sum over devices at line {span.line} runs over {', '.join(f'`{a}`' for a in axes)}"
+                    yield (
+                        f"the sum over devices at line {span.line} runs over"
+                        f" {', '.join(f'`{a}`' for a in axes)}"
+                    )
         if primary(self.finding).backward:
-            yield "with check_vma=True, JAX itself adds up the gradient of what is whole; with check_vma=False it does not"
+            yield (
+                "with check_vma=True, JAX itself adds up the gradient of what is whole; with"
+                " check_vma=False it does not"
+            )

@@ -1,4 +1,5 @@
-"""Signatures: which operand types of a primitive give which result types on one mesh axis. Importing the families fills the registry."""
+"""Signatures: which operand types of a primitive give which result types on one mesh axis.
+Importing the families fills the registry."""
 
 from sbp.signatures import contraction as contraction
 from sbp.signatures import convolution as convolution

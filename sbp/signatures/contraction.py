@@ -1,4 +1,5 @@
-"""dot_general and scaled_dot: batch and free factors split the result, contracting ones leave it partial; bilinear in the operands."""
+"""dot_general and scaled_dot: batch and free factors split the result, contracting ones leave it
+partial; bilinear in the operands."""
 
 from __future__ import annotations
 
@@ -33,21 +34,33 @@ def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorM
         lhs[i] = rhs[j] = f"b{n}"
     out = [f"b{n}" for n in range(len(lhs_batch))]
     out += [f for f in lhs if f[0] == "l"] + [f for f in rhs if f[0] == "r"]
-    return FactorMap(ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum", masks_padding=True)
+    return FactorMap(
+        ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum", masks_padding=True
+    )
 
 
 def bilinear_rows(op: Op) -> list[Row]:
-    """Partial sums in one factor. Not where a product is computed in another dtype than the one that the parts add up in.
+    """Partial sums in one factor. Not where a product is computed in another dtype than the one
+    that the parts add up in.
 
-    Integer parts wrap: a sum modulo 2**8 says nothing about products modulo 2**32. Floats cast down before the reduction round every part.
+    Integer parts wrap: a sum modulo 2**8 says nothing about products modulo 2**32. Floats cast down
+    before the reduction round every part.
     """
     out = op.outs[0].dtype
     if "sum" not in admissible(out):
-        return [Row(tuple(OR if i == k else B for i in range(len(op.ins))), (OR,)) for k in (0, 1)] if _is_boolean(op) else []
+        return (
+            [Row(tuple(OR if i == k else B for i in range(len(op.ins))), (OR,)) for k in (0, 1)]
+            if _is_boolean(op)
+            else []
+        )
     rows = []
     for position in (0, 1):
         dtype = op.ins[position].dtype
-        wider = out.itemsize > dtype.itemsize and jnp.issubdtype(dtype, np.inexact) and jnp.issubdtype(out, np.inexact)
+        wider = (
+            out.itemsize > dtype.itemsize
+            and jnp.issubdtype(dtype, np.inexact)
+            and jnp.issubdtype(out, np.inexact)
+        )
         if dtype == out or wider:
             rows += multilinear_rows(op, (position,))
     return rows
@@ -86,14 +99,19 @@ def _dot_general(op: Op) -> Sequence[Row]:
 
 @rule("scaled_dot", local=lambda ctx, args: bind_with(ctx, args))
 def _scaled_dot(op: Op) -> Sequence[Row]:
-    """A product with a scale for each block of the contracted dims, which split at the bounds of blocks."""
+    """A product with a scale for each block of the contracted dims, which split at the bounds of
+    blocks."""
     numbers = op.params["dimension_numbers"]
     m = dot_factors(numbers, len(op.ins[0].shape), len(op.ins[1].shape))
     lhs, rhs = (tuple(f if f and f[0] != "k" else None for f in dims) for dims in m.ins)
     rows = split_rows(op, FactorMap(ins=(lhs, rhs, lhs, rhs), outs=m.outs))
     for dims in zip(*numbers[0], strict=True):
         sizes = [op.ins[k].shape[dims[k % 2]] for k in range(4)]
-        if all(op.divides(size) for size in sizes[:2]) and all(size == 1 or op.divides(size) for size in sizes[2:]):
-            ins: list[Atom] = [Split(dims[k % 2]) if size > 1 else B for k, size in enumerate(sizes)]
+        if all(op.divides(size) for size in sizes[:2]) and all(
+            size == 1 or op.divides(size) for size in sizes[2:]
+        ):
+            ins: list[Atom] = [
+                Split(dims[k % 2]) if size > 1 else B for k, size in enumerate(sizes)
+            ]
             rows.append(Row(tuple(ins), (P,)))
     return rows

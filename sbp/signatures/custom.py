@@ -1,6 +1,8 @@
-"""Signatures that users register: for a primitive of their own, a Pallas kernel, a `custom_partitioning` function.
+"""Signatures that users register: for a primitive of their own, a Pallas kernel, a
+`custom_partitioning` function.
 
-A registered signature is not believed: `sbp.infer.registered` has it refuted on numbers before it types anything.
+A registered signature is not believed: `sbp.infer.registered` has it refuted on numbers before it
+types anything.
 """
 
 from __future__ import annotations
@@ -66,34 +68,55 @@ class Custom:
     checked: set[Any] = field(default_factory=set)
 
     def rows_of(self, op: Op) -> tuple[Row, ...]:
-        """The rows of an equation, all-B first; rows whose splits do not divide are left out where they do not hold."""
+        """The rows of an equation, all-B first; rows whose splits do not divide are left out where
+        they do not hold."""
         given = self.rows(op) if callable(self.rows) else self.rows
         rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
-        return tuple(dict.fromkeys((all_b(op), *(r for r in rows if not self.even or _divides(r, op)))))
+        return tuple(
+            dict.fromkeys((all_b(op), *(r for r in rows if not self.even or _divides(r, op))))
+        )
 
     def fitting(self, row: Row, op: Op) -> Row:
         """The row, if its atoms are types of the operands and results.
 
         Raises:
-          SbpError: `bad-argument` for another number of atoms, a dim out of range, a monoid that the dtype does not have.
+          SbpError: `bad-argument` for another number of atoms, a dim out of range, a monoid that
+              the dtype does not have.
         """
         for what, atoms, avals in (("operand", row.ins, op.ins), ("result", row.outs, op.outs)):
             if len(atoms) != len(avals):
                 raise self.error(f"row `{row}` has {len(atoms)} {what}s, the equation {len(avals)}")
             for k, (atom, aval) in enumerate(zip(atoms, avals, strict=True)):
                 if isinstance(atom, Split) and atom.dim >= len(aval.shape):
-                    raise self.error(f"row `{row}` splits dim {atom.dim} of {what} {k}, which is {_shown(aval)}")
+                    raise self.error(
+                        f"row `{row}` splits dim {atom.dim} of {what} {k}, which is {_shown(aval)}"
+                    )
                 if isinstance(atom, Unreduced) and atom.monoid not in admissible(aval.dtype):
-                    raise self.error(f"row `{row}` has {atom!r} for {what} {k}, which is {_shown(aval)}")
+                    raise self.error(
+                        f"row `{row}` has {atom!r} for {what} {k}, which is {_shown(aval)}"
+                    )
         if row.kernel != "local":
-            raise self.error(f"row `{row}` names kernel {row.kernel!r}; give what runs on the shards as `local`")
+            raise self.error(
+                f"row `{row}` names kernel {row.kernel!r}; give what runs on the shards as `local`"
+            )
         return row
 
     def error(self, text: str, code: str = "bad-argument") -> SbpError:
         """An error about this signature."""
-        return SbpError(f"the signature of {self.name!r}{f' registered at {self.place}' if self.place else ''}: {text}", code=code)
+        return SbpError(
+            f"the signature of {self.name!r}{f' registered at {self.place}' if self.place else ''}:"
+            f" {text}",
+            code=code,
+        )
 
-    def refute(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], outs: Sequence[Any], sizes: Sequence[int]) -> None:
+    def refute(
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        args: Sequence[Any],
+        outs: Sequence[Any],
+        sizes: Sequence[int],
+    ) -> None:
         """Holds all rows of one equation against what it computes, on mesh axes of some sizes.
 
         Arguments:
@@ -122,13 +145,17 @@ class Custom:
                 wrong = oracle.refute_row(row, n, np.random.default_rng(seed))
             except SbpError:
                 raise
-            except Exception as error:  # code of the user's: whatever it raises is the signature's fault, and said so
+            except Exception as error:
+                # code of the user's: whatever it raises is the signature's fault, and said so
                 raise self.error(
-                    f"row `{row}` on {n} devices: `local` raised {type(error).__name__}: {error}", "wrong-signature"
+                    f"row `{row}` on {n} devices: `local` raised {type(error).__name__}: {error}",
+                    "wrong-signature",
                 ) from error
             if wrong:
                 found = _counterexample(row, n, seed, oracle.args, wrong)
-                raise self.error(f"row `{row}` does not hold on {n} devices\n{found}", "wrong-signature")
+                raise self.error(
+                    f"row `{row}` does not hold on {n} devices\n{found}", "wrong-signature"
+                )
 
 
 def _has_floats(args: Sequence[Any]) -> bool:
@@ -139,7 +166,9 @@ def _with_nan(x: Any) -> Any:
     """The operand with NaN for every third element, when it has real floats."""
     if not jnp.issubdtype(x.dtype, np.floating):
         return x
-    return np.where(np.arange(np.size(x)).reshape(np.shape(x)) % 3 == 1, np.asarray(np.nan, x.dtype), x)
+    return np.where(
+        np.arange(np.size(x)).reshape(np.shape(x)) % 3 == 1, np.asarray(np.nan, x.dtype), x
+    )
 
 
 _CUSTOM: dict[str, Custom] = {}
@@ -154,26 +183,32 @@ def register(
     even: bool = False,
     replace: bool = False,
 ) -> None:
-    """Gives an operation a signature. Before the first program that has the operation is typed, the rows are checked on numbers.
+    """Gives an operation a signature. Before the first program that has the operation is typed, the
+    rows are checked on numbers.
 
-    Checked are the equation's own shapes and the samples, on mesh axes of size 2, 3 and the actual ones: for each row, the operands
-    are cut into adversarial parts (sums that cancel, padding of NaN), `local` runs on each, and what the results stand for is compared
-    with what the operation gives on whole operands.
+    Checked are the equation's own shapes and the samples, on mesh axes of size 2, 3 and the actual
+    ones: for each row, the operands are cut into adversarial parts (sums that cancel, padding of
+    NaN), `local` runs on each, and what the results stand for is compared with what the operation
+    gives on whole operands.
 
     Arguments:
-      primitive: a JAX primitive or its name; `pallas_call:NAME` or `custom_partitioning:NAME` for the call of a function, by its name.
-      rows: the rows on one mesh axis besides all-B, as `Row` or as text; or a function from an `Op` to them.
-      local: computes a device's parts of the results from those of the operands, `local(ctx, *parts)`, where `ctx` is a
-        `LocalContext`; the primitive itself with the same parameters if None. A Pallas kernel has its shapes among its parameters, so
-        that it always needs one.
-      samples: `(function, arguments)` pairs with a small instance of the operation each. Needed where the actual operands have more
-        than a few thousand elements; arguments may be `jax.ShapeDtypeStruct`s.
+      primitive: a JAX primitive or its name; `pallas_call:NAME` or `custom_partitioning:NAME` for
+          the call of a function, by its name.
+      rows: the rows on one mesh axis besides all-B, as `Row` or as text; or a function from an `Op`
+          to them.
+      local: computes a device's parts of the results from those of the operands, `local(ctx,
+        *parts)`, where `ctx` is a `LocalContext`; the primitive itself with the same parameters if
+        None. A Pallas kernel has its shapes among its parameters, so that it always needs one.
+      samples: `(function, arguments)` pairs with a small instance of the operation each. Needed
+        where the actual operands have more than a few thousand elements; arguments may be
+        `jax.ShapeDtypeStruct`s.
       even: whether rows hold only where the axis size divides the dims that they split.
       replace: whether a signature that was registered before gives way. sbp's own do not.
 
     Raises:
-      SbpError: `unknown-option` for a name that no primitive has, `bad-argument` for an operation that has a signature already or that
-        takes none, `type-syntax` for a row's text that does not parse; and at the first use, `wrong-signature` with a counterexample.
+      SbpError: `unknown-option` for a name that no primitive has, `bad-argument` for an operation
+        that has a signature already or that takes none, `type-syntax` for a row's text that does
+        not parse; and at the first use, `wrong-signature` with a counterexample.
 
     >>> import jax.extend
     >>> twice_p = jax.extend.core.Primitive("twice")
@@ -182,22 +217,42 @@ def register(
     """
     name = _name(primitive)
     if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
-        raise SbpError(f'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one; got {rows!r}')
+        raise SbpError(
+            'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
+            f" got {rows!r}"
+        )
     if not callable(rows):
         rows = tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
     if local is not None and not callable(local):
-        raise SbpError(f"local= is a function of a LocalContext and a device's parts, got {local!r}")
+        raise SbpError(
+            f"local= is a function of a LocalContext and a device's parts, got {local!r}"
+        )
     for sample in samples:
-        if not (isinstance(sample, tuple) and len(sample) == 2 and callable(sample[0]) and isinstance(sample[1], tuple)):
-            raise SbpError(f"a sample is a pair of a function and a tuple of arguments, got {sample!r}")
+        if not (
+            isinstance(sample, tuple)
+            and len(sample) == 2
+            and callable(sample[0])
+            and isinstance(sample[1], tuple)
+        ):
+            raise SbpError(
+                f"a sample is a pair of a function and a tuple of arguments, got {sample!r}"
+            )
     known = _CUSTOM.get(name)
     if rule_for(name) is not None and (known is None or not replace):
-        where = "which sbp gives it" if known is None else f"registered at {known.place}; replace=True replaces it"
+        where = (
+            "which sbp gives it"
+            if known is None
+            else f"registered at {known.place}; replace=True replaces it"
+        )
         raise SbpError(f"{name!r} has a signature already, {where}")
     if known is not None:
         remove_rule(name)
-    custom = Custom(name=name, rows=rows, even=even, samples=tuple(samples), place=_jax.caller_span())
-    add_rule(Rule(name=name, rows=custom.rows_of, local=None if local is None else _on_parts(local)))
+    custom = Custom(
+        name=name, rows=rows, even=even, samples=tuple(samples), place=_jax.caller_span()
+    )
+    add_rule(
+        Rule(name=name, rows=custom.rows_of, local=None if local is None else _on_parts(local))
+    )
     _CUSTOM[name] = custom
 
 
@@ -240,8 +295,13 @@ def parse_row(text: str) -> Row:
     """
     before, arrow, after = text.partition("->")
     if not arrow:
-        raise SbpError(f"a row is `operand atoms -> result atoms`, got {text!r}", code="type-syntax")
-    ins, outs = (tuple(_atom(a, text) for a in side.split(",")) if side.strip() else () for side in (before, after))
+        raise SbpError(
+            f"a row is `operand atoms -> result atoms`, got {text!r}", code="type-syntax"
+        )
+    ins, outs = (
+        tuple(_atom(a, text) for a in side.split(",")) if side.strip() else ()
+        for side in (before, after)
+    )
     return Row(ins, outs)
 
 
@@ -251,7 +311,10 @@ def _atom(text: str, row: str) -> Atom:
     except SbpError:
         found = None
     if found is None or len(found) != 1:
-        raise SbpError(f"{text.strip()!r} in row {row!r} is no atom: S(dim), B or P(monoid)", code="type-syntax")
+        raise SbpError(
+            f"{text.strip()!r} in row {row!r} is no atom: S(dim), B or P(monoid)",
+            code="type-syntax",
+        )
     return found["axis"]
 
 
@@ -270,13 +333,28 @@ def _name(primitive: Any, known: Any = ()) -> str:
     else:
         raise SbpError(f"a signature is for a JAX primitive or its name, got {primitive!r}")
     if name in NAMED:
-        raise SbpError(f"{name!r} calls a function, and signatures are for functions: register '{name}:NAME'")
+        raise SbpError(
+            f"{name!r} calls a function, and signatures are for functions: register '{name}:NAME'"
+        )
     if name in REFUSED:
         raise SbpError(f"{name!r} takes no signature: it {REFUSED[name]}")
     reason = FALLBACK.get(name, "")
-    if reason.startswith(("taken apart", "dropped by the trace", "a region", "an annotation", "where a hand-written", "a collective")):
+    if reason.startswith(
+        (
+            "taken apart",
+            "dropped by the trace",
+            "a region",
+            "an annotation",
+            "where a hand-written",
+            "a collective",
+        )
+    ):
         raise SbpError(f"{name!r} takes no signature: {reason}")
-    if isinstance(primitive, str) and name not in known and not re.fullmatch(rf"({'|'.join(NAMED)}):[\w.-]+", name):
+    if (
+        isinstance(primitive, str)
+        and name not in known
+        and not re.fullmatch(rf"({'|'.join(NAMED)}):[\w.-]+", name)
+    ):
         primitives = {p.name for p in gc.get_objects() if isinstance(p, _jax.Primitive)}
         if name not in primitives:
             close = nearest(name, primitives)
@@ -295,7 +373,8 @@ def _on_parts(local: Callable[..., Any]) -> Callable[[LocalContext, Sequence[Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Compiled:
-    """A primitive that is compiled when it is bound: those of users need not have an evaluation rule."""
+    """A primitive that is compiled when it is bound: those of users need not have an evaluation
+    rule."""
 
     primitive: Any
     multiple_results: bool = True
@@ -314,13 +393,18 @@ def _shown(aval: Any) -> str:
 
 
 def _counterexample(row: Row, n: int, seed: int, args: Sequence[Any], wrong: str) -> str:
-    """What each device held, and what came of it. The oracle draws the parts of the operands first, in order."""
+    """What each device held, and what came of it. The oracle draws the parts of the operands first,
+    in order."""
     rng = np.random.default_rng(seed)
     lines = []
     for k, (x, atom) in enumerate(zip(args, row.ins, strict=True)):
         words = np.asarray(jax.random.key_data(x) if _jax.is_extended(x.dtype) else x)
         lines.append(f"  operand {k} is {_line(words)}")
-        lines += [f"    device {i} holds {_line(p)}" for i, p in enumerate(parts(words, atom, n, rng)) if atom != B]
+        lines += [
+            f"    device {i} holds {_line(p)}"
+            for i, p in enumerate(parts(words, atom, n, rng))
+            if atom != B
+        ]
     for atom in row.outs:
         wrong = wrong.replace(f"as {(atom,)}", f"as {atom!r}")
     return "\n".join([*lines, f"  {' '.join(wrong.split())}"])

@@ -1,4 +1,5 @@
-"""Slices at indices that the running program finds: of a split dim, each device reads or writes what falls on its shard."""
+"""Slices at indices that the running program finds: of a split dim, each device reads or writes
+what falls on its shard."""
 
 from __future__ import annotations
 
@@ -13,13 +14,22 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_
 from sbp.signatures.shards import picked_along
 from sbp.types import B, Split, Unreduced
 
-# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a window from the whole dim.
+# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
+# window from the whole dim.
 add_kernel(
     Kernel(
-        name="masked_dynamic_slice", summary="each device puts down the elements it owns, zeros elsewhere; the parts add up", nests=False
+        name="masked_dynamic_slice",
+        summary="each device puts down the elements it owns, zeros elsewhere; the parts add up",
+        nests=False,
     )
 )
-add_kernel(Kernel(name="owned_update", summary="each device writes the part of the update that falls on its shard", nests=False))
+add_kernel(
+    Kernel(
+        name="owned_update",
+        summary="each device writes the part of the update that falls on its shard",
+        nests=False,
+    )
+)
 
 
 def _kept(op: Op, small: Any) -> tuple[Dims, list[int]]:
@@ -36,9 +46,12 @@ def _cut(ctx: LocalContext, small: Sequence[int]) -> list[int]:
 
 
 def _clamped(start: Any, size: int, window: int) -> Any:
-    """A start as JAX clamps it: the window lies inside. Compared in its own dtype, which may be too narrow for the size."""
+    """A start as JAX clamps it: the window lies inside. Compared in its own dtype, which may be too
+    narrow for the size."""
     last = min(size - window, int(jnp.iinfo(start.dtype).max))
-    return jnp.clip(start, jnp.asarray(0, start.dtype), jnp.asarray(last, start.dtype)).astype(jnp.int32)
+    return jnp.clip(start, jnp.asarray(0, start.dtype), jnp.asarray(last, start.dtype)).astype(
+        jnp.int32
+    )
 
 
 def _along(shape: Sequence[int], dim: int, of: Any) -> Any:
@@ -46,12 +59,16 @@ def _along(shape: Sequence[int], dim: int, of: Any) -> Any:
 
 
 def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Every element of the window has one owner, for the shards tile the dim and the window lies inside of it."""
+    """Every element of the window has one owner, for the shards tile the dim and the window lies
+    inside of it."""
     x, *starts = args
     window = ctx.global_outs[0].shape
     sizes = list(ctx.local_outs[0])
     cut = _cut(ctx, window)
-    first = {d: _clamped(starts[d], ctx.global_ins[0].shape[d], window[d]) - ctx.in_offset(0, d) for d in cut}
+    first = {
+        d: _clamped(starts[d], ctx.global_ins[0].shape[d], window[d]) - ctx.in_offset(0, d)
+        for d in cut
+    }
     for d in cut:
         starts[d], sizes[d] = jnp.zeros((), starts[d].dtype), x.shape[d]
     (out,) = bind_with(ctx, (x, *starts), slice_sizes=tuple(sizes))
@@ -67,15 +84,22 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _dynamic_slice(op: Op) -> Sequence[Row]:
     dims, cut = _kept(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
-    rows = [*split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))), *moved_rows(op, (0,))]
+    rows = [
+        *split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))),
+        *moved_rows(op, (0,)),
+    ]
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid:
-        rows += [Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice") for d in cut]
+        rows += [
+            Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice")
+            for d in cut
+        ]
     return rows
 
 
 def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Along each cut dim, the window of the shard that the update can fall on: as many elements as the update has, or the whole shard."""
+    """Along each cut dim, the window of the shard that the update can fall on: as many elements as
+    the update has, or the whole shard."""
     x, update, *starts = args
     whole, window = ctx.global_ins[0].shape, ctx.global_ins[1].shape
     cut = _cut(ctx, window)
@@ -88,15 +112,22 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
         here = jnp.clip(start, 0, x.shape[d] - size)
         index = lax.iota(jnp.int32, size) + here - start
         update = picked_along(update, index, d)
-        mine = mine & jnp.expand_dims((index >= 0) & (index < window[d]), [k for k in range(x.ndim) if k != d])
+        mine = mine & jnp.expand_dims(
+            (index >= 0) & (index < window[d]), [k for k in range(x.ndim) if k != d]
+        )
         starts[d] = here.astype(starts[d].dtype)
     held = lax.dynamic_slice(x, starts, update.shape)
-    return bind_with(ctx, (x, jnp.where(jnp.broadcast_to(mine, update.shape), update, held), *starts))
+    return bind_with(
+        ctx, (x, jnp.where(jnp.broadcast_to(mine, update.shape), update, held), *starts)
+    )
 
 
 @rule("dynamic_update_slice", local=_dynamic_update_slice_local)
 def _dynamic_update_slice(op: Op) -> Sequence[Row]:
     dims, cut = _kept(op, op.ins[1])
     starts = (B,) * (len(op.ins) - 2)
-    rows = [*split_rows(op, FactorMap(ins=(dims, dims, *((),) * len(starts)), outs=(dims,))), *moved_rows(op, (0, 1))]
+    rows = [
+        *split_rows(op, FactorMap(ins=(dims, dims, *((),) * len(starts)), outs=(dims,))),
+        *moved_rows(op, (0, 1)),
+    ]
     return [*rows, *(Row((Split(d), B, *starts), (Split(d),), kernel="owned_update") for d in cut)]

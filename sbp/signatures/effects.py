@@ -23,6 +23,13 @@ EFFECTS = ("debug_callback", "debug_print", "io_callback")
 """Operations that are there for what they do."""
 
 for _name in EFFECTS:
-    add_rule(Rule(name=_name, rows=lambda op: (all_b(op),), local=_once, reason="an effect happens once and sees whole values"))
+    add_rule(
+        Rule(
+            name=_name,
+            rows=lambda op: (all_b(op),),
+            local=_once,
+            reason="an effect happens once and sees whole values",
+        )
+    )
 
 replicated("pure_callback", reason="the host function sees whole values")

@@ -9,24 +9,38 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
-from sbp.signatures.factors import admissible, linear_rows, monoid_rows, moved_rows, multilinear_rows
+from sbp.signatures.factors import (
+    admissible,
+    linear_rows,
+    monoid_rows,
+    moved_rows,
+    multilinear_rows,
+)
 from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, bind_with, names, rule
 from sbp.types import Atom, B, Split, Unreduced
 
 ELEMENTWISE = names("""
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-    convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-    igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not
-    one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
-    square stop_gradient sub tan tanh threefry2x32 threefry4x32 tie xor zeta
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
+    clz complex conj convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp
+    exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma
+    log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or
+    philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32
+    threefry4x32 tie xor zeta
 """)
 
 _LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
 _COPIES = frozenset(names("copy name stop_gradient"))
 
 MONOTONE: dict[str, str] = {
-    **dict.fromkeys(names("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh"), "+"),
+    **dict.fromkeys(
+        names(
+            "asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign"
+            " sinh tanh"
+        ),
+        "+",
+    ),
     **dict.fromkeys(names("add add_any max min nextafter"), "++"),
     "clamp": "+++",
     "clz": "-",
@@ -38,9 +52,11 @@ MONOTONE: dict[str, str] = {
     "shift_right_logical": "+.",
     "sub": "+-",
 }
-"""For each operand, whether the function rises or falls in it, on its *whole* domain (sqrt does not: a part may be negative).
+"""For each operand, whether the function rises or falls in it, on its *whole* domain (sqrt does
+not: a part may be negative).
 
-What rises carries P(max) and P(min), what falls swaps them; the other operands are B. A dot is an operand that it does neither in.
+What rises carries P(max) and P(min), what falls swaps them; the other operands are B. A dot is an
+operand that it does neither in.
 """
 
 _OF_UNSIGNED = frozenset(names("clz shift_right_logical"))
@@ -61,7 +77,8 @@ PMAX, PMIN = Unreduced("max"), Unreduced("min")
 
 
 def split_atoms(op: Op) -> list[Row]:
-    """One row for each dim; scalar operands, and those that a size-1 dim is broadcast along, stay B."""
+    """One row for each dim; scalar operands, and those that a size-1 dim is broadcast along, stay
+    B."""
     rank = max((len(a.shape) for a in op.outs), default=0)
     rows = []
     for dim in range(rank):
@@ -95,7 +112,8 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
 def comparison_rows(op: Op, directions: str) -> list[Row]:
     """An order relation with the maximum or minimum of parts, the other operand B.
 
-    max(p, q) <= y says both are; min(p, q) <= y says one is, but not where the other one is NaN, which only integers cannot be.
+    max(p, q) <= y says both are; min(p, q) <= y says one is, but not where the other one is NaN,
+    which only integers cannot be.
     """
     rows = []
     for position, direction in enumerate(directions):
@@ -125,12 +143,18 @@ def partial_rows(op: Op) -> list[Row]:
         rows += comparison_rows(op, _COMPARISONS[op.name])
     match op.name:
         case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
-            # A shift moves bits, which do not see each other; to the left it is also a product with a power of two.
+            # A shift moves bits, which do not see each other; to the left it is also a product with
+            # a power of two.
             rows += [Row((Unreduced(m), B), (Unreduced(m),)) for m in ("and", "or")]
             rows += multilinear_rows(op, (0,)) if op.name == "shift_left" else []
         case "clamp":
-            # min(max(x, low), high): a maximum of two, then a minimum with a third that is whole; or the other way round.
-            together = [Row((PMAX, PMAX, B), (PMAX,)), Row((B, PMIN, PMIN), (PMIN,)), Row((PMIN, B, PMIN), (PMIN,))]
+            # min(max(x, low), high): a maximum of two, then a minimum with a third that is whole;
+            # or the other way round.
+            together = [
+                Row((PMAX, PMAX, B), (PMAX,)),
+                Row((B, PMIN, PMIN), (PMIN,)),
+                Row((PMIN, B, PMIN), (PMIN,)),
+            ]
             rows += together if "max" in has else []
         case "square" | "conj" | "cbrt":
             rows += monoid_rows(op, "prod")
@@ -147,7 +171,9 @@ def partial_rows(op: Op) -> list[Row]:
             rises = is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1
             rows += monotone_rows(op, "+") if rises else []
         case "sign" if jnp.issubdtype(op.ins[0].dtype, np.integer):
-            rows += monoid_rows(op, "or")  # whether there is a bit, and whether there is the first one
+            rows += monoid_rows(
+                op, "or"
+            )  # whether there is a bit, and whether there is the first one
         case "select_n":
             rows += moved_rows(op, range(1, len(op.ins)))
         case "tie":
@@ -165,14 +191,17 @@ def partial_rows(op: Op) -> list[Row]:
                 Row((B, Unreduced(other)), (Unreduced(other),)),
             ]
         case "not":
-            rows += [Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))]
+            rows += [
+                Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))
+            ]
         case _:
             pass
     return rows
 
 
 def same_ring(op: Op) -> bool:
-    """Whether parts add up in the dtype that products are computed in: integers of fewer bits wrap, floats of fewer are rounded."""
+    """Whether parts add up in the dtype that products are computed in: integers of fewer bits wrap,
+    floats of fewer are rounded."""
     source, target = op.ins[0].dtype, op.outs[0].dtype
     inexact = all(jnp.issubdtype(d, np.inexact) for d in (source, target))
     return source == target or (inexact and target.itemsize > source.itemsize)
@@ -188,11 +217,12 @@ def _rises_on(op: Op) -> bool:
 def cast_rows(op: Op) -> list[Row]:
     """Which partials a cast carries.
 
-    Sums: float to a wider float, and integer to an integer of no more bits (reduction modulo 2**k is a homomorphism). A float cast
-    down rounds every part before the reduction; float to integer truncates every part; integer parts wrap, so no wider type sees
-    their sum. Products likewise. Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number
-    there), nor a cast to a float without infinities (the neutral element becomes NaN). Bits: a cast of integers drops some, or
-    repeats the sign; one to booleans asks whether there are any.
+    Sums: float to a wider float, and integer to an integer of no more bits (reduction modulo 2**k
+    is a homomorphism). A float cast down rounds every part before the reduction; float to integer
+    truncates every part; integer parts wrap, so no wider type sees their sum. Products likewise.
+    Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number
+    there), nor a cast to a float without infinities (the neutral element becomes NaN). Bits: a cast
+    of integers drops some, or repeats the sign; one to booleans asks whether there are any.
     """
     source, target = op.ins[0].dtype, op.outs[0].dtype
     if source == target:
@@ -201,7 +231,13 @@ def cast_rows(op: Op) -> list[Row]:
         if "max" not in admissible(target):
             return []
         bits = monoid_rows(op, "and", "or") if jnp.issubdtype(target, np.integer) else []
-        return [*(Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("or", "max"), ("and", "min"), ("and", "prod"))), *bits]
+        return [
+            *(
+                Row((Unreduced(a),), (Unreduced(b),))
+                for a, b in (("or", "max"), ("and", "min"), ("and", "prod"))
+            ),
+            *bits,
+        ]
     rows: list[Row] = []
     if jnp.issubdtype(source, np.integer) and target == np.bool_:
         return monoid_rows(op, "or")
@@ -213,8 +249,14 @@ def cast_rows(op: Op) -> list[Row]:
     if not integers and all(jnp.issubdtype(d, np.inexact) for d in (source, target)):
         wider = target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source))
         rows += [*linear_rows(op), *monoid_rows(op, "prod")] if wider else []
-    holds_all = integers and jnp.iinfo(target).min <= jnp.iinfo(source).min and jnp.iinfo(source).max <= jnp.iinfo(target).max
-    if not is_complex(source) and (holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))):
+    holds_all = (
+        integers
+        and jnp.iinfo(target).min <= jnp.iinfo(source).min
+        and jnp.iinfo(source).max <= jnp.iinfo(target).max
+    )
+    if not is_complex(source) and (
+        holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))
+    ):
         rows += monoid_rows(op, "max", "min")
     return rows
 
@@ -234,7 +276,11 @@ rule(*ELEMENTWISE, local=_local)(elementwise_rows)
 def _barrier_rows(op: Op) -> Sequence[Row]:
     """One operand of the barrier: any type passes."""
     dtype = op.ins[0].dtype
-    atoms: list[Atom] = [B, *(Split(d) for d in range(len(op.ins[0].shape))), *(Unreduced(m) for m in admissible(dtype))]
+    atoms: list[Atom] = [
+        B,
+        *(Split(d) for d in range(len(op.ins[0].shape))),
+        *(Unreduced(m) for m in admissible(dtype)),
+    ]
     return [Row((a,), (a,)) for a in atoms]
 
 

@@ -1,8 +1,10 @@
-"""Exchange of neighbouring elements along a split dim: each device of a mesh axis gets the range of global indices it wants.
+"""Exchange of neighbouring elements along a split dim: each device of a mesh axis gets the range of
+global indices it wants.
 
-What is wanted is known when the plan is made, for each device; so are the messages: rounds of collective-permutes, each of one
-width, in which a device sends to one other and receives from one other at most. A halo of one neighbour is one round; a reversal is
-one round in which shards change places; what a device holds itself is not sent.
+What is wanted is known when the plan is made, for each device; so are the messages: rounds of
+collective-permutes, each of one width, in which a device sends to one other and receives from one
+other at most. A halo of one neighbour is one round; a reversal is one round in which shards change
+places; what a device holds itself is not sent.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Need:
     Arguments:
       size: elements of the dim.
       chunk: elements one device holds, the last ones padded.
-      starts: for each device, the global index of the first element that it wants; it may lie outside of the dim.
+      starts: for each device, the global index of the first element that it wants; it may lie
+          outside of the dim.
       width: how many elements each wants.
     """
 
@@ -55,10 +58,12 @@ class Round:
     """Messages of one width.
 
     Arguments:
-      pairs: (source, destination) devices; equal ones are what a device has itself, and such a round has no others.
+      pairs: (source, destination) devices; equal ones are what a device has itself, and such a
+          round has no others.
       width: elements in a message.
       first: for each source device, the position in its shard of the first element it sends.
-      place: for each destination, the position in its window of the first element it receives (it may reach outside).
+      place: for each destination, the position in its window of the first element it receives (it
+          may reach outside).
       receives: whether each device receives.
       covers: whether devices that do not receive have nothing to lose where the message would go.
     """
@@ -78,11 +83,16 @@ class Round:
 
 @functools.lru_cache(maxsize=4096)
 def rounds(need: Need) -> tuple[Round, ...]:
-    """The messages that a need takes, fewest elements first: neighbours at one distance together, or mirrored ones."""
+    """The messages that a need takes, fewest elements first: neighbours at one distance together,
+    or mirrored ones."""
     edges = [(j, i) for i in range(len(need.starts)) for j in _sources(need, i)]
     own = [e for e in edges if e[0] == e[1]]
     others = [e for e in edges if e[0] != e[1]]
-    ways: list[list[list[Pair]]] = [_by(others, lambda e: e[0] - e[1]), _by(others, lambda e: e[0] + e[1]), _colored(others)]
+    ways: list[list[list[Pair]]] = [
+        _by(others, lambda e: e[0] - e[1]),
+        _by(others, lambda e: e[0] + e[1]),
+        _colored(others),
+    ]
     best = min(ways, key=lambda groups: (sum(_width(need, g) for g in groups), len(groups)))
     return tuple(_round(need, g) for g in ([own] if own else []) + best)
 
@@ -103,7 +113,14 @@ def _colored(edges: Sequence[Pair]) -> list[list[Pair]]:
     """Each edge in the first group in which neither its source nor its destination occurs."""
     groups: list[tuple[list[Pair], set[int], set[int]]] = []
     for source, target in edges:
-        at = next((k for k, (_, sources, targets) in enumerate(groups) if source not in sources and target not in targets), len(groups))
+        at = next(
+            (
+                k
+                for k, (_, sources, targets) in enumerate(groups)
+                if source not in sources and target not in targets
+            ),
+            len(groups),
+        )
         if at == len(groups):
             groups.append(([], set(), set()))
         group, sources, targets = groups[at]
@@ -143,7 +160,9 @@ def _round(need: Need, group: Sequence[Pair]) -> Round:
         covers = all(receives[i] or not _overlap(need, i, at, width) for i in range(count))
     if len({f for f in first if f >= 0}) == 1:
         first = [max(first)] * count
-    return Round(tuple(group), width, tuple(max(f, 0) for f in first), tuple(place), tuple(receives), covers)
+    return Round(
+        tuple(group), width, tuple(max(f, 0) for f in first), tuple(place), tuple(receives), covers
+    )
 
 
 def _overlap(need: Need, device: int, at: int, width: int) -> bool:
@@ -188,7 +207,9 @@ def fetch(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, fill: Any)
         piece = lax.dynamic_slice_in_dim(x, of_device(r.first, axis), r.width, dim)
         if not r.is_own:
             piece = ctx.permute(piece, axis, r.pairs)
-        placed = lax.dynamic_update_slice_in_dim(window, piece, of_device(r.place, axis) + margin, dim)
+        placed = lax.dynamic_update_slice_in_dim(
+            window, piece, of_device(r.place, axis) + margin, dim
+        )
         window = placed if r.covers else jnp.where(of_device(r.receives, axis), placed, window)
     window = lax.slice_in_dim(window, margin, margin + need.width, axis=dim)
     if fill is None or not need.leaves_dim:

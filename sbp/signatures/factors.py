@@ -1,7 +1,9 @@
-"""Factor maps: an operator as named factors on the dims of its operands and results, einsum-like; rows follow from them.
+"""Factor maps: an operator as named factors on the dims of its operands and results, einsum-like;
+rows follow from them.
 
-A factor names a loop of the operator. Splitting that loop over a mesh axis splits every dim that carries the factor; a result
-that lacks it is then a partial reduction (when the operator reduces over the loop) or has no such row.
+A factor names a loop of the operator. Splitting that loop over a mesh axis splits every dim that
+carries the factor; a result that lacks it is then a partial reduction (when the operator reduces
+over the loop) or has no such row.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ class FactorMap:
     Arguments:
       ins: factors of each operand's dims.
       outs: factors of each result's dims.
-      contract: the monoid that joins parts where a factor is on operands but not on results; None when there is no such row.
-      accumulate: positions of operands that the contraction adds to (a scatter's operand): partial in contracting rows.
+      contract: the monoid that joins parts where a factor is on operands but not on results; None
+          when there is no such row.
+      accumulate: positions of operands that the contraction adds to (a scatter's operand): partial
+          in contracting rows.
       masks_padding: the kernel makes padding neutral, so that contracting rows need no even shards.
     """
 
@@ -52,7 +56,8 @@ def _atom(dims: Dims, factor: str) -> Atom:
 def split_rows(op: Op, m: FactorMap) -> list[Row]:
     """The rows in which one factor is split over the mesh axis.
 
-    Contracting rows ask for even shards, unless the kernel masks: the padding of an uneven one would enter the reduction.
+    Contracting rows ask for even shards, unless the kernel masks: the padding of an uneven one
+    would enter the reduction.
     """
     sizes: dict[str, int] = {}
     for dims, aval in zip((*m.ins, *m.outs), (*op.ins, *op.outs), strict=True):
@@ -76,7 +81,8 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
 
 
 def admissible(dtype: np.dtype) -> tuple[str, ...]:
-    """The monoids that a dtype has: numbers add and multiply, real ones are ordered, booleans and integers have bits.
+    """The monoids that a dtype has: numbers add and multiply, real ones are ordered, booleans and
+    integers have bits.
 
     >>> admissible(np.dtype(bool))
     ('and', 'or')
@@ -91,30 +97,39 @@ def admissible(dtype: np.dtype) -> tuple[str, ...]:
 
 
 def owned_monoid(dtype: Any) -> str | None:
-    """The monoid under which one owner's value and zeros elsewhere are parts; None where the dtype has none."""
+    """The monoid under which one owner's value and zeros elsewhere are parts; None where the dtype
+    has none."""
     monoids = admissible(dtype)
     return "sum" if "sum" in monoids else "or" if "or" in monoids else None
 
 
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
-    """Partial rows of an operator that only moves elements: it commutes with every monoid of the dtype."""
+    """Partial rows of an operator that only moves elements: it commutes with every monoid of the
+    dtype."""
     chosen = range(len(op.ins)) if positions is None else positions
     rows = []
     for monoid in admissible(op.outs[0].dtype):
         atom = Unreduced(monoid)
-        rows.append(Row(tuple(atom if i in chosen else B for i in range(len(op.ins))), (atom,) * len(op.outs)))
+        rows.append(
+            Row(
+                tuple(atom if i in chosen else B for i in range(len(op.ins))),
+                (atom,) * len(op.outs),
+            )
+        )
     return rows
 
 
 def linear_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
-    """Partial sums in all the given operands at once (all of them by default) give partial sums: f(a+b) = f(a) + f(b)."""
+    """Partial sums in all the given operands at once (all of them by default) give partial sums:
+    f(a+b) = f(a) + f(b)."""
     chosen = range(len(op.ins)) if positions is None else positions
     ins = tuple(P if i in chosen else B for i in range(len(op.ins)))
     return [Row(ins, (P,) * len(op.outs))]
 
 
 def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
-    """A partial sum in exactly one of the given operands, the others B: f(a+b, y) = f(a, y) + f(b, y)."""
+    """A partial sum in exactly one of the given operands, the others B: f(a+b, y) = f(a, y) + f(b,
+    y)."""
     return [row for i in positions for row in linear_rows(op, (i,))]
 
 

@@ -1,9 +1,12 @@
-"""Halo exchange: operators whose results read a range of neighbouring elements, with the dim split on both sides.
+"""Halo exchange: operators whose results read a range of neighbouring elements, with the dim split
+on both sides.
 
-`Windows` is what they have in common. A result element o reads the elements at `stride * o - low + dilation * k`, k below `window`,
-of its operand with `base - 1` holes between elements: a slice has windows of one element, a pad has a base, a convolution has it
-all. The kernel fetches what its own results read and puts it down without padding and holes to pad, so that the primitive runs on it
-with neither. Where a formula is printed wrong in the GSPMD paper (the limit of a shard's range, appendix A.4), this is the right one.
+`Windows` is what they have in common. A result element o reads the elements at `stride * o - low +
+dilation * k`, k below `window`, of its operand with `base - 1` holes between elements: a slice has
+windows of one element, a pad has a base, a convolution has it all. The kernel fetches what its own
+results read and puts it down without padding and holes to pad, so that the primitive runs on it
+with neither. Where a formula is printed wrong in the GSPMD paper (the limit of a shard's range,
+appendix A.4), this is the right one.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class Windows:
     @property
     def is_identity(self) -> bool:
         """Whether each element reads the one at its own place."""
-        return self.size == self.out and self.stride == self.window == self.base == 1 and self.low == 0
+        return (
+            self.size == self.out and self.stride == self.window == self.base == 1 and self.low == 0
+        )
 
     def first(self, out: int) -> int:
         """The position in the padded array of the first element that a result element reads."""
@@ -58,7 +63,9 @@ class Windows:
     def exchange(self, operand: int, dim: int, n: int) -> Exchange:
         """The exchange of an operand whose dim is read so."""
         need = self.need(n)
-        return Exchange(operand, (dim,), need, need.width if self.base == 1 else self.padded(-(-self.out // n)))
+        return Exchange(
+            operand, (dim,), need, need.width if self.base == 1 else self.padded(-(-self.out // n))
+        )
 
     def phases(self, n: int) -> tuple[int, ...]:
         """For each device, how many positions lie before the first element in what it reads."""
@@ -70,24 +77,40 @@ class Windows:
         chunk = -(-self.out // n)
         starts = tuple(-(-self.first(chunk * i) // self.base) for i in range(n))
         ends = ((self.first(chunk * i) + self.padded(chunk) - 1) // self.base for i in range(n))
-        return Need(self.size, -(-self.size // n), starts, max(1, *(e - s + 1 for s, e in zip(starts, ends, strict=True))))
+        return Need(
+            self.size,
+            -(-self.size // n),
+            starts,
+            max(1, *(e - s + 1 for s, e in zip(starts, ends, strict=True))),
+        )
 
 
-def padded_shard(ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows: Windows, fill: Any) -> Any:
-    """The part of the padded array that this device's results read: elements at their positions, `fill` between and around them."""
+def padded_shard(
+    ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows: Windows, fill: Any
+) -> Any:
+    """The part of the padded array that this device's results read: elements at their positions,
+    `fill` between and around them."""
     found = fetch(ctx, x, dim, axis, windows.need(n), fill)
     if windows.base == 1:
         return found
-    # Three cases in the paper, by how the phases of the devices differ; here each device cuts at its own.
+    # Three cases in the paper, by how the phases of the devices differ; here each device cuts at
+    # its own.
     phase = of_device(windows.phases(n), axis)
     length = windows.padded(-(-windows.out // n))
-    config = [(windows.base - 1, max(length, windows.base), windows.base - 1) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-    return lax.dynamic_slice_in_dim(lax.pad(found, fill, config), windows.base - 1 - phase, length, dim)
+    config = [
+        (windows.base - 1, max(length, windows.base), windows.base - 1) if d == dim else (0, 0, 0)
+        for d in range(x.ndim)
+    ]
+    return lax.dynamic_slice_in_dim(
+        lax.pad(found, fill, config), windows.base - 1 - phase, length, dim
+    )
 
 
 def bytes_beside(aval: Any, *dims: int) -> float:
     """Bytes of a tensor for each element along some of its dims."""
-    return math.prod(s for d, s in enumerate(aval.shape) if d not in dims) * _jax.itemsize(aval.dtype)
+    return math.prod(s for d, s in enumerate(aval.shape) if d not in dims) * _jax.itemsize(
+        aval.dtype
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +135,9 @@ Exchanges = list[Exchange]
 _EXCHANGES: dict[str, Callable[[Op, Row], Exchanges]] = {}
 
 
-def exchanges(*names: str) -> Callable[[Callable[[Op, Row], Exchanges]], Callable[[Op, Row], Exchanges]]:
+def exchanges(
+    *names: str,
+) -> Callable[[Callable[[Op, Row], Exchanges]], Callable[[Op, Row], Exchanges]]:
     """Decorator: says what the halo kernel of some primitives exchanges under a row."""
 
     def enter(of: Callable[[Op, Row], Exchanges]) -> Callable[[Op, Row], Exchanges]:
@@ -127,16 +152,24 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     for e in _EXCHANGES[op.name](op, row):
         elements, count = elements_sent(e.need)
         if elements:
-            found.append(Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count))
+            found.append(
+                Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count)
+            )
     return tuple(found)
 
 
 def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
-    return tuple((e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1)
+    return tuple(
+        (e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1
+    )
 
 
 add_kernel(
     Kernel(
-        name="halo", summary="neighbours send the elements that windows reach", sends=_halo_sends, widens=_halo_widens, nests=False
+        name="halo",
+        summary="neighbours send the elements that windows reach",
+        sends=_halo_sends,
+        widens=_halo_widens,
+        nests=False,
     )
-)  # fmt: skip
+)

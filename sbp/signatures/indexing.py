@@ -1,4 +1,5 @@
-"""gather and the scatters: index batches and whole slices split; linear in what is moved; a split indexed dim masks or shifts."""
+"""gather and the scatters: index batches and whole slices split; linear in what is moved; a split
+indexed dim masks or shifts."""
 
 from __future__ import annotations
 
@@ -10,32 +11,74 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import Dims, FactorMap, admissible, linear_rows, moved_rows, owned_monoid, split_rows
+from sbp.signatures.factors import (
+    Dims,
+    FactorMap,
+    admissible,
+    linear_rows,
+    moved_rows,
+    owned_monoid,
+    split_rows,
+)
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import clipped, without_padding
 from sbp.types import B, Split, Unreduced
 
-add_kernel(Kernel(name="masked_gather", summary="each device looks up what it owns, zeros elsewhere; the parts add up"))
+add_kernel(
+    Kernel(
+        name="masked_gather",
+        summary="each device looks up what it owns, zeros elsewhere; the parts add up",
+    )
+)
 add_kernel(Kernel(name="shifted_scatter", summary="each device writes what falls on its shard"))
-# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a window from the whole dim.
-add_kernel(Kernel(name="masked_windows", summary="each device reads the part of each window that it owns; the parts add up", nests=False))
-add_kernel(Kernel(name="shifted_windows", summary="each device writes the part of each window that falls on its shard", nests=False))
+# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
+# window from the whole dim.
+add_kernel(
+    Kernel(
+        name="masked_windows",
+        summary="each device reads the part of each window that it owns; the parts add up",
+        nests=False,
+    )
+)
+add_kernel(
+    Kernel(
+        name="shifted_windows",
+        summary="each device writes the part of each window that falls on its shard",
+        nests=False,
+    )
+)
 
 _MODE = lax.GatherScatterMode
-_SCATTER_MONOID = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-mul": "prod", "scatter-min": "min", "scatter-max": "max"}
+_SCATTER_MONOID = {
+    "scatter-add": "sum",
+    "scatter-sub": "sum",
+    "scatter-mul": "prod",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
 
 
-def gather_factors(params: dict[str, Any], operand_shape: Sequence[int], indices_rank: int, out_rank: int) -> FactorMap:
+def gather_factors(
+    params: dict[str, Any], operand_shape: Sequence[int], indices_rank: int, out_rank: int
+) -> FactorMap:
     """Factors of a gather: whole slices (`w`), index batches (`i`) and operand batch dims (`b`)."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     operand: list[str | None] = [None] * len(operand_shape)
     indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
-    for n, (d, i) in enumerate(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)):
+    for n, (d, i) in enumerate(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    ):
         operand[d] = indices[i] = f"b{n}"
-    window = [d for d in range(len(operand_shape)) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    window = [
+        d
+        for d in range(len(operand_shape))
+        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
     out: list[str | None] = [None] * out_rank
     for d, o in zip(window, numbers.offset_dims, strict=True):
-        if sizes[d] == operand_shape[d]:  # an index into a dim that is read whole is clipped to 0, or fills, on a shard as on the whole
+        # An index into a dim that is read whole is clipped to 0, or fills, on a shard as on the
+        # whole.
+        if sizes[d] == operand_shape[d]:
             operand[d] = out[o] = f"w{d}"
     batch = iter(indices[:-1])
     for o in range(out_rank):
@@ -45,7 +88,8 @@ def gather_factors(params: dict[str, Any], operand_shape: Sequence[int], indices
 
 
 def _looked_up(numbers: Any) -> list[int]:
-    """Operand dims of a gather that an index picks one element of (the vocabulary of an embedding)."""
+    """Operand dims of a gather that an index picks one element of (the vocabulary of an
+    embedding)."""
     return [int(d) for d in numbers.collapsed_slice_dims if d in numbers.start_index_map]
 
 
@@ -62,17 +106,21 @@ def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
 
 
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The gather on the shard; where a dim that an index picks of is split, each element by its owner alone.
+    """The gather on the shard; where a dim that an index picks of is split, each element by its
+    owner alone.
 
-    The owner of an index is the device that holds the element it is clipped to, so that each result has exactly one; an index outside
-    stays outside on its owner, which then fills. A window lies across shards: each is put between zeros, as many as a window has, so
-    that a window that misses it reads zeros alone.
+    The owner of an index is the device that holds the element it is clipped to, so that each result
+    has exactly one; an index outside stays outside on its owner, which then fills. A window lies
+    across shards: each is put between zeros, as many as a window has, so that a window that misses
+    it reads zeros alone.
     """
     operand, indices = args
     numbers = ctx.params["dimension_numbers"]
     sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
     windows = [d for d in _in_windows(numbers, sizes, shape) if ctx.in_axes(0, d)]
-    picked = [d for d in _looked_up(numbers) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]]
+    picked = [
+        d for d in _looked_up(numbers) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]
+    ]
     changes: dict[str, Any] = {"slice_sizes": _local_sizes(ctx)}
     if not windows and not picked:
         if indices.shape != tuple(ctx.global_ins[1].shape):
@@ -96,8 +144,13 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         operand = without_padding(ctx, 0, operand, (d,), "sum")
         between = [(sizes[d], sizes[d], 0) if k == d else (0, 0, 0) for k in range(operand.ndim)]
         operand = lax.pad(operand, jnp.zeros((), operand.dtype), between)
-        components.append(jnp.where(filled & outside, operand.shape[d], jnp.clip(here + sizes[d], 0, local + sizes[d])))
-    # All components are compared as int32, into which each is clipped first; foreign indices are not in order.
+        components.append(
+            jnp.where(
+                filled & outside, operand.shape[d], jnp.clip(here + sizes[d], 0, local + sizes[d])
+            )
+        )
+    # All components are compared as int32, into which each is clipped first; foreign indices are
+    # not in order.
     changes["indices_are_sorted"] = False
     (out,) = bind_with(ctx, (operand, jnp.stack(components, -1)), **changes)
     batch = [o for o in range(out.ndim) if o not in numbers.offset_dims]
@@ -116,21 +169,30 @@ def _filled(ctx: LocalContext, indices: Any) -> Any:
 
 
 def _as_int32(index: Any) -> Any:
-    """An index as int32, one that does not fit as the nearest that does: it is outside every dim all the same."""
+    """An index as int32, one that does not fit as the nearest that does: it is outside every dim
+    all the same."""
     info = jnp.iinfo(index.dtype)
     low, high = max(info.min, -(2**31)), min(info.max, 2**31 - 1)
-    return jnp.clip(index, jnp.asarray(low, index.dtype), jnp.asarray(high, index.dtype)).astype(jnp.int32)
+    return jnp.clip(index, jnp.asarray(low, index.dtype), jnp.asarray(high, index.dtype)).astype(
+        jnp.int32
+    )
 
 
 @rule("gather", local=_gather_local)
 def _gather(op: Op) -> Sequence[Row]:
     numbers, mode = op.params["dimension_numbers"], _MODE.from_any(op.params["mode"])
     params = op.params | {"slice_sizes": _localised_sizes(op)}
-    rows = split_rows(op, gather_factors(params, op.ins[0].shape, len(op.ins[1].shape), len(op.outs[0].shape)))
+    rows = split_rows(
+        op, gather_factors(params, op.ins[0].shape, len(op.ins[1].shape), len(op.outs[0].shape))
+    )
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid and mode != _MODE.ONE_HOT:
         joined = Unreduced(monoid)
-        rows += [Row((Split(d), B), (joined,), kernel="masked_gather") for d in _looked_up(numbers) if op.ins[0].shape[d] > 1]
+        rows += [
+            Row((Split(d), B), (joined,), kernel="masked_gather")
+            for d in _looked_up(numbers)
+            if op.ins[0].shape[d] > 1
+        ]
         windows = _in_windows(numbers, params["slice_sizes"], op.ins[0].shape)
         rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in windows]
     for row in moved_rows(op, (0,)):
@@ -140,7 +202,8 @@ def _gather(op: Op) -> Sequence[Row]:
 
 
 def _fill_is_joined(op: Op, atom: Any) -> bool:
-    """Whether joining the fill values of all parts gives the fill value: always for idempotent monoids, for a sum when it is 0 or NaN."""
+    """Whether joining the fill values of all parts gives the fill value: always for idempotent
+    monoids, for a sum when it is 0 or NaN."""
     fill = op.params["fill_value"]
     if atom.monoid in ("max", "min", "and", "or"):
         return True
@@ -150,25 +213,38 @@ def _fill_is_joined(op: Op, atom: Any) -> bool:
 
 
 def _localised_sizes(op: Op) -> tuple[int, ...]:
-    """Slice sizes on shapes that outer mesh axes have localised: a result's window dims tell them."""
+    """Slice sizes on shapes that outer mesh axes have localised: a result's window dims tell
+    them."""
     numbers = op.params["dimension_numbers"]
     sizes = list(op.params["slice_sizes"])
-    window = [d for d in range(len(sizes)) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    window = [
+        d
+        for d in range(len(sizes))
+        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
     for d, o in zip(window, numbers.offset_dims, strict=True):
         sizes[d] = op.outs[0].shape[o]
     return tuple(sizes)
 
 
-def scatter_factors(params: dict[str, Any], operand: Sequence[int], indices_rank: int, updates: Sequence[int]) -> tuple[Dims, Dims, Dims]:
+def scatter_factors(
+    params: dict[str, Any], operand: Sequence[int], indices_rank: int, updates: Sequence[int]
+) -> tuple[Dims, Dims, Dims]:
     """Factors of a scatter's operand, indices and updates."""
     numbers = params["dimension_numbers"]
     on_operand: list[str | None] = [None] * len(operand)
     on_indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
     on_updates: list[str | None] = [None] * len(updates)
-    for n, (d, i) in enumerate(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)):
+    for n, (d, i) in enumerate(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    ):
         on_operand[d] = on_indices[i] = f"b{n}"
-    for d, u in zip(_scatter_window(numbers, len(operand)), numbers.update_window_dims, strict=True):
-        if updates[u] == operand[d]:  # an index into a dim that is written whole is clipped to 0, or drops, on a shard as on the whole
+    for d, u in zip(
+        _scatter_window(numbers, len(operand)), numbers.update_window_dims, strict=True
+    ):
+        # An index into a dim that is written whole is clipped to 0, or drops, on a shard as on the
+        # whole.
+        if updates[u] == operand[d]:
             on_operand[d] = on_updates[u] = f"w{d}"
     batch = iter(on_indices[:-1])
     for u in range(len(updates)):
@@ -178,24 +254,42 @@ def scatter_factors(params: dict[str, Any], operand: Sequence[int], indices_rank
 
 
 def _scatter_window(numbers: Any, rank: int) -> list[int]:
-    return [d for d in range(rank) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+    return [
+        d
+        for d in range(rank)
+        if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    ]
 
 
 def _hit(numbers: Any) -> list[int]:
     """Operand dims of a scatter that an index picks one element of."""
-    return [int(d) for d in numbers.inserted_window_dims if d in numbers.scatter_dims_to_operand_dims]
+    return [
+        int(d) for d in numbers.inserted_window_dims if d in numbers.scatter_dims_to_operand_dims
+    ]
 
 
-def _scatter_windows(numbers: Any, operand: Sequence[int], updates: Sequence[int]) -> dict[int, int]:
+def _scatter_windows(
+    numbers: Any, operand: Sequence[int], updates: Sequence[int]
+) -> dict[int, int]:
     """The size of the window of each operand dim that an index picks a window of."""
-    sizes = zip(_scatter_window(numbers, len(operand)), (updates[u] for u in numbers.update_window_dims), strict=True)
-    return {d: size for d, size in sizes if d in numbers.scatter_dims_to_operand_dims and 0 < size < operand[d]}
+    sizes = zip(
+        _scatter_window(numbers, len(operand)),
+        (updates[u] for u in numbers.update_window_dims),
+        strict=True,
+    )
+    return {
+        d: size
+        for d, size in sizes
+        if d in numbers.scatter_dims_to_operand_dims and 0 < size < operand[d]
+    }
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The scatter on the shard; where a dim that indices hit is split, indices are shifted and foreign ones dropped.
+    """The scatter on the shard; where a dim that indices hit is split, indices are shifted and
+    foreign ones dropped.
 
-    A window lies across shards: it is written to the shard with as much margin on both sides as it has elements, which is cut off.
+    A window lies across shards: it is written to the shard with as much margin on both sides as it
+    has elements, which is cut off.
     """
     operand, indices, updates = args
     numbers, mode = ctx.params["dimension_numbers"], _MODE.from_any(ctx.params["mode"])
@@ -204,15 +298,28 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     if monoid is not None:
         updates = without_padding(ctx, 2, updates, tuple(batch), monoid)
     windows = _scatter_windows(numbers, ctx.global_ins[0].shape, ctx.global_ins[2].shape)
-    split = [d for d in (*_hit(numbers), *windows) if ctx.in_axes(0, d) and ctx.global_ins[0].shape[d] != ctx.local_ins[0][d]]
+    split = [
+        d
+        for d in (*_hit(numbers), *windows)
+        if ctx.in_axes(0, d) and ctx.global_ins[0].shape[d] != ctx.local_ins[0][d]
+    ]
     changes: dict[str, Any] = {}
     if split or tuple(indices.shape) != tuple(ctx.global_ins[1].shape):
-        changes = {"indices_are_sorted": False, "unique_indices": False}  # padding and dropped indices are neither
+        changes = {
+            "indices_are_sorted": False,
+            "unique_indices": False,
+        }  # padding and dropped indices are neither
     if not split:
         return bind_with(ctx, (operand, indices, updates), **changes)
     local = ctx.local_ins[0]
     margin = [windows[d] if d in split and d in windows else 0 for d in range(operand.ndim)]
-    whole_window = dict(zip(_scatter_window(numbers, operand.ndim), (updates.shape[u] for u in numbers.update_window_dims), strict=True))
+    whole_window = dict(
+        zip(
+            _scatter_window(numbers, operand.ndim),
+            (updates.shape[u] for u in numbers.update_window_dims),
+            strict=True,
+        )
+    )
     components = []
     for c, d in enumerate(numbers.scatter_dims_to_operand_dims):
         index, whole = _as_int32(indices[..., c]), ctx.global_ins[0].shape[d]
@@ -228,24 +335,48 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     zero = jnp.zeros((), operand.dtype)
     operand = lax.pad(operand, zero, [(m, m, 0) for m in margin])
     if math.prod(args[1].shape[:-1]) == 1:
-        # XLA's CPU compiler in JAX 0.10 merges the slice that made the shard with the one element that a lone index hits, without
-        # the bound: an index outside writes an element of another shard into this one.
+        # XLA's CPU compiler in JAX 0.10 merges the slice that made the shard with the one element
+        # that a lone index hits, without the bound: an index outside writes an element of another
+        # shard into this one.
         (operand,) = _jax.optimization_barrier((operand,))
-    (out,) = bind_with(ctx, (operand, jnp.stack(components, -1), updates), mode=_MODE.FILL_OR_DROP, **changes)
+    (out,) = bind_with(
+        ctx, (operand, jnp.stack(components, -1), updates), mode=_MODE.FILL_OR_DROP, **changes
+    )
     return [lax.slice(out, margin, [m + size for m, size in zip(margin, local, strict=True)])]
 
 
-@rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max", local=_scatter_local)
+@rule(
+    "scatter",
+    "scatter-add",
+    "scatter-sub",
+    "scatter-mul",
+    "scatter-min",
+    "scatter-max",
+    local=_scatter_local,
+)
 def _scatter(op: Op) -> Sequence[Row]:
-    """Splitting the updates leaves partials of the scatter's monoid, to which a partial operand is added."""
+    """Splitting the updates leaves partials of the scatter's monoid, to which a partial operand is
+    added."""
     numbers = op.params["dimension_numbers"]
-    operand, indices, updates = scatter_factors(op.params, op.ins[0].shape, len(op.ins[1].shape), op.ins[2].shape)
+    operand, indices, updates = scatter_factors(
+        op.params, op.ins[0].shape, len(op.ins[1].shape), op.ins[2].shape
+    )
     monoid = _SCATTER_MONOID.get(op.name)
     if monoid not in admissible(op.outs[0].dtype):
         monoid = None
-    m = FactorMap(ins=(operand, indices, updates), outs=(operand,), contract=monoid, accumulate=(0,), masks_padding=True)
+    m = FactorMap(
+        ins=(operand, indices, updates),
+        outs=(operand,),
+        contract=monoid,
+        accumulate=(0,),
+        masks_padding=True,
+    )
     rows = split_rows(op, m)
-    rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter") for d in _hit(numbers) if op.ins[0].shape[d] > 1]
+    rows += [
+        Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter")
+        for d in _hit(numbers)
+        if op.ins[0].shape[d] > 1
+    ]
     windows = _scatter_windows(numbers, op.ins[0].shape, op.ins[2].shape)
     rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in windows]
     rows += _folded_rows(op)
@@ -268,7 +399,8 @@ _FOLDED = {
     "scatter-mul": ("sum",),
     "scatter-sub": ("max", "min"),
 }
-"""Over which other monoid each way to combine distributes: what is folded into every part of the operand is folded into the whole."""
+"""Over which other monoid each way to combine distributes: what is folded into every part of the
+operand is folded into the whole."""
 
 
 def _folded_rows(op: Op) -> list[Row]:
@@ -279,5 +411,6 @@ def _folded_rows(op: Op) -> list[Row]:
 
 
 def _once(op: Op) -> bool:
-    """Whether no element is written twice: which write wins is open, and parts in which different ones won do not belong together."""
+    """Whether no element is written twice: which write wins is open, and parts in which different
+    ones won do not belong together."""
     return bool(op.params["unique_indices"]) or all(size == 1 for size in op.ins[1].shape[:-1])

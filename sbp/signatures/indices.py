@@ -1,7 +1,9 @@
-"""Theorems about where elements lie: what split rows and their kernels rest on, in linear arithmetic over all sizes.
+"""Theorems about where elements lie: what split rows and their kernels rest on, in linear
+arithmetic over all sizes.
 
-A dim of length L lies on n devices in blocks of c = ceil(L / n): device i holds the elements from i * c on, the last blocks padded.
-Each theorem is stated for n devices at a time; every other number is any integer.
+A dim of length L lies on n devices in blocks of c = ceil(L / n): device i holds the elements from i
+* c on, the last blocks padded. Each theorem is stated for n devices at a time; every other number
+is any integer.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ class _Blocks:
     def __init__(self, n: int) -> None:
         self.n = n
         self.length, self.chunk = _ints("length chunk")
-        self.premises = [self.length >= 1, n * self.chunk >= self.length, n * (self.chunk - 1) < self.length]
+        self.premises = [
+            self.length >= 1,
+            n * self.chunk >= self.length,
+            n * (self.chunk - 1) < self.length,
+        ]
 
     def start(self, device: int) -> Term:
         return device * self.chunk
@@ -57,7 +63,8 @@ def _total(values: Sequence[Term]) -> Term:
 
 
 def one_holder(n: int) -> Theorem:
-    """Each element is real on exactly one device, within its block: concatenation commutes with any function of one index."""
+    """Each element is real on exactly one device, within its block: concatenation commutes with any
+    function of one index."""
     b = _Blocks(n)
     k: Term = z3.Int("k")
     held = [z3.And(b.owns(i, k), k - b.start(i) < b.chunk) for i in range(n)]
@@ -65,22 +72,36 @@ def one_holder(n: int) -> Theorem:
 
 
 def one_reader(n: int) -> Theorem:
-    """A masked lookup: an index, clipped to the dim, is read by its owner and zero by the others; the parts add up to the element."""
+    """A masked lookup: an index, clipped to the dim, is read by its owner and zero by the others;
+    the parts add up to the element."""
     b = _Blocks(n)
     x: Term = z3.Function("x", z3.IntSort(), z3.IntSort())
     index: Term = z3.Int("index")
     inside = _clip(index, 0, b.length - 1)
-    # A shard's position j holds element start + j; the position is clipped to the shard before it is read.
-    parts = [z3.If(b.owns(i, inside), x(b.start(i) + _clip(inside - b.start(i), 0, b.chunk - 1)), 0) for i in range(n)]
+    # A shard's position j holds element start + j; the position is clipped to the shard before it
+    # is read.
+    parts = [
+        z3.If(b.owns(i, inside), x(b.start(i) + _clip(inside - b.start(i), 0, b.chunk - 1)), 0)
+        for i in range(n)
+    ]
     return Theorem(tuple(b.premises), _total(parts) == x(inside))
 
 
 def one_reader_of_windows(n: int) -> Theorem:
-    """Windows across shards: each shard between as many zeros as a window has elements, its start clipped; the parts add up."""
+    """Windows across shards: each shard between as many zeros as a window has elements, its start
+    clipped; the parts add up."""
     b = _Blocks(n)
     x: Term = z3.Function("x", z3.IntSort(), z3.IntSort())
     start, window, k = _ints("start window k")
-    premises = [*b.premises, window >= 1, window <= b.length, start >= 0, start <= b.length - window, k >= 0, k < window]
+    premises = [
+        *b.premises,
+        window >= 1,
+        window <= b.length,
+        start >= 0,
+        start <= b.length - window,
+        k >= 0,
+        k < window,
+    ]
 
     def read(i: int) -> Term:
         position = _clip(start - b.start(i) + window, 0, b.chunk + window) + k - window
@@ -90,9 +111,11 @@ def one_reader_of_windows(n: int) -> Theorem:
 
 
 def own_update(_: int) -> Theorem:
-    """An update of a window: a shard writes a position of its own iff the window covers it, and with the right element.
+    """An update of a window: a shard writes a position of its own iff the window covers it, and
+    with the right element.
 
-    The shard looks at as many positions as the window has, or at all of its own, from where the window begins or the shard does.
+    The shard looks at as many positions as the window has, or at all of its own, from where the
+    window begins or the shard does.
     """
     first, chunk, start, window, k = _ints("first chunk start window k")
     size = _least(window, chunk)
@@ -102,7 +125,9 @@ def own_update(_: int) -> Theorem:
     written = z3.And(looks, element >= 0, element < window)
     covered = z3.And(first + k >= start, first + k < start + window)
     premises = (chunk >= 1, window >= 1, k >= 0, k < chunk)
-    return Theorem(premises, z3.And(written == covered, z3.Implies(written, element == first + k - start)))
+    return Theorem(
+        premises, z3.And(written == covered, z3.Implies(written, element == first + k - start))
+    )
 
 
 def _prefix(sizes: Sequence[Term], k: int) -> Term:
@@ -110,7 +135,8 @@ def _prefix(sizes: Sequence[Term], k: int) -> Term:
 
 
 def ragged_shard(groups: int) -> Theorem:
-    """A row of a shard is in the group that it is in as a whole, when each group counts what of it lies in the shard."""
+    """A row of a shard is in the group that it is in as a whole, when each group counts what of it
+    lies in the shard."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     start, extent, row = _ints("start extent row")
     local = []
@@ -122,11 +148,15 @@ def ragged_shard(groups: int) -> Theorem:
         whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
         here = z3.And(row - start >= _prefix(local, k), row - start < _prefix(local, k) + local[k])
         same.append(whole == here)
-    return Theorem((*(s >= 0 for s in sizes), start >= 0, extent >= 1, row >= start, row < start + extent), z3.And(*same))
+    return Theorem(
+        (*(s >= 0 for s in sizes), start >= 0, extent >= 1, row >= start, row < start + extent),
+        z3.And(*same),
+    )
 
 
 def ragged_groups(groups: int) -> Theorem:
-    """What lies before a shard of the groups, counted as its first one's and left out, leaves each group its rows."""
+    """What lies before a shard of the groups, counted as its first one's and left out, leaves each
+    group its rows."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     row: Term = z3.Int("row")
     claims = []
@@ -137,17 +167,23 @@ def ragged_groups(groups: int) -> Theorem:
             for k in range(first, last):
                 whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
                 at = _prefix(counted, k - first)
-                claims.append(whole == z3.And(row >= skipped, row >= at, row < at + counted[k - first]))
+                claims.append(
+                    whole == z3.And(row >= skipped, row >= at, row < at + counted[k - first])
+                )
     return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
 
 
 WORD = 5
-"""Bits of a word in the theorem about counters: multipliers are slow to reason about, and the law is the same for every width."""
+"""Bits of a word in the theorem about counters: multipliers are slow to reason about, and the law
+is the same for every width."""
 
 
 def counter(_: int) -> Theorem:
-    """The linear index of an element, in words that wrap, is the one in wider numbers, while the whole has fewer elements than a word."""
-    values: tuple[Term, ...] = tuple(z3.BitVec(name, 2 * WORD) for name in ("r", "c", "at_r", "at_c", "i", "j"))
+    """The linear index of an element, in words that wrap, is the one in wider numbers, while the
+    whole has fewer elements than a word."""
+    values: tuple[Term, ...] = tuple(
+        z3.BitVec(name, 2 * WORD) for name in ("r", "c", "at_r", "at_c", "i", "j")
+    )
     rows, columns, at_row, at_column, row, column = values
     premises = [
         *(z3.ULT(v, 2**WORD) for v in values),

@@ -1,7 +1,7 @@
 """What S, B and P mean, on plain lists of parts and without devices.
 
-`combine(parts(x, atom, n), atom)` is x for every atom. Parts are adversarial: sums are uneven and cancel, maxima hide behind one
-holder, padding is NaN.
+`combine(parts(x, atom, n), atom)` is x for every atom. Parts are adversarial: sums are uneven and
+cancel, maxima hide behind one holder, padding is NaN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np
         return rng.integers(0, 2, shape).astype(np.bool_)
     if jnp.issubdtype(dtype, np.integer):
         info = jnp.iinfo(dtype)
-        return rng.integers(int(info.min), int(info.max), shape, dtype=np.int64 if info.min < 0 else np.uint64, endpoint=True).astype(dtype)
+        return rng.integers(
+            int(info.min),
+            int(info.max),
+            shape,
+            dtype=np.int64 if info.min < 0 else np.uint64,
+            endpoint=True,
+        ).astype(dtype)
     return np.where(rng.random(shape) < 0.5, np.nan, rng.integers(-99, 99, shape)).astype(dtype)
 
 
@@ -48,20 +54,32 @@ def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
         return noise(shape, dtype, rng)
     size = 24 if dtype.itemsize > 2 else 4
     real = rng.integers(-4 * size, 4 * size, shape) / 4
-    return (real + 1j * rng.integers(-9, 9, shape) if jnp.issubdtype(dtype, np.complexfloating) else real).astype(dtype)
+    return (
+        real + 1j * rng.integers(-9, 9, shape)
+        if jnp.issubdtype(dtype, np.complexfloating)
+        else real
+    ).astype(dtype)
 
 
 def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Element by element: all on one device, shares of 5/8 and 3/8, or random offsets of alternating sign that cancel."""
+    """Element by element: all on one device, shares of 5/8 and 3/8, or random offsets of
+    alternating sign that cancel."""
     way = rng.integers(0, 3, x.shape)
-    holder, second = rng.integers(0, n, x.shape), rng.integers(1, n, x.shape) if n > 1 else np.zeros(x.shape, int)
+    holder, second = (
+        rng.integers(0, n, x.shape),
+        (rng.integers(1, n, x.shape) if n > 1 else np.zeros(x.shape, int)),
+    )
     out, rest = [], np.zeros_like(x)
     integer = jnp.issubdtype(x.dtype, np.integer)
-    big, small = (x - x // 2, x // 2) if integer else (x * x.dtype.type(0.625), x * x.dtype.type(0.375))
+    big, small = (
+        (x - x // 2, x // 2) if integer else (x * x.dtype.type(0.625), x * x.dtype.type(0.375))
+    )
     scattered = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
     for i in range(n):
         alone = np.where(holder == i, x, np.zeros_like(x))
-        shares = np.where(holder == i, big, np.where((holder + second) % n == i, small, np.zeros_like(x)))
+        shares = np.where(
+            holder == i, big, np.where((holder + second) % n == i, small, np.zeros_like(x))
+        )
         if n == 1:
             shares = x
         cancelling = scattered[i] if i < n - 1 else x - rest
@@ -71,7 +89,8 @@ def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarr
 
 
 def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """One device holds the value; the others hold something beyond it: the neutral element, the value itself, or anything between."""
+    """One device holds the value; the others hold something beyond it: the neutral element, the
+    value itself, or anything between."""
     holder = rng.integers(0, n, x.shape)
     out = []
     for i in range(n):
@@ -79,11 +98,21 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
             info = jnp.iinfo(x.dtype)
             end = int(info.min) if sign < 0 else int(info.max)
             wide = x.astype(object)
-            step = np.array([int(rng.integers(0, min(abs(end - int(v)), 9), endpoint=True)) for v in x.ravel()], object).reshape(x.shape)
+            step = np.array(
+                [int(rng.integers(0, min(abs(end - int(v)), 9), endpoint=True)) for v in x.ravel()],
+                object,
+            ).reshape(x.shape)
             beyond = np.where(rng.random(x.shape) < 0.3, end, wide + sign * step).astype(x.dtype)
         else:
             base = x.astype(np.float64)
-            step = np.where(rng.random(x.shape) < 0.5, rng.integers(0, 3, x.shape), rng.integers(0, 24, x.shape)) / 4
+            step = (
+                np.where(
+                    rng.random(x.shape) < 0.5,
+                    rng.integers(0, 3, x.shape),
+                    rng.integers(0, 24, x.shape),
+                )
+                / 4
+            )
             near = np.where(np.isnan(base), rng.integers(-9, 9, x.shape), base) + sign * step
             beyond = np.where(rng.random(x.shape) < 0.2, sign * np.inf, near).astype(x.dtype)
         out.append(np.where(holder == i, x, beyond).astype(x.dtype))
@@ -91,7 +120,8 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
 
 
 def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Powers of two and units, the last part makes up for them; of integers odd numbers, which have an inverse modulo 2**k."""
+    """Powers of two and units, the last part makes up for them; of integers odd numbers, which have
+    an inverse modulo 2**k."""
     if jnp.issubdtype(x.dtype, np.integer):
         out = [noise(x.shape, x.dtype, rng) | np.ones((), x.dtype) for _ in range(n - 1)]
         last = x
@@ -111,7 +141,8 @@ def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndar
 
 
 def _bit_parts(x: np.ndarray, n: int, monoid: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """Of some elements one device holds the bits and the others hold some of them too; of others each holds those that it is to hold.
+    """Of some elements one device holds the bits and the others hold some of them too; of others
+    each holds those that it is to hold.
 
     These are the parts under `or`; under `and`, they are those of the complement.
     """
@@ -122,7 +153,9 @@ def _bit_parts(x: np.ndarray, n: int, monoid: str, rng: np.random.Generator) -> 
     for i in range(n):
         mine = left if i == n - 1 else left & noise(x.shape, x.dtype, rng)
         left = left & ~mine
-        out.append(np.where(spread, mine, np.where(holder == i, x, x & noise(x.shape, x.dtype, rng))))
+        out.append(
+            np.where(spread, mine, np.where(holder == i, x, x & noise(x.shape, x.dtype, rng)))
+        )
     return out
 
 
@@ -160,7 +193,9 @@ def parts(x: np.ndarray, atom: Atom, n: int, rng: np.random.Generator) -> list[n
             return _bit_parts(x, n, m, rng)
 
 
-def combine(values: Sequence[np.ndarray], atom: Atom, shape: Sequence[int], reader: int = 0) -> np.ndarray:
+def combine(
+    values: Sequence[np.ndarray], atom: Atom, shape: Sequence[int], reader: int = 0
+) -> np.ndarray:
     """The value that parts stand for.
 
     Arguments:
@@ -181,7 +216,8 @@ def combine(values: Sequence[np.ndarray], atom: Atom, shape: Sequence[int], read
             return total
 
 
-# ---- several mesh axes: lists of lists of parts, the inner ones on what the outer ones have localised -----------------------------
+# ---- several mesh axes: lists of lists of parts, the inner ones on what the outer ones have
+# localised
 
 Types = tuple[Atom, ...]
 
@@ -195,32 +231,53 @@ def localised(shape: Sequence[int], atoms: Types, sizes: Sequence[int]) -> tuple
     return tuple(out)
 
 
-def place(x: np.ndarray, atoms: Types, sizes: Sequence[int], rng: np.random.Generator) -> dict[tuple[int, ...], np.ndarray]:
+def place(
+    x: np.ndarray, atoms: Types, sizes: Sequence[int], rng: np.random.Generator
+) -> dict[tuple[int, ...], np.ndarray]:
     """The part of each device of a mesh, by its index on each axis."""
     if not sizes:
         return {(): x}
     outer = parts(x, atoms[0], sizes[0], rng)
-    return {(i, *rest): p for i, part in enumerate(outer) for rest, p in place(part, atoms[1:], sizes[1:], rng).items()}
+    return {
+        (i, *rest): p
+        for i, part in enumerate(outer)
+        for rest, p in place(part, atoms[1:], sizes[1:], rng).items()
+    }
 
 
 def assemble(
-    values: dict[tuple[int, ...], np.ndarray], atoms: Types, sizes: Sequence[int], shape: Sequence[int], reader: Sequence[int]
+    values: dict[tuple[int, ...], np.ndarray],
+    atoms: Types,
+    sizes: Sequence[int],
+    shape: Sequence[int],
+    reader: Sequence[int],
 ) -> Any:
     """The value that the parts of all devices of a mesh stand for."""
     if not sizes:
         return values[()]
     inner = localised(shape, atoms[:1], sizes[:1])
-    outer = [assemble({k[1:]: v for k, v in values.items() if k[0] == i}, atoms[1:], sizes[1:], inner, reader[1:]) for i in range(sizes[0])]
+    outer = [
+        assemble(
+            {k[1:]: v for k, v in values.items() if k[0] == i},
+            atoms[1:],
+            sizes[1:],
+            inner,
+            reader[1:],
+        )
+        for i in range(sizes[0])
+    ]
     return combine(outer, atoms[0], shape, reader[0])
 
 
 def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.0) -> str:
-    """Why two values differ; empty when they are equal, to tolerance for floats, and as non-finite as each other.
+    """Why two values differ; empty when they are equal, to tolerance for floats, and as non-finite
+    as each other.
 
     Arguments:
       got: a value.
       want: what it should be.
-      scale: magnitudes that were added up to it: what cancels leaves the rounding of what was there.
+      scale: magnitudes that were added up to it: what cancels leaves the rounding of what was
+          there.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"

@@ -1,4 +1,5 @@
-"""Decompositions, solves and Fourier transforms: leading batch dims split; of a matrix, those columns or rows that are solved for alone."""
+"""Decompositions, solves and Fourier transforms: leading batch dims split; of a matrix, those
+columns or rows that are solved for alone."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _CORE: dict[str, tuple[int, ...]] = {
 """For each operand, how many trailing dims one matrix or vector has."""
 
 _LINEAR_IN = {"triangular_solve": 1, "tridiagonal_solve": 3, "ormqr": 2}
-"""The operand that a solve or a product is linear in, and whose columns (rows, from the right) are apart from each other."""
+"""The operand that a solve or a product is linear in, and whose columns (rows, from the right) are
+apart from each other."""
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -42,13 +44,18 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _batched(op: Op) -> Sequence[Row]:
     batch = len(op.ins[0].shape) - _CORE[op.name][0]
     letters = tuple(f"b{i}" for i in range(batch))
-    ins, outs = ([letters + (None,) * (len(a.shape) - batch) for a in avals] for avals in (op.ins, op.outs))
+    ins, outs = (
+        [letters + (None,) * (len(a.shape) - batch) for a in avals] for avals in (op.ins, op.outs)
+    )
     if op.name not in _LINEAR_IN:
         return split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs)))
     solved = _LINEAR_IN[op.name]
     from_left = op.params.get("left_side", op.params.get("left", True))
     ins[solved] = outs[0] = (*letters, None, "columns") if from_left else (*letters, "rows", None)
-    return [*split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs))), *linear_rows(op, (solved,))]
+    return [
+        *split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs))),
+        *linear_rows(op, (solved,)),
+    ]
 
 
 @rule("symmetric_product", local=lambda ctx, args: bind_with(ctx, (_summed(ctx, args[0]), args[1])))
@@ -56,7 +63,9 @@ def _symmetric_product(op: Op) -> Sequence[Row]:
     """alpha a a' + beta c: contracts the columns of a onto a partial c."""
     letters = tuple(f"b{i}" for i in range(len(op.ins[0].shape) - 2))
     a, c = (*letters, None, "k"), (*letters, None, None)
-    return split_rows(op, FactorMap(ins=(a, c), outs=(c,), contract="sum", accumulate=(1,), masks_padding=True))
+    return split_rows(
+        op, FactorMap(ins=(a, c), outs=(c,), contract="sum", accumulate=(1,), masks_padding=True)
+    )
 
 
 def _summed(ctx: LocalContext, a: Any) -> Any:

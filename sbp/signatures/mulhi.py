@@ -1,4 +1,5 @@
-"""The high half of a product of integers, by halves: JAX cannot compile its primitive under shard_map on CPU (0.10 and 0.12)."""
+"""The high half of a product of integers, by halves: JAX cannot compile its primitive under
+shard_map on CPU (0.10 and 0.12)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def high_half(x: Any, y: Any) -> Any:
     (a1, a0), (b1, b0) = ((lax.shift_right_logical(v, half), v & mask) for v in (a, b))
     carried = lax.shift_right_logical(a0 * b0, half) + (a1 * b0 & mask) + (a0 * b1 & mask)
     high = (
-        a1 * b1 + lax.shift_right_logical(a1 * b0, half) + lax.shift_right_logical(a0 * b1, half) + lax.shift_right_logical(carried, half)
+        a1 * b1
+        + lax.shift_right_logical(a1 * b0, half)
+        + lax.shift_right_logical(a0 * b1, half)
+        + lax.shift_right_logical(carried, half)
     )
     if jnp.issubdtype(dtype, jnp.signedinteger):
         # A negative number stands for itself plus 2**width.

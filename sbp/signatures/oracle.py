@@ -1,7 +1,8 @@
-"""The oracle that every row of every rule is held against: the rule's kernel on lists of parts, without devices.
+"""The oracle that every row of every rule is held against: the rule's kernel on lists of parts,
+without devices.
 
-A row is right iff running the kernel on the parts of the operands, and combining the parts that it returns, gives what the primitive
-gives on whole values (`laws` says what parts are).
+A row is right iff running the kernel on the parts of the operands, and combining the parts that it
+returns, gives what the primitive gives on whole values (`laws` says what parts are).
 """
 
 from __future__ import annotations
@@ -57,20 +58,32 @@ class Layout:
         """Shapes of the parts."""
         return tuple(localised(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
 
-    def spans(self, avals: Sequence[Any], types: Sequence[Types], device: tuple[int, ...]) -> list[list[tuple[int, int]]]:
-        """For each value and dim, the global index of the part's element 0, and how many of its elements are real."""
-        return [[self._span(size, d, t, device) for d, size in enumerate(a.shape)] for a, t in zip(avals, types, strict=True)]
+    def spans(
+        self, avals: Sequence[Any], types: Sequence[Types], device: tuple[int, ...]
+    ) -> list[list[tuple[int, int]]]:
+        """For each value and dim, the global index of the part's element 0, and how many of its
+        elements are real."""
+        return [
+            [self._span(size, d, t, device) for d, size in enumerate(a.shape)]
+            for a, t in zip(avals, types, strict=True)
+        ]
 
     def even(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[bool, ...], ...]:
         """For each value and dim, whether no part has padding."""
         counts = [self.spans(avals, types, device) for device in self.devices()]
-        return tuple(tuple(len({c[i][d][1] for c in counts}) == 1 for d in range(len(a.shape))) for i, a in enumerate(avals))
+        return tuple(
+            tuple(len({c[i][d][1] for c in counts}) == 1 for d in range(len(a.shape)))
+            for i, a in enumerate(avals)
+        )
 
     def axes(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
         """For each value and dim, names and sizes of the axes that split it."""
         named = [(f"axis{k}", n) for k, n in enumerate(self.sizes)]
         return tuple(
-            tuple(tuple(axis for axis, atom in zip(named, t, strict=True) if atom == Split(d)) for d in range(len(a.shape)))
+            tuple(
+                tuple(axis for axis, atom in zip(named, t, strict=True) if atom == Split(d))
+                for d in range(len(a.shape))
+            )
             for a, t in zip(avals, types, strict=True)
         )
 
@@ -85,7 +98,8 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class ListPlace:
-    """The `LocalContext` of one device of a list. Offsets and extents are arguments of the compiled kernel, as they are in a plan."""
+    """The `LocalContext` of one device of a list. Offsets and extents are arguments of the compiled
+    kernel, as they are in a plan."""
 
     primitive: Any
     params: dict[str, Any]
@@ -110,7 +124,11 @@ class ListPlace:
 
     def in_extent(self, operand: int, dim: int) -> Any:
         """How many elements of this device's shard of an operand are real along one dim."""
-        return self.local_ins[operand][dim] if self.in_even[operand][dim] else self.in_spans[operand][dim][1]
+        return (
+            self.local_ins[operand][dim]
+            if self.in_even[operand][dim]
+            else self.in_spans[operand][dim][1]
+        )
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand."""
@@ -121,7 +139,8 @@ class ListPlace:
         return self.result_axes[result][dim]
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What the source of this device's pair holds. A batch dim can only be permuted whole: who is left out gets what is left over."""
+        """What the source of this device's pair holds. A batch dim can only be permuted whole: who
+        is left out gets what is left over."""
         size = lax.axis_size(axis)
         sources, targets = (set(range(size)) - {p[k] for p in pairs} for k in (0, 1))
         return lax.ppermute(x, axis, [*pairs, *zip(sorted(sources), sorted(targets), strict=True)])
@@ -137,7 +156,11 @@ def _words(x: Any) -> np.ndarray:
 
 
 def _keys_like(data: np.ndarray, x: Any) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(x)) if _jax.is_extended(x.dtype) else data
+    return (
+        jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(x))
+        if _jax.is_extended(x.dtype)
+        else data
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -166,9 +189,11 @@ class Oracle:
         return _jax.bind(self.primitive, args, self.op.params)
 
     def _kernel(self, layout: Layout) -> Any:
-        """The rule's kernel, compiled once for each set of local shapes: types with equal shapes share it, as devices do.
+        """The rule's kernel, compiled once for each set of local shapes: types with equal shapes
+        share it, as devices do.
 
-        On whole shapes it is run as it is: it binds the primitive, which JAX has compiled for the whole values already.
+        On whole shapes it is run as it is: it binds the primitive, which JAX has compiled for the
+        whole values already.
         """
         shapes = layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
         even = layout.even(self.op.ins, layout.ins)
@@ -181,10 +206,17 @@ class Oracle:
                 if found is None or found.local is None:
                     return self._plain(*args)
                 avals, spans = (self.op.ins, self.op.outs), (in_spans, out_spans)
-                return found.local(ListPlace(self.primitive, self.op.params, *avals, *shapes, even, *axes, *spans, first), args)
+                return found.local(
+                    ListPlace(
+                        self.primitive, self.op.params, *avals, *shapes, even, *axes, *spans, first
+                    ),
+                    args,
+                )
 
             avals = self.op.ins, self.op.outs
-            is_whole = all(map(all, even)) and shapes == tuple(tuple(tuple(a.shape) for a in side) for side in avals)
+            is_whole = all(map(all, even)) and shapes == tuple(
+                tuple(tuple(a.shape) for a in side) for side in avals
+            )
             compiled: Any = run
             if layout.communicates:
                 varying = [None if whole else 0 for whole in layout.whole]
@@ -195,7 +227,9 @@ class Oracle:
             self._kernels[key] = compiled
         return self._kernels[key]
 
-    def _shapes(self, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    def _shapes(
+        self, layout: Layout
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
         return layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
 
     def refute(self, layout: Layout, rng: np.random.Generator) -> str:
@@ -205,19 +239,34 @@ class Oracle:
           layout: the types of operands and results.
           rng: draws the parts.
         """
-        placed = [place(_words(x), t, layout.sizes, rng) for x, t in zip(self.args, layout.ins, strict=True)]
+        placed = [
+            place(_words(x), t, layout.sizes, rng)
+            for x, t in zip(self.args, layout.ins, strict=True)
+        ]
         try:
-            results = self._together(layout, placed) if layout.communicates else self._one_by_one(layout, placed)
+            results = (
+                self._together(layout, placed)
+                if layout.communicates
+                else self._one_by_one(layout, placed)
+            )
         except (TypeError, ValueError) as error:  # JAX's shape rules and lowering
             return f"the kernel does not run on {self._shapes(layout)}: {error}"
         expected = layout.shapes(self.op.outs, layout.outs)
         for device in layout.devices():
-            shapes = tuple(result[device].shape[: len(want)] for result, want in zip(results, expected, strict=True))
+            shapes = tuple(
+                result[device].shape[: len(want)]
+                for result, want in zip(results, expected, strict=True)
+            )
             if shapes != expected:
                 return f"device {device} gives shapes {shapes}, the types say {expected}"
-        for position, (result, atoms, want) in enumerate(zip(results, layout.outs, self.whole, strict=True)):
+        for position, (result, atoms, want) in enumerate(
+            zip(results, layout.outs, self.whole, strict=True)
+        ):
             scale = _scale(result, layout, atoms, want.shape)
-            readers = [range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, layout.sizes, strict=True)]
+            readers = [
+                range(n if isinstance(a, Broadcast) else 1)
+                for a, n in zip(atoms, layout.sizes, strict=True)
+            ]
             for reader in itertools.product(*readers):
                 with np.errstate(all="ignore"):
                     value = assemble(result, atoms, layout.sizes, want.shape, reader)
@@ -227,7 +276,10 @@ class Oracle:
         return ""
 
     def _spans(self, layout: Layout, device: tuple[int, ...]) -> Any:
-        spans = layout.spans(self.op.ins, layout.ins, device), layout.spans(self.op.outs, layout.outs, device)
+        spans = (
+            layout.spans(self.op.ins, layout.ins, device),
+            layout.spans(self.op.outs, layout.outs, device),
+        )
         return jax.tree.map(np.int32, spans)
 
     def _one_by_one(self, layout: Layout, placed: list[Parts]) -> list[Parts]:
@@ -235,13 +287,16 @@ class Oracle:
         results: list[Parts] = [{} for _ in layout.outs]
         for device in layout.devices():
             args = [_keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
-            got = self._kernel(layout)(args, *self._spans(layout, device), np.bool_(not any(device)))
+            got = self._kernel(layout)(
+                args, *self._spans(layout, device), np.bool_(not any(device))
+            )
             for result, value in zip(results, got, strict=True):
                 result[device] = _words(value)
         return results
 
     def _together(self, layout: Layout, placed: list[Parts]) -> list[Parts]:
-        """The results of a kernel with collectives: devices are batch dims with the names of mesh axes."""
+        """The results of a kernel with collectives: devices are batch dims with the names of mesh
+        axes."""
         devices = layout.devices()
 
         def stacked(values: Sequence[Any]) -> Any:
@@ -252,24 +307,36 @@ class Oracle:
             x if whole else _keys_like(stacked([p[d] for d in devices]), x)
             for p, x, whole in zip(placed, self.args, layout.whole, strict=True)
         ]
-        spans = jax.tree.map(lambda *each: stacked(each), *(self._spans(layout, d) for d in devices))
+        spans = jax.tree.map(
+            lambda *each: stacked(each), *(self._spans(layout, d) for d in devices)
+        )
         got = self._kernel(layout)(args, *spans, stacked([np.bool_(not any(d)) for d in devices]))
         return [{d: _words(value)[d] for d in devices} for value in got]
 
     def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
-        """A counterexample to one row on one mesh axis of size n; empty when these parts give none."""
+        """A counterexample to one row on one mesh axis of size n; empty when these parts give
+        none."""
         communicates = kernel_named(row.kernel).communicates
-        return self.refute(Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,), communicates), rng)
+        return self.refute(
+            Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,), communicates),
+            rng,
+        )
 
 
-def _scale(values: dict[tuple[int, ...], np.ndarray], layout: Layout, atoms: Types, shape: Sequence[int]) -> np.ndarray | float:
+def _scale(
+    values: dict[tuple[int, ...], np.ndarray], layout: Layout, atoms: Types, shape: Sequence[int]
+) -> np.ndarray | float:
     """The magnitudes of the parts that are summed to each element."""
     if P not in atoms or not jnp.issubdtype(next(iter(values.values())).dtype, np.inexact):
         return 0.0
-    sizes = {k: np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for k, v in values.items()}
+    sizes = {
+        k: np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for k, v in values.items()
+    }
     return assemble(sizes, atoms, layout.sizes, shape, (0,) * len(atoms))
 
 
-def holds(op: Op, primitive: Any, row: Row, args: Sequence[Any], n: int, rng: np.random.Generator) -> bool:
+def holds(
+    op: Op, primitive: Any, row: Row, args: Sequence[Any], n: int, rng: np.random.Generator
+) -> bool:
     """Whether one row of an op holds on n devices, for these operands and parts drawn from rng."""
     return not Oracle(op, primitive, tuple(args)).refute_row(row, n, rng)

@@ -1,4 +1,5 @@
-"""argmax, argmin, top_k and sort: along a split dim, devices compare what each found in its own shard."""
+"""argmax, argmin, top_k and sort: along a split dim, devices compare what each found in its own
+shard."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def _dims(op: Op, axis: int) -> tuple[str | None, ...]:
     return tuple(None if d == axis else f"d{d}" for d in range(len(op.ins[0].shape)))
 
 
-# ---- argmax and argmin: pairs of a value and its index -------------------------------------------------------------------------------
+# ---- argmax and argmin: pairs of a value and its index ------------------------------------------
 
 
 def _extreme_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -55,7 +56,13 @@ def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("all_gather", (op.axis_size - 1) * _size(op.outs[0]) * pair, 2),)
 
 
-add_kernel(Kernel(name="pair", summary="(value, index) of each shard is gathered and compared", sends=_pair_sends))
+add_kernel(
+    Kernel(
+        name="pair",
+        summary="(value, index) of each shard is gathered and compared",
+        sends=_pair_sends,
+    )
+)
 
 
 @rule("argmax", "argmin", local=_extreme_local)
@@ -67,7 +74,7 @@ def _extreme(op: Op) -> Sequence[Row]:
     return rows
 
 
-# ---- top_k ---------------------------------------------------------------------------------------------------------------------------
+# ---- top_k --------------------------------------------------------------------------------------
 
 
 def _top_k_axis(params: dict[str, Any], rank: int) -> int:
@@ -75,7 +82,8 @@ def _top_k_axis(params: dict[str, Any], rank: int) -> int:
 
 
 def _top_k_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The largest of each shard, gathered in order, and the largest of those: among equals the first, as on one device."""
+    """The largest of each shard, gathered in order, and the largest of those: among equals the
+    first, as on one device."""
     dim = _top_k_axis(ctx.params, args[0].ndim)
     if not ctx.in_axes(0, dim):
         return bind_with(ctx, args)
@@ -83,7 +91,9 @@ def _top_k_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     x = without_padding(ctx, 0, args[0], (dim,), "max")
     values, at = bind_with(ctx, (x,), k=min(ctx.params["k"], x.shape[dim]))
     values = lax.all_gather(values, axis, axis=dim, tiled=True)
-    indices = lax.all_gather(at + jnp.asarray(ctx.in_offset(0, dim), at.dtype), axis, axis=dim, tiled=True)
+    indices = lax.all_gather(
+        at + jnp.asarray(ctx.in_offset(0, dim), at.dtype), axis, axis=dim, tiled=True
+    )
     best, chosen = bind_with(ctx, (values,), k=ctx.params["k"])
     return [best, jnp.take_along_axis(indices, chosen, dim)]
 
@@ -97,7 +107,12 @@ def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
 
 
 add_kernel(
-    Kernel(name="candidates", summary="the k best of each shard are gathered, the best of those kept", sends=_candidate_sends, nests=False)
+    Kernel(
+        name="candidates",
+        summary="the k best of each shard are gathered, the best of those kept",
+        sends=_candidate_sends,
+        nests=False,
+    )
 )
 
 
@@ -111,11 +126,12 @@ def _top_k(op: Op) -> Sequence[Row]:
     return rows
 
 
-# ---- sort ----------------------------------------------------------------------------------------------------------------------------
+# ---- sort ---------------------------------------------------------------------------------------
 
 
 def _network(n: int) -> list[tuple[int, int]]:
-    """The stages of Batcher's bitonic sorting network on n = 2**k places: (size of the runs, distance of the partners)."""
+    """The stages of Batcher's bitonic sorting network on n = 2**k places: (size of the runs,
+    distance of the partners)."""
     stages, run = [], 2
     while run <= n:
         distance = run // 2
@@ -127,7 +143,8 @@ def _network(n: int) -> list[tuple[int, int]]:
 
 
 def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Merge-splits of sorted shards along a sorting network. Padding sorts last, equal keys by their place, as a stable sort has them."""
+    """Merge-splits of sorted shards along a sorting network. Padding sorts last, equal keys by
+    their place, as a stable sort has them."""
     dim, keys = ctx.params["dimension"], ctx.params["num_keys"]
     if not ctx.in_axes(0, dim):
         return bind_with(ctx, args)
@@ -146,9 +163,14 @@ def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     me = lax.axis_index(axis)
     for run, distance in _network(n):
         theirs = [ctx.permute(x, axis, [(i, i ^ distance) for i in range(n)]) for x in operands]
-        merged = ordered([lax.concatenate(pair, dim) for pair in zip(operands, theirs, strict=True)])
+        merged = ordered(
+            [lax.concatenate(pair, dim) for pair in zip(operands, theirs, strict=True)]
+        )
         low = ((me & run) == 0) == ((me & distance) == 0)
-        halves = ((lax.slice_in_dim(x, 0, size, axis=dim), lax.slice_in_dim(x, size, 2 * size, axis=dim)) for x in merged)
+        halves = (
+            (lax.slice_in_dim(x, 0, size, axis=dim), lax.slice_in_dim(x, size, 2 * size, axis=dim))
+            for x in merged
+        )
         operands = [jnp.where(low, a, b) for a, b in halves]
     own = operands[len(first) :]
     return [*own[:keys], *own[keys + 1 :]]
@@ -163,7 +185,14 @@ def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("permute", count * held * each, count * (len(op.ins) + 1)),)
 
 
-add_kernel(Kernel(name="sorting_network", summary="shards are merged and split along a bitonic network", sends=_sort_sends, nests=False))
+add_kernel(
+    Kernel(
+        name="sorting_network",
+        summary="shards are merged and split along a bitonic network",
+        sends=_sort_sends,
+        nests=False,
+    )
+)
 
 
 @rule("sort", local=_sort_local)
@@ -172,12 +201,19 @@ def _sort(op: Op) -> Sequence[Row]:
     dims = _dims(op, axis)
     rows = split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,) * len(op.outs)))
     if op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape:
-        rows.append(Row((Split(axis),) * len(op.ins), (Split(axis),) * len(op.outs), kernel="sorting_network"))
+        rows.append(
+            Row(
+                (Split(axis),) * len(op.ins),
+                (Split(axis),) * len(op.outs),
+                kernel="sorting_network",
+            )
+        )
     return [*rows, *_moved_along(op)]
 
 
 def _moved_along(op: Op) -> list[Row]:
-    """What is not a key is moved by the order of the keys, which a stable sort leaves no choice in."""
+    """What is not a key is moved by the order of the keys, which a stable sort leaves no choice
+    in."""
     keys = op.params["num_keys"]
     moved = op.ins[keys:]
     if not moved or not op.params["is_stable"]:

@@ -1,4 +1,5 @@
-"""Cumulative operators: along a split dim each shard is corrected by the total of the shards before it."""
+"""Cumulative operators: along a split dim each shard is corrected by the total of the shards before
+it."""
 
 from __future__ import annotations
 
@@ -16,11 +17,18 @@ from sbp.signatures.shards import neutral
 from sbp.types import Split
 
 _MONOID = {"cumsum": "sum", "cummax": "max", "cummin": "min", "cumprod": "prod"}
-_JOIN = {"cumsum": lax.add, "cummax": lax.max, "cummin": lax.min, "cumprod": lax.mul, "cumlogsumexp": jnp.logaddexp}
+_JOIN = {
+    "cumsum": lax.add,
+    "cummax": lax.max,
+    "cummin": lax.min,
+    "cumprod": lax.mul,
+    "cumlogsumexp": jnp.logaddexp,
+}
 
 
 def _start(name: str, dtype: Any) -> np.ndarray:
-    """What a cumulative operator starts from; a logarithm of a sum starts from the logarithm of nothing."""
+    """What a cumulative operator starts from; a logarithm of a sum starts from the logarithm of
+    nothing."""
     return neutral(_MONOID.get(name, "max"), dtype)
 
 
@@ -55,7 +63,13 @@ def _prefix_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),)
 
 
-add_kernel(Kernel(name="prefix", summary="totals of all shards are gathered; those before are joined in", sends=_prefix_sends))
+add_kernel(
+    Kernel(
+        name="prefix",
+        summary="totals of all shards are gathered; those before are joined in",
+        sends=_prefix_sends,
+    )
+)
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", local=_cumulative_local)

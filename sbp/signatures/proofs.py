@@ -1,8 +1,9 @@
-"""Proofs of rows: for partial operands, the scalar law f(join(p1, p2)) = join(f(p1), f(p2)) as a theorem of Z3.
+"""Proofs of rows: for partial operands, the scalar law f(join(p1, p2)) = join(f(p1), f(p2)) as a
+theorem of Z3.
 
-Floats are read as reals, integers as bit vectors, so that they wrap. What split rows and their kernels rest on are theorems about
-indices, in `indices`; that a primitive treats each index of a dim alike is its definition, and where that is more than a word the laws
-enumerate it.
+Floats are read as reals, integers as bit vectors, so that they wrap. What split rows and their
+kernels rest on are theorems about indices, in `indices`; that a primitive treats each index of a
+dim alike is its definition, and where that is more than a word the laws enumerate it.
 """
 
 from __future__ import annotations
@@ -29,26 +30,49 @@ Status = Literal["proved", "enumerated", "assumed"]
 Term = Any
 
 _MOVES = frozenset(
-    names("""broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather name optimization_barrier pad reshape
-    rev scatter select_and_gather_add slice sort split squeeze stack stop_gradient tile transpose unstack""")
+    names(
+        """broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather name
+    optimization_barrier pad reshape rev scatter select_and_gather_add slice sort split squeeze
+    stack stop_gradient tile transpose unstack"""
+    )
 )
-"""Each element of a result is an element of some operand, chosen by what is B: the law is that of the identity."""
+"""Each element of a result is an element of some operand, chosen by what is B: the law is that of
+the identity."""
 
-_REDUCES = {f"{kind}{m}": m for kind in ("reduce_", "reduce_window_", "cum") for m in ("sum", "max", "min", "prod", "and", "or")}
+_REDUCES = {
+    f"{kind}{m}": m
+    for kind in ("reduce_", "reduce_window_", "cum")
+    for m in ("sum", "max", "min", "prod", "and", "or")
+}
 _CONTRACTS = frozenset(names("dot_general ragged_dot_general conv_general_dilated scaled_dot"))
-_LINEAR_MAPS = frozenset(names("fft ormqr select_and_scatter_add triangular_solve tridiagonal_solve"))
+_LINEAR_MAPS = frozenset(
+    names("fft ormqr select_and_scatter_add triangular_solve tridiagonal_solve")
+)
 """Linear in one operand, by factors that the others give."""
 
-_POINTWISE = frozenset(ELEMENTWISE) | _CONTRACTS | _REDUCES.keys() | frozenset(names("broadcast_in_dim squeeze transpose"))
-"""Each index of a split dim is computed alike and alone, by the primitive's definition; a loop that is contracted is a join."""
+_POINTWISE = (
+    frozenset(ELEMENTWISE)
+    | _CONTRACTS
+    | _REDUCES.keys()
+    | frozenset(names("broadcast_in_dim squeeze transpose"))
+)
+"""Each index of a split dim is computed alike and alone, by the primitive's definition; a loop that
+is contracted is a join."""
 
 _COUNTS = frozenset(names("iota iota_2x32_shape random_bits"))
 """What depends on the index itself, which shards count from their offset."""
-_SCATTERS = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-mul": "prod", "scatter-min": "min", "scatter-max": "max"}
+_SCATTERS = {
+    "scatter-add": "sum",
+    "scatter-sub": "sum",
+    "scatter-mul": "prod",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
 
 
 def scalar_function(op: Op) -> Callable[..., Term] | None:
-    """The function of a primitive on one element of each operand; for a reduction, on two elements of its operand."""
+    """The function of a primitive on one element of each operand; for a reduction, on two elements
+    of its operand."""
     if op.name in SCALAR:
         return SCALAR[op.name]
     if op.name in _REDUCES:
@@ -68,16 +92,21 @@ def scalar_function(op: Op) -> Callable[..., Term] | None:
 
 
 def _shape_of(op: Op, position: int) -> int:
-    """How many elements of an operand the scalar function takes: two where the primitive reduces."""
+    """How many elements of an operand the scalar function takes: two where the primitive
+    reduces."""
     return 2 if op.name in _REDUCES or (op.name in _CONTRACTS and position < 2) else 0
 
 
 def theorem(op: Op, row: Row) -> Theorem | None:
-    """The scalar law of a row with partial operands; None where there is none (splits alone, or no known function).
+    """The scalar law of a row with partial operands; None where there is none (splits alone, or no
+    known function).
 
-    Moved elements need the law of the identity; functions that rise or fall on their whole domain are any function that does.
+    Moved elements need the law of the identity; functions that rise or fall on their whole domain
+    are any function that does.
     """
-    if any(isinstance(a, Split) for a in (*row.ins, *row.outs)) or not any(isinstance(a, Unreduced) for a in row.ins):
+    if any(isinstance(a, Split) for a in (*row.ins, *row.outs)) or not any(
+        isinstance(a, Unreduced) for a in row.ins
+    ):
         return None
     if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in (*op.ins, *op.outs)):
         return None  # two reals side by side: the law is that of each, which the laws enumerate
@@ -85,7 +114,9 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if len(partial) != 1:
         return None
     (out,) = partial
-    if op.name in _MOVES or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
+    if op.name in _MOVES or (
+        op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype
+    ):
         if {a for a in row.ins if isinstance(a, Unreduced)} != {out}:
             return None
         return law([op.outs[row.outs.index(out)].dtype], [out], out, lambda x: x, [0], ())
@@ -98,9 +129,17 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if op.name in ("ge", "gt", "le", "lt"):
         dtypes_ = [np.dtype(np.float32)] * 2  # an order, whatever is ordered
     function, premises = scalar_function(op), ()
-    if op.name in MONOTONE and op.name not in SCALAR and all(a.monoid in ("max", "min") for a in row.ins if isinstance(a, Unreduced)):
+    if (
+        op.name in MONOTONE
+        and op.name not in SCALAR
+        and all(a.monoid in ("max", "min") for a in row.ins if isinstance(a, Unreduced))
+    ):
         return _monotone(MONOTONE[op.name], row)
-    ordered = op.name == "convert_element_type" and out.monoid in ("max", "min") and op.ins[0].dtype != np.bool_
+    ordered = (
+        op.name == "convert_element_type"
+        and out.monoid in ("max", "min")
+        and op.ins[0].dtype != np.bool_
+    )
     if ordered and not jnp.issubdtype(op.outs[0].dtype, np.integer):
         return _monotone("+", row)
     if function is None or (op.name == "sign" and jnp.issubdtype(dtypes_[0], np.unsignedinteger)):
@@ -108,11 +147,21 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if op.name == "div":
         divisors = ("p1", "q1") if isinstance(row.ins[1], Unreduced) else ("b1",)
         premises = tuple(variable(name, dtypes_[1]) != 0 for name in divisors)
-    return law(dtypes_, row.ins, out, function, [_shape_of(op, i) for i in range(len(op.ins))], premises, op.outs[0].dtype)
+    return law(
+        dtypes_,
+        row.ins,
+        out,
+        function,
+        [_shape_of(op, i) for i in range(len(op.ins))],
+        premises,
+        op.outs[0].dtype,
+    )
 
 
 def _operand(name: str, dtype: Any, count: int) -> Term:
-    return [variable(f"{name}_{k}", dtype) for k in range(count)] if count else variable(name, dtype)
+    return (
+        [variable(f"{name}_{k}", dtype) for k in range(count)] if count else variable(name, dtype)
+    )
 
 
 def law(
@@ -124,35 +173,48 @@ def law(
     premises: Sequence[Any],
     result: Any = None,
 ) -> Theorem:
-    """f(join(p, q), b) = join(f(p, b), f(q, b)), p and q the parts of partial operands, b the broadcast ones."""
+    """f(join(p, q), b) = join(f(p, b), f(q, b)), p and q the parts of partial operands, b the
+    broadcast ones."""
     whole, left, right = [], [], []
     for i, (dtype, atom, count) in enumerate(zip(types, ins, counts, strict=True)):
         if isinstance(atom, Unreduced):
             p, q = _operand(f"p{i}", dtype, count), _operand(f"q{i}", dtype, count)
-            joined = functools.partial(join, atom.monoid, unsigned=jnp.issubdtype(dtype, np.unsignedinteger))
-            whole.append([joined(a, b) for a, b in zip(p, q, strict=True)] if count else joined(p, q))
+            joined = functools.partial(
+                join, atom.monoid, unsigned=jnp.issubdtype(dtype, np.unsignedinteger)
+            )
+            whole.append(
+                [joined(a, b) for a, b in zip(p, q, strict=True)] if count else joined(p, q)
+            )
         else:
             p = q = _operand(f"b{i}", dtype, count)
             whole.append(p)
         left.append(p)
         right.append(q)
     unsigned = result is not None and jnp.issubdtype(result, np.unsignedinteger)
-    return Theorem(tuple(premises), function(*whole) == join(out.monoid, function(*left), function(*right), unsigned))
+    return Theorem(
+        tuple(premises),
+        function(*whole) == join(out.monoid, function(*left), function(*right), unsigned),
+    )
 
 
 def _monotone(directions: str, row: Row) -> Theorem:
-    """The law for any function that rises (falls) in one operand, the others held: an uninterpreted one, monotone at the two parts."""
+    """The law for any function that rises (falls) in one operand, the others held: an uninterpreted
+    one, monotone at the two parts."""
     (position,) = (i for i, a in enumerate(row.ins) if isinstance(a, Unreduced))
     f: Term = z3.Function("f", z3.RealSort(), z3.RealSort())
     p, q = variable("p", np.dtype(np.float32)), variable("q", np.dtype(np.float32))
-    rises = [z3.Implies(a <= b, f(a) <= f(b) if directions[position] == "+" else f(a) >= f(b)) for a, b in ((p, q), (q, p))]
+    rises = [
+        z3.Implies(a <= b, f(a) <= f(b) if directions[position] == "+" else f(a) >= f(b))
+        for a, b in ((p, q), (q, p))
+    ]
     atom, out = row.ins[position], row.outs[0]
     assert isinstance(atom, Unreduced) and isinstance(out, Unreduced)
     return Theorem(tuple(rises), f(join(atom.monoid, p, q)) == join(out.monoid, f(p), f(q)))
 
 
 def contraction(monoid: str) -> Theorem:
-    """Why a split of a reduced dim leaves a partial: the reduction of four is the join of the reductions of two and two."""
+    """Why a split of a reduced dim leaves a partial: the reduction of four is the join of the
+    reductions of two and two."""
     a, b, c, d = (z3.Reals if monoid not in ("and", "or") else z3.Bools)("a b c d")
     j = functools.partial(join, monoid)
     return Theorem((), j(j(j(a, b), c), d) == j(j(a, b), j(c, d)))
@@ -181,7 +243,9 @@ def index_theorem(op: Op, row: Row) -> str | None:
         return None
     if op.name in _COUNTS:
         return "counter"
-    if op.name not in _POINTWISE and not (op.name in _SCATTERS and isinstance(row.outs[0], Unreduced)):
+    if op.name not in _POINTWISE and not (
+        op.name in _SCATTERS and isinstance(row.outs[0], Unreduced)
+    ):
         return None
     partial = {a for a in (*row.ins, *row.outs) if isinstance(a, Unreduced)}
     if not partial:
@@ -192,7 +256,8 @@ def index_theorem(op: Op, row: Row) -> str | None:
 
 
 def row_status(op: Op, row: Row) -> Status:
-    """How a row is known: by a theorem, by the laws' enumeration, or (a theorem that Z3 could not decide) by neither alone."""
+    """How a row is known: by a theorem, by the laws' enumeration, or (a theorem that Z3 could not
+    decide) by neither alone."""
     if all(isinstance(a, Broadcast) for a in (*row.ins, *row.outs)):
         return "proved"  # the whole op on whole values
     name = index_theorem(op, row)

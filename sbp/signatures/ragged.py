@@ -1,6 +1,7 @@
 """ragged_dot_general: rows in groups, and a matrix for each group; tokens split, and so do experts.
 
-A shard of the rows counts how much of each group it holds; a shard of the matrices counts from where its first group begins.
+A shard of the rows counts how much of each group it holds; a shard of the matrices counts from
+where its first group begins.
 """
 
 from __future__ import annotations
@@ -18,13 +19,25 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_
 from sbp.signatures.shards import without_padding
 from sbp.types import Atom, B, P, Split
 
-add_kernel(Kernel(name="ragged_shards", summary="each device counts how much of each group lies in its shard"))
-add_kernel(Kernel(name="ragged_groups", summary="each device multiplies the rows of its own groups, zeros elsewhere; the parts add up"))
+add_kernel(
+    Kernel(
+        name="ragged_shards", summary="each device counts how much of each group lies in its shard"
+    )
+)
+add_kernel(
+    Kernel(
+        name="ragged_groups",
+        summary=(
+            "each device multiplies the rows of its own groups, zeros elsewhere; the parts add up"
+        ),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """Factors of a ragged product, as those of a dot_general, and which of them is the ragged one; `g` are the groups."""
+    """Factors of a ragged product, as those of a dot_general, and which of them is the ragged one;
+    `g` are the groups."""
 
     lhs: Dims
     rhs: Dims
@@ -45,7 +58,9 @@ def _roles(params: dict[str, Any], ranks: Sequence[int]) -> _Roles:
         out.remove(rhs[d])
         rhs[d] = "g"
     free = [d for d in range(ranks[0]) if d not in (*lhs_contract, *lhs_batch)]
-    outer = {"l": [*lhs_batch, *free], "k": [*lhs_batch, *lhs_contract], "b": list(lhs_batch)}[ragged[0]]
+    outer = {"l": [*lhs_batch, *free], "k": [*lhs_batch, *lhs_contract], "b": list(lhs_batch)}[
+        ragged[0]
+    ]
     prefix = [lhs[d] for d in outer[: outer.index(position)]]
     sizes: Dims = ("g",) if ranks[2] == 1 else (*prefix, "g")
     return _Roles(lhs, tuple(rhs), sizes, ("g", *out) if ragged[0] == "k" else tuple(out), ragged)
@@ -66,7 +81,8 @@ def _spread(x: Any, factors: Dims, over: Dims, shape: Sequence[int]) -> Any:
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Contracted dims are masked in both operands (zero times a NaN of the other one's padding is NaN), and matrices that no row has."""
+    """Contracted dims are masked in both operands (zero times a NaN of the other one's padding is
+    NaN), and matrices that no row has."""
     roles = _of_context(ctx)
     operands = list(args[:2])
     for k, factors in enumerate((roles.lhs, roles.rhs)):
@@ -78,26 +94,38 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     if ctx.in_axes(0, at):
         start, extent = ctx.in_offset(0, at), ctx.in_extent(0, at)
         first = _before(sizes)
-        sizes = jnp.maximum(jnp.minimum(first + sizes, start + extent) - jnp.maximum(first, start), 0)
+        sizes = jnp.maximum(
+            jnp.minimum(first + sizes, start + extent) - jnp.maximum(first, start), 0
+        )
     total = ctx.global_ins[2].shape[-1]
     if roles.out[0] == "g":
         groups, first_group = ctx.local_outs[0][0], ctx.out_offset(0, 0)
     elif "g" in roles.rhs:
-        groups, first_group = rhs.shape[roles.rhs.index("g")], ctx.in_offset(1, roles.rhs.index("g"))
+        groups, first_group = (
+            rhs.shape[roles.rhs.index("g")],
+            ctx.in_offset(1, roles.rhs.index("g")),
+        )
     else:
         groups, first_group = total, 0
     if groups == total:
         return bind_with(ctx, (lhs, rhs, sizes))
     mine = lax.iota(jnp.int32, groups) + first_group
     counted = jnp.where(mine < total, jnp.take(sizes, mine, axis=-1, mode="clip"), 0)
-    # What lies before the first group of this shard is counted as that group's, to keep the others in their places, and is left out.
+    # What lies before the first group of this shard is counted as that group's, to keep the others
+    # in their places, and is left out.
     skipped = jnp.sum(jnp.where(lax.iota(jnp.int32, total) < mine[0], sizes, 0), -1)
     counted = counted.at[..., 0].add(skipped)
     others = tuple(f for f in roles.sizes if f != "g")
 
     def kept(x: Any, factors: Dims) -> Any:
-        rows = lax.broadcasted_iota(jnp.int32, (*skipped.shape, x.shape[factors.index(roles.ragged)]), skipped.ndim)
-        return jnp.where(_spread(rows >= skipped[..., None], (*others, roles.ragged), factors, x.shape), x, jnp.zeros((), x.dtype))
+        rows = lax.broadcasted_iota(
+            jnp.int32, (*skipped.shape, x.shape[factors.index(roles.ragged)]), skipped.ndim
+        )
+        return jnp.where(
+            _spread(rows >= skipped[..., None], (*others, roles.ragged), factors, x.shape),
+            x,
+            jnp.zeros((), x.dtype),
+        )
 
     if roles.out[0] == "g":
         return bind_with(ctx, (kept(lhs, roles.lhs), kept(rhs, roles.rhs), counted))
@@ -116,7 +144,9 @@ def _ragged_dot_general(op: Op) -> Sequence[Row]:
 
     ins = tuple(map(without, (roles.lhs, roles.rhs, roles.sizes)))
     sums = "sum" in admissible(op.outs[0].dtype)
-    m = FactorMap(ins=ins, outs=(without(roles.out),), contract="sum" if sums else None, masks_padding=True)
+    m = FactorMap(
+        ins=ins, outs=(without(roles.out),), contract="sum" if sums else None, masks_padding=True
+    )
     rows = [*split_rows(op, m), *bilinear_rows(op)]
 
     def atom(dims: Dims, factor: str) -> Atom:

@@ -16,25 +16,31 @@ from sbp.signatures.factors import FactorMap, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, replicated, rule
 from sbp.types import Atom, B, Split
 
-replicated("rng_bit_generator", reason="the algorithm's state is one stream: a slice of the draw needs the whole draw")
+replicated(
+    "rng_bit_generator",
+    reason="the algorithm's state is one stream: a slice of the draw needs the whole draw",
+)
 
 _HARDWARE = {
     "key<rbg>": frozenset({"random_bits", "random_gamma"}),
     "key<urbg>": frozenset({"random_bits", "random_fold_in", "random_gamma", "random_split"}),
 }
-"""What these keys do by rng_bit_generator, which JAX gives one draw from the first key where there is a batch of keys."""
+"""What these keys do by rng_bit_generator, which JAX gives one draw from the first key where there
+is a batch of keys."""
 
 _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
 
 
 def _each_key_alone(op: Op, keys: Any) -> bool:
-    """Whether each key of a batch draws what it draws alone; of keys that are not JAX's own, nothing is known."""
+    """Whether each key of a batch draws what it draws alone; of keys that are not JAX's own,
+    nothing is known."""
     dtype = str(keys.dtype)
     return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())
 
 
 def batch_rows(op: Op) -> list[Row]:
-    """The rows that split a dim of the batch, which leads in every operand and result that has it."""
+    """The rows that split a dim of the batch, which leads in every operand and result that has
+    it."""
     rank = min(len(a.shape) for a in (*op.ins, *op.outs))
     return [Row((Split(d),) * len(op.ins), (Split(d),) * len(op.outs)) for d in range(rank)]
 
@@ -56,7 +62,8 @@ def _seed(op: Op) -> Sequence[Row]:
 
 @rule("random_split", local=_local)
 def _random_split(op: Op) -> Sequence[Row]:
-    """Batches of keys split; the new dims of a split are a few words, that every device derives alike."""
+    """Batches of keys split; the new dims of a split are a few words, that every device derives
+    alike."""
     return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
 
 
@@ -67,12 +74,16 @@ def _fold_in(op: Op) -> Sequence[Row]:
 
 @rule("random_gamma", local=_local)
 def _random_gamma(op: Op) -> Sequence[Row]:
-    """A key for each of some leading dims; the other dims draw by the position in the whole, and JAX tells them apart inside."""
+    """A key for each of some leading dims; the other dims draw by the position in the whole, and
+    JAX tells them apart inside."""
     return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
 
 
-def counters(shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Sequence[Any]) -> tuple[Any, Any]:
-    """High and low words of the global linear index of each element of a shard (jax_threefry_partitionable's counters).
+def counters(
+    shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Sequence[Any]
+) -> tuple[Any, Any]:
+    """High and low words of the global linear index of each element of a shard
+    (jax_threefry_partitionable's counters).
 
     The high words are 0: a rule asks for fewer than 2**32 elements.
     """
@@ -86,7 +97,10 @@ def counters(shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Seq
 
 
 def _counts(op: Op) -> bool:
-    return getattr(jax.config, "jax_threefry_partitionable", True) and math.prod(op.params["shape"]) < 2**32
+    return (
+        getattr(jax.config, "jax_threefry_partitionable", True)
+        and math.prod(op.params["shape"]) < 2**32
+    )
 
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -110,7 +124,8 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("random_bits", local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
-    """Splits of any dim of a draw by threefry with partitionable counters below 2**32, and of the keys' dims by most keys."""
+    """Splits of any dim of a draw by threefry with partitionable counters below 2**32, and of the
+    keys' dims by most keys."""
     key = op.ins[0]
     rows = batch_rows(op) if _each_key_alone(op, key) else []
     if str(key.dtype) == "key<fry>" and _counts(op):

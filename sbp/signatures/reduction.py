@@ -9,7 +9,14 @@ from sbp.signatures.factors import Dims, FactorMap, admissible, monoid_rows, spl
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
 
-_MONOID = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod", "reduce_and": "and", "reduce_or": "or"}
+_MONOID = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "prod",
+    "reduce_and": "and",
+    "reduce_or": "or",
+}
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -22,7 +29,10 @@ def _dims(rank: int, whole: Callable[[int], bool] = lambda d: False) -> Dims:
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return bind_with(ctx, [without_padding(ctx, 0, args[0], tuple(ctx.params["axes"]), _MONOID[ctx.primitive.name])])
+    return bind_with(
+        ctx,
+        [without_padding(ctx, 0, args[0], tuple(ctx.params["axes"]), _MONOID[ctx.primitive.name])],
+    )
 
 
 @rule(*_MONOID, local=_reduce_local)
@@ -33,7 +43,8 @@ def _reduce(op: Op) -> Sequence[Row]:
     if monoid not in admissible(op.ins[0].dtype):
         monoid = None
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(kept,), contract=monoid, masks_padding=True))
-    # A reduction commutes with its own monoid: the sum of partial sums, the maximum of partial maxima.
+    # A reduction commutes with its own monoid: the sum of partial sums, the maximum of partial
+    # maxima.
     return [*rows, *(monoid_rows(op, monoid) if monoid else [])]
 
 

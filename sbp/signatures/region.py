@@ -1,8 +1,10 @@
-"""Hand-written regions: rows that are fixed by the names of the mesh axes, where a rule of the registry sees the size of one alone.
+"""Hand-written regions: rows that are fixed by the names of the mesh axes, where a rule of the
+registry sees the size of one alone.
 
-A region is a `shard_map` whose operands and results say for each mesh axis how they are held. What is partial goes in and out as a
-leading dim over the parts, split over its axis: `sbp_parts` takes a value apart, its own reduction joins the parts again. What is B
-goes out the same way, and `sbp_pick` takes any of the parts: the region claims that they are equal, and is checked.
+A region is a `shard_map` whose operands and results say for each mesh axis how they are held. What
+is partial goes in and out as a leading dim over the parts, split over its axis: `sbp_parts` takes a
+value apart, its own reduction joins the parts again. What is B goes out the same way, and
+`sbp_pick` takes any of the parts: the region claims that they are equal, and is checked.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from sbp.signatures.rule import Op, Row, all_b
 from sbp.signatures.shards import neutral
 from sbp.types import Atom, B, Split, Unreduced
 
-# ---- the primitives -------------------------------------------------------------------------------------------------------------
+# ---- the primitives -----------------------------------------------------------------------------
 
 parts_p = _jax.Primitive("sbp_parts")
-"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x (x itself and neutral elements)."""
+"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x (x itself and neutral
+elements)."""
 
 pick_p = _jax.Primitive("sbp_pick")
 """[n, ..] -> [..]: one of parts that are all equal (the first)."""
@@ -49,12 +52,17 @@ def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: s
         case "max" | "min":  # only the part that holds the extremum matters, whichever it is
             return out, jnp.broadcast_to(t[None], (n, *t.shape))
         case _:
-            raise SbpError(f"a manual region has no gradient for an operand that is P({monoid}); reduce it before the region")
+            raise SbpError(
+                f"a manual region has no gradient for an operand that is P({monoid}); reduce it"
+                " before the region"
+            )
 
 
 def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
     del n, monoid  # linear in sums alone
-    return [_jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)]
+    return [
+        _jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)
+    ]
 
 
 def _pick_transpose(ct: Any, x: Any, *, mesh_axis: str) -> Any:
@@ -71,7 +79,9 @@ def _pick_batch(args: Any, dims: Any, **params: Any) -> Any:
 
 
 parts_p.def_impl(_parts)
-parts_p.def_abstract_eval(lambda x, *, mesh_axis, n, monoid: _jax.empty_aval((n, *x.shape), x.dtype))
+parts_p.def_abstract_eval(
+    lambda x, *, mesh_axis, n, monoid: _jax.empty_aval((n, *x.shape), x.dtype)
+)
 _jax.mlir.register_lowering(parts_p, _jax.mlir.lower_fun(_parts, multiple_results=False))
 _jax.ad.primitive_jvps[parts_p] = _parts_jvp
 _jax.ad.primitive_transposes[parts_p] = _parts_transpose
@@ -84,7 +94,7 @@ _jax.ad.deflinear2(pick_p, _pick_transpose)
 _jax.batching.primitive_batchers[pick_p] = _pick_batch
 
 
-# ---- rows -----------------------------------------------------------------------------------------------------------------------
+# ---- rows ---------------------------------------------------------------------------------------
 
 REGION_OPS = frozenset({"shard_map", "sbp_parts", "sbp_pick"})
 """Operations whose rows depend on which mesh axis is asked for."""
@@ -102,8 +112,13 @@ def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
     monoid = Unreduced(op.params["monoid"]) if taking else None
     if op.params["mesh_axis"] == mesh_axis:
         assert stacked.shape[0] == op.axis_size
-        # The parts that are there are as good as those that the plain function makes: only their reduction is claimed to matter.
-        return (Row((B,), (Split(0),)), Row((monoid,), (Split(0),))) if monoid else (Row((Split(0),), (B,)),)
+        # The parts that are there are as good as those that the plain function makes: only their
+        # reduction is claimed to matter.
+        return (
+            (Row((B,), (Split(0),)), Row((monoid,), (Split(0),)))
+            if monoid
+            else (Row((Split(0),), (B,)),)
+        )
     rows = [all_b(op)]
     for dim in range(len(whole.shape)):
         inner: tuple[Atom, Atom] = (Split(dim), Split(dim + 1))
@@ -118,8 +133,11 @@ def _atom(spec: Any, mesh_axis: str) -> Atom:
     return B
 
 
-def check_mesh(params: dict[str, Any], names: Sequence[str], sizes: Sequence[int], where: str) -> None:
-    """Whether a `shard_map` is one over this mesh, all of its axes manual, dims split in the order of the mesh.
+def check_mesh(
+    params: dict[str, Any], names: Sequence[str], sizes: Sequence[int], where: str
+) -> None:
+    """Whether a `shard_map` is one over this mesh, all of its axes manual, dims split in the order
+    of the mesh.
 
     Raises:
       SbpError: `bad-placement` with what to change.
@@ -128,22 +146,28 @@ def check_mesh(params: dict[str, Any], names: Sequence[str], sizes: Sequence[int
     given = {str(k): int(v) for k, v in params["mesh"].shape.items()}
     if given != own or list(given) != list(own):
         raise SbpError(
-            f"the shard_map{where} is over the mesh {_text(given)}, sbp.jit over {_text(own)}; make it over the same mesh",
+            f"the shard_map{where} is over the mesh {_text(given)}, sbp.jit over {_text(own)}; make"
+            " it over the same mesh",
             code="bad-placement",
         )
     if set(params["newly_manual_axes"]) != set(names):
         left = sorted(set(names) - set(params["newly_manual_axes"]))
         raise SbpError(
-            f"the shard_map{where} leaves the mesh axes {', '.join(left)} to the compiler; name all axes in axis_names",
+            f"the shard_map{where} leaves the mesh axes {', '.join(left)} to the compiler; name all"
+            " axes in axis_names",
             code="bad-placement",
         )
     for spec in (*params["in_specs"], *params["out_specs"]):
         if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-            raise SbpError(f"{spec} of the shard_map{where} is unreduced; use sbp.manual with P there", code="bad-placement")
+            raise SbpError(
+                f"{spec} of the shard_map{where} is unreduced; use sbp.manual with P there",
+                code="bad-placement",
+            )
         for entry in spec:
             if isinstance(entry, tuple) and sorted(entry, key=names.index) != list(entry):
                 raise SbpError(
-                    f"{spec} of the shard_map{where} splits a dim against the order of the mesh {_text(own)}; name its axes in that order",
+                    f"{spec} of the shard_map{where} splits a dim against the order of the mesh"
+                    f" {_text(own)}; name its axes in that order",
                     code="bad-placement",
                 )
 
@@ -153,7 +177,10 @@ def _text(axes: dict[str, int]) -> str:
 
 
 def parts(x: Any, mesh_axis: str, monoid: str, partial: bool) -> Any:
-    """One device's part of a value with its leading dim: the part that it holds, or the value on the first device alone."""
+    """One device's part of a value with its leading dim: the part that it holds, or the value on
+    the first device alone."""
     if not partial:
-        x = jnp.where(lax.axis_index(mesh_axis) == 0, x, jnp.asarray(neutral(monoid, x.dtype), x.dtype))
+        x = jnp.where(
+            lax.axis_index(mesh_axis) == 0, x, jnp.asarray(neutral(monoid, x.dtype), x.dtype)
+        )
     return x[None]

@@ -1,10 +1,12 @@
-"""Products of two operands that are split along different loops: the shards of one visit every device, one neighbour at a time.
+"""Products of two operands that are split along different loops: the shards of one visit every
+device, one neighbour at a time.
 
-With both operands split on free dims, or one of them on a contracted dim alone, no local product is a part of the result. Instead of
-gathering one operand, its shards go round the ring while each device multiplies the one it holds (Cannon's algorithm on one mesh
-axis); on two mesh axes, with a contracted dim split over a different one in each operand, one operand is gathered and the other one
-goes round (SUMMA: van de Geijn and Watts, 1997). The bytes are those of gathering; the memory is not, and a device multiplies while
-it sends.
+With both operands split on free dims, or one of them on a contracted dim alone, no local product is
+a part of the result. Instead of gathering one operand, its shards go round the ring while each
+device multiplies the one it holds (Cannon's algorithm on one mesh axis); on two mesh axes, with a
+contracted dim split over a different one in each operand, one operand is gathered and the other one
+goes round (SUMMA: van de Geijn and Watts, 1997). The bytes are those of gathering; the memory is
+not, and a device multiplies while it sends.
 """
 
 from __future__ import annotations
@@ -38,12 +40,25 @@ def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
 
 
 for _operand, _name in enumerate(ROTATIONS):
-    _summary = f"shards of the {('left', 'right')[_operand]} operand go round the ring, each multiplied where it is"
-    add_kernel(Kernel(name=_name, summary=_summary, sends=_sends(_operand), nests=False, gathers=_operand, overlaps=True))
+    _summary = (
+        f"shards of the {('left', 'right')[_operand]} operand go round the ring, each multiplied"
+        " where it is"
+    )
+    add_kernel(
+        Kernel(
+            name=_name,
+            summary=_summary,
+            sends=_sends(_operand),
+            nests=False,
+            gathers=_operand,
+            overlaps=True,
+        )
+    )
 
 
 def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
-    """One operand split on a free dim, which the result keeps; the other one on any of its own loops, around which it goes."""
+    """One operand split on a free dim, which the result keeps; the other one on any of its own
+    loops, around which it goes."""
     if "sum" not in admissible(op.outs[0].dtype):
         return []
     rows = []
@@ -51,7 +66,13 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
         stays = 1 - moved
         for f in m.ins[moved]:
             for g in m.ins[stays]:
-                if f is None or g is None or g in m.ins[moved] or g not in m.outs[0] or (f in m.ins[stays] and f in m.outs[0]):
+                if (
+                    f is None
+                    or g is None
+                    or g in m.ins[moved]
+                    or g not in m.outs[0]
+                    or (f in m.ins[stays] and f in m.outs[0])
+                ):
                     continue  # g is a free loop of what stays, f no batch loop
                 ins: list[Atom] = [B, B]
                 ins[moved], ins[stays] = Split(m.ins[moved].index(f)), Split(m.ins[stays].index(g))
@@ -71,24 +92,36 @@ class _Moved:
 
 
 def _all_moved(ctx: LocalContext, m: FactorMap) -> list[_Moved]:
-    """The operands that the result, or the other operand, wants whole along a dim that a mesh axis splits."""
+    """The operands that the result, or the other operand, wants whole along a dim that a mesh axis
+    splits."""
     found = []
     for operand in (0, 1):
         for dim, factor in enumerate(m.ins[operand]):
             for axis, n in ctx.in_axes(operand, dim):
-                seen = (axes(dims.index(factor)) for dims, axes in _places(ctx, m, 1 - operand) if factor in dims)
+                seen = (
+                    axes(dims.index(factor))
+                    for dims, axes in _places(ctx, m, 1 - operand)
+                    if factor in dims
+                )
                 if factor is not None and not any((axis, n) in axes for axes in seen):
                     found.append(_Moved(operand, dim, axis, n, factor))
     return found
 
 
 def _places(ctx: LocalContext, m: FactorMap, other: int) -> list[tuple[Dims, Callable[[int], Any]]]:
-    """The other operand and the result: their factors, and by which axes a dim of theirs is split."""
-    return [(m.ins[other], lambda d: ctx.in_axes(other, d)), (m.outs[0], lambda d: ctx.out_axes(0, d))]
+    """The other operand and the result: their factors, and by which axes a dim of theirs is
+    split."""
+    return [
+        (m.ins[other], lambda d: ctx.in_axes(other, d)),
+        (m.outs[0], lambda d: ctx.out_axes(0, d)),
+    ]
 
 
-def rotated(ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Callable[..., Any]) -> Any:
-    """The shard of a product; the operands' padding along contracted dims that stay is masked already.
+def rotated(
+    ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Callable[..., Any]
+) -> Any:
+    """The shard of a product; the operands' padding along contracted dims that stay is masked
+    already.
 
     Arguments:
       ctx: the kernel's place.
@@ -101,22 +134,33 @@ def rotated(ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Calla
     out = ctx.global_outs[0].dtype
     for one in moved[:-1]:
         whole = lax.all_gather(operands[one.operand], one.axis, axis=one.dim, tiled=True)
-        operands[one.operand] = lax.slice_in_dim(whole, 0, ctx.global_ins[one.operand].shape[one.dim], axis=one.dim)
+        operands[one.operand] = lax.slice_in_dim(
+            whole, 0, ctx.global_ins[one.operand].shape[one.dim], axis=one.dim
+        )
     if not moved:
         return product(*operands, out)
     return _around(ctx, m, operands, moved[-1], product)
 
 
-def _around(ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, product: Callable[..., Any]) -> Any:
+def _around(
+    ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, product: Callable[..., Any]
+) -> Any:
     shard, other = operands[one.operand], operands[1 - one.operand]
     chunk, out, shape = shard.shape[one.dim], ctx.global_outs[0].dtype, list(ctx.local_outs[0])
     contracted = one.factor not in m.outs[0]
     # Sums of 16-bit products are kept in 32 bits from shard to shard.
-    dtype = np.dtype(np.float32) if contracted and jnp.issubdtype(out, np.floating) and out.itemsize < 4 else out
+    dtype = (
+        np.dtype(np.float32)
+        if contracted and jnp.issubdtype(out, np.floating) and out.itemsize < 4
+        else out
+    )
     if contracted:
         shard = without_padding(ctx, one.operand, shard, (one.dim,), "sum")
         along = m.ins[1 - one.operand].index(one.factor)
-        other = jnp.pad(other, [(0, chunk * one.n - size if d == along else 0) for d, size in enumerate(other.shape)])
+        other = jnp.pad(
+            other,
+            [(0, chunk * one.n - size if d == along else 0) for d, size in enumerate(other.shape)],
+        )
     else:
         along = m.outs[0].index(one.factor)
         shape[along] = chunk * one.n
@@ -128,7 +172,11 @@ def _around(ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, p
         with_it = lax.dynamic_slice_in_dim(other, start, chunk, along) if contracted else other
         pair = (x, with_it) if one.operand == 0 else (with_it, x)
         found = product(*pair, dtype)
-        return total + found if contracted else lax.dynamic_update_slice_in_dim(total, found, start, along)
+        return (
+            total + found
+            if contracted
+            else lax.dynamic_update_slice_in_dim(total, found, start, along)
+        )
 
     def body(step: Any, state: Any) -> Any:
         x, total = state

@@ -1,4 +1,5 @@
-"""What a signature is: rows over one mesh axis, looked up by primitive name in the only registry."""
+"""What a signature is: rows over one mesh axis, looked up by primitive name in the only
+registry."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Op:
 
 
 class LocalContext(Protocol):
-    """What a local kernel may know of its place: the op on global shapes, and this device's shards."""
+    """What a local kernel may know of its place: the op on global shapes, and this device's
+    shards."""
 
     params: dict[str, Any]
     global_ins: tuple[Any, ...]
@@ -64,22 +66,27 @@ class LocalContext(Protocol):
     primitive: Any
 
     def out_offset(self, result: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of a result, along one dim (a traced int32 or 0)."""
+        """Global index of element 0 of this device's shard of a result, along one dim (a traced
+        int32 or 0)."""
         ...
 
     def in_offset(self, operand: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of an operand, along one dim (a traced int32 or 0)."""
+        """Global index of element 0 of this device's shard of an operand, along one dim (a traced
+        int32 or 0)."""
         ...
 
     def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are real along one dim; the others are padding.
+        """How many elements of this device's shard of an operand are real along one dim; the others
+        are padding.
 
-        A Python int, the shard's own size, where every split of the dim is even; else a traced int32.
+        A Python int, the shard's own size, where every split of the dim is even; else a traced
+        int32.
         """
         ...
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of an operand, outer first: what a kernel's collectives run over."""
+        """Names and sizes of the mesh axes that split a dim of an operand, outer first: what a
+        kernel's collectives run over."""
         ...
 
     def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
@@ -87,7 +94,8 @@ class LocalContext(Protocol):
         ...
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What the source of this device's (source, destination) pair holds; anything where it is no destination."""
+        """What the source of this device's (source, destination) pair holds; anything where it is
+        no destination."""
         ...
 
     def is_first_device(self) -> Any:
@@ -117,8 +125,10 @@ class Kernel:
     Arguments:
       name: the name that rows give.
       summary: what it does, in a line.
-      sends: for an op on shapes that all other mesh axes have localised, what the kernel sends over this one; None when it is local.
-      widens: for (operand, dim), how long its shard is once the exchange along that dim, which comes before those of later dims, is done.
+      sends: for an op on shapes that all other mesh axes have localised, what the kernel sends over
+          this one; None when it is local.
+      widens: for (operand, dim), how long its shard is once the exchange along that dim, which
+          comes before those of later dims, is done.
       nests: whether other mesh axes may split the same dims.
       gathers: the operand whose shards all devices get to see: for the other mesh axes it is whole.
       overlaps: whether the device computes while it sends.
@@ -145,7 +155,8 @@ class Rule:
     Arguments:
       name: the primitive's name.
       rows: the rows for an op; all operands and results B is always among them.
-      local: computes shards of the results from shards of the operands; None binds the primitive with the same parameters.
+      local: computes shards of the results from shards of the operands; None binds the primitive
+          with the same parameters.
       reason: for a rule with the all-B row alone, why that is right.
     """
 
@@ -160,7 +171,8 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names from a text with blanks between them: tables of primitives read better without quotes."""
+    """Names from a text with blanks between them: tables of primitives read better without
+    quotes."""
     return tuple(text.split())
 
 
@@ -239,6 +251,7 @@ def replicated(*names: str, reason: str) -> None:
 
 
 def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:
-    """Binds the primitive on shards with some parameters replaced; shardings in parameters are dropped."""
-    params = {k: (None if k in ("sharding", "out_sharding") else v) for k, v in ctx.params.items()}
+    """Binds the primitive on shards with some parameters replaced; shardings in parameters are
+    dropped."""
+    params = {k: None if k in ("sharding", "out_sharding") else v for k, v in ctx.params.items()}
     return _jax.bind(ctx.primitive, args, params | changes)

@@ -1,4 +1,5 @@
-"""What primitives compute on one element of each operand, as terms of Z3: reals for floats, bit vectors for integers, which wrap."""
+"""What primitives compute on one element of each operand, as terms of Z3: reals for floats, bit
+vectors for integers, which wrap."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import numpy as np
 import z3
 
 BITS = 5
-"""Width of the integers in proofs: the laws are the same for every width, and multipliers are slow to reason about."""
+"""Width of the integers in proofs: the laws are the same for every width, and multipliers are slow
+to reason about."""
 
 Term = Any
 
@@ -107,7 +109,8 @@ SCALAR: dict[str, Callable[..., Term]] = {
 
 
 def cast(source: Any, target: Any) -> Callable[..., Term] | None:
-    """A cast of integers or booleans, on bit vectors whose widths differ as the dtypes' do, by one bit."""
+    """A cast of integers or booleans, on bit vectors whose widths differ as the dtypes' do, by one
+    bit."""
     if source == np.bool_:
         one: Term = z3.BitVecVal(1, BITS) if jnp.issubdtype(target, np.integer) else z3.RealVal(1)
         return lambda x: z3.If(x, one, one - one)
@@ -122,4 +125,6 @@ def cast(source: Any, target: Any) -> Callable[..., Term] | None:
         return lambda x: x
     if wider < 0:
         return lambda x: z3.Extract(BITS - 2, 0, x)
-    return lambda x: z3.ZeroExt(1, x) if jnp.issubdtype(source, np.unsignedinteger) else z3.SignExt(1, x)
+    return lambda x: (
+        z3.ZeroExt(1, x) if jnp.issubdtype(source, np.unsignedinteger) else z3.SignExt(1, x)
+    )

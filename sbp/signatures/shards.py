@@ -25,11 +25,16 @@ def neutral(monoid: str, dtype: Any) -> Any:
         case _:
             if jnp.issubdtype(dtype, np.floating):
                 return np.array(-np.inf if monoid == "max" else np.inf, dtype)
-            return np.array(jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype)
+            return np.array(
+                jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype
+            )
 
 
-def without_padding(ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str) -> Any:
-    """The shard of an operand with the padding along some dims replaced by the monoid's neutral element.
+def without_padding(
+    ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str
+) -> Any:
+    """The shard of an operand with the padding along some dims replaced by the monoid's neutral
+    element.
 
     A select, not a product: padding may hold NaN.
     """
@@ -44,13 +49,15 @@ def without_padding(ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ..
 def picked_along(x: Any, index: Any, dim: int) -> Any:
     """Elements along a dim, at a vector of indices, each brought into the shard first.
 
-    Here and not by XLA, whose CPU compiler in JAX 0.10 merges the slice that made a shard with one of its elements, without the bound.
+    Here and not by XLA, whose CPU compiler in JAX 0.10 merges the slice that made a shard with one
+    of its elements, without the bound.
     """
     return jnp.take(x, jnp.clip(index, 0, x.shape[dim] - 1), axis=dim, mode="clip")
 
 
 def clipped(index: Any, size: int) -> tuple[Any, Any]:
-    """Indices brought into [0, size) as int32, and which were outside; compared in their own dtype, which may be too narrow for size."""
+    """Indices brought into [0, size) as int32, and which were outside; compared in their own dtype,
+    which may be too narrow for size."""
     last = min(size - 1, int(jnp.iinfo(index.dtype).max))
     inside = jnp.clip(index, jnp.asarray(0, index.dtype), jnp.asarray(last, index.dtype))
     return inside.astype(jnp.int32), inside != index

@@ -1,4 +1,5 @@
-"""Primitives that move elements along a dim: slice, pad, rev, concatenate, split, reshape. A split dim is exchanged with neighbours."""
+"""Primitives that move elements along a dim: slice, pad, rev, concatenate, split, reshape. A split
+dim is exchanged with neighbours."""
 
 from __future__ import annotations
 
@@ -16,8 +17,15 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_
 from sbp.signatures.shards import picked_along
 from sbp.types import Atom, B, Split, Unreduced
 
-# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a slice from the whole dim.
-add_kernel(Kernel(name="masked_slice", summary="each device puts down the elements it owns; the parts add up", nests=False))
+# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
+# slice from the whole dim.
+add_kernel(
+    Kernel(
+        name="masked_slice",
+        summary="each device puts down the elements it owns; the parts add up",
+        nests=False,
+    )
+)
 
 
 def split_dim(row: Row) -> int:
@@ -32,27 +40,34 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
     rows = []
     for d in dims:
         if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape):
-            ins: list[Atom] = [Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins]
+            ins: list[Atom] = [
+                Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins
+            ]
             if Split(d) in ins:
                 rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
     return rows
 
 
-# ---- slice -------------------------------------------------------------------------------------------------------------------------
+# ---- slice --------------------------------------------------------------------------------------
 
 
 def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
     strides = params["strides"]
-    return Windows(size=size, out=out, stride=strides[dim] if strides else 1, low=-params["start_indices"][dim])
+    return Windows(
+        size=size, out=out, stride=strides[dim] if strides else 1, low=-params["start_indices"][dim]
+    )
 
 
 def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Split dims that are cut: their window is fetched, or each device puts down what it owns of it."""
+    """Split dims that are cut: their window is fetched, or each device puts down what it owns of
+    it."""
     (x,) = args
     start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
     strides = list(ctx.params["strides"] or (1,) * x.ndim)
     owned = []
-    for d, (size, out) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)):
+    for d, (size, out) in enumerate(
+        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
+    ):
         windows = _slice_windows(ctx.params, d, size, out)
         if not ctx.in_axes(0, d):
             continue
@@ -65,7 +80,9 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         else:
             owned.append(d)
             start[d], limit[d], strides[d] = 0, x.shape[d], 1
-    (out,) = bind_with(ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides))
+    (out,) = bind_with(
+        ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides)
+    )
     for d in owned:
         out = _owned_part(ctx, out, d)
     return [out]
@@ -73,27 +90,37 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
     """Of a slice along a split dim, the elements in this shard at their places, zeros elsewhere."""
-    windows = _slice_windows(ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim])
+    windows = _slice_windows(
+        ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim]
+    )
     index = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low - ctx.in_offset(0, dim)
     mine = (index >= 0) & (index < ctx.in_extent(0, dim))
     picked = picked_along(x, index, dim)
-    return jnp.where(lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype))
+    return jnp.where(
+        lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype)
+    )
 
 
 @rule("slice", local=_slice_local)
 def _slice(op: Op) -> Sequence[Row]:
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
-    whole = [_slice_windows(op.params, d, size, out).is_identity for d, (size, out) in enumerate(sizes)]
+    whole = [
+        _slice_windows(op.params, d, size, out).is_identity for d, (size, out) in enumerate(sizes)
+    ]
     dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
     cut = [d for d, w in enumerate(whole) if not w]
-    rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op), *halo_rows(op, cut)]
+    rows = [
+        *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
+        *moved_rows(op),
+        *halo_rows(op, cut),
+    ]
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid and all(op.outs[0].shape):
         rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in cut]
     return rows
 
 
-# ---- split into several results ----------------------------------------------------------------------------------------------------
+# ---- split into several results -----------------------------------------------------------------
 
 
 def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
@@ -101,7 +128,9 @@ def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
     total, needs, before = sum(sizes), [], 0
     for size in sizes:
         chunk = -(-size // n)
-        needs.append(Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk))
+        needs.append(
+            Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk)
+        )
         before += size
     return needs
 
@@ -111,13 +140,18 @@ def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     if not ctx.in_axes(0, axis):
         return bind_with(ctx, args)
     ((name, n),) = ctx.in_axes(0, axis)
-    return [fetch(ctx, args[0], axis, name, need, None) for need in _split_needs(ctx.params["sizes"], n)]
+    return [
+        fetch(ctx, args[0], axis, name, need, None) for need in _split_needs(ctx.params["sizes"], n)
+    ]
 
 
 @exchanges("split")
 def _split_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    return [Exchange(0, (d,), need, need.width) for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)]
+    return [
+        Exchange(0, (d,), need, need.width)
+        for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)
+    ]
 
 
 @rule("split", local=_split_local)
@@ -125,10 +159,13 @@ def _split(op: Op) -> Sequence[Row]:
     axis = op.params["axis"]
     dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.ins[0].shape)))
     rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs))), *moved_rows(op)]
-    return [*rows, *(halo_rows(op, [axis]) if all(a.shape[axis] >= op.axis_size for a in op.outs) else [])]
+    return [
+        *rows,
+        *(halo_rows(op, [axis]) if all(a.shape[axis] >= op.axis_size for a in op.outs) else []),
+    ]
 
 
-# ---- pad ---------------------------------------------------------------------------------------------------------------------------
+# ---- pad ----------------------------------------------------------------------------------------
 
 
 def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
@@ -139,7 +176,9 @@ def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windo
 def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     x, value = args
     config = list(ctx.params["padding_config"])
-    for d, (size, out) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)):
+    for d, (size, out) in enumerate(
+        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
+    ):
         windows = _pad_windows(ctx.params, d, size, out)
         if ctx.in_axes(0, d) and not windows.is_identity:
             ((axis, n),) = ctx.in_axes(0, d)
@@ -150,20 +189,27 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @exchanges("slice", "pad")
 def _window_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    windows = (_slice_windows if op.name == "slice" else _pad_windows)(op.params, d, op.ins[0].shape[d], op.outs[0].shape[d])
+    windows = (_slice_windows if op.name == "slice" else _pad_windows)(
+        op.params, d, op.ins[0].shape[d], op.outs[0].shape[d]
+    )
     return [windows.exchange(0, d, op.axis_size)]
 
 
 @rule("pad", local=_pad_local)
 def _pad(op: Op) -> Sequence[Row]:
-    """Operand and padding value together: a partial operand wants a partial value, so `pad(P, 1.0)` adds 1 once."""
+    """Operand and padding value together: a partial operand wants a partial value, so `pad(P, 1.0)`
+    adds 1 once."""
     whole = [tuple(c) == (0, 0, 0) for c in op.params["padding_config"]]
     dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
     padded = [d for d, w in enumerate(whole) if not w and op.ins[0].shape[d] >= op.axis_size]
-    return [*split_rows(op, FactorMap(ins=(dims, ()), outs=(dims,))), *moved_rows(op), *halo_rows(op, padded)]
+    return [
+        *split_rows(op, FactorMap(ins=(dims, ()), outs=(dims,))),
+        *moved_rows(op),
+        *halo_rows(op, padded),
+    ]
 
 
-# ---- rev ---------------------------------------------------------------------------------------------------------------------------
+# ---- rev ----------------------------------------------------------------------------------------
 
 
 def _mirrored(size: int, n: int) -> Need:
@@ -189,11 +235,17 @@ def _rev_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("rev", local=_rev_local)
 def _rev(op: Op) -> Sequence[Row]:
-    dims = tuple(None if i in op.params["dimensions"] else f"d{i}" for i in range(len(op.ins[0].shape)))
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op), *halo_rows(op, op.params["dimensions"])]
+    dims = tuple(
+        None if i in op.params["dimensions"] else f"d{i}" for i in range(len(op.ins[0].shape))
+    )
+    return [
+        *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
+        *moved_rows(op),
+        *halo_rows(op, op.params["dimensions"]),
+    ]
 
 
-# ---- concatenate -------------------------------------------------------------------------------------------------------------------
+# ---- concatenate --------------------------------------------------------------------------------
 
 
 def _joined(sizes: Sequence[int], n: int) -> list[Need]:
@@ -220,7 +272,9 @@ def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         if ctx.in_axes(k, d):
             piece = fetch(ctx, x, d, axis, need, None)
         else:
-            piece = picked_along(x, lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, d)
+            piece = picked_along(
+                x, lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, d
+            )
         out = piece if out is None else jnp.where(index >= before, piece, out)
         before += need.size
     return [out]
@@ -230,21 +284,32 @@ def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
-    return [Exchange(k, (d,), need, need.width) for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True)) if atom == Split(d)]
+    return [
+        Exchange(k, (d,), need, need.width)
+        for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True))
+        if atom == Split(d)
+    ]
 
 
 @rule("concatenate", local=_concatenate_local)
 def _concatenate(op: Op) -> Sequence[Row]:
     axis = int(op.params["dimension"])
     dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.outs[0].shape)))
-    return [*split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))), *moved_rows(op), *halo_rows(op, [axis])]
+    return [
+        *split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))),
+        *moved_rows(op),
+        *halo_rows(op, [axis]),
+    ]
 
 
-# ---- reshape -----------------------------------------------------------------------------------------------------------------------
+# ---- reshape ------------------------------------------------------------------------------------
 
 
-def reshape_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The finest common grouping of dims of a reshape: each pair of dim lists holds the same number of elements.
+def reshape_groups(
+    source: Sequence[int], target: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """The finest common grouping of dims of a reshape: each pair of dim lists holds the same number
+    of elements.
 
     >>> reshape_groups((6, 4), (2, 3, 4))
     [([0], [0, 1]), ([1], [2])]
@@ -272,7 +337,8 @@ def reshape_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[l
 
 
 def _leads(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, list[int]]]:
-    """For each group of a reshape, the leading dims on both sides and the source's dims of the group."""
+    """For each group of a reshape, the leading dims on both sides and the source's dims of the
+    group."""
     found = []
     for left, right in reshape_groups(source, target):
         lead = next((d for d in left if source[d] > 1), None)
@@ -282,17 +348,37 @@ def _leads(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int,
     return found
 
 
-def _keeps(source: Sequence[int], target: Sequence[int], lead: int, lead_out: int, group: Sequence[int], n: int) -> bool:
+def _keeps(
+    source: Sequence[int],
+    target: Sequence[int],
+    lead: int,
+    lead_out: int,
+    group: Sequence[int],
+    n: int,
+) -> bool:
     """Whether the shards of a split leading dim, reshaped, are the shards of the result's."""
     a, b = source[lead], target[lead_out]
     return (a % n == 0 and b % n == 0) or (a == b and a == math.prod(source[d] for d in group))
 
 
-def _regrouped(source: Sequence[int], target: Sequence[int], lead: int, lead_out: int, group: Sequence[int], n: int) -> Need:
-    """Who needs what of a group's elements in order: blocks of whole rows of the leading dims on both sides."""
+def _regrouped(
+    source: Sequence[int],
+    target: Sequence[int],
+    lead: int,
+    lead_out: int,
+    group: Sequence[int],
+    n: int,
+) -> Need:
+    """Who needs what of a group's elements in order: blocks of whole rows of the leading dims on
+    both sides."""
     size = math.prod(source[d] for d in group)
     wanted = -(-target[lead_out] // n) * (size // target[lead_out])
-    return Need(size, -(-source[lead] // n) * (size // source[lead]), tuple(wanted * i for i in range(n)), wanted)
+    return Need(
+        size,
+        -(-source[lead] // n) * (size // source[lead]),
+        tuple(wanted * i for i in range(n)),
+        wanted,
+    )
 
 
 def _order(params: dict[str, Any], rank: int) -> tuple[int, ...]:
@@ -312,7 +398,14 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
                 # From the last group on, so that dims before keep their numbers.
                 ((axis, n),) = axes
                 flat = x.reshape(*x.shape[: group[0]], -1, *x.shape[group[-1] + 1 :])
-                x = fetch(ctx, flat, group[0], axis, _regrouped(source, target, lead, lead_out, group, n), None)
+                x = fetch(
+                    ctx,
+                    flat,
+                    group[0],
+                    axis,
+                    _regrouped(source, target, lead, lead_out, group, n),
+                    None,
+                )
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
 
 
@@ -320,14 +413,19 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     order = _order(op.params, len(op.ins[0].shape))
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
-    lead, lead_out, group = next(g for g in _leads(source, target) if (Split(order[g[0]]), Split(g[1])) == (row.ins[0], row.outs[0]))
+    lead, lead_out, group = next(
+        g
+        for g in _leads(source, target)
+        if (Split(order[g[0]]), Split(g[1])) == (row.ins[0], row.outs[0])
+    )
     need = _regrouped(source, target, lead, lead_out, group, op.axis_size)
     return [Exchange(0, tuple(order[d] for d in group), need, need.width)]
 
 
 @rule("reshape", local=_reshape_local)
 def _reshape(op: Op) -> Sequence[Row]:
-    """The leading dim of each group of dims splits: where the axis divides both sides or the dim is kept, locally; else elements move."""
+    """The leading dim of each group of dims splits: where the axis divides both sides or the dim is
+    kept, locally; else elements move."""
     order = _order(op.params, len(op.ins[0].shape))
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
     dims: list[str | None] = [None] * len(source)
@@ -339,4 +437,8 @@ def _reshape(op: Op) -> Sequence[Row]:
                 dims[order[lead]] = out[lead_out] = f"g{lead}"
             elif min(source[lead], target[lead_out]) >= op.axis_size:
                 moved.append(Row((Split(order[lead]),), (Split(lead_out),), kernel="halo"))
-    return [*split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))), *moved_rows(op), *moved]
+    return [
+        *split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))),
+        *moved_rows(op),
+        *moved,
+    ]

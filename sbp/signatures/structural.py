@@ -1,4 +1,5 @@
-"""Primitives that move whole dims without computing: they carry every partial, and each dim that keeps its extent splits."""
+"""Primitives that move whole dims without computing: they carry every partial, and each dim that
+keeps its extent splits."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def _squeeze(op: Op) -> Sequence[Row]:
 def _stack(op: Op) -> Sequence[Row]:
     dims = list(_dims(len(op.ins[0].shape)))
     out = [*dims[: op.params["axis"]], None, *dims[op.params["axis"] :]]
-    return [*split_rows(op, FactorMap(ins=(tuple(dims),) * len(op.ins), outs=(tuple(out),))), *moved_rows(op)]
+    return [
+        *split_rows(op, FactorMap(ins=(tuple(dims),) * len(op.ins), outs=(tuple(out),))),
+        *moved_rows(op),
+    ]
 
 
 @rule("unstack", local=_same)
@@ -68,23 +72,38 @@ def _tile(op: Op) -> Sequence[Row]:
 
 @rule("bitcast_convert_type", local=_same)
 def _bitcast_convert_type(op: Op) -> Sequence[Row]:
-    """Dims split, except the last one of the side with the narrower dtype, which holds the pieces of one element."""
+    """Dims split, except the last one of the side with the narrower dtype, which holds the pieces
+    of one element."""
     rank = min(len(op.ins[0].shape), len(op.outs[0].shape))
-    ins, out = (tuple(f"d{i}" if i < rank else None for i in range(len(a.shape))) for a in (op.ins[0], op.outs[0]))
+    ins, out = (
+        tuple(f"d{i}" if i < rank else None for i in range(len(a.shape)))
+        for a in (op.ins[0], op.outs[0])
+    )
     rows = split_rows(op, FactorMap(ins=(ins,), outs=(out,)))
     dtypes = op.ins[0].dtype, op.outs[0].dtype
     if all(jnp.issubdtype(d, jnp.integer) for d in dtypes):
         # Bits do not see each other; a sum or product modulo 2**k does not see the sign.
-        rows += monoid_rows(op, "and", "or", *(("sum", "prod") if jnp.iinfo(dtypes[0]).bits == jnp.iinfo(dtypes[1]).bits else ()))
+        rows += monoid_rows(
+            op,
+            "and",
+            "or",
+            *(("sum", "prod") if jnp.iinfo(dtypes[0]).bits == jnp.iinfo(dtypes[1]).bits else ()),
+        )
     return rows
 
 
 def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Counted in int32 and cast once: in bfloat16 a rounded offset plus a rounded index is not the rounded sum."""
+    """Counted in int32 and cast once: in bfloat16 a rounded offset plus a rounded index is not the
+    rounded sum."""
     dim, shape = ctx.params["dimension"], ctx.local_outs[0]
     if shape[dim] == ctx.global_outs[0].shape[dim]:
         return bind_with(ctx, (), shape=shape)
-    return [lax.convert_element_type(lax.broadcasted_iota(jnp.int32, shape, dim) + ctx.out_offset(0, dim), ctx.params["dtype"])]
+    return [
+        lax.convert_element_type(
+            lax.broadcasted_iota(jnp.int32, shape, dim) + ctx.out_offset(0, dim),
+            ctx.params["dtype"],
+        )
+    ]
 
 
 @rule("iota", local=_iota_local)
@@ -94,5 +113,6 @@ def _iota(op: Op) -> Sequence[Row]:
 
 @rule("empty", local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0]))
 def _empty(op: Op) -> Sequence[Row]:
-    """Zeros where JAX is without an uninitialised buffer, anything where it has one: of any type."""
+    """Zeros where JAX is without an uninitialised buffer, anything where it has one: of any
+    type."""
     return split_rows(op, FactorMap(ins=((),) * len(op.ins), outs=(_dims(len(op.outs[0].shape)),)))

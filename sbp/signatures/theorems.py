@@ -1,7 +1,7 @@
 """What a theorem is, and whether Z3 proves it.
 
-A theorem from premises that contradict each other proves anything, so premises are shown satisfiable first; a limit that is hit is
-`unknown`, which is never `proved`.
+A theorem from premises that contradict each other proves anything, so premises are shown
+satisfiable first; a limit that is hit is `unknown`, which is never `proved`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Theorem:
 
 
 def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
-    """Whether a theorem holds; `vacuous` when its premises cannot be met, `unknown` when a limit was hit."""
+    """Whether a theorem holds; `vacuous` when its premises cannot be met, `unknown` when a limit
+    was hit."""
     solver = z3.Solver()
     solver.set(rlimit=rlimit)
     solver.add(*theorem.premises)
@@ -38,7 +39,8 @@ def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
 
 
 def counterexample(theorem: Theorem, rlimit: int = RLIMIT) -> str:
-    """Values that a theorem's claim is wrong for; empty where it holds, or where none were found within the limit.
+    """Values that a theorem's claim is wrong for; empty where it holds, or where none were found
+    within the limit.
 
     >>> x = z3.Real("x")
     >>> counterexample(Theorem((x > 0, x <= 1), x < 1))

@@ -1,4 +1,5 @@
-"""Reductions over sliding windows and the derivatives of their maxima; along a split dim, neighbours send what windows reach."""
+"""Reductions over sliding windows and the derivatives of their maxima; along a split dim,
+neighbours send what windows reach."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ import numpy as np
 from jax import lax
 
 from sbp.signatures.exchange import Need, fetch, of_device
-from sbp.signatures.factors import FactorMap, admissible, linear_rows, monoid_rows, moved_rows, split_rows
+from sbp.signatures.factors import (
+    FactorMap,
+    admissible,
+    linear_rows,
+    monoid_rows,
+    moved_rows,
+    split_rows,
+)
 from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import neutral
@@ -35,28 +43,46 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
 
 
 def _dims(op: Op, operand: Any, out: Any) -> tuple[tuple[str | None, ...], list[int]]:
-    """Factors of the dims that windows do not slide along, and the other dims, of what windows read and what they give."""
+    """Factors of the dims that windows do not slide along, and the other dims, of what windows read
+    and what they give."""
     sizes = zip(operand.shape, out.shape, strict=True)
-    slides = [d for d, (size, result) in enumerate(sizes) if not windows_of(op.params, d, size, result).is_identity]
+    slides = [
+        d
+        for d, (size, result) in enumerate(sizes)
+        if not windows_of(op.params, d, size, result).is_identity
+    ]
     return tuple(None if d in slides else f"d{d}" for d in range(len(operand.shape))), slides
 
 
 def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
-    """The window parameters with no padding and no base dilation along some dims: the exchange has put both down."""
-    changed: dict[str, Any] = {"padding": tuple((0, 0) if d in dims else tuple(p) for d, p in enumerate(params["padding"]))}
+    """The window parameters with no padding and no base dilation along some dims: the exchange has
+    put both down."""
+    changed: dict[str, Any] = {
+        "padding": tuple((0, 0) if d in dims else tuple(p) for d, p in enumerate(params["padding"]))
+    }
     if params.get("base_dilation") is not None:
-        changed["base_dilation"] = tuple(1 if d in dims else b for d, b in enumerate(params["base_dilation"]))
+        changed["base_dilation"] = tuple(
+            1 if d in dims else b for d, b in enumerate(params["base_dilation"])
+        )
     return changed
 
 
-def _fetched(ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """The operands of a window reduction with what their windows read along split dims, and those dims."""
+def _fetched(
+    ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
+) -> tuple[list[Any], list[int]]:
+    """The operands of a window reduction with what their windows read along split dims, and those
+    dims."""
     out, dims = list(xs), []
-    for d, (size, result) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)):
+    for d, (size, result) in enumerate(
+        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
+    ):
         windows = windows_of(ctx.params, d, size, result)
         if ctx.in_axes(0, d) and not windows.is_identity:
             ((axis, n),) = ctx.in_axes(0, d)
-            out = [padded_shard(ctx, x, d, axis, n, windows, fill) for x, fill in zip(out, fills, strict=True)]
+            out = [
+                padded_shard(ctx, x, d, axis, n, windows, fill)
+                for x, fill in zip(out, fills, strict=True)
+            ]
             dims.append(d)
     return out, dims
 
@@ -70,14 +96,25 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     count = len(args) // 2
     xs, dims = _fetched(ctx, args[:count], args[count:])
-    return bind_with(ctx, [*xs, *args[count:]], **(_without_padding(ctx.params, dims) if dims else {}))
+    return bind_with(
+        ctx, [*xs, *args[count:]], **(_without_padding(ctx.params, dims) if dims else {})
+    )
 
 
-@exchanges("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_gather_add")
+@exchanges(
+    "reduce_window_sum",
+    "reduce_window_max",
+    "reduce_window_min",
+    "reduce_window",
+    "select_and_gather_add",
+)
 def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     moved = [(k, a) for k, a in enumerate(op.ins) if a.shape]
-    return [windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, op.axis_size) for k, a in moved]
+    return [
+        windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, op.axis_size)
+        for k, a in moved
+    ]
 
 
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", local=_reduce_local)
@@ -85,7 +122,11 @@ def _reduce_window(op: Op) -> Sequence[Row]:
     dims, slides = _dims(op, op.ins[0], op.outs[0])
     monoid = op.name.rsplit("_", 1)[-1]
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
-    return [*rows, *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []), *_halo(op, slides)]
+    return [
+        *rows,
+        *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []),
+        *_halo(op, slides),
+    ]
 
 
 @rule("reduce_window", local=_reduce_by_local)
@@ -93,14 +134,24 @@ def _reduce_window_by(op: Op) -> Sequence[Row]:
     """By any function, from initial values, which are the padding too."""
     count = len(op.ins) // 2
     dims, slides = _dims(op, op.ins[0], op.outs[0])
-    return [*split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)), *_halo(op, slides)]
+    return [
+        *split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)),
+        *_halo(op, slides),
+    ]
 
 
 def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
-    return halo_rows(op, [d for d in dims if all(a.shape[d] >= op.axis_size for a in (*op.ins, *op.outs) if a.shape)])
+    return halo_rows(
+        op,
+        [
+            d
+            for d in dims
+            if all(a.shape[d] >= op.axis_size for a in (*op.ins, *op.outs) if a.shape)
+        ],
+    )
 
 
-# ---- derivatives of a maximum over windows -----------------------------------------------------------------------------------------
+# ---- derivatives of a maximum over windows ------------------------------------------------------
 
 
 def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
@@ -117,13 +168,19 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("select_and_gather_add", local=_gather_local)
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
-    """The tangent of the element that each window chooses by the second operand; linear in the first."""
+    """The tangent of the element that each window chooses by the second operand; linear in the
+    first."""
     dims, slides = _dims(op, op.ins[0], op.outs[0])
-    return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *moved_rows(op, (0,)), *_halo(op, slides)]
+    return [
+        *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
+        *moved_rows(op, (0,)),
+        *_halo(op, slides),
+    ]
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
-    """For the devices of an axis: which windows touch their elements, and what these windows read."""
+    """For the devices of an axis: which windows touch their elements, and what these windows
+    read."""
     held = -(-windows.size // n)
     first = [-((windows.window - 1 - windows.low - held * i) // windows.stride) for i in range(n)]
     last = [(held * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
@@ -134,10 +191,13 @@ def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """All windows that touch the shard run on what they read; of their result, the shard's own elements are kept."""
+    """All windows that touch the shard run on what they read; of their result, the shard's own
+    elements are kept."""
     source, operand = args
     padding, cuts = list(map(tuple, ctx.params["padding"])), []
-    for d, (out, size) in enumerate(zip(ctx.global_ins[0].shape, ctx.global_ins[1].shape, strict=True)):
+    for d, (out, size) in enumerate(
+        zip(ctx.global_ins[0].shape, ctx.global_ins[1].shape, strict=True)
+    ):
         windows = windows_of(ctx.params, d, size, out)
         if not ctx.in_axes(1, d) or windows.is_identity:
             continue
@@ -153,7 +213,9 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         padding[d] = (0, 0)
     (out,) = bind_with(ctx, (source, operand), padding=tuple(padding))
     for d, config, start, held in cuts:
-        out = lax.dynamic_slice_in_dim(lax.pad(out, np.zeros((), out.dtype), config), start, held, d)
+        out = lax.dynamic_slice_in_dim(
+            lax.pad(out, np.zeros((), out.dtype), config), start, held, d
+        )
     return [out]
 
 
@@ -161,16 +223,23 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     source, operand = op.ins
-    cotangents, read = _touching(windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size)
+    cotangents, read = _touching(
+        windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size
+    )
     return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
 
 
 @rule("select_and_scatter_add", local=_scatter_local)
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
-    """Adds each window's cotangent to the element that it chooses by the second operand; linear in the first."""
+    """Adds each window's cotangent to the element that it chooses by the second operand; linear in
+    the first."""
     source, operand = op.ins
     dims, slides = _dims(op, operand, source)
-    return [*split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))), *linear_rows(op, (0,)), *_halo(op, slides)]
+    return [
+        *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
+        *linear_rows(op, (0,)),
+        *_halo(op, slides),
+    ]
 
 
 @rule("select_and_scatter", local=lambda ctx, args: bind_with(ctx, args))

@@ -1,4 +1,5 @@
-"""Function -> Graph: traces on ShapeDtypeStructs, inlines calls, keeps control flow as regions and the user's lines on nodes."""
+"""Function -> Graph: traces on ShapeDtypeStructs, inlines calls, keeps control flow as regions and
+the user's lines on nodes."""
 
 from __future__ import annotations
 
@@ -29,14 +30,19 @@ _INLINED = {
     "custom_vmap_call": "call",
     "linear_call": "callee",
 }
-"""Primitives that only call a jaxpr, with the parameter that holds it (one of several names); names of several JAX releases."""
+"""Primitives that only call a jaxpr, with the parameter that holds it (one of several names); names
+of several JAX releases."""
 
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
-_DROPPED = frozenset({"device_put", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"})
+_DROPPED = frozenset(
+    {"device_put", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"}
+)
 
 
 @collecting_less()
-def trace(fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()) -> tuple[Graph, Any]:
+def trace(
+    fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()
+) -> tuple[Graph, Any]:
     """Traces a function of flat arguments.
 
     Arguments:
@@ -79,7 +85,13 @@ class _Builder:
         self.avals[value] = _jax.plain_aval(aval)
         return value
 
-    def graph(self, jaxpr: Any, input_names: tuple[str, ...] = (), stack: tuple[Span, ...] = (), scope: str = "") -> Graph:
+    def graph(
+        self,
+        jaxpr: Any,
+        input_names: tuple[str, ...] = (),
+        stack: tuple[Span, ...] = (),
+        scope: str = "",
+    ) -> Graph:
         opened, consts = _jax.open_jaxpr(jaxpr)
         env: dict[Any, Operand] = {}
         for var, value in zip(opened.constvars, consts, strict=True):
@@ -102,7 +114,14 @@ class _Builder:
             return Constant(atom.val, _jax.plain_aval(atom.aval))
         return env[atom]
 
-    def equations(self, jaxpr: Any, env: dict[Any, Operand], nodes: list[Node], stack: tuple[Span, ...], scope: str) -> None:
+    def equations(
+        self,
+        jaxpr: Any,
+        env: dict[Any, Operand],
+        nodes: list[Node],
+        stack: tuple[Span, ...],
+        scope: str,
+    ) -> None:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             frames = self.frames_of(eqn) or stack
@@ -110,17 +129,28 @@ class _Builder:
             operands = tuple(self.read(env, v) for v in eqn.invars)
             if name in _INLINED or name == "custom_linear_solve":
                 if name == "custom_linear_solve":
-                    called, operands = eqn.params["jaxprs"].solve, _solve_operands(eqn.params["const_lengths"], operands)
+                    called, operands = (
+                        eqn.params["jaxprs"].solve,
+                        _solve_operands(eqn.params["const_lengths"], operands),
+                    )
                 else:
                     called = next(eqn.params[k] for k in _INLINED[name].split() if k in eqn.params)
                 body, consts = _jax.open_jaxpr(called)
-                if name in _REMAT and eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+                if (
+                    name in _REMAT
+                    and eqn.params.get("differentiated")
+                    and eqn.params.get("prevent_cse")
+                ):
                     operands = self.barrier(eqn, operands, nodes, frames, here)
                 inner: dict[Any, Operand] = {}
                 for var, value in zip(body.constvars, consts, strict=True):
                     inner[var] = Constant(value, _jax.plain_aval(var.aval))
                 inner.update(zip(body.invars, operands, strict=True))
-                inside = here + "/rematted_computation" if name in _REMAT and eqn.params.get("differentiated") else here
+                inside = (
+                    here + "/rematted_computation"
+                    if name in _REMAT and eqn.params.get("differentiated")
+                    else here
+                )
                 self.equations(body, inner, nodes, frames, inside)
                 for var, out in zip(eqn.outvars, body.outvars, strict=True):
                     env[var] = self.read(inner, out)
@@ -150,11 +180,20 @@ class _Builder:
             )
 
     def barrier(
-        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], frames: tuple[Span, ...], scope: str
+        self,
+        eqn: Any,
+        operands: tuple[Operand, ...],
+        nodes: list[Node],
+        frames: tuple[Span, ...],
+        scope: str,
     ) -> tuple[Operand, ...]:
-        """The barrier that rematerialisation needs: without it XLA merges the second computation with the first (pitfall 4.3.4)."""
+        """The barrier that rematerialisation needs: without it XLA merges the second computation
+        with the first (pitfall 4.3.4)."""
         prevent = eqn.params["prevent_cse"]
-        held = [isinstance(o, int) and p for o, p in zip(operands, _flags(prevent, operands), strict=True)]
+        held = [
+            isinstance(o, int) and p
+            for o, p in zip(operands, _flags(prevent, operands), strict=True)
+        ]
         through = tuple(o for o, h in zip(operands, held, strict=True) if h)
         if not through:
             return operands
@@ -176,7 +215,9 @@ class _Builder:
         fresh = iter(outputs)
         return tuple(next(fresh) if h else o for o, h in zip(operands, held, strict=True))
 
-    def regions(self, name: str, params: dict[str, Any], stack: tuple[Span, ...], scope: str) -> tuple[Graph, ...]:
+    def regions(
+        self, name: str, params: dict[str, Any], stack: tuple[Span, ...], scope: str
+    ) -> tuple[Graph, ...]:
         match name:
             case "scan":
                 keys = ["jaxpr"]
@@ -203,14 +244,16 @@ class _Builder:
         if eqn.primitive.name == "io_callback" and eqn.outvars:
             where = f" at {frames[0]}" if frames else ""
             raise SbpError(
-                f"io_callback with results{where} cannot run once for all devices; use jax.pure_callback or return nothing",
+                f"io_callback with results{where} cannot run once for all devices; use"
+                " jax.pure_callback or return nothing",
                 code="unsupported-effect",
                 span=frames[0] if frames else None,
             )
 
 
 def _solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """What the solve of a custom_linear_solve takes: its own constants and the right-hand sides; the others are for derivatives."""
+    """What the solve of a custom_linear_solve takes: its own constants and the right-hand sides;
+    the others are for derivatives."""
     before = lengths.matvec + lengths.vecmat
     return operands[before : before + lengths.solve] + operands[sum(lengths) :]
 

@@ -1,4 +1,5 @@
-"""Runs a graph on values as it stands: the body of a hand-written region on one device's shards, where named axes are bound."""
+"""Runs a graph on values as it stands: the body of a hand-written region on one device's shards,
+where named axes are bound."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ Special = Mapping[str, Callable[[Node, Sequence[Any]], list[Any]]]
 _WITHOUT_MESH = ("sharding", "out_sharding")
 """Parameters that name the mesh of the trace; the shards that an equation runs on have none."""
 
-_UNREDUCED = ("unreduced_", "all_gather_reduced", "preduced", "reduced_vary_cast", "vary_unreduced_cast")
+_UNREDUCED = (
+    "unreduced_",
+    "all_gather_reduced",
+    "preduced",
+    "reduced_vary_cast",
+    "vary_unreduced_cast",
+)
 
 
 def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) -> list[Any]:
@@ -37,7 +44,11 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
     def read(operand: Operand) -> Any:
         if not isinstance(operand, Constant):
             return env[operand]
-        return operand.value if _jax.is_extended(operand.aval.dtype) else jnp.asarray(operand.value, operand.aval.dtype)
+        return (
+            operand.value
+            if _jax.is_extended(operand.aval.dtype)
+            else jnp.asarray(operand.value, operand.aval.dtype)
+        )
 
     for node in graph.nodes:
         with _jax.source_context(node.source_info):
@@ -71,7 +82,9 @@ def _run(node: Node, args: list[Any], special: Special) -> list[Any]:
             turn: Callable[[Any], Any] = lambda carry: tuple(body(1, [*args[c : c + b], *carry]))  # noqa: E731
             return list(lax.while_loop(go, turn, tuple(args[c + b :])))
         case "cond":
-            branches = [lambda *values, n=n: tuple(body(n, values)) for n in range(len(node.regions))]
+            branches = [
+                lambda *values, n=n: tuple(body(n, values)) for n in range(len(node.regions))
+            ]
             return list(lax.switch(args[0], branches, *args[1:]))
         case "optimization_barrier":
             return _jax.optimization_barrier(args)
@@ -80,8 +93,23 @@ def _run(node: Node, args: list[Any], special: Special) -> list[Any]:
         case "psum_invariant":
             return [lax.psum(x, params["axes"]) for x in args]
         case "all_gather_invariant":
-            return [lax.all_gather(x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]) for x in args]
+            return [
+                lax.all_gather(
+                    x,
+                    params["axis_name"],
+                    axis=params["all_gather_dimension"],
+                    tiled=params["tiled"],
+                )
+                for x in args
+            ]
         case op if op.startswith(_UNREDUCED):
-            raise SbpError(f"{op}, a collective of JAX's explicit mode, inside a hand-written region; use psum and all_gather there")
+            raise SbpError(
+                f"{op}, a collective of JAX's explicit mode, inside a hand-written region; use psum"
+                " and all_gather there"
+            )
         case _:
-            return _jax.bind(node.primitive, args, params | {name: None for name in _WITHOUT_MESH if name in params})
+            return _jax.bind(
+                node.primitive,
+                args,
+                params | {name: None for name in _WITHOUT_MESH if name in params},
+            )

@@ -1,4 +1,5 @@
-"""The Graph: a traced step as nodes over numbered values, with control flow as rewritable regions."""
+"""The Graph: a traced step as nodes over numbered values, with control flow as rewritable
+regions."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class Node:
         return "transpose(" in self.scope
 
     def params_key(self, kept: list[Any]) -> tuple[tuple[str, Any], ...]:
-        """The parameters as a dictionary key; those without a hash stand by identity, and go into `kept`, which has to live as long."""
+        """The parameters as a dictionary key; those without a hash stand by identity, and go into
+        `kept`, which has to live as long."""
         items: list[tuple[str, Any]] = []
         for name in sorted(self.params):
             value = self.params[name]
@@ -73,7 +75,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
-    """A function as nodes in program order. Value ids are unique over the whole program, regions included.
+    """A function as nodes in program order. Value ids are unique over the whole program, regions
+    included.
 
     Arguments:
       inputs: value ids of the arguments (of a region: in the order of its primitive).

@@ -1,7 +1,9 @@
-"""Value numbering: which values of a program are equal, since the same operations made them of the same values.
+"""Value numbering: which values of a program are equal, since the same operations made them of the
+same values.
 
-Gradients compute again what the forward pass has computed: `jax.checkpoint` in their scans, and the operations of one block that JAX
-traces twice. Slices of stacked values are followed into the loop that stacked them.
+Gradients compute again what the forward pass has computed: `jax.checkpoint` in their scans, and the
+operations of one block that JAX traces twice. Slices of stacked values are followed into the loop
+that stacked them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ SAME = frozenset({"sbp_annotate", "optimization_barrier"})
 
 
 class Numbering:
-    """A number for each value: equal numbers, equal values (in a loop: at the same index of its stacked operands)."""
+    """A number for each value: equal numbers, equal values (in a loop: at the same index of its
+    stacked operands)."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
@@ -35,8 +38,16 @@ class Numbering:
     def of(self, operand: Operand) -> Hashable:
         """The number of a value; of a constant what stands for it."""
         if isinstance(operand, Constant):
-            value = np.asarray(operand.value) if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype) else None
-            return ("constant", str(operand.aval.dtype), value.tobytes()) if value is not None else ("array", id(operand.value))
+            value = (
+                np.asarray(operand.value)
+                if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype)
+                else None
+            )
+            return (
+                ("constant", str(operand.aval.dtype), value.tobytes())
+                if value is not None
+                else ("array", id(operand.value))
+            )
         return self._of[operand]
 
     def _number(self, key: Any) -> int:
@@ -56,7 +67,11 @@ class Numbering:
         for node in graph.nodes:
             if node.op in SAME:
                 for operand, value in zip(node.inputs, node.outputs, strict=True):
-                    self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
+                    self._of[value] = (
+                        self._number(("same", self.of(operand)))
+                        if isinstance(operand, Constant)
+                        else self._of[operand]
+                    )
             elif node.op == "scan":
                 self._scan(node)
             elif node.regions:
@@ -72,14 +87,25 @@ class Numbering:
     def _scan(self, node: Node) -> None:
         (body,) = node.regions
         consts, carry = node.params["num_consts"], node.params["num_carry"]
-        # The index that values depend on: one for all loops of a length side by side, another for each depth.
+        # The index that values depend on: one for all loops of a length side by side, another for
+        # each depth.
         index = (self._inside, int(node.params["length"]))
         for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
             if position < consts:
-                self._of[value] = self._number(("same", self.of(operand))) if isinstance(operand, Constant) else self._of[operand]
+                self._of[value] = (
+                    self._number(("same", self.of(operand)))
+                    if isinstance(operand, Constant)
+                    else self._of[operand]
+                )
             elif position >= consts + carry:
-                whole: tuple[Any, ...] = self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
-                self._of[value] = whole[2] if whole[:2] == ("stack", index) else self._number(("at", index, self.of(operand)))
+                whole: tuple[Any, ...] = (
+                    self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
+                )
+                self._of[value] = (
+                    whole[2]
+                    if whole[:2] == ("stack", index)
+                    else self._number(("at", index, self.of(operand)))
+                )
         outside, self._inside = self._inside, index
         self.enter(body)
         self._inside = outside
@@ -104,7 +130,8 @@ class Twins:
 
 
 def twins(graph: Graph) -> Twins:
-    """What gradients make again, and what it equals: in the same block, or in scans of as many trips.
+    """What gradients make again, and what it equals: in the same block, or in scans of as many
+    trips.
 
     What scans take is among it, where an earlier one takes the same.
     """
@@ -126,4 +153,7 @@ def twins(graph: Graph) -> Twins:
     for node in reversed(graph.nodes):
         if node.backward and not again.isdisjoint(node.outputs):
             again.update(o for o in node.inputs if isinstance(o, int))
-    return Twins(again=frozenset(again), times={v: len(turns) for turns in several for values in turns for v in values})
+    return Twins(
+        again=frozenset(again),
+        times={v: len(turns) for turns in several for values in turns for v in values},
+    )

@@ -1,7 +1,8 @@
-"""Symbolic sizes in a traced program: expressions such as `8*b`, their values, and the program at one choice of them.
+"""Symbolic sizes in a traced program: expressions such as `8*b`, their values, and the program at
+one choice of them.
 
-An expression is what `jax.export.symbolic_shape` makes. Its text is the common ground of all who ask for its value: integers here,
-Z3's integers in `sbp.infer.sizes`.
+An expression is what `jax.export.symbolic_shape` makes. Its text is the common ground of all who
+ask for its value: integers here, Z3's integers in `sbp.infer.sizes`.
 
     >>> import jax
     >>> (size,) = jax.export.symbolic_shape("8*b + 4")
@@ -34,7 +35,11 @@ Functions = Mapping[str, Callable[[Any, Any], Any]]
 
 INTEGERS: Functions = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
 
-_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -43,7 +48,14 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_COMPARED: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_COMPARED: dict[type, str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,7 +111,8 @@ def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
     for aval in avals:
         if is_symbolic([aval]):
             raise SbpError(
-                f"{what} needs concrete sizes, got the shape {shape_text(aval.shape)}; give numbers, and use .check for symbolic sizes",
+                f"{what} needs concrete sizes, got the shape {shape_text(aval.shape)}; give"
+                " numbers, and use .check for symbolic sizes",
                 code="symbolic-sizes",
             )
 
@@ -119,15 +132,17 @@ def constraints_of(dims: Iterable[Any]) -> tuple[str, ...]:
     scopes = {id(d.scope): d.scope for d in dims}
     if len(scopes) > 1:
         raise SbpError(
-            "the inputs have symbolic sizes of different scopes, so that equal names need not mean equal sizes; make all shapes with one "
-            "jax.export.SymbolicScope: symbolic_shape(.., scope=scope)",
+            "the inputs have symbolic sizes of different scopes, so that equal names need not mean"
+            " equal sizes; make all shapes with one jax.export.SymbolicScope: symbolic_shape(..,"
+            " scope=scope)",
             code="symbolic-sizes",
         )
     return tuple(c for scope in scopes.values() for c in _jax.scope_constraints(scope))
 
 
 def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
-    """A parameter of an equation with each symbolic size replaced; the same object where it has none.
+    """A parameter of an equation with each symbolic size replaced; the same object where it has
+    none.
 
     Raises:
       SbpError: `symbolic-sizes` where a size stands inside of a compiled or traced body.
@@ -144,28 +159,41 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
             return {k: map_sizes(v, of) for k, v in value.items()}
         case np.ndarray():
             return value
-        case _ if hasattr(value, "shape") and hasattr(value, "update") and is_symbolic([value]):  # an aval
+        case _ if (
+            hasattr(value, "shape") and hasattr(value, "update") and is_symbolic([value])
+        ):  # an aval
             return value.update(shape=map_sizes(tuple(value.shape), of))
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type | Graph):
-            changed = {f.name: map_sizes(getattr(value, f.name), of) for f in dataclasses.fields(value) if f.init}
+            changed = {
+                f.name: map_sizes(getattr(value, f.name), of)
+                for f in dataclasses.fields(value)
+                if f.init
+            }
             same = all(v is getattr(value, k) for k, v in changed.items())
             return value if same else dataclasses.replace(value, **changed)
         case _:
             if _jax.is_jaxpr(value) and is_symbolic(_jax.avals_in(value)):
-                raise SbpError("a symbolic size inside of a body that sbp does not type", code="symbolic-sizes")
+                raise SbpError(
+                    "a symbolic size inside of a body that sbp does not type", code="symbolic-sizes"
+                )
             return value
 
 
 def graph_at(graph: Graph, point: Point) -> Graph:
-    """A program traced with symbolic sizes, at one choice of them. Values and nodes keep their numbers.
+    """A program traced with symbolic sizes, at one choice of them. Values and nodes keep their
+    numbers.
 
     Where a size is a number of the program (a mean divides by it), it becomes a constant.
 
     Raises:
-      SbpError: `symbolic-sizes` for a primitive whose body has symbolic sizes and is not typed by sbp.
+      SbpError: `symbolic-sizes` for a primitive whose body has symbolic sizes and is not typed by
+          sbp.
     """
     at = lambda size: value_of(str(size), point)  # noqa: E731
-    avals = {v: _jax.empty_aval(map_sizes(a.shape, at), a.dtype, a.weak_type) for v, a in graph.avals.items()}
+    avals = {
+        v: _jax.empty_aval(map_sizes(a.shape, at), a.dtype, a.weak_type)
+        for v, a in graph.avals.items()
+    }
     constants: dict[int, Constant] = {}
 
     def of(operand: Operand) -> Operand:
@@ -178,14 +206,30 @@ def graph_at(graph: Graph, point: Point) -> Graph:
         for node in g.nodes:
             if node.op == "dim_as_value":
                 (out,) = node.outputs
-                constants[out] = Constant(np.asarray(at(node.params["dim"]), avals[out].dtype), avals[out])
+                constants[out] = Constant(
+                    np.asarray(at(node.params["dim"]), avals[out].dtype), avals[out]
+                )
                 continue
             try:
-                params = {k: visit(v) if isinstance(v, Graph) else map_sizes(v, at) for k, v in node.params.items()}
+                params = {
+                    k: visit(v) if isinstance(v, Graph) else map_sizes(v, at)
+                    for k, v in node.params.items()
+                }
             except SbpError as error:
-                raise SbpError(f"{node.op} has {error.message}; give numbers there", code=error.code, span=node.span) from error
+                raise SbpError(
+                    f"{node.op} has {error.message}; give numbers there",
+                    code=error.code,
+                    span=node.span,
+                ) from error
             inputs = tuple(of(o) for o in node.inputs)
-            nodes.append(dataclasses.replace(node, params=params, inputs=inputs, regions=tuple(visit(r) for r in node.regions)))
+            nodes.append(
+                dataclasses.replace(
+                    node,
+                    params=params,
+                    inputs=inputs,
+                    regions=tuple(visit(r) for r in node.regions),
+                )
+            )
         outputs = tuple(of(o) for o in g.outputs)
         return dataclasses.replace(g, nodes=tuple(nodes), outputs=outputs, avals=avals)
 
@@ -193,12 +237,18 @@ def graph_at(graph: Graph, point: Point) -> Graph:
 
 
 def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | None] | None:
-    """The first nodes in which two traces of one program differ, but for the arithmetic of sizes; None when they do not.
+    """The first nodes in which two traces of one program differ, but for the arithmetic of sizes;
+    None when they do not.
 
-    A program may be traced into other operations when its sizes have no numbers: `x[:n]` is a gather then, and a slice otherwise.
+    A program may be traced into other operations when its sizes have no numbers: `x[:n]` is a
+    gather then, and a slice otherwise.
     """
     for mine, theirs in itertools.zip_longest(_computing(graph), _computing(other)):
-        if mine is None or theirs is None or (mine.op, len(mine.outputs)) != (theirs.op, len(theirs.outputs)):
+        if (
+            mine is None
+            or theirs is None
+            or (mine.op, len(mine.outputs)) != (theirs.op, len(theirs.outputs))
+        ):
             return mine, theirs
         for a, b in zip(mine.regions, theirs.regions, strict=False):
             found = first_difference(a, b)

@@ -1,4 +1,5 @@
-"""Drawing one operation: which values it reads, with which parameters, and the functions it calls."""
+"""Drawing one operation: which values it reads, with which parameters, and the functions it
+calls."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ class Want:
     """A value that an operation reads.
 
     Arguments:
-      kinds: letters of what suits it: f floats, k floats that may have a kink there (exact ones where a gradient is taken), e exact
-        floats, s smooth use of float32 alone, i integers, u unsigned or signed integers, b booleans, c complex, r new-style keys.
+      kinds: letters of what suits it: f floats, k floats that may have a kink there (exact ones
+        where a gradient is taken), e exact floats, s smooth use of float32 alone, i integers, u
+        unsigned or signed integers, b booleans, c complex, r new-style keys.
       low, high: bounds on its rank.
       shape: its shape, from what was drawn before; None for any.
       dtype: its dtype likewise.
@@ -48,8 +50,10 @@ class Body:
 
     Arguments:
       params: what it takes.
-      results: the infos its outputs must have (shape and dtype), or None for any one to three values of its own.
-      takes, unpack, returns: its source, see `Block`; in `takes` and `unpack` {0}, {1} stand for parameters.
+      results: the infos its outputs must have (shape and dtype), or None for any one to three
+          values of its own.
+      takes, unpack, returns: its source, see `Block`; in `takes` and `unpack` {0}, {1} stand for
+      parameters.
       gradient: whether it is differentiated.
     """
 
@@ -70,7 +74,8 @@ class Op:
 
     Arguments:
       name: for coverage and for weights.
-      text: its source, slots in braces; lines before the last are statements; {me} is a number of its own.
+      text: its source, slots in braces; lines before the last are statements; {me} is a number of
+          its own.
       slots: what to draw, in order: values, functions and parameters.
       law: exactness of its results.
       weight: how often, relative to others.
@@ -159,11 +164,15 @@ def draw_op(op: Op, draw: Draw) -> tuple[str, tuple[tuple[str, str], ...]]:
     return text, tuple(draw.names.items())
 
 
-def suits(want: Want, info: Info, shape: tuple[int, ...] | None, dtype: str | None, gradient: bool) -> bool:
+def suits(
+    want: Want, info: Info, shape: tuple[int, ...] | None, dtype: str | None, gradient: bool
+) -> bool:
     """Whether a value is what an operation wants."""
     if (shape is not None and info.shape != shape) or (dtype is not None and info.dtype != dtype):
         return False
-    if not want.low <= info.ndim <= max(want.high, want.low) or (not want.empty and shape is None and info.size == 0):
+    if not want.low <= info.ndim <= max(want.high, want.low) or (
+        not want.empty and shape is None and info.size == 0
+    ):
         return False
     if info.size > MAX_ELEMENTS or (want.fits is not None and not want.fits(info)):
         return False
@@ -186,7 +195,9 @@ def _is_kind(letter: str, info: Info, gradient: bool) -> bool:
             return info.kind == letter
 
 
-def fresh_info(want: Want, rng: random.Random, shape: tuple[int, ...] | None, dtype: str | None, empty: bool) -> Info:
+def fresh_info(
+    want: Want, rng: random.Random, shape: tuple[int, ...] | None, dtype: str | None, empty: bool
+) -> Info:
     """What to make an argument of, where no value suits."""
     kind = rng.choice(want.kinds)
     if shape is None:
@@ -210,7 +221,9 @@ def fresh_info(want: Want, rng: random.Random, shape: tuple[int, ...] | None, dt
     info = Info(shape, dtype)
     if info.kind == "f":
         exact = kind in "ek" or rng.random() < 0.4
-        return Info(shape, dtype, exact, 3.0 if exact else 2.0, rng.choice((0, 1, 2)) if exact else 0)
+        return Info(
+            shape, dtype, exact, 3.0 if exact else 2.0, rng.choice((0, 1, 2)) if exact else 0
+        )
     if info.kind == "c":
         return Info(shape, dtype, False, 2.0)
     return Info(shape, dtype, True, 9.0 if info.kind == "i" else 1.0)
@@ -221,7 +234,11 @@ def data_of(info: Info, seed: int) -> str:
     rng, shape = f"np.random.default_rng({seed})", info.shape
     match info.kind:
         case "r":
-            return f"jax.random.key({seed})" if not shape else f"jax.random.split(jax.random.key({seed}), {shape})"
+            return (
+                f"jax.random.key({seed})"
+                if not shape
+                else f"jax.random.split(jax.random.key({seed}), {shape})"
+            )
         case "b":
             return f"{rng}.random({shape}) < 0.5"
         case "c":
@@ -239,6 +256,13 @@ def data_of(info: Info, seed: int) -> str:
             return f"np.asarray({rng}.normal(size={shape})).{cast}"
 
 
-def own_step(op: Op, targets: tuple[str, ...], text: str, args: tuple[tuple[str, str], ...], infos: tuple[Info, ...], d: Draw) -> Step:
+def own_step(
+    op: Op,
+    targets: tuple[str, ...],
+    text: str,
+    args: tuple[tuple[str, str], ...],
+    infos: tuple[Info, ...],
+    d: Draw,
+) -> Step:
     """The step of a finished draw."""
     return Step(op.name, targets, text, args, infos, tuple(d.blocks.items()))

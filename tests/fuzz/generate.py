@@ -1,4 +1,5 @@
-"""Seeded generation of well-typed programs: values are drawn from tables of operations until there are equations enough.
+"""Seeded generation of well-typed programs: values are drawn from tables of operations until there
+are equations enough.
 
 >>> generate(0) == generate(0)
 True
@@ -16,13 +17,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.fuzz import annotations, tables
-from tests.fuzz.draw import MAX_ELEMENTS, MAX_RANK, Body, Draw, Op, Skip, Want, data_of, draw_op, fresh_info, own_step, suits
+from tests.fuzz.draw import (
+    MAX_ELEMENTS,
+    MAX_RANK,
+    Body,
+    Draw,
+    Op,
+    Skip,
+    Want,
+    data_of,
+    draw_op,
+    fresh_info,
+    own_step,
+    suits,
+)
 from tests.fuzz.laws import settled
 from tests.fuzz.program import Block, Info, Input, Output, Program, Step, pruned, reads
 from tests.fuzz.source import block_lines, namespace
 from tests.hardware import SENDS_FREELY
 
-MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (4,), (8,), (8,), (2, 4), (2, 4), (4, 2), (4, 2), (2, 2, 2))
+MESHES: tuple[tuple[int, ...], ...] = (
+    (1,),
+    (2,),
+    (4,),
+    (8,),
+    (8,),
+    (2, 4),
+    (2, 4),
+    (4, 2),
+    (4, 2),
+    (2, 2, 2),
+)
 EQUATIONS = (20, 60)
 MAX_DEPTH = 2
 LOUD = 8.0  # smooth values of a larger magnitude are scaled down
@@ -55,7 +80,8 @@ class State:
 class Scope:
     """A function being generated: the values it may read, and its lines so far.
 
-    One that is `closed` reads no differentiated value but its parameters, which the caller stops: no gradient passes a while loop.
+    One that is `closed` reads no differentiated value but its parameters, which the caller stops:
+    no gradient passes a while loop.
     """
 
     state: State
@@ -105,17 +131,31 @@ class Scope:
         scratch = dict(self.state.names)
         exec(compile(source, "<operation>", "exec"), scratch)
         try:
-            jaxpr, result = jax.make_jaxpr(scratch["op"], return_shape=True)(*(struct(avals[n]) for n in used))
-        except (TypeError, ValueError, NotImplementedError, ZeroDivisionError, IndexError):  # no such program: another is drawn
+            jaxpr, result = jax.make_jaxpr(scratch["op"], return_shape=True)(
+                *(struct(avals[n]) for n in used)
+            )
+        except (
+            TypeError,
+            ValueError,
+            NotImplementedError,
+            ZeroDivisionError,
+            IndexError,
+        ):  # no such program: another is drawn
             return False
         outs = [described(a) for a in jaxpr.out_avals]
-        if not outs or any(o is None or o.size > 2 * MAX_ELEMENTS or o.ndim > MAX_RANK for o in outs):
+        if not outs or any(
+            o is None or o.size > 2 * MAX_ELEMENTS or o.ndim > MAX_RANK for o in outs
+        ):
             return False
         shaped = [o for o in outs if o is not None]
         spoiled = any(i.spoiled for i in draw.infos.values()) or op.name == "spoil"
-        infos = tuple(settled(o, k, spoiled) for o, k in zip(shaped, op.law(draw, shaped), strict=True))
+        infos = tuple(
+            settled(o, k, spoiled) for o, k in zip(shaped, op.law(draw, shaped), strict=True)
+        )
         targets = tuple(self.state.name() for _ in infos)
-        self.steps.append(replace(step, targets=targets, infos=infos, several=isinstance(result, tuple | list)))
+        self.steps.append(
+            replace(step, targets=targets, infos=infos, several=isinstance(result, tuple | list))
+        )
         self.own += zip(targets, infos, strict=True)
         found = primitives_of(jaxpr.jaxpr)
         self.equations += min(len(found), 5)  # a random number alone would be a program
@@ -137,10 +177,14 @@ class Scope:
     def show_keys(self) -> None:
         """Turns keys that nothing reads into numbers, which can be returned."""
         read = set().union(*(reads(step) for step in self.steps))
-        for name, info in [v for v in self.own if v[1].kind == "r" and v[0] not in read and not v[1].shape]:
+        for name, info in [
+            v for v in self.own if v[1].kind == "r" and v[0] not in read and not v[1].shape
+        ]:
             target = self.state.name()
             made = Info((*info.shape, 2), "uint32", True, 2.0**32)
-            self.steps.append(Step("key_data", (target,), "jax.random.key_data({k})", (("k", name),), (made,)))
+            self.steps.append(
+                Step("key_data", (target,), "jax.random.key_data({k})", (("k", name),), (made,))
+            )
 
     def visible(self) -> list[tuple[Info, str]]:
         """All values that may be read."""
@@ -152,7 +196,11 @@ class Scope:
         weights = [op.weight for op in ops]
         while self.equations < equations and tries < 200:
             tries += 1
-            op = annotations.draw(self.state.axes, rng) if rng.random() < 0.12 else rng.choices(ops, weights)[0]
+            op = (
+                annotations.draw(self.state.axes, rng)
+                if rng.random() < 0.12
+                else rng.choices(ops, weights)[0]
+            )
             self.add(op)
 
     def block(self, want: Body, draw: Draw) -> tuple[Block, list[Info], int]:
@@ -183,15 +231,24 @@ class Scope:
         takes = _filled(want.takes(draw), slots) if want.takes else ", ".join(names)
         unpack = _filled(want.unpack(draw), slots) if want.unpack else ""
         draw.params["outs"] = len(outputs)
-        returns = want.returns(draw) if want.returns else ", ".join(f"{{{i}}}" for i in range(len(outputs))) + ","
-        block = Block(takes, unpack, tuple(inner.steps), tuple(n for n, _ in outputs), returns, tuple(params))
+        returns = (
+            want.returns(draw)
+            if want.returns
+            else ", ".join(f"{{{i}}}" for i in range(len(outputs))) + ","
+        )
+        block = Block(
+            takes, unpack, tuple(inner.steps), tuple(n for n, _ in outputs), returns, tuple(params)
+        )
         return block, [i for _, i in outputs], 0
 
     def fit(self, wanted: Info, params: list[tuple[str, Info]], number: int) -> tuple[str, Info]:
-        """A value of the wanted shape and dtype, made from what the block computed; floats bounded by 1."""
+        """A value of the wanted shape and dtype, made from what the block computed; floats bounded
+        by 1."""
         made = self.own[len(params) :]
         same = [v for v in made if (v[1].shape, v[1].dtype) == (wanted.shape, wanted.dtype)]
-        base = next((n for n, i in params if (i.shape, i.dtype) == (wanted.shape, wanted.dtype)), None)
+        base = next(
+            (n for n, i in params if (i.shape, i.dtype) == (wanted.shape, wanted.dtype)), None
+        )
         zeros = f"jnp.zeros({wanted.shape}, jnp.{wanted.dtype})"
         args: list[tuple[str, str]] = [("p", base)] if base else []
         start = "{p}" if base else zeros
@@ -200,10 +257,22 @@ class Scope:
             args.append(("a", rng.choice(same[-3:])[0]))
             mixed = "{a}"
         else:
-            pool = [v for v in made if v[1].kind in "fib" and v[1].size and (wanted.kind == "f" or (v[1].exact and v[1].kind != "f"))]
+            pool = [
+                v
+                for v in made
+                if v[1].kind in "fib"
+                and v[1].size
+                and (wanted.kind == "f" or (v[1].exact and v[1].kind != "f"))
+            ]
             if pool:
                 args.append(("a", rng.choice(pool[-3:])[0]))
-            total = "jnp.any({a} != 0)" if wanted.kind == "b" else "jnp.mean({a})" if wanted.kind == "f" else "jnp.sum({a})"
+            total = (
+                "jnp.any({a} != 0)"
+                if wanted.kind == "b"
+                else "jnp.mean({a})"
+                if wanted.kind == "f"
+                else "jnp.sum({a})"
+            )
             mixed = f"{total}.astype(jnp.{wanted.dtype})" if pool else start
         match wanted.kind:
             case "f":
@@ -232,8 +301,24 @@ def struct(info: Info) -> jax.ShapeDtypeStruct:
 def described(aval: Any) -> Info | None:
     """The info of an abstract value; None for dtypes that programs do without."""
     name = "key" if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else str(aval.dtype)
-    known = ("float32", "bfloat16", "float16", "int32", "int16", "int8", "uint32", "uint8", "bool", "complex64", "key")
-    return Info(tuple(aval.shape), name, weak=bool(getattr(aval, "weak_type", False))) if name in known else None
+    known = (
+        "float32",
+        "bfloat16",
+        "float16",
+        "int32",
+        "int16",
+        "int8",
+        "uint32",
+        "uint8",
+        "bool",
+        "complex64",
+        "key",
+    )
+    return (
+        Info(tuple(aval.shape), name, weak=bool(getattr(aval, "weak_type", False)))
+        if name in known
+        else None
+    )
 
 
 def primitives_of(jaxpr: Any) -> list[str]:
@@ -241,7 +326,9 @@ def primitives_of(jaxpr: Any) -> list[str]:
     found: list[str] = []
     for eqn in jaxpr.eqns:
         found.append(eqn.primitive.name)
-        for param in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+        for param in jax.tree.leaves(
+            eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
+        ):
             inner = getattr(param, "jaxpr", param)
             if hasattr(inner, "eqns"):
                 found += primitives_of(inner)
@@ -261,7 +348,9 @@ def generate(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None 
     return generated(seed, policy, mesh).program
 
 
-def generated(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None) -> Generated:
+def generated(
+    seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None
+) -> Generated:
     """The program of a seed, with the primitives of its forward pass."""
     rng = random.Random(f"sbp-{seed}")
     own = rng.choice(MESHES)
@@ -270,16 +359,27 @@ def generated(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None
     gradients = rng.random() < 0.4
     state = State(rng, axes)
     scope = Scope(state, gradient=gradients)
-    for want in (Want("f", 1, 3, empty=True), Want("e", 1, 3), rng.choice((Want("i", 1, 2), Want("f", 2, 3), Want("b", 1, 2)))):
+    for want in (
+        Want("f", 1, 3, empty=True),
+        Want("e", 1, 3),
+        rng.choice((Want("i", 1, 2), Want("f", 2, 3), Want("b", 1, 2))),
+    ):
         info = fresh_info(want, rng, None, None, True)
         scope.own.append((state.new_input(info), info))
     low, high = EQUATIONS
     scope.grow(rng.randint(low, high) // (2 if gradients else 1), tables.ALL)
     scope.show_keys()
-    made = [(t, i) for s in scope.steps for t, i in zip(s.targets, s.infos, strict=True) if i.kind != "r"]
+    made = [
+        (t, i)
+        for s in scope.steps
+        for t, i in zip(s.targets, s.infos, strict=True)
+        if i.kind != "r"
+    ]
     read = set().union(*(reads(step) for step in scope.steps))
     unread = [v for v in made if v[0] not in read]
-    outputs = made[-1:] + rng.sample(unread, min(len(unread), 8)) + rng.sample(made, min(len(made), 1))
+    outputs = (
+        made[-1:] + rng.sample(unread, min(len(unread), 8)) + rng.sample(made, min(len(made), 1))
+    )
     if gradients:
         outputs += [v for v in made if v[1].kind == "f"][-2:]
     chosen = list(dict.fromkeys(outputs)) or [scope.own[0]]

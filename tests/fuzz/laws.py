@@ -1,8 +1,11 @@
-"""What an operation makes of exactness: which results are free of rounding, hence equal in every order of evaluation.
+"""What an operation makes of exactness: which results are free of rounding, hence equal in every
+order of evaluation.
 
-A law takes the draw of an operation and the shape and dtype of one result, and returns (exact, bound, grid) of that result. Floats
-that are exact are multiples of 2**-grid no larger than bound; while bound * 2**grid fits the mantissa, sums and products of them are
-exact too. Integers and booleans are always exact, since operations that decide from floats (`Want("e")`) take exact ones alone.
+A law takes the draw of an operation and the shape and dtype of one result, and returns (exact,
+bound, grid) of that result. Floats that are exact are multiples of 2**-grid no larger than bound;
+while bound * 2**grid fits the mantissa, sums and products of them are exact too. Integers and
+booleans are always exact, since operations that decide from floats (`Want("e")`) take exact ones
+alone.
 """
 
 from __future__ import annotations
@@ -54,10 +57,16 @@ def products(count: Callable[[Draw], float] = lambda d: 1) -> Law:
     """Each element is a sum of `count` products of an element of every operand."""
 
     def law(d: Draw) -> Known:
-        ins = [i for i in _operands(d) if i.kind in "fc" or all(o.kind in "ib" for o in _operands(d))]
+        ins = [
+            i for i in _operands(d) if i.kind in "fc" or all(o.kind in "ib" for o in _operands(d))
+        ]
         exact = all(i.exact for i in _operands(d))
         n = max(1.0, float(count(d)))
-        return exact, math.prod(max(1.0, i.bound) for i in ins) * (n if exact else math.sqrt(n)), sum(i.grid for i in ins)
+        return (
+            exact,
+            math.prod(max(1.0, i.bound) for i in ins) * (n if exact else math.sqrt(n)),
+            sum(i.grid for i in ins),
+        )
 
     return _each(law)
 
@@ -91,7 +100,10 @@ def branches(*slots: str) -> Law:
 
     def law(d: Draw, outs: Sequence[Info]) -> list[Known]:
         groups = zip(*(d.returned[s] for s in slots), strict=True)
-        return [(all(i.exact for i in g), max(i.bound for i in g), max(i.grid for i in g)) for g in groups]
+        return [
+            (all(i.exact for i in g), max(i.bound for i in g), max(i.grid for i in g))
+            for g in groups
+        ]
 
     return law
 
@@ -110,7 +122,13 @@ def settled(out: Info, known: Known, spoiled: bool) -> Info:
         case "c":
             return Info(out.shape, out.dtype, False, bound, 0, out.weak, spoiled)
         case _:
-            exact = exact and not spoiled and bound * 2.0**grid <= 2.0 ** (MANTISSA[out.dtype] - 1) and bound <= 2**14 and grid <= 24
+            exact = (
+                exact
+                and not spoiled
+                and bound * 2.0**grid <= 2.0 ** (MANTISSA[out.dtype] - 1)
+                and bound <= 2**14
+                and grid <= 24
+            )
             return Info(out.shape, out.dtype, exact, bound, grid if exact else 0, out.weak, spoiled)
 
 

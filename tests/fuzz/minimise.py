@@ -1,7 +1,9 @@
-"""Delta debugging: the smallest program, in steps, outputs, annotations and options, that still goes wrong in the same way.
+"""Delta debugging: the smallest program, in steps, outputs, annotations and options, that still
+goes wrong in the same way.
 
-A candidate is the program with something left out: options at their defaults, fewer outputs, an operation replaced by one of its
-operands of the same shape and dtype, or cut away, its result made an argument instead. What nothing reads any more goes with it.
+A candidate is the program with something left out: options at their defaults, fewer outputs, an
+operation replaced by one of its operands of the same shape and dtype, or cut away, its result made
+an argument instead. What nothing reads any more goes with it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def minimise(program: Program, fails: Fails, seconds: float = SECONDS) -> Progra
     return best
 
 
-def _descend(program: Program, candidates: Callable[[Program], Iterator[Program]], accepted: Fails) -> Program:
+def _descend(
+    program: Program, candidates: Callable[[Program], Iterator[Program]], accepted: Fails
+) -> Program:
     """Takes the first candidate that fails, and starts again from it, until none does."""
     while True:
         for candidate in candidates(program):
@@ -62,7 +66,10 @@ def _descend(program: Program, candidates: Callable[[Program], Iterator[Program]
 def _options(p: Program) -> Iterator[Program]:
     """Everything plain; then one option after the other."""
     bare = replace(
-        p, inputs=tuple(replace(v, type=None) for v in p.inputs), outputs=tuple(replace(o, type=None) for o in p.outputs), donate=()
+        p,
+        inputs=tuple(replace(v, type=None) for v in p.inputs),
+        outputs=tuple(replace(o, type=None) for o in p.outputs),
+        donate=(),
     )
     if bare != p:
         yield bare
@@ -75,15 +82,26 @@ def _options(p: Program) -> Iterator[Program]:
     if p.donate:
         yield replace(p, donate=())
     for mesh in SMALLER_MESHES:
-        if len(mesh) <= len(p.mesh) and mesh != p.mesh and (len(mesh) < len(p.mesh) or mesh < p.mesh) and not _names_axes(p, mesh):
+        if (
+            len(mesh) <= len(p.mesh)
+            and mesh != p.mesh
+            and (len(mesh) < len(p.mesh) or mesh < p.mesh)
+            and not _names_axes(p, mesh)
+        ):
             yield replace(p, mesh=mesh)
 
 
 def _names_axes(p: Program, mesh: tuple[int, ...]) -> bool:
     """Whether the program names an axis that `mesh` would not have."""
     gone = ("x", "y", "z")[len(mesh) : len(p.mesh)]
-    texts = [*(v.type or "" for v in p.inputs), *(o.type or "" for o in p.outputs), *(s.text for s in _all_steps(p.steps) if s.op in NAMES)]
-    return any(f"{axis}:" in t or f"{axis}=" in t or f"'{axis}'" in t for axis in gone for t in texts)
+    texts = [
+        *(v.type or "" for v in p.inputs),
+        *(o.type or "" for o in p.outputs),
+        *(s.text for s in _all_steps(p.steps) if s.op in NAMES),
+    ]
+    return any(
+        f"{axis}:" in t or f"{axis}=" in t or f"'{axis}'" in t for axis in gone for t in texts
+    )
 
 
 def _outputs(p: Program) -> Iterator[Program]:
@@ -106,7 +124,8 @@ def _types(p: Program) -> Iterator[Program]:
 
 
 def _chunks(p: Program) -> Iterator[Program]:
-    """The first half, quarter, eighth .. of the steps cut away: what they made becomes arguments."""
+    """The first half, quarter, eighth .. of the steps cut away: what they made becomes
+    arguments."""
     size = len(p.steps) // 2
     while size >= 2:
         for start in range(0, len(p.steps), size):
@@ -133,15 +152,24 @@ def _hoists(p: Program) -> Iterator[Program]:
         for _, block in step.blocks:
             inner = _cut(p, (step,))
             arguments = tuple(Input(n, i, data_of(i, int(n[1:]))) for n, i in block.params)
-            made = [(t, i) for s in block.steps for t, i in zip(s.targets, s.infos, strict=True) if i.kind != "r"]
+            made = [
+                (t, i)
+                for s in block.steps
+                for t, i in zip(s.targets, s.infos, strict=True)
+                if i.kind != "r"
+            ]
             steps = (*p.steps[:number], *block.steps, *p.steps[number + 1 :])
-            outputs = tuple(o for o in p.outputs if o.name not in step.targets) + tuple(Output(t, i) for t, i in made)
+            outputs = tuple(o for o in p.outputs if o.name not in step.targets) + tuple(
+                Output(t, i) for t, i in made
+            )
             if outputs:
                 yield replace(inner, inputs=inner.inputs + arguments, steps=steps, outputs=outputs)
 
 
 def _infos(p: Program) -> dict[str, Info]:
-    return {v.name: v.info for v in p.inputs} | {t: i for s in _all_steps(p.steps) for t, i in zip(s.targets, s.infos, strict=True)}
+    return {v.name: v.info for v in p.inputs} | {
+        t: i for s in _all_steps(p.steps) for t, i in zip(s.targets, s.infos, strict=True)
+    }
 
 
 def _all_steps(steps: Sequence[Step]) -> Iterator[Step]:
@@ -152,10 +180,13 @@ def _all_steps(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _cut(p: Program, steps: Sequence[Step]) -> Program:
-    """The program whose `steps` are gone; their results are arguments, with data of the same kind."""
+    """The program whose `steps` are gone; their results are arguments, with data of the same
+    kind."""
     new = tuple(
-        Input(t, info, data_of(info, int(t[1:]))) for s in steps for t, info in zip(s.targets, s.infos, strict=True)
-    )  # fmt: skip
+        Input(t, info, data_of(info, int(t[1:])))
+        for s in steps
+        for t, info in zip(s.targets, s.infos, strict=True)
+    )
     return replace(_without(p, steps), inputs=p.inputs + new)
 
 
@@ -166,8 +197,10 @@ def _without(p: Program, steps: Sequence[Step]) -> Program:
 
 def _kept(steps: Sequence[Step], gone: set[tuple[str, ...]]) -> tuple[Step, ...]:
     return tuple(
-        replace(s, blocks=tuple((slot, _kept_block(b, gone)) for slot, b in s.blocks)) for s in steps if s.targets not in gone
-    )  # fmt: skip
+        replace(s, blocks=tuple((slot, _kept_block(b, gone)) for slot, b in s.blocks))
+        for s in steps
+        if s.targets not in gone
+    )
 
 
 def _kept_block(block: Block, gone: set[tuple[str, ...]]) -> Block:
@@ -176,5 +209,9 @@ def _kept_block(block: Block, gone: set[tuple[str, ...]]) -> Block:
 
 def _renamed(p: Program, names: dict[str, str]) -> Program:
     """The program reading other values; an output of the same value twice is one."""
-    outputs = {names.get(o.name, o.name): replace(o, name=names.get(o.name, o.name)) for o in p.outputs}
-    return replace(p, steps=tuple(renamed(s, names) for s in p.steps), outputs=tuple(outputs.values()))
+    outputs = {
+        names.get(o.name, o.name): replace(o, name=names.get(o.name, o.name)) for o in p.outputs
+    }
+    return replace(
+        p, steps=tuple(renamed(s, names) for s in p.steps), outputs=tuple(outputs.values())
+    )

@@ -1,4 +1,5 @@
-"""Operations element by element: unary and binary functions, integers and bits, comparisons, casts, complex numbers."""
+"""Operations element by element: unary and binary functions, integers and bits, comparisons, casts,
+complex numbers."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ INTEGER_PAIRS = {
     "int_max": "jnp.maximum({a}, {b})",
     "int_min": "jnp.minimum({a}, {b})",
 }
-CASTS = {  # kinds of the operand, text, law; a cast that rounds loses exactness when its grid does not fit
+# kinds of the operand, text, law; a cast that rounds loses exactness when its grid does not fit
+CASTS = {
     "to_bfloat16": ("f", "{a}.astype(jnp.bfloat16)", moves),
     "to_float16": ("f", "{a}.astype(jnp.float16)", moves),
     "to_float32": ("f", "{a}.astype(jnp.float32)", moves),
@@ -125,7 +127,10 @@ def beside(d: Draw) -> tuple[int, ...]:
 
 
 def _pair(kinds: str, empty: bool = True) -> dict[str, Slot]:
-    return {"a": Want(kinds, empty=empty), "b": Want(kinds, shape=beside, dtype=same(), empty=empty)}
+    return {
+        "a": Want(kinds, empty=empty),
+        "b": Want(kinds, shape=beside, dtype=same(), empty=empty),
+    }
 
 
 def _one(kinds: str) -> dict[str, Slot]:
@@ -142,26 +147,70 @@ OPS: tuple[Op, ...] = (
     *(Op(n, t, _one("f"), smooth(b)) for n, (t, b) in SMOOTH.items()),
     *(Op(n, t, _one("s"), smooth(b), weight=0.3) for n, (t, b) in SPECIAL.items()),
     *(Op(n, t, _one(k), _UNKNOWN, weight=0.5) for n, (t, k) in INTEGER.items()),
-    *(Op(n, t, _one("e"), law, weight=0.5, stops=n in ("nextafter", "reduce_precision")) for n, (t, law) in DECISIONS.items()),
+    *(
+        Op(n, t, _one("e"), law, weight=0.5, stops=n in ("nextafter", "reduce_precision"))
+        for n, (t, law) in DECISIONS.items()
+    ),
     *(Op(n, t, _one("k"), moves) for n, t in KINKS.items()),
-    *(Op(n, t, _pair("f"), law, weight=2 if n in ("add", "sub", "mul") else 0.6) for n, (t, law) in ARITHMETIC.items()),
+    *(
+        Op(n, t, _pair("f"), law, weight=2 if n in ("add", "sub", "mul") else 0.6)
+        for n, (t, law) in ARITHMETIC.items()
+    ),
     *(Op(n, t, _pair("ui"), _UNKNOWN, weight=0.5) for n, t in INTEGER_PAIRS.items()),
-    *(Op(n, t, {"a": Want(k, empty=True, fits=_bounded(100))}, law) for n, (k, t, law) in CASTS.items()),
-    Op("int_to_float", "{a}.astype(jnp.{to})", {"a": Want("u", fits=_bounded(1000)), "to": lambda d: d.choice(("float32", "bfloat16"))},
-       moves),
+    *(
+        Op(n, t, {"a": Want(k, empty=True, fits=_bounded(100))}, law)
+        for n, (k, t, law) in CASTS.items()
+    ),
+    Op(
+        "int_to_float",
+        "{a}.astype(jnp.{to})",
+        {"a": Want("u", fits=_bounded(1000)), "to": lambda d: d.choice(("float32", "bfloat16"))},
+        moves,
+    ),
     Op("small_int", "{a} % 4 - 1", {"a": Want("i", empty=True)}, whole(4), weight=2),
     Op("neg", "-{a}", _one("fi"), moves),
     Op("square", "jnp.square({a})", _one("f"), products(lambda d: max(1.0, d["a"].bound))),
-    Op("halve", "{a} * 0.5 + 0.25", _one("f"), lambda d, outs: [(d["a"].exact, d["a"].bound + 1, max(2, d["a"].grid + 1))]),
+    Op(
+        "halve",
+        "{a} * 0.5 + 0.25",
+        _one("f"),
+        lambda d, outs: [(d["a"].exact, d["a"].bound + 1, max(2, d["a"].grid + 1))],
+    ),
     Op("maximum", "jnp.maximum({a}, {b})", _pair("k"), moves),
     Op("minimum", "jnp.minimum({a}, {b})", _pair("k"), moves),
-    Op("mixed_add", "{a} + {b}", {"a": Want("f"), "b": Want("fib", shape=beside, fits=_bounded(100))}, sums(lambda d: 2)),
-    Op("mixed_mul", "{a} * {b}", {"a": Want("f"), "b": Want("fib", shape=beside, fits=_bounded(100))}, lambda d, outs: [_mixed(d)]),
-    Op("compare", "{a} {op} {b}", {**_pair("e"), "op": lambda d: d.choice(("<", "<=", ">", ">=", "==", "!="))}, whole(1)),
-    Op("compare_int", "{a} {op} {b}", {**_pair("ui"), "op": lambda d: d.choice(("<", "<=", ">", ">=", "==", "!="))}, whole(1)),
+    Op(
+        "mixed_add",
+        "{a} + {b}",
+        {"a": Want("f"), "b": Want("fib", shape=beside, fits=_bounded(100))},
+        sums(lambda d: 2),
+    ),
+    Op(
+        "mixed_mul",
+        "{a} * {b}",
+        {"a": Want("f"), "b": Want("fib", shape=beside, fits=_bounded(100))},
+        lambda d, outs: [_mixed(d)],
+    ),
+    Op(
+        "compare",
+        "{a} {op} {b}",
+        {**_pair("e"), "op": lambda d: d.choice(("<", "<=", ">", ">=", "==", "!="))},
+        whole(1),
+    ),
+    Op(
+        "compare_int",
+        "{a} {op} {b}",
+        {**_pair("ui"), "op": lambda d: d.choice(("<", "<=", ">", ">=", "==", "!="))},
+        whole(1),
+    ),
     Op("logical", "{a} {op} {b}", {**_pair("b"), "op": lambda d: d.choice("&|^")}, whole(1)),
     Op("logical_not", "~{a}", _one("b"), whole(1)),
-    Op("where", "jnp.where({c}, {a}, {b})", {**_pair("fiubc"), "c": Want("b", shape=beside, empty=True)}, moves, weight=2),
+    Op(
+        "where",
+        "jnp.where({c}, {a}, {b})",
+        {**_pair("fiubc"), "c": Want("b", shape=beside, empty=True)},
+        moves,
+        weight=2,
+    ),
     Op(
         "select_n",
         "lax.select_n({c} % 3, {a}, {b}, -{a})",
@@ -173,36 +222,111 @@ OPS: tuple[Op, ...] = (
         moves,
     ),
     # lax.mulhi is left out: XLA for CPU compiles it neither in a fusion nor inside of shard_map.
-    Op("igamma", "lax.igamma(jnp.square({a}) + 1.0, jnp.square({a}) + 0.5)", _one("s"), smooth(1), weight=0.1, stops=True),
-    Op("igammac", "lax.igammac(jnp.square({a}) + 1.0, jnp.square({a}) + 0.5)", _one("s"), smooth(1), weight=0.05, stops=True),
-    Op("betainc", "lax.betainc(lax.full_like({a}, 2), lax.full_like({a}, 3), jax.nn.sigmoid({a}))", _one("s"), smooth(1), weight=0.1,
-       stops=True),
-    Op("zeta", "lax.zeta(jnp.square({a}) + 2.0, lax.full_like({a}, 2))", _one("s"), smooth(1), weight=0.1, stops=True),
-    Op("polygamma", "lax.polygamma(lax.full_like({a}, 1), jnp.square({a}) + 1.0)", _one("s"), smooth(2), weight=0.1, stops=True),
-    Op("bits_of_float", "lax.bitcast_convert_type(jnp.abs({a}), jnp.{to})", {
-        "a": Want("e", dtype=lambda d: "float32", empty=True), "to": lambda d: d.choice(("int32", "uint32", "uint8")),
-    }, _UNKNOWN, weight=0.7),
-    Op("bytes", "lax.bitcast_convert_type({a}, jnp.uint8)", {"a": Want("u", high=3)}, whole(255), weight=0.7),
-    Op("from_bytes", "lax.bitcast_convert_type({a}, jnp.int32)", {
-        "a": Want("u", 1, dtype=lambda d: "uint8", shape=lambda d: (*(d.size() for _ in range(d.int(0, 2))), 4)),
-    }, _UNKNOWN, weight=0.7),
+    Op(
+        "igamma",
+        "lax.igamma(jnp.square({a}) + 1.0, jnp.square({a}) + 0.5)",
+        _one("s"),
+        smooth(1),
+        weight=0.1,
+        stops=True,
+    ),
+    Op(
+        "igammac",
+        "lax.igammac(jnp.square({a}) + 1.0, jnp.square({a}) + 0.5)",
+        _one("s"),
+        smooth(1),
+        weight=0.05,
+        stops=True,
+    ),
+    Op(
+        "betainc",
+        "lax.betainc(lax.full_like({a}, 2), lax.full_like({a}, 3), jax.nn.sigmoid({a}))",
+        _one("s"),
+        smooth(1),
+        weight=0.1,
+        stops=True,
+    ),
+    Op(
+        "zeta",
+        "lax.zeta(jnp.square({a}) + 2.0, lax.full_like({a}, 2))",
+        _one("s"),
+        smooth(1),
+        weight=0.1,
+        stops=True,
+    ),
+    Op(
+        "polygamma",
+        "lax.polygamma(lax.full_like({a}, 1), jnp.square({a}) + 1.0)",
+        _one("s"),
+        smooth(2),
+        weight=0.1,
+        stops=True,
+    ),
+    Op(
+        "bits_of_float",
+        "lax.bitcast_convert_type(jnp.abs({a}), jnp.{to})",
+        {
+            "a": Want("e", dtype=lambda d: "float32", empty=True),
+            "to": lambda d: d.choice(("int32", "uint32", "uint8")),
+        },
+        _UNKNOWN,
+        weight=0.7,
+    ),
+    Op(
+        "bytes",
+        "lax.bitcast_convert_type({a}, jnp.uint8)",
+        {"a": Want("u", high=3)},
+        whole(255),
+        weight=0.7,
+    ),
+    Op(
+        "from_bytes",
+        "lax.bitcast_convert_type({a}, jnp.int32)",
+        {
+            "a": Want(
+                "u",
+                1,
+                dtype=lambda d: "uint8",
+                shape=lambda d: (*(d.size() for _ in range(d.int(0, 2))), 4),
+            ),
+        },
+        _UNKNOWN,
+        weight=0.7,
+    ),
     Op("stop_gradient", "lax.stop_gradient({a})", _one("f"), moves, weight=0.7),
-    Op("barrier", "lax.optimization_barrier(({a}, {b}))", {"a": Want("fib", empty=True), "b": Want("fib", empty=True)},
-       lambda d, outs: [(i.exact, i.bound, i.grid) for i in (d["a"], d["b"])]),
-    Op("spoil", "jnp.where(jnp.arange({a}.size).reshape({a}.shape) % 7 == {n}, jnp.{what}, {a}).astype({a}.dtype)", {
-        "a": Want("f", fits=lambda i: not i.exact), "n": lambda d: d.int(0, 6), "what": lambda d: d.choice(("inf", "nan")),
-        "forward": lambda d: d.choice([True] if not d.scope.gradient else []),
-    }, like(), weight=0.15),
-    # ---- complex numbers ----
-    Op("complex", "lax.complex({a}, {b})", {"a": Want("s", empty=True), "b": Want("s", shape=lambda d: d["a"].shape, empty=True)},
-       like(1.5)),
+    Op(
+        "barrier",
+        "lax.optimization_barrier(({a}, {b}))",
+        {"a": Want("fib", empty=True), "b": Want("fib", empty=True)},
+        lambda d, outs: [(i.exact, i.bound, i.grid) for i in (d["a"], d["b"])],
+    ),
+    Op(
+        "spoil",
+        "jnp.where(jnp.arange({a}.size).reshape({a}.shape) % 7 == {n}, jnp.{what},"
+        " {a}).astype({a}.dtype)",
+        {
+            "a": Want("f", fits=lambda i: not i.exact),
+            "n": lambda d: d.int(0, 6),
+            "what": lambda d: d.choice(("inf", "nan")),
+            "forward": lambda d: d.choice([True] if not d.scope.gradient else []),
+        },
+        like(),
+        weight=0.15,
+    ),
+    # ---- complex numbers ------------------------------------------------------------------------
+    Op(
+        "complex",
+        "lax.complex({a}, {b})",
+        {"a": Want("s", empty=True), "b": Want("s", shape=lambda d: d["a"].shape, empty=True)},
+        like(1.5),
+    ),
     Op("real", "jnp.real({a})", _one("c"), like()),
     Op("imag", "jnp.imag({a})", _one("c"), like()),
     Op("conj", "jnp.conj({a})", _one("c"), like()),
     Op("complex_abs", "jnp.sqrt(jnp.real({a} * jnp.conj({a})) + 0.25)", _one("c"), like()),
     Op("complex_mul", "{a} * {b} * 0.5", _pair("c"), like(2)),
     Op("complex_exp", "jnp.exp(1j * {a} * 0.25)", _one("s"), smooth(3)),
-)  # fmt: skip
+)
 
 
 def _mixed(d: Draw) -> tuple[bool, float, int]:

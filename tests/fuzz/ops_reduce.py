@@ -1,4 +1,5 @@
-"""Reductions, cumulative operations, windows, sorting, and the layers of networks that are made of them."""
+"""Reductions, cumulative operations, windows, sorting, and the layers of networks that are made of
+them."""
 
 from __future__ import annotations
 
@@ -41,90 +42,276 @@ def _windows(d: Draw) -> str:
 
 def _dilated(d: Draw) -> str:
     shape = d["a"].shape
-    return f"base_dilation={tuple(d.choice((1, 1, 2)) for _ in shape)}, window_dilation={tuple(d.choice((1, 1, 2)) for _ in shape)}"
+    return (
+        f"base_dilation={tuple(d.choice((1, 1, 2)) for _ in shape)},"
+        f" window_dilation={tuple(d.choice((1, 1, 2)) for _ in shape)}"
+    )
 
 
 _WINDOW = {"a": Want("k", 1, 3, fits=lambda i: i.dtype == "float32"), "window": _windows}
 _POOL = "lambda x: lax.reduce_window(x, -jnp.inf, lax.max, {window})"
 
 OPS: tuple[Op, ...] = (
-    Op("reduce_sum", "jnp.sum({a}, {axis}, keepdims={keep})", _axes("fui", True), sums(_reduced), weight=4),
+    Op(
+        "reduce_sum",
+        "jnp.sum({a}, {axis}, keepdims={keep})",
+        _axes("fui", True),
+        sums(_reduced),
+        weight=4,
+    ),
     Op("mean", "jnp.mean({a}, {axis}, keepdims={keep})", _axes("f"), like(), weight=2),
     Op("variance", "jnp.var({a}, {axis}, keepdims={keep})", _axes("f"), like(2)),
     Op("reduce_max", "jnp.max({a}, {axis}, keepdims={keep})", _axes("kui"), moves, weight=2),
     Op("reduce_min", "jnp.min({a}, {axis}, keepdims={keep})", _axes("kui"), moves),
-    Op("reduce_prod", "jnp.prod(jnp.tanh({a}) + 0.5, {axis}, keepdims={keep})", _axes("f", True), smooth(4)),
+    Op(
+        "reduce_prod",
+        "jnp.prod(jnp.tanh({a}) + 0.5, {axis}, keepdims={keep})",
+        _axes("f", True),
+        smooth(4),
+    ),
     Op("int_prod", "jnp.prod({a}, {axis}, keepdims={keep})", _axes("ui", True), whole(2.0**32)),
     Op("any", "jnp.any({a}, {axis}, keepdims={keep})", _axes("b", True), whole(1)),
     Op("all", "jnp.all({a}, {axis}, keepdims={keep})", _axes("b", True), whole(1)),
-    Op("reduce_and", "lax.reduce_and({a}, {axes})", {"a": Want("bui", 1), "axes": lambda d: d.dims("a")}, whole(2.0**32)),
-    Op("reduce_or", "lax.reduce_or({a}, {axes})", {"a": Want("bui", 1), "axes": lambda d: d.dims("a")}, whole(2.0**32)),
-    Op("reduce_xor", "lax.reduce_xor({a}, {axes})", {"a": Want("bui", 1), "axes": lambda d: d.dims("a")}, whole(2.0**32)),
-    Op("count", "jnp.sum({a}, {axis}, keepdims={keep}, dtype=jnp.int32)", _axes("b", True), whole(4096)),
-    Op("reduce_by", "lax.reduce({a}, np.{dtype}(1), lambda x, y: x * y + x + y, {axes})",
-       {"a": Want("i", 1), "dtype": lambda d: d["a"].dtype, "axes": lambda d: d.dims("a")}, whole(2.0**32), weight=0.6),
-    Op("reduce_pair", "lax.reduce(({a}, jnp.arange({a}.size, dtype=jnp.int32).reshape({a}.shape)), (np.{dtype}(-100), np.int32(-1)), "
-       "lambda x, y: (jnp.maximum(x[0], y[0]), jnp.where((x[0] > y[0]) | ((x[0] == y[0]) & (x[1] < y[1])), x[1], y[1])), {axes})",
-       {"a": Want("i", 1), "dtype": lambda d: d["a"].dtype, "axes": lambda d: d.dims("a")}, whole(2.0**31), weight=0.6),
-    Op("argmax", "jnp.argmax({a}, {axis}, keepdims={keep})", {**_axis("eui"), "keep": lambda d: d.chance(0.3)}, whole(64)),
+    Op(
+        "reduce_and",
+        "lax.reduce_and({a}, {axes})",
+        {"a": Want("bui", 1), "axes": lambda d: d.dims("a")},
+        whole(2.0**32),
+    ),
+    Op(
+        "reduce_or",
+        "lax.reduce_or({a}, {axes})",
+        {"a": Want("bui", 1), "axes": lambda d: d.dims("a")},
+        whole(2.0**32),
+    ),
+    Op(
+        "reduce_xor",
+        "lax.reduce_xor({a}, {axes})",
+        {"a": Want("bui", 1), "axes": lambda d: d.dims("a")},
+        whole(2.0**32),
+    ),
+    Op(
+        "count",
+        "jnp.sum({a}, {axis}, keepdims={keep}, dtype=jnp.int32)",
+        _axes("b", True),
+        whole(4096),
+    ),
+    Op(
+        "reduce_by",
+        "lax.reduce({a}, np.{dtype}(1), lambda x, y: x * y + x + y, {axes})",
+        {"a": Want("i", 1), "dtype": lambda d: d["a"].dtype, "axes": lambda d: d.dims("a")},
+        whole(2.0**32),
+        weight=0.6,
+    ),
+    Op(
+        "reduce_pair",
+        "lax.reduce(({a}, jnp.arange({a}.size, dtype=jnp.int32).reshape({a}.shape)),"
+        " (np.{dtype}(-100), np.int32(-1)), lambda x, y: (jnp.maximum(x[0], y[0]), jnp.where((x[0]"
+        " > y[0]) | ((x[0] == y[0]) & (x[1] < y[1])), x[1], y[1])), {axes})",
+        {"a": Want("i", 1), "dtype": lambda d: d["a"].dtype, "axes": lambda d: d.dims("a")},
+        whole(2.0**31),
+        weight=0.6,
+    ),
+    Op(
+        "argmax",
+        "jnp.argmax({a}, {axis}, keepdims={keep})",
+        {**_axis("eui"), "keep": lambda d: d.chance(0.3)},
+        whole(64),
+    ),
     Op("argmin", "jnp.argmin({a}, {axis})", _axis("eui"), whole(64)),
-    # ---- cumulative ----
-    Op("cumsum", "lax.cumsum({a}, {axis}, reverse={rev})", {**_axis("fui", 1, True), "rev": lambda d: d.chance(0.4)}, sums(_reduced),
-       weight=2),
-    Op("cumprod", "lax.cumprod(jnp.tanh({a}) + 0.5, {axis}, reverse={rev})", {**_axis("f"), "rev": lambda d: d.chance(0.4)}, smooth(4)),
-    Op("int_cumprod", "lax.cumprod({a}, {axis}, reverse={rev})", {**_axis("ui"), "rev": lambda d: d.chance(0.4)}, whole(2.0**32)),
-    Op("cummax", "lax.cummax({a}, {axis}, reverse={rev})", {**_axis("kui"), "rev": lambda d: d.chance(0.4)}, moves),
-    Op("cummin", "lax.cummin({a}, {axis}, reverse={rev})", {**_axis("kui"), "rev": lambda d: d.chance(0.4)}, moves),
-    Op("cumlogsumexp", "lax.cumlogsumexp({a}, {axis}, reverse={rev})", {**_axis("f"), "rev": lambda d: d.chance(0.4)}, like(1.5)),
-    # ---- sorting; floats that tie or nearly do have no well-defined gradient ----
+    # ---- cumulative -----------------------------------------------------------------------------
+    Op(
+        "cumsum",
+        "lax.cumsum({a}, {axis}, reverse={rev})",
+        {**_axis("fui", 1, True), "rev": lambda d: d.chance(0.4)},
+        sums(_reduced),
+        weight=2,
+    ),
+    Op(
+        "cumprod",
+        "lax.cumprod(jnp.tanh({a}) + 0.5, {axis}, reverse={rev})",
+        {**_axis("f"), "rev": lambda d: d.chance(0.4)},
+        smooth(4),
+    ),
+    Op(
+        "int_cumprod",
+        "lax.cumprod({a}, {axis}, reverse={rev})",
+        {**_axis("ui"), "rev": lambda d: d.chance(0.4)},
+        whole(2.0**32),
+    ),
+    Op(
+        "cummax",
+        "lax.cummax({a}, {axis}, reverse={rev})",
+        {**_axis("kui"), "rev": lambda d: d.chance(0.4)},
+        moves,
+    ),
+    Op(
+        "cummin",
+        "lax.cummin({a}, {axis}, reverse={rev})",
+        {**_axis("kui"), "rev": lambda d: d.chance(0.4)},
+        moves,
+    ),
+    Op(
+        "cumlogsumexp",
+        "lax.cumlogsumexp({a}, {axis}, reverse={rev})",
+        {**_axis("f"), "rev": lambda d: d.chance(0.4)},
+        like(1.5),
+    ),
+    # ---- sorting; floats that tie or nearly do have no well-defined gradient --------------------
     Op("sort", "lax.sort({a}, dimension={axis})", _axis("kui", 1, True), moves, weight=1.5),
-    Op("sort_pairs", "lax.sort(({a}, {b}), dimension={axis}, num_keys={keys})",
-       {**_axis("eui"), "b": Want("fuib", shape=lambda d: d["a"].shape), "keys": lambda d: 2 if d["b"].exact and d.chance(0.3) else 1},
-       lambda d, outs: [(i.exact, i.bound, i.grid) for i in (d["a"], d["b"])], weight=1.5),
-    Op("argsort", "jnp.argsort({a}, axis={axis}, descending={down})", {**_axis("eui"), "down": lambda d: d.chance(0.3)}, whole(64)),
-    Op("top_k", "lax.top_k({a}, {n})", {"a": Want("eui", 1), "n": lambda d: d.int(1, min(4, d["a"].shape[-1]))},
-       lambda d, outs: [(True, d["a"].bound, d["a"].grid), (True, 64.0, 0)], weight=1.5),
+    Op(
+        "sort_pairs",
+        "lax.sort(({a}, {b}), dimension={axis}, num_keys={keys})",
+        {
+            **_axis("eui"),
+            "b": Want("fuib", shape=lambda d: d["a"].shape),
+            "keys": lambda d: 2 if d["b"].exact and d.chance(0.3) else 1,
+        },
+        lambda d, outs: [(i.exact, i.bound, i.grid) for i in (d["a"], d["b"])],
+        weight=1.5,
+    ),
+    Op(
+        "argsort",
+        "jnp.argsort({a}, axis={axis}, descending={down})",
+        {**_axis("eui"), "down": lambda d: d.chance(0.3)},
+        whole(64),
+    ),
+    Op(
+        "top_k",
+        "lax.top_k({a}, {n})",
+        {"a": Want("eui", 1), "n": lambda d: d.int(1, min(4, d["a"].shape[-1]))},
+        lambda d, outs: [(True, d["a"].bound, d["a"].grid), (True, 64.0, 0)],
+        weight=1.5,
+    ),
     Op("sort_descending", "-jnp.sort(-{a}, axis={axis})", _axis("k"), moves),
-    Op("median", "jnp.median({a}, axis={axis})", _axis("e"), lambda d, outs: [(d["a"].exact, d["a"].bound, d["a"].grid + 1)], weight=0.6,
-       stops=True),
-    # ---- windows ----
-    Op("window_sum", "lax.reduce_window({a}, np.{dtype}(0), lax.add, {window}, {dilated})",
-       {"a": Want("si", 1, 3), "dtype": lambda d: d["a"].dtype, "window": _windows, "dilated": _dilated}, sums(lambda d: 27)),
+    Op(
+        "median",
+        "jnp.median({a}, axis={axis})",
+        _axis("e"),
+        lambda d, outs: [(d["a"].exact, d["a"].bound, d["a"].grid + 1)],
+        weight=0.6,
+        stops=True,
+    ),
+    # ---- windows --------------------------------------------------------------------------------
+    Op(
+        "window_sum",
+        "lax.reduce_window({a}, np.{dtype}(0), lax.add, {window}, {dilated})",
+        {
+            "a": Want("si", 1, 3),
+            "dtype": lambda d: d["a"].dtype,
+            "window": _windows,
+            "dilated": _dilated,
+        },
+        sums(lambda d: 27),
+    ),
     Op("window_max", "lax.reduce_window({a}, -jnp.inf, lax.max, {window})", _WINDOW, moves),
     Op("window_min", "lax.reduce_window({a}, jnp.inf, lax.min, {window})", _WINDOW, moves),
-    Op("window_by", "lax.reduce_window({a}, np.int32(1), lambda x, y: x * y, {window})",
-       {"a": Want("i", 1, 3, dtype=lambda d: "int32"), "window": _windows}, whole(2.0**31), weight=0.6),
-    Op("average_pool", "lax.reduce_window({a}, 0.0, lax.add, {window}) * 0.125", {"a": Want("s", 1, 3), "window": _windows}, like(2)),
-    Op("max_pool_gradient", f"jax.grad(lambda y: jnp.sum(jnp.sin(({_POOL})(y))))({{a}})",
-       {"a": Want("e", 1, 3, fits=lambda i: i.dtype == "float32"), "window": lambda d: _unpadded(d)}, smooth(3), stops=True),
-    Op("max_pool_tangent", f"jax.jvp({_POOL}, ({{a}},), (jnp.cos({{a}}),))[1]",
-       {"a": Want("e", 1, 3, fits=lambda i: i.dtype == "float32"), "window": lambda d: _unpadded(d)}, smooth(1), stops=True),
-    # ---- layers ----
+    Op(
+        "window_by",
+        "lax.reduce_window({a}, np.int32(1), lambda x, y: x * y, {window})",
+        {"a": Want("i", 1, 3, dtype=lambda d: "int32"), "window": _windows},
+        whole(2.0**31),
+        weight=0.6,
+    ),
+    Op(
+        "average_pool",
+        "lax.reduce_window({a}, 0.0, lax.add, {window}) * 0.125",
+        {"a": Want("s", 1, 3), "window": _windows},
+        like(2),
+    ),
+    Op(
+        "max_pool_gradient",
+        f"jax.grad(lambda y: jnp.sum(jnp.sin(({_POOL})(y))))({{a}})",
+        {
+            "a": Want("e", 1, 3, fits=lambda i: i.dtype == "float32"),
+            "window": lambda d: _unpadded(d),
+        },
+        smooth(3),
+        stops=True,
+    ),
+    Op(
+        "max_pool_tangent",
+        f"jax.jvp({_POOL}, ({{a}},), (jnp.cos({{a}}),))[1]",
+        {
+            "a": Want("e", 1, 3, fits=lambda i: i.dtype == "float32"),
+            "window": lambda d: _unpadded(d),
+        },
+        smooth(1),
+        stops=True,
+    ),
+    # ---- layers ---------------------------------------------------------------------------------
     Op("softmax", "jax.nn.softmax({a}, {axis})", _axis("f"), smooth(1), weight=2),
     Op("log_softmax", "jax.nn.log_softmax({a}, {axis})", _axis("f"), smooth(4)),
     Op("logsumexp", "jax.nn.logsumexp({a}, {axis}, keepdims={keep})", _axes("f"), like(1.5)),
-    Op("layer_norm", "({a} - jnp.mean({a}, {axis}, keepdims=True)) * lax.rsqrt(jnp.var({a}, {axis}, keepdims=True) + 0.25)",
-       _axis("f"), smooth(3), weight=1.5),
-    Op("rms_norm", "{a} * lax.rsqrt(jnp.mean(jnp.square({a}), {axis}, keepdims=True) + 0.25)", _axis("f"), smooth(3)),
-    Op("cross_entropy", "-jnp.take_along_axis(jax.nn.log_softmax({a}), jnp.abs({b} % {n})[..., None], axis=-1)[..., 0]",
-       {"a": Want("f", 1, 3), "n": lambda d: d["a"].shape[-1], "b": Want("i", 0, 3, shape=lambda d: d["a"].shape[:-1],
-       dtype=lambda d: "int32")},
-       smooth(4), weight=1.5),
-    Op("one_hot", "jax.nn.one_hot({a}, {n}, dtype=jnp.{dtype})", {
-        "a": Want("i", 0, 2), "n": lambda d: d.size(), "dtype": lambda d: d.choice(("float32", "bfloat16", "int32"))}, whole(1),
-        weight=1.5),
-    Op("glu", "jax.nn.glu({a}, {axis})", {"a": Want("f", 1, fits=lambda i: any(n % 2 == 0 for n in i.shape)),
-       "axis": lambda d: d.choice([i for i, n in enumerate(d["a"].shape) if n % 2 == 0])}, like()),
+    Op(
+        "layer_norm",
+        "({a} - jnp.mean({a}, {axis}, keepdims=True)) * lax.rsqrt(jnp.var({a}, {axis},"
+        " keepdims=True) + 0.25)",
+        _axis("f"),
+        smooth(3),
+        weight=1.5,
+    ),
+    Op(
+        "rms_norm",
+        "{a} * lax.rsqrt(jnp.mean(jnp.square({a}), {axis}, keepdims=True) + 0.25)",
+        _axis("f"),
+        smooth(3),
+    ),
+    Op(
+        "cross_entropy",
+        "-jnp.take_along_axis(jax.nn.log_softmax({a}), jnp.abs({b} % {n})[..., None],"
+        " axis=-1)[..., 0]",
+        {
+            "a": Want("f", 1, 3),
+            "n": lambda d: d["a"].shape[-1],
+            "b": Want("i", 0, 3, shape=lambda d: d["a"].shape[:-1], dtype=lambda d: "int32"),
+        },
+        smooth(4),
+        weight=1.5,
+    ),
+    Op(
+        "one_hot",
+        "jax.nn.one_hot({a}, {n}, dtype=jnp.{dtype})",
+        {
+            "a": Want("i", 0, 2),
+            "n": lambda d: d.size(),
+            "dtype": lambda d: d.choice(("float32", "bfloat16", "int32")),
+        },
+        whole(1),
+        weight=1.5,
+    ),
+    Op(
+        "glu",
+        "jax.nn.glu({a}, {axis})",
+        {
+            "a": Want("f", 1, fits=lambda i: any(n % 2 == 0 for n in i.shape)),
+            "axis": lambda d: d.choice([i for i, n in enumerate(d["a"].shape) if n % 2 == 0]),
+        },
+        like(),
+    ),
     Op("standardize", "jax.nn.standardize({a}, {axis}, epsilon=0.25)", _axis("f"), smooth(3)),
-    Op("bincount", "jnp.bincount(jnp.abs({a} % 6), length={n})", {"a": Want("i", 1, 1), "n": lambda d: d.size()}, whole(64)),
-    Op("searchsorted", "jnp.searchsorted(jnp.sort({a}), {b}, method={how})",
-       {"a": Want("e", 1, 1), "b": Want("e", 1, 2, dtype=same()), "how": lambda d: repr(d.choice(("scan", "sort", "compare_all")))},
-       whole(64)),
-)  # fmt: skip
+    Op(
+        "bincount",
+        "jnp.bincount(jnp.abs({a} % 6), length={n})",
+        {"a": Want("i", 1, 1), "n": lambda d: d.size()},
+        whole(64),
+    ),
+    Op(
+        "searchsorted",
+        "jnp.searchsorted(jnp.sort({a}), {b}, method={how})",
+        {
+            "a": Want("e", 1, 1),
+            "b": Want("e", 1, 2, dtype=same()),
+            "how": lambda d: repr(d.choice(("scan", "sort", "compare_all"))),
+        },
+        whole(64),
+    ),
+)
 
 
 def _unpadded(d: Draw) -> str:
-    """A window whose every position covers an element: the gradient of a maximum over padding alone is not defined."""
+    """A window whose every position covers an element: the gradient of a maximum over padding alone
+    is not defined."""
     window = tuple(d.int(1, min(3, n)) for n in d["a"].shape)
     strides = tuple(d.choice((1, 1, 2)) for _ in window)
     return f"{window}, {strides}, 'VALID'"

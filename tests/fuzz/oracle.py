@@ -1,8 +1,10 @@
-"""The judgement of a program: `sbp.jit` on its mesh against `jax.jit` of the same function on one device.
+"""The judgement of a program: `sbp.jit` on its mesh against `jax.jit` of the same function on one
+device.
 
-Exact values must be equal to the last bit, others within a tolerance that is relative to the largest element. Where they are not, the
-reference itself is run with every rounded value disturbed by about one rounding error: what moves by as much as the difference was
-decided by rounding, and is no fault of the plan.
+Exact values must be equal to the last bit, others within a tolerance that is relative to the
+largest element. Where they are not, the reference itself is run with every rounded value disturbed
+by about one rounding error: what moves by as much as the difference was decided by rounding, and is
+no fault of the plan.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ TIME_OUT_SECONDS = 120
 TOLERANCE = {"float32": 1e-4, "complex64": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 ROUNDING = {"float32": 2.0**-23, "complex64": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 TRIALS = 3
-MARGIN = 30.0  # times what the trials move: they sample the error, and a sum in another order may exceed the sample
+# times what the trials move: they sample the error, and a sum in another order may exceed the
+# sample
+MARGIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ def judge(program: Program) -> Outcome:
     """Runs a program both ways.
 
     Returns:
-      `same`, or `rounding` where a difference is the reference's own; `refused` for an SbpTypeError under a policy other than "auto",
-      or where JAX has no such program;
+      `same`, or `rounding` where a difference is the reference's own; `refused` for an SbpTypeError
+      under a policy other than "auto", or where JAX has no such program;
       else a failure: `mismatch`, `no-typing` (an SbpTypeError under "auto"), `crash`, `time-out`.
     """
     with warnings.catch_warnings(), _alarm():
@@ -72,16 +76,30 @@ def judge(program: Program) -> Outcome:
             want = jax.block_until_ready(jax.jit(fn)(*arguments(program)))
         except Exception as error:  # told apart below; none passes in silence
             if "can't apply forward-mode autodiff" in str(error):
-                return Outcome("refused", "JAX has no tangent of a custom_vjp function", "reference")
-            return Outcome("crash", f"the reference: {type(error).__name__}: {error}", f"reference {type(error).__name__}")
+                return Outcome(
+                    "refused", "JAX has no tangent of a custom_vjp function", "reference"
+                )
+            return Outcome(
+                "crash",
+                f"the reference: {type(error).__name__}: {error}",
+                f"reference {type(error).__name__}",
+            )
         try:
             got = jax.block_until_ready(run(fn, program))
         except sbp.SbpTypeError as error:
-            return Outcome("no-typing" if program.boxing == "auto" else "refused", str(error)[:2000], error.code)
+            return Outcome(
+                "no-typing" if program.boxing == "auto" else "refused",
+                str(error)[:2000],
+                error.code,
+            )
         except TimeOut:
             return Outcome("time-out", f"over {TIME_OUT_SECONDS} s", "time-out")
         except Exception as error:  # any is a fault of sbp, reported as a crash
-            return Outcome("crash", "".join(traceback.format_exception(error)[-6:])[-3000:], f"{type(error).__name__} {_place(error)}")
+            return Outcome(
+                "crash",
+                "".join(traceback.format_exception(error)[-6:])[-3000:],
+                f"{type(error).__name__} {_place(error)}",
+            )
         infos = _infos(program)
         bad = _differences(got, want, infos)
         if not bad:
@@ -107,10 +125,15 @@ def run(fn: Callable[..., Any], program: Program) -> Any:
 
 
 def parts_of(x: Any, type: str, mesh: Any) -> sbp.Partial:
-    """A value in parts, as an argument that is pinned partial: all at the first index, neutral elements or copies elsewhere."""
+    """A value in parts, as an argument that is pinned partial: all at the first index, neutral
+    elements or copies elsewhere."""
     t = sbp.parse(type, mesh_axes=mesh.axis_names)
     partial = sbp.Partial(x, t)
-    sizes = [int(mesh.shape[a]) for a in mesh.axis_names if not isinstance(t.get(a), sbp.S) and t.get(a) != sbp.B]
+    sizes = [
+        int(mesh.shape[a])
+        for a in mesh.axis_names
+        if not isinstance(t.get(a), sbp.S) and t.get(a) != sbp.B
+    ]
     x = np.asarray(x)
     parts = np.broadcast_to(x, (*sizes, *x.shape)).copy()
     if partial.monoid in ("sum", "or") and x.dtype != np.bool_:
@@ -121,8 +144,10 @@ def parts_of(x: Any, type: str, mesh: Any) -> sbp.Partial:
 
 def _whole(tree: Any) -> Any:
     return jax.tree.map(
-        lambda y: y.reduce() if isinstance(y, sbp.Partial) else y, tree, is_leaf=lambda y: isinstance(y, sbp.Partial)
-    )  # fmt: skip
+        lambda y: y.reduce() if isinstance(y, sbp.Partial) else y,
+        tree,
+        is_leaf=lambda y: isinstance(y, sbp.Partial),
+    )
 
 
 def _infos(program: Program) -> list[Info]:
@@ -131,9 +156,12 @@ def _infos(program: Program) -> list[Info]:
 
 
 def _differences(got: Any, want: Any, infos: list[Info]) -> list[tuple[int, bool, float]]:
-    """Leaves that differ by more than the tolerance: position, whether exactness was due, and by how much."""
+    """Leaves that differ by more than the tolerance: position, whether exactness was due, and by
+    how much."""
     bad: list[tuple[int, bool, float]] = []
-    for number, (a, b, info) in enumerate(zip(jax.tree.leaves(_whole(got)), jax.tree.leaves(want), infos, strict=True)):
+    for number, (a, b, info) in enumerate(
+        zip(jax.tree.leaves(_whole(got)), jax.tree.leaves(want), infos, strict=True)
+    ):
         if a.shape != b.shape or a.dtype != b.dtype:
             bad.append((number, True, np.inf))
             continue
@@ -149,13 +177,17 @@ def _numbers(x: Any) -> np.ndarray:
 
 
 def _distance(a: Any, b: Any) -> tuple[float, float]:
-    """The largest difference of two arrays, infinite where only one is finite, and the largest finite element of the second."""
+    """The largest difference of two arrays, infinite where only one is finite, and the largest
+    finite element of the second."""
     x, y = _numbers(a), _numbers(b)
     finite = np.isfinite(y)
-    # NaN, infinity and minus infinity are not told apart: 0 * inf and inf - inf depend on the order of a sum.
+    # NaN, infinity and minus infinity are not told apart: 0 * inf and inf - inf depend on the order
+    # of a sum.
     if not np.array_equal(np.isfinite(x), finite):
         return np.inf, 0.0
-    return float(np.abs(x[finite] - y[finite]).max(initial=0)), float(np.abs(y[finite]).max(initial=0))
+    return float(np.abs(x[finite] - y[finite]).max(initial=0)), float(
+        np.abs(y[finite]).max(initial=0)
+    )
 
 
 def describe_difference(a: Any, b: Any) -> str:
@@ -168,21 +200,30 @@ def describe_difference(a: Any, b: Any) -> str:
     where = tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else ()
     values = f", at {where} {x[where]} instead of {y[where]}" if wrong.any() else ""
     count = f"in {int(wrong.sum())} of {wrong.size} elements"
-    return f"{b.dtype}{b.shape} differs by {distance:.3g} where the largest is {scale:.3g}, {count}{values}"
+    return (
+        f"{b.dtype}{b.shape} differs by {distance:.3g} where the largest is {scale:.3g},"
+        f" {count}{values}"
+    )
 
 
 def _slack(program: Program, want: Any) -> list[float]:
     """How far each leaf of the reference moves when every rounded value is disturbed."""
 
     def suffix(target: str, info: Info) -> str | None:
-        return f"{target} = disturb({target}, {target[1:]})" if info.kind in "fc" and not info.exact else None
+        return (
+            f"{target} = disturb({target}, {target[1:]})"
+            if info.kind in "fc" and not info.exact
+            else None
+        )
 
     source = function_source(program, suffix)
     moved = [0.0] * len(jax.tree.leaves(want))
     for trial in range(TRIALS):
 
         def disturb(x: Any, number: int, trial: int = trial) -> Any:
-            noise = jnp.sin(jnp.arange(x.size, dtype=jnp.float32) * 12.9898 + number * 78.233 + trial * 37.719).reshape(x.shape)
+            noise = jnp.sin(
+                jnp.arange(x.size, dtype=jnp.float32) * 12.9898 + number * 78.233 + trial * 37.719
+            ).reshape(x.shape)
             return x * (1 + noise * ROUNDING[str(x.dtype)]).astype(x.dtype)
 
         fn = load(source, f"fuzz-{program.seed}-disturbed", {"disturb": disturb})["program"]
@@ -200,7 +241,8 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _alarm() -> Iterator[None]:
-    """Raises TimeOut in the middle of planning; a compiler at work is ended by the runner instead."""
+    """Raises TimeOut in the middle of planning; a compiler at work is ended by the runner
+    instead."""
 
     def ring(*_: Any) -> None:
         raise TimeOut

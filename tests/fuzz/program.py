@@ -1,4 +1,5 @@
-"""What the fuzzer generates, runs, minimises and prints: a program as data, each of its steps one line of Python source."""
+"""What the fuzzer generates, runs, minimises and prints: a program as data, each of its steps one
+line of Python source."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Info:
     Arguments:
       shape: its shape.
       dtype: NumPy's name of its dtype; "key" for new-style random keys.
-      exact: computed without any rounding, so equal on every device and in every order: only such values may decide.
+      exact: computed without any rounding, so equal on every device and in every order: only such
+          values may decide.
       bound: no element of an exact value is larger; of other floats the usual magnitude.
       grid: exact floats are multiples of 2**-grid.
       weak: whether JAX types it weakly.
@@ -57,7 +59,8 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A function inside the program: the body of a loop, a branch, what is mapped or differentiated.
+    """A function inside the program: the body of a loop, a branch, what is mapped or
+    differentiated.
 
     Arguments:
       takes: its parameter list as source.
@@ -78,7 +81,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation: `targets = text`, with slots in braces for the values it reads and the functions it calls.
+    """One operation: `targets = text`, with slots in braces for the values it reads and the
+    functions it calls.
 
     `several` says that the text makes a tuple or list, be it of one value.
     """
@@ -151,11 +155,13 @@ class Program:
         if self.hardware is not None:
             options["hardware"] = self.hardware
         if self.donate:
-            options["donate_argnums"] = tuple(i for i, v in enumerate(self.inputs) if v.name in self.donate)
+            options["donate_argnums"] = tuple(
+                i for i, v in enumerate(self.inputs) if v.name in self.donate
+            )
         return options
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------------------
+# ---- names --------------------------------------------------------------------------------------
 
 
 def reads(step: Step) -> set[str]:
@@ -176,7 +182,10 @@ def without_dead(steps: Iterable[Step], wanted: Iterable[str]) -> tuple[Step, ..
     kept: list[Step] = []
     for step in reversed(tuple(steps)):
         if need & set(step.targets):
-            blocks = tuple((slot, replace(b, steps=without_dead(b.steps, b.outputs))) for slot, b in step.blocks)
+            blocks = tuple(
+                (slot, replace(b, steps=without_dead(b.steps, b.outputs)))
+                for slot, b in step.blocks
+            )
             kept.append(replace(step, blocks=blocks))
             need |= reads(kept[-1])
     return tuple(reversed(kept))
@@ -188,14 +197,23 @@ def pruned(program: Program) -> Program:
     used = set().union(*(reads(s) for s in steps), (o.name for o in program.outputs))
     inputs = tuple(v for v in program.inputs if v.name in used) or program.inputs[:1]
     names = {v.name for v in inputs}
-    return replace(program, steps=steps, inputs=inputs, donate=tuple(d for d in program.donate if d in names))
+    return replace(
+        program, steps=steps, inputs=inputs, donate=tuple(d for d in program.donate if d in names)
+    )
 
 
 def renamed(step: Step, names: Mapping[str, str]) -> Step:
     """The step reading other values."""
     args = tuple((slot, names.get(n, n)) for slot, n in step.args)
     blocks = tuple(
-        (slot, replace(b, steps=tuple(renamed(s, names) for s in b.steps), outputs=tuple(names.get(n, n) for n in b.outputs)))
+        (
+            slot,
+            replace(
+                b,
+                steps=tuple(renamed(s, names) for s in b.steps),
+                outputs=tuple(names.get(n, n) for n in b.outputs),
+            ),
+        )
         for slot, b in step.blocks
     )
     return replace(step, args=args, blocks=blocks)

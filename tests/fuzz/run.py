@@ -1,12 +1,15 @@
-"""The fuzzer: random programs on every mesh against one device; what goes wrong is minimised and printed as a file that runs.
+"""The fuzzer: random programs on every mesh against one device; what goes wrong is minimised and
+printed as a file that runs.
 
     python -m tests.fuzz.run --seeds 0:1000
     python -m tests.fuzz.run --seeds 412 --policy auto --mesh 2x4       one program, as it was
 
-A worker process runs the programs and is replaced after `--batch` of them, when its memory grows, when it dies, and when a program
-takes too long, so one program cannot stop a run. Seeds are independent: an interrupted run is resumed from the last seed that it
-printed. Measured: 250 programs take 331 s of one core, so 1,000 take some 22 minutes. Of 1.1 s of processor time for one, planning takes
-0.11 s and generating 0.03 s; the rest is tracing, compiling and running, the reference taking nearly half.
+A worker process runs the programs and is replaced after `--batch` of them, when its memory grows,
+when it dies, and when a program takes too long, so one program cannot stop a run. Seeds are
+independent: an interrupted run is resumed from the last seed that it
+printed. Measured: 250 programs take 331 s of one core, so 1,000 take some 22 minutes. Of 1.1 s of
+processor time for one, planning takes 0.11 s and generating 0.03 s; the rest is tracing, compiling
+and running, the reference taking nearly half.
 """
 
 from __future__ import annotations
@@ -25,7 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_PER_PROGRAM = 120
@@ -56,23 +66,42 @@ class Tally:
         n = sum(self.verdicts.values())
         rate = n / max(1e-9, time.monotonic() - self.started)
         parts = [f"{k} {v}" for k, v in sorted(self.verdicts.items()) if k not in FAILURES]
-        return f"{rate:.2f}/s  {', '.join(parts)}  [{'red' if self.failed else 'green'}]failed {len(self.failed)}[/]"
+        return (
+            f"{rate:.2f}/s  {', '.join(parts)}  [{'red' if self.failed else 'green'}]failed"
+            f" {len(self.failed)}[/]"
+        )
 
 
 def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[str]:
-    """A worker on these seeds, which writes one line of JSON when it begins a program and one when it has judged it."""
+    """A worker on these seeds, which writes one line of JSON when it begins a program and one when
+    it has judged it."""
     environment = dict(os.environ)
     flag = "--xla_force_host_platform_device_count"
     if flag not in environment.get("XLA_FLAGS", ""):
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flag}=8".strip()
     environment.setdefault("JAX_PLATFORMS", "cpu")
-    command = [sys.executable, "-m", "tests.fuzz.worker", "--policy", options.policy or "", "--mesh", options.mesh or ""]
-    command += ["--minimise", str(0 if options.no_minimise else options.minimise), "--memory", str(options.memory), *map(str, seeds)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.worker",
+        "--policy",
+        options.policy or "",
+        "--mesh",
+        options.mesh or "",
+    ]
+    command += [
+        "--minimise",
+        str(0 if options.no_minimise else options.minimise),
+        "--memory",
+        str(options.memory),
+        *map(str, seeds),
+    ]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def _messages(worker: subprocess.Popen[str], minimise: float) -> Iterator[dict[str, Any] | None]:
-    """The worker's messages; None when it has been silent too long, which may be `minimise` seconds more after a fault."""
+    """The worker's messages; None when it has been silent too long, which may be `minimise` seconds
+    more after a fault."""
     assert worker.stdout is not None
     patience = SECONDS_PER_PROGRAM + GRACE_SECONDS
     with selectors.DefaultSelector() as selector:
@@ -86,7 +115,9 @@ def _messages(worker: subprocess.Popen[str], minimise: float) -> Iterator[dict[s
                 return
             if line.startswith("{"):
                 message = json.loads(line)
-                patience = SECONDS_PER_PROGRAM + GRACE_SECONDS + (minimise if "found" in message else 0)
+                patience = (
+                    SECONDS_PER_PROGRAM + GRACE_SECONDS + (minimise if "found" in message else 0)
+                )
                 if "found" not in message:
                     yield message
 
@@ -111,7 +142,9 @@ def fuzz(seeds: list[int], options: argparse.Namespace, console: Console) -> Tal
             progress.update(task, advance=1, description=tally.line())
             done = len(seeds) - len(left)
             if not console.is_terminal and done % 50 == 0:
-                console.print(f"{done}/{len(seeds)}, at seed {seed}: {tally.line()}", highlight=False)
+                console.print(
+                    f"{done}/{len(seeds)}, at seed {seed}: {tally.line()}", highlight=False
+                )
 
         while left:
             worker = _worker(left[: options.batch], options)
@@ -135,8 +168,20 @@ def fuzz(seeds: list[int], options: argparse.Namespace, console: Console) -> Tal
             if running is not None:
                 verdict = "time-out" if silent else "crash"
                 count(running, verdict, {})
-                what = f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s" if silent else f"the process ended with status {code}"
-                _show(console, {"seed": running, "verdict": verdict, "detail": what, "source": _source(running, options)})
+                what = (
+                    f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
+                    if silent
+                    else f"the process ended with status {code}"
+                )
+                _show(
+                    console,
+                    {
+                        "seed": running,
+                        "verdict": verdict,
+                        "detail": what,
+                        "source": _source(running, options),
+                    },
+                )
             elif code and left:
                 raise SystemExit(f"the worker ended with status {code} before a program began")
     return tally
@@ -149,11 +194,27 @@ def _show(console: Console, message: dict[str, Any]) -> None:
 
 
 def _source(seed: int, options: argparse.Namespace) -> str:
-    """The whole program of a seed, from a process of its own, minimised where every candidate gets one, since this one may not survive."""
-    command = [sys.executable, "-m", "tests.fuzz.worker", "--policy", options.policy or "", "--mesh", options.mesh or "", "--fatal"]
-    environment = {"JAX_PLATFORMS": "cpu", **os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    """The whole program of a seed, from a process of its own, minimised where every candidate gets
+    one, since this one may not survive."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.worker",
+        "--policy",
+        options.policy or "",
+        "--mesh",
+        options.mesh or "",
+        "--fatal",
+    ]
+    environment = {
+        "JAX_PLATFORMS": "cpu",
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
     command += ["--minimise", str(0 if options.no_minimise else 2 * options.minimise), str(seed)]
-    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    ).stdout
 
 
 def _seeds(text: str) -> list[int]:
@@ -167,22 +228,43 @@ def _seeds(text: str) -> list[int]:
 def main() -> int:
     """The command line; the exit status is 1 when something failed."""
     parser = argparse.ArgumentParser(description="random programs on every mesh against one device")
-    parser.add_argument("--seeds", type=_seeds, default=_seeds("0:1000"), help="first:last+1, or single ones, separated by commas")
-    parser.add_argument("--policy", choices=("auto", "reduce", "explicit"), help="for all programs; else each seed chooses")
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=_seeds("0:1000"),
+        help="first:last+1, or single ones, separated by commas",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=("auto", "reduce", "explicit"),
+        help="for all programs; else each seed chooses",
+    )
     parser.add_argument("--mesh", help="for all programs, as 2x4; else each seed chooses")
     parser.add_argument("--batch", type=int, default=100, help="programs of one process")
-    parser.add_argument("--memory", type=float, default=4.0, help="GiB after which a process is replaced")
-    parser.add_argument("--minimise", type=int, default=180, metavar="SECONDS", help="for minimising one failure")
-    parser.add_argument("--no-minimise", action="store_true", help="print failing programs as they are")
+    parser.add_argument(
+        "--memory", type=float, default=4.0, help="GiB after which a process is replaced"
+    )
+    parser.add_argument(
+        "--minimise", type=int, default=180, metavar="SECONDS", help="for minimising one failure"
+    )
+    parser.add_argument(
+        "--no-minimise", action="store_true", help="print failing programs as they are"
+    )
     options = parser.parse_args()
     console = Console()
     tally = fuzz(options.seeds, options, console)
     n = sum(tally.verdicts.values())
-    console.print(f"{n} programs in {time.monotonic() - tally.started:.0f} s: {tally.line()}", highlight=False)
+    console.print(
+        f"{n} programs in {time.monotonic() - tally.started:.0f} s: {tally.line()}", highlight=False
+    )
     for what in (tally.meshes, tally.policies):
-        console.print("  " + ", ".join(f"{k} {v}" for k, v in sorted(what.items())), highlight=False)
+        console.print(
+            "  " + ", ".join(f"{k} {v}" for k, v in sorted(what.items())), highlight=False
+        )
     if tally.failed:
-        console.print(f"failed: --seeds {','.join(map(str, sorted(tally.failed)))}", highlight=False)
+        console.print(
+            f"failed: --seeds {','.join(map(str, sorted(tally.failed)))}", highlight=False
+        )
     return 1 if tally.failed else 0
 
 

@@ -32,7 +32,8 @@ Suffix = Callable[[str, Info], str | None]
 
 
 def step_lines(step: Step, suffix: Suffix | None = None) -> list[str]:
-    """A step as source: the functions it calls, then its own lines, of which the last is the expression."""
+    """A step as source: the functions it calls, then its own lines, of which the last is the
+    expression."""
     lines: list[str] = []
     values = dict(step.args)
     for number, (slot, block) in enumerate(step.blocks):
@@ -43,7 +44,11 @@ def step_lines(step: Step, suffix: Suffix | None = None) -> list[str]:
     *before, expression = fill(step.text, values).split("\n")
     lines += [*before, f"{left} = {expression}"]
     if suffix is not None:
-        lines += [line for t, i in zip(step.targets, step.infos, strict=True) if (line := suffix(t, i)) is not None]
+        lines += [
+            line
+            for t, i in zip(step.targets, step.infos, strict=True)
+            if (line := suffix(t, i)) is not None
+        ]
     return lines
 
 
@@ -53,7 +58,10 @@ def block_lines(block: Block, name: str, suffix: Suffix | None = None) -> list[s
     for step in block.steps:
         body += step_lines(step, suffix)
     returns = fill(block.returns, {str(i): n for i, n in enumerate(block.outputs)})
-    return [f"def {name}({block.takes}):", *("    " + line for line in [*body, f"return {returns}"])]
+    return [
+        f"def {name}({block.takes}):",
+        *("    " + line for line in [*body, f"return {returns}"]),
+    ]
 
 
 LOSS = """\
@@ -66,20 +74,34 @@ def loss(*args):
 
 
 def function_source(program: Program, suffix: Suffix | None = None) -> str:
-    """The source of `program`, the function under test; with gradients it returns (outputs, gradients)."""
+    """The source of `program`, the function under test; with gradients it returns (outputs,
+    gradients)."""
     parameters = ", ".join(v.name for v in program.inputs)
     numbers = program.differentiated
     outputs = tuple(o.name for o in program.outputs)
-    block = Block(parameters, "", program.steps, outputs, ", ".join(f"{{{i}}}" for i in range(len(outputs))) + ",")
+    block = Block(
+        parameters,
+        "",
+        program.steps,
+        outputs,
+        ", ".join(f"{{{i}}}" for i in range(len(outputs))) + ",",
+    )
     lines = block_lines(block, "forward" if numbers else "program", suffix)
     if numbers:
         lines += ["", "", *LOSS.splitlines(), "", "", f"def program({parameters}):"]
-        lines += [f"    (_, outs), grads = jax.value_and_grad(loss, {numbers}, has_aux=True)({parameters})", "    return outs, grads"]
+        lines += [
+            (
+                f"    (_, outs), grads = jax.value_and_grad(loss, {numbers},"
+                f" has_aux=True)({parameters})"
+            ),
+            "    return outs, grads",
+        ]
     return "\n".join(lines) + "\n"
 
 
 def file_source(program: Program) -> str:
-    """A file that runs by itself: the program, its arguments, and the comparison with one device."""
+    """A file that runs by itself: the program, its arguments, and the comparison with one
+    device."""
     arguments = "".join(f"    {v.data},  # {v.name}\n" for v in program.inputs)
     options = "".join(f", {k}={v!r}" for k, v in program.sbp_options().items())
     partials = [(i, v.type) for i, v in enumerate(program.inputs) if v.type and ":P" in v.type]
@@ -88,7 +110,8 @@ def file_source(program: Program) -> str:
         split_up = "from tests.fuzz.oracle import parts_of\n\n" + split_up
     exact = [o.info.exact for o in program.outputs] + [False] * len(program.differentiated)
     return f"""\
-# seed {program.seed}: XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_PLATFORMS=cpu python this_file.py
+# seed {program.seed}; run it on 8 simulated devices:
+# XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_PLATFORMS=cpu python this_file.py
 {PRELUDE}
 mesh = sbp.make_mesh({program.mesh}, {program.axes})
 
@@ -99,10 +122,12 @@ args = [
 {arguments}]
 want = jax.jit(program)(*args)
 {split_up}got = sbp.jit(program, mesh{options})(*args)
-whole = [y.reduce() if isinstance(y, sbp.Partial) else y for y in jax.tree.leaves(got, is_leaf=lambda y: isinstance(y, sbp.Partial))]
+partial = lambda y: isinstance(y, sbp.Partial)
+whole = [y.reduce() if partial(y) else y for y in jax.tree.leaves(got, is_leaf=partial)]
 for y, z, exact in zip(whole, jax.tree.leaves(want), {exact}):
     tolerance = 0 if exact else 1e-4 * np.max(np.abs(np.asarray(z, complex)), initial=0)
-    np.testing.assert_allclose(np.asarray(y, complex), np.asarray(z, complex), rtol=0, atol=tolerance)
+    y, z = np.asarray(y, complex), np.asarray(z, complex)
+    np.testing.assert_allclose(y, z, rtol=0, atol=tolerance)
 """
 
 

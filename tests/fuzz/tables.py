@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from tests.fuzz import ops_contract, ops_control, ops_elementwise, ops_index, ops_random, ops_reduce, ops_shape
+from tests.fuzz import (
+    ops_contract,
+    ops_control,
+    ops_elementwise,
+    ops_index,
+    ops_random,
+    ops_reduce,
+    ops_shape,
+)
 from tests.fuzz.draw import Op
 
 ALL: tuple[Op, ...] = tuple(
-    op for m in (ops_elementwise, ops_reduce, ops_shape, ops_index, ops_contract, ops_random, ops_control) for op in m.OPS if op.guard
+    op
+    for m in (
+        ops_elementwise,
+        ops_reduce,
+        ops_shape,
+        ops_index,
+        ops_contract,
+        ops_random,
+        ops_control,
+    )
+    for op in m.OPS
+    if op.guard
 )
 """The tables, one after the other."""
 
-INNER: tuple[Op, ...] = tuple(op for op in ALL if op.name not in ("eigenvalues", "singular_values", "random_gamma"))
+INNER: tuple[Op, ...] = tuple(
+    op for op in ALL if op.name not in ("eigenvalues", "singular_values", "random_gamma")
+)
 """Without the slow ones: a body may be compiled many times."""
 
 BY_NAME: dict[str, Op] = {op.name: op for op in ALL}

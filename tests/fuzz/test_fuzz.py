@@ -1,4 +1,5 @@
-"""A seeded slice of the fuzzer, and its own tests: determinism, coverage, printing, and that it finds and minimises a fault."""
+"""A seeded slice of the fuzzer, and its own tests: determinism, coverage, printing, and that it
+finds and minimises a fault."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ COVERAGE = 250
 MESHES = ((2,), (8,), (2, 4), (4, 2), (2, 2, 2))
 
 PRIMITIVES = names("""
-    abs add and argmax argmin bitcast_convert_type broadcast_in_dim ceil cholesky clamp concatenate cond conv_general_dilated
-    convert_element_type cos cumlogsumexp cummax cummin cumprod cumsum custom_jvp_call custom_vjp_call div dot_general
-    dynamic_slice dynamic_update_slice eq erf exp fft floor gather ge gt imag integer_pow iota is_finite le log log1p logistic lt
-    max min mul ne neg not optimization_barrier or pad pow ragged_dot_general random_bits random_fold_in random_split
-    random_unwrap random_wrap real reduce reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_sum
-    reduce_window reduce_window_max reduce_window_sum reduce_xor rem reshape rev round rsqrt sbp_annotate scan scatter scatter-add
-    scatter-max scatter-min scatter-mul select_n shift_left shift_right_logical sign sin slice sort split sqrt square squeeze sub
-    tan tanh top_k transpose triangular_solve while xor
+    abs add and argmax argmin bitcast_convert_type broadcast_in_dim ceil cholesky clamp concatenate
+    cond conv_general_dilated convert_element_type cos cumlogsumexp cummax cummin cumprod cumsum
+    custom_jvp_call custom_vjp_call div dot_general dynamic_slice dynamic_update_slice eq erf exp
+    fft floor gather ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne
+    neg not optimization_barrier or pad pow ragged_dot_general random_bits random_fold_in
+    random_split random_unwrap random_wrap real reduce reduce_and reduce_max reduce_min reduce_or
+    reduce_precision reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_sum
+    reduce_xor rem reshape rev round rsqrt sbp_annotate scan scatter scatter-add scatter-max
+    scatter-min scatter-mul select_n shift_left shift_right_logical sign sin slice sort split sqrt
+    square squeeze sub tan tanh top_k transpose triangular_solve while xor
 """)
 
 
@@ -95,7 +98,12 @@ def test_what_is_printed_runs():
         program = generate(seed, policy="auto", mesh=(2,))
         program = replace(program, inputs=tuple(replace(v, type=None) for v in program.inputs))
         assert judge(program).verdict == "same"
-        printed = load(file_source(program).replace("sbp.jit(program, mesh", "(lambda f, *_, **__: jax.jit(f))(program, mesh"), "printed")
+        printed = load(
+            file_source(program).replace(
+                "sbp.jit(program, mesh", "(lambda f, *_, **__: jax.jit(f))(program, mesh"
+            ),
+            "printed",
+        )
         want = jax.jit(load(function_source(program), "function")["program"])(*arguments(program))
         for a, b in zip(jax.tree.leaves(printed["want"]), jax.tree.leaves(want), strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -108,7 +116,10 @@ def test_a_wrong_rule_is_found_and_minimised(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(rules._RULES, "cumsum", wrong)
     for seed in range(400):
         program = generate(seed, policy="auto", mesh=(2,))
-        if "cumsum" in function_source(program) and (outcome := judge(program)).verdict == "mismatch":
+        if (
+            "cumsum" in function_source(program)
+            and (outcome := judge(program)).verdict == "mismatch"
+        ):
             break
     else:
         raise AssertionError("no program shows it")

@@ -1,4 +1,5 @@
-"""The process that runs programs for `tests.fuzz.run`: one line of JSON when it begins a program, one when it has judged it."""
+"""The process that runs programs for `tests.fuzz.run`: one line of JSON when it begins a program,
+one when it has judged it."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ from tests.fuzz.oracle import Outcome, judge
 from tests.fuzz.program import Program
 from tests.fuzz.source import file_source
 
-CLEAR_EVERY = 20  # programs, after which JAX's caches are dropped: compiled programs are not used again
+CLEAR_EVERY = (
+    20  # programs, after which JAX's caches are dropped: compiled programs are not used again
+)
 
 
 def in_the_same_way(outcome: Outcome) -> Fails:
-    """Whether a program goes wrong as this one did: the same verdict, and of crashes the same place."""
+    """Whether a program goes wrong as this one did: the same verdict, and of crashes the same
+    place."""
 
     def fails(program: Program) -> bool:
         found = judge(program)
@@ -39,7 +43,11 @@ def fatal(program: Program) -> bool:
     with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
         Path(file.name).write_bytes(pickle.dumps(program))
         try:
-            done = subprocess.run([sys.executable, "-m", "tests.fuzz.worker", "--pickle", file.name], capture_output=True, timeout=120)
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.fuzz.worker", "--pickle", file.name],
+                capture_output=True,
+                timeout=120,
+            )
         except subprocess.TimeoutExpired:
             return True
     return done.returncode != 0
@@ -67,17 +75,31 @@ def main() -> int:
     for number, seed in enumerate(options.seeds):
         program = generate(seed, options.policy or None, mesh)
         if options.fatal:
-            print(file_source(minimise(program, fatal, options.minimise) if options.minimise else program))
+            print(
+                file_source(
+                    minimise(program, fatal, options.minimise) if options.minimise else program
+                )
+            )
             continue
         _say(begin=seed)
         outcome = judge(program)
         source, detail = "", outcome.detail
         if outcome.failed:
             _say(found=seed)  # and minimising takes its time
-            small = minimise(program, in_the_same_way(outcome), options.minimise) if options.minimise else program
-            detail = judge(small).detail or detail  # a reference that has random ties may differ from run to run
+            small = (
+                minimise(program, in_the_same_way(outcome), options.minimise)
+                if options.minimise
+                else program
+            )
+            detail = (
+                judge(small).detail or detail
+            )  # a reference that has random ties may differ from run to run
             source = file_source(small)
-        about = {"mesh": "x".join(map(str, program.mesh)), "policy": program.boxing, "gradients": program.gradients}
+        about = {
+            "mesh": "x".join(map(str, program.mesh)),
+            "policy": program.boxing,
+            "gradients": program.gradients,
+        }
         _say(seed=seed, verdict=outcome.verdict, detail=detail, source=source, **about)
         if number % CLEAR_EVERY == CLEAR_EVERY - 1:
             jax.clear_caches()

@@ -1,7 +1,7 @@
 """Broken programs, each with what its own source expects to be told.
 
-`# error: CODE: TEXT` (or `# warning:`) stands on the line of a primary label and is part of the title, `# and: TEXT` on the line of a
-secondary label.
+`# error: CODE: TEXT` (or `# warning:`) stands on the line of a primary label and is part of the
+title, `# and: TEXT` on the line of a secondary label.
 """
 
 from __future__ import annotations
@@ -76,7 +76,15 @@ class Broken:
 GALLERY: dict[str, Broken] = {}
 
 
-def broken(*args: Any, cause: str, mesh: Any = MESH, no_help: str = "", also: Any = (), unlabelled: Any = None, **options: Any) -> Any:
+def broken(
+    *args: Any,
+    cause: str,
+    mesh: Any = MESH,
+    no_help: str = "",
+    also: Any = (),
+    unlabelled: Any = None,
+    **options: Any,
+) -> Any:
     """Puts a program into the gallery; the policy is "explicit" unless another is given."""
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +106,8 @@ def broken(*args: Any, cause: str, mesh: Any = MESH, no_help: str = "", also: An
 
 @dataclass(slots=True)
 class Expected:
-    """What the source of a program says it will be told: (line, code, text) of primary labels, (line, text) of secondary ones."""
+    """What the source of a program says it will be told: (line, code, text) of primary labels,
+    (line, text) of secondary ones."""
 
     primary: list[tuple[int, str, str]] = field(default_factory=list)
     secondary: list[tuple[int, str]] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Does to the source of a program what a help says, word for word, as a user would: text is edited, not the traced program."""
+"""Does to the source of a program what a help says, word for word, as a user would: text is edited,
+not the traced program."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def repaired(entry: Broken, help_text: str, mesh_axis: str) -> Broken:
     if found := re.match(r'boxing=("\w+"|\{.*?\})', text):
         return entry.of(entry.fn, boxing=ast.literal_eval(found[1]))
     if found := re.match(r"allow ([\d.]+) (B|KiB|MiB) in `(.+)`", text):
-        return _allowed(entry, float(found[1]) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[found[2]], found[3])
+        return _allowed(
+            entry, float(found[1]) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[found[2]], found[3]
+        )
     if found := re.match(r"memory_limit=(\d+)$", text):
         return entry.of(entry.fn, memory_limit=int(found[1]))
     if found := re.match(r"leave (\w+) free (?:on `(\w+)` )?in in_types", text):
@@ -46,7 +49,12 @@ def pins_of(entry: Broken) -> set[tuple[int, str]]:
     found: set[tuple[int, str]] = set()
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="sbp"), attr="split" | "annotate" | "replicate" | "partial" | "shard")):
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Name(id="sbp"),
+                    attr="split" | "annotate" | "replicate" | "partial" | "shard",
+                )
+            ):
                 if start <= node.lineno < start + len(lines):
                     found.add((node.lineno, _words(ast.get_source_segment(source, node) or "")))
             case _:
@@ -55,7 +63,8 @@ def pins_of(entry: Broken) -> set[tuple[int, str]]:
 
 
 def without_pins(entry: Broken, pins: set[tuple[int, str]], inputs: set[str]) -> Broken:
-    """The program without some annotations, given by line and text, and with some inputs left free."""
+    """The program without some annotations, given by line and text, and with some inputs left
+    free."""
 
     def edit(source: str) -> str:
         for line, call in sorted(pins):
@@ -71,7 +80,11 @@ def without_pins(entry: Broken, pins: set[tuple[int, str]], inputs: set[str]) ->
 def pinned_inputs(entry: Broken) -> set[str]:
     """The names of the inputs that `in_types` pins."""
     names = list(inspect.signature(entry.fn).parameters)
-    return {name for name, t in zip(names, entry.options.get("in_types") or (), strict=False) if t is not None}
+    return {
+        name
+        for name, t in zip(names, entry.options.get("in_types") or (), strict=False)
+        if t is not None
+    }
 
 
 def _words(text: str) -> str:
@@ -89,7 +102,10 @@ def _freed(entry: Broken, name: str, mesh_axis: str | None) -> Any:
 
 def _allowed(entry: Broken, size: float, budget: str) -> Broken:
     """The budgets with one of them raised to a size."""
-    budgets = [dataclasses.replace(b, above=size) if str(b) == budget else b for b in entry.options["budgets"]]
+    budgets = [
+        dataclasses.replace(b, above=size) if str(b) == budget else b
+        for b in entry.options["budgets"]
+    ]
     assert budgets != list(entry.options["budgets"])
     return entry.of(entry.fn, budgets=budgets)
 
@@ -101,7 +117,9 @@ def _edit(text: str, mesh_axis: str) -> Callable[[str], str]:
     if found := re.fullmatch(r"split (.+) on dim (\d+) at line (\d+)", text):
         return lambda source: _resplit(source, int(found[3]), found[1], found[2], mesh_axis)
     if found := re.fullmatch(r"in `(.+)` split dim (\d+) at line (\d+)", text):
-        return lambda source: _replace(source, int(found[3]), found[1], lambda call: _with_dim(call, found[2], mesh_axis))
+        return lambda source: _replace(
+            source, int(found[3]), found[1], lambda call: _with_dim(call, found[2], mesh_axis)
+        )
     if found := re.fullmatch(r"leave (.+) free on `(\w+)` at line (\d+)", text):
         return lambda source: _release(source, int(found[3]), found[2])
     if found := re.fullmatch(rf"({_CALL})(?: and ({_CALL}))? (before|at) line (\d+)", text):
@@ -116,31 +134,53 @@ def _edit(text: str, mesh_axis: str) -> Callable[[str], str]:
 
 def _under(source: str, line: int, region: str) -> str:
     """The statement of a line in a region of its own."""
-    statement = min((n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt) and n.lineno == line), key=lambda n: n.col_offset)
+    statement = min(
+        (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt) and n.lineno == line),
+        key=lambda n: n.col_offset,
+    )
     lines = source.splitlines(keepends=True)
     assert statement.end_lineno is not None
     inner = [f"    {text}" for text in lines[line - 1 : statement.end_lineno]]
-    return "".join([*lines[: line - 1], f"{' ' * statement.col_offset}with {region}:\n", *inner, *lines[statement.end_lineno :]])
+    return "".join(
+        [
+            *lines[: line - 1],
+            f"{' ' * statement.col_offset}with {region}:\n",
+            *inner,
+            *lines[statement.end_lineno :],
+        ]
+    )
 
 
 def _loosen(source: str, new: str, old: str, mesh_axis: str) -> str:
-    """Another policy on one axis in all regions: in place of the one that they have there, or inside of the one for all axes."""
-    changed = source.replace(f'sbp.policy("{old}", "{mesh_axis}")', f'sbp.policy("{new}", "{mesh_axis}")')
-    changed = changed.replace(f'sbp.policy("{old}")', f'sbp.policy("{old}"), sbp.policy("{new}", "{mesh_axis}")')
+    """Another policy on one axis in all regions: in place of the one that they have there, or
+    inside of the one for all axes."""
+    changed = source.replace(
+        f'sbp.policy("{old}", "{mesh_axis}")', f'sbp.policy("{new}", "{mesh_axis}")'
+    )
+    changed = changed.replace(
+        f'sbp.policy("{old}")', f'sbp.policy("{old}"), sbp.policy("{new}", "{mesh_axis}")'
+    )
     assert changed != source
     return changed
 
 
 def _convert(source: str, line: int, calls: list[str], *, before: bool) -> str:
-    """`x = sbp.split(x, ..)` before the statement of a line, or the call around the expression in it."""
+    """`x = sbp.split(x, ..)` before the statement of a line, or the call around the expression in
+    it."""
     if not before:
         for call in calls:
             target = _words(ast.get_source_segment(call, _parsed(call).args[0]) or "")
             source = _replace(source, line, target, lambda _, call=call: call)
         return source
-    statement = min((n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt) and n.lineno == line), key=lambda n: n.col_offset)
+    statement = min(
+        (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt) and n.lineno == line),
+        key=lambda n: n.col_offset,
+    )
     lines = source.splitlines(keepends=True)
-    made = [f"{' ' * statement.col_offset}{ast.unparse(_parsed(call).args[0])} = {call}\n" for call in calls]
+    made = [
+        f"{' ' * statement.col_offset}{ast.unparse(_parsed(call).args[0])} = {call}\n"
+        for call in calls
+    ]
     return "".join([*lines[: line - 1], *made, *lines[line - 1 :]])
 
 
@@ -170,9 +210,13 @@ def _resplit(source: str, line: int, name: str, dim: str, mesh_axis: str) -> str
     calls: list[ast.Call] = []
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call() as call) if target == name and call.lineno == line:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call() as call) if (
+                target == name and call.lineno == line
+            ):
                 calls.append(call)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="sbp"))) if node.lineno == line and ast.unparse(node.args[0]) == name:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="sbp"))) if (
+                node.lineno == line and ast.unparse(node.args[0]) == name
+            ):
                 calls.append(node)
             case _:
                 pass
@@ -184,7 +228,11 @@ def _resplit(source: str, line: int, name: str, dim: str, mesh_axis: str) -> str
 def _release(source: str, line: int, mesh_axis: str) -> str:
     """An annotation of several axes without one of them."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and node.lineno == line and any(k.arg == mesh_axis for k in node.keywords):
+        if (
+            isinstance(node, ast.Call)
+            and node.lineno == line
+            and any(k.arg == mesh_axis for k in node.keywords)
+        ):
             tree = _parsed(ast.unparse(node))
             tree.keywords = [k for k in tree.keywords if k.arg != mesh_axis]
             return _splice(source, node, ast.unparse(tree))
@@ -205,7 +253,10 @@ def _replace(source: str, line: int, text: str, by: Callable[[str], str]) -> str
 def _splice(source: str, node: ast.expr, text: str) -> str:
     lines = source.splitlines(keepends=True)
     assert node.end_lineno is not None and node.end_col_offset is not None
-    head, tail = lines[node.lineno - 1][: node.col_offset], lines[node.end_lineno - 1][node.end_col_offset :]
+    head, tail = (
+        lines[node.lineno - 1][: node.col_offset],
+        lines[node.end_lineno - 1][node.end_col_offset :],
+    )
     return "".join([*lines[: node.lineno - 1], head + text + tail, *lines[node.end_lineno :]])
 
 
@@ -220,7 +271,9 @@ def _recompiled(entry: Broken, edit: Callable[[str], str]) -> Broken:
     try:
         exec(compile(source, name, "exec"), names)
         made = GALLERY[entry.name]
-        return made if made is not before[entry.name] else entry.of(names[entry.name])  # a cell registers nothing
+        return (
+            made if made is not before[entry.name] else entry.of(names[entry.name])
+        )  # a cell registers nothing
     finally:
         GALLERY.clear()
         GALLERY.update(before)

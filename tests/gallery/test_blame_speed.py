@@ -1,4 +1,5 @@
-"""A type error in the full GShard step is told in seconds (GShard, Lepikhin et al. 2020: 36 layers, 2048 experts on 2048 cores)."""
+"""A type error in the full GShard step is told in seconds (GShard, Lepikhin et al. 2020: 36 layers,
+2048 experts on 2048 cores)."""
 
 import time
 
@@ -18,9 +19,17 @@ SECONDS = 5.0
 @pytest.mark.parametrize(
     ("boxing", "marks", "line"),
     [
-        ("explicit", PAPER, 'jnp.einsum("egch,ehm->egcm", hidden, p["ewo"])'),  # the gradient needs an all-to-all that nobody asks for
+        (
+            "explicit",
+            PAPER,
+            'jnp.einsum("egch,ehm->egcm", hidden, p["ewo"])',
+        ),  # the gradient needs an all-to-all that nobody asks for
         ("reduce", PAPER, 'jnp.einsum("egch,ehm->egcm", hidden, p["ewo"])'),
-        ("reduce", PAPER | {"dispatched": 1}, 'jnp.einsum("egcm,emh->egch", dispatched, p["ewi"])'),  # by groups, where experts are split
+        (
+            "reduce",
+            PAPER | {"dispatched": 1},
+            'jnp.einsum("egcm,emh->egch", dispatched, p["ewi"])',
+        ),  # by groups, where experts are split
     ],
 )
 def test_a_type_error_of_the_whole_step_takes_seconds(boxing, marks, line):

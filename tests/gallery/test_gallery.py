@@ -1,4 +1,5 @@
-"""Every broken program gets the right line, the smallest reason, and helps that do what they say; texts and HTML are golden."""
+"""Every broken program gets the right line, the smallest reason, and helps that do what they say;
+texts and HTML are golden."""
 
 from __future__ import annotations
 
@@ -60,14 +61,32 @@ def test_it_says_what_the_source_expects(name, reports):
     for d in report.diagnostics:
         told = d.text()
         if d.primary is None:
-            assert entry.unlabelled is not None and entry.unlabelled[0] == d.code and entry.unlabelled[1] in d.title, told
+            assert (
+                entry.unlabelled is not None
+                and entry.unlabelled[0] == d.code
+                and entry.unlabelled[1] in d.title
+            ), told
             continue
-        match = next((e for e in expected.primary if e[:2] == (d.primary.span.line, d.code) and e[2] in d.title), None)
+        match = next(
+            (
+                e
+                for e in expected.primary
+                if e[:2] == (d.primary.span.line, d.code) and e[2] in d.title
+            ),
+            None,
+        )
         assert match is not None, f"not expected:\n{told}"
         expected.primary.remove(match)
         for label in d.labels:
             if not label.primary:
-                one = next((s for s in expected.secondary if s[0] == label.span.line and s[1] in label.text), None)
+                one = next(
+                    (
+                        s
+                        for s in expected.secondary
+                        if s[0] == label.span.line and s[1] in label.text
+                    ),
+                    None,
+                )
                 assert one is not None, f"not expected: {label}"
                 expected.secondary.remove(one)
     assert not expected.primary and not expected.secondary, expected
@@ -78,19 +97,33 @@ def test_wording(name, reports):
     """The rules of style that a machine can check."""
     entry, report = report_of(name, reports)
     for d in report.diagnostics:
-        said = "\n".join((d.title, d.rule, *(label.text for label in d.labels), *d.notes, *(h.text for h in d.helps)))
-        assert not re.search(r"illegal|failed|expected|actual\b|invalid", said) or d.code == "type-syntax", said
+        said = "\n".join(
+            (
+                d.title,
+                d.rule,
+                *(label.text for label in d.labels),
+                *d.notes,
+                *(h.text for h in d.helps),
+            )
+        )
+        assert (
+            not re.search(r"illegal|failed|expected|actual\b|invalid", said)
+            or d.code == "type-syntax"
+        ), said
         assert not d.title.endswith(".")
         assert d.title[0] in "`'\"" or d.title[0].islower() or d.title.startswith(("S(", "P("))
         assert len(d.helps) <= 3 and len({h.text for h in d.helps}) == len(d.helps)
         assert [h.bytes_per_device for h in d.helps] == sorted(h.bytes_per_device for h in d.helps)
         assert not d.labels or sum(label.primary for label in d.labels) == 1
-        assert bool(d.helps) != bool(entry.no_help), f"helps {d.helps}, and none expected because: {entry.no_help or '-'}"
+        assert bool(d.helps) != bool(entry.no_help), (
+            f"helps {d.helps}, and none expected because: {entry.no_help or '-'}"
+        )
 
 
 @everything
 def test_the_core_is_minimal(name, reports):
-    """The pins that are named have no typing even when there are no others, and have one when any of them goes, too."""
+    """The pins that are named have no typing even when there are no others, and have one when any
+    of them goes, too."""
     entry, report = report_of(name, reports)
     for d in report.diagnostics:
         if d.code not in ("no-signature", "annotation-conflict", "no-typing"):
@@ -102,10 +135,15 @@ def test_the_core_is_minimal(name, reports):
         named_inputs = {i for i in inputs if re.search(rf"^(input )?{i} is pinned", said, re.M)}
         assert named or named_inputs, f"no pin is named:\n{d.text()}"
         several = len(named) > 1 and d.primary is not None and "does not take" in d.primary.text
-        for part in [{p} for p in named] if several else [named]:  # operands that do not fit the row each for itself, or not together
+        for part in (
+            [{p} for p in named] if several else [named]
+        ):  # operands that do not fit the row each for itself, or not together
             core = without_pins(entry, pins - part, inputs - named_inputs)
             assert not core.check().ok, f"no fault of {part} {named_inputs} alone"
-            for gone, gone_inputs in [*(({p}, set()) for p in part), *((set(), {i}) for i in named_inputs)]:
+            for gone, gone_inputs in [
+                *(({p}, set()) for p in part),
+                *((set(), {i}) for i in named_inputs),
+            ]:
                 less = without_pins(entry, pins - part | gone, inputs - named_inputs | gone_inputs)
                 assert less.check().ok, f"still without {gone} {gone_inputs}:\n{less.check()}"
 
@@ -119,14 +157,17 @@ def test_helps_do_what_they_say(name, reports):
             whole = len(report.diagnostics) == 1 or "which clears every error" in h.text
             after = repaired(entry, h.text, axis_of(d))
             if whole:
-                assert after.jitted().plan(*after.args).cost.bytes_per_device == h.bytes_per_device, h.text
+                assert (
+                    after.jitted().plan(*after.args).cost.bytes_per_device == h.bytes_per_device
+                ), h.text
             else:
                 again = after.check()
                 assert len(again.diagnostics) == len(report.diagnostics) - 1, f"{h.text}\n{again}"
 
 
 def masked(text: str) -> str:
-    """Without the line numbers of installed libraries, and without modelled times, which are the hardware table's."""
+    """Without the line numbers of installed libraries, and without modelled times, which are the
+    hardware table's."""
     text = re.sub(r"(optax/[\w/]+\.py:)\d+", r"\1#", text)
     return re.sub(r"\d[\d.]*(?= (ms|us|% dearer)\b)", "#", text)
 
@@ -135,12 +176,16 @@ def masked(text: str) -> str:
 @pytest.mark.parametrize("kind", ["txt", "html"])
 def test_golden(name, kind, reports):
     entry, made = report_of(name, reports)
-    report = Report(program=None, diagnostics=made.diagnostics, title=entry.name)  # the plans of doubtful programs are not the matter
+    report = Report(
+        program=None, diagnostics=made.diagnostics, title=entry.name
+    )  # the plans of doubtful programs are not the matter
     text = masked(report.text(110) + "\n" if kind == "txt" else report.html())
     path = FOLDER / f"{name}.{kind}"
     if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path.name} is missing; run the test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    assert path.exists(), (
+        f"{path.name} is missing; run the test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    )
     assert text == path.read_text(encoding="utf-8")
 
 

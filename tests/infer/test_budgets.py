@@ -1,4 +1,5 @@
-"""Budgets and policies: what a plan may not have, it does not have; and the nearest budget where there is none."""
+"""Budgets and policies: what a plan may not have, it does not have; and the nearest budget where
+there is none."""
 
 import dataclasses
 import re
@@ -24,7 +25,10 @@ from sbp.plan.ir import Apply, Box, Loop
 from sbp.signatures import kernel_named
 
 MESH = AbstractMesh((2, 4), ("dcn", "model"))
-X, W = jax.ShapeDtypeStruct((1024, 4096), jnp.float32), jax.ShapeDtypeStruct((4096, 2048), jnp.float32)
+X, W = (
+    jax.ShapeDtypeStruct((1024, 4096), jnp.float32),
+    jax.ShapeDtypeStruct((4096, 2048), jnp.float32),
+)
 ROWS = ("model:S(1)", "model:S(0)")
 
 
@@ -49,29 +53,38 @@ def deep(x, w):
 
 
 def made_late(graph):
-    """The values of the backward pass and what is made of them, read off the names that JAX gives its gradients."""
+    """The values of the backward pass and what is made of them, read off the names that JAX gives
+    its gradients."""
     late = set()
     while True:
         before = len(late)
         for node in graph.walk():
             bodies = {o for r in node.regions for o in r.outputs}
-            if "transpose(" in node.scope or not late.isdisjoint(o for o in (*node.inputs, *bodies) if isinstance(o, int)):
+            if "transpose(" in node.scope or not late.isdisjoint(
+                o for o in (*node.inputs, *bodies) if isinstance(o, int)
+            ):
                 late.update(node.outputs, *(r.inputs for r in node.regions))
         if len(late) == before:
             return late
 
 
 def sends(block, late, in_loop=False):
-    """(kind, mesh axes, bytes, whether in a gradient, whether in a loop) of all collectives, read from the instructions."""
+    """(kind, mesh axes, bytes, whether in a gradient, whether in a loop) of all collectives, read
+    from the instructions."""
     for instruction in block.instructions:
         match instruction:
             case Box(source=source, steps=steps, reader=reader):
-                backward = source.value in late or (reader is not None and not late.isdisjoint(reader.outputs))
+                backward = source.value in late or (
+                    reader is not None and not late.isdisjoint(reader.outputs)
+                )
                 for s in steps:
                     if s.bytes_sent:
                         yield s.kind, s.mesh_axes, s.bytes_sent, backward, in_loop
             case Apply(node=node, sends=kernels):
-                yield from ((s.kind, (k,), s.bytes, not late.isdisjoint(node.outputs), in_loop) for k, s in kernels)
+                yield from (
+                    (s.kind, (k,), s.bytes, not late.isdisjoint(node.outputs), in_loop)
+                    for k, s in kernels
+                )
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
                     yield from sends(inner, late, in_loop or node.op != "cond")
@@ -86,16 +99,31 @@ def planned(fn, in_types=ROWS, hardware="tpu-v3", **options):
 
 MOST = 2**21
 BUDGETS = {
-    "a collective": (sbp.forbid("reduce_scatter"), lambda kind, axes, sent, back, loop: kind == "reduce_scatter"),
-    "a size": (sbp.forbid("all_reduce", above=MOST), lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST),
+    "a collective": (
+        sbp.forbid("reduce_scatter"),
+        lambda kind, axes, sent, back, loop: kind == "reduce_scatter",
+    ),
+    "a size": (
+        sbp.forbid("all_reduce", above=MOST),
+        lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST,
+    ),
     "an axis": (sbp.forbid(axis="dcn"), lambda kind, axes, sent, back, loop: 0 in axes),
-    "forward": (sbp.forbid("reduce_scatter", where="forward"), lambda kind, axes, sent, back, loop: kind == "reduce_scatter" and not back),
-    "backward": (sbp.forbid(axis="model", where="backward"), lambda kind, axes, sent, back, loop: 1 in axes and back),
+    "forward": (
+        sbp.forbid("reduce_scatter", where="forward"),
+        lambda kind, axes, sent, back, loop: kind == "reduce_scatter" and not back,
+    ),
+    "backward": (
+        sbp.forbid(axis="model", where="backward"),
+        lambda kind, axes, sent, back, loop: 1 in axes and back,
+    ),
     "a collective backward": (
         sbp.forbid("all_gather", where="backward"),
         lambda kind, axes, sent, back, loop: kind == "all_gather" and back,
     ),
-    "loop": (sbp.forbid(axis="model", where="loop"), lambda kind, axes, sent, back, loop: 1 in axes and loop),
+    "loop": (
+        sbp.forbid(axis="model", where="loop"),
+        lambda kind, axes, sent, back, loop: 1 in axes and loop,
+    ),
     "a size in loops": (
         sbp.forbid("all_reduce", above=MOST, where="loop"),
         lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST and loop,
@@ -116,11 +144,15 @@ BITES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "hardware", "fn"), [(n, h, f) for n, found in BITES.items() for h, f in found], ids=lambda p: getattr(p, "__name__", p)
+    ("name", "hardware", "fn"),
+    [(n, h, f) for n, found in BITES.items() for h, f in found],
+    ids=lambda p: getattr(p, "__name__", p),
 )
 def test_a_plan_keeps_its_budget(name, hardware, fn):
     budget, breaks = BUDGETS[name]
-    assert [s for s in planned(fn, hardware=hardware) if breaks(*s)], "the budget forbids nothing that is wanted"
+    assert [s for s in planned(fn, hardware=hardware) if breaks(*s)], (
+        "the budget forbids nothing that is wanted"
+    )
     assert not [s for s in planned(fn, hardware=hardware, budgets=[budget]) if breaks(*s)]
 
 
@@ -137,27 +169,44 @@ def residual(ws, x):
     return jax.grad(lambda ws, x: (lax.scan(layer, x, ws)[0] ** 2).sum())(ws, x)
 
 
-LAYERS = (jax.ShapeDtypeStruct((3, 1024, 2048), jnp.float32), jax.ShapeDtypeStruct((3, 2048, 1024), jnp.float32))
+LAYERS = (
+    jax.ShapeDtypeStruct((3, 1024, 2048), jnp.float32),
+    jax.ShapeDtypeStruct((3, 2048, 1024), jnp.float32),
+)
 TOKENS = jax.ShapeDtypeStruct((256, 1024), jnp.float32)
 BESIDE = {
     "a size forward": (
         sbp.forbid("all_gather", above=2**18, where="forward"),
         lambda kind, axes, sent, back, loop: kind == "all_gather" and sent > 2**18 and not back,
     ),
-    "an axis forward": (sbp.forbid(axis="dcn", where="forward"), lambda kind, axes, sent, back, loop: 0 in axes and not back),
-    "an axis backward": (sbp.forbid(axis="dcn", where="backward"), lambda kind, axes, sent, back, loop: 0 in axes and back),
+    "an axis forward": (
+        sbp.forbid(axis="dcn", where="forward"),
+        lambda kind, axes, sent, back, loop: 0 in axes and not back,
+    ),
+    "an axis backward": (
+        sbp.forbid(axis="dcn", where="backward"),
+        lambda kind, axes, sent, back, loop: 0 in axes and back,
+    ),
 }
 
 
 @pytest.mark.parametrize("pinned", [None, "model:S(1)"])
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_budget_in_loops_beside_one_of_a_pass(name, pinned):
-    """What a loop hands on to its next turn is converted in the loop, for the chooser as for the check of what it chose."""
-    of_loops = sbp.forbid(axis="model", above=2**14, where="loop"), lambda kind, axes, sent, back, loop: 1 in axes and sent > 2**14 and loop
+    """What a loop hands on to its next turn is converted in the loop, for the chooser as for the
+    check of what it chose."""
+    of_loops = (
+        sbp.forbid(axis="model", above=2**14, where="loop"),
+        lambda kind, axes, sent, back, loop: 1 in axes and sent > 2**14 and loop,
+    )
     both = [BESIDE[name], of_loops]
 
     def broken(*budgets):
-        program = sbp.jit(residual, MESH, in_types=(None, pinned), hardware="tpu-v3", budgets=budgets).plan(LAYERS, TOKENS).program
+        program = (
+            sbp.jit(residual, MESH, in_types=(None, pinned), hardware="tpu-v3", budgets=budgets)
+            .plan(LAYERS, TOKENS)
+            .program
+        )
         found = list(sends(program.block, made_late(program.graph)))
         return [any(breaks(*s) for s in found) for _, breaks in both]
 
@@ -181,12 +230,17 @@ FROM_PARTS = ("all_reduce", "reduce_scatter")
 )
 def test_a_policy_of_one_axis(axis, fn, in_types, hardware):
     k = MESH.axis_names.index(axis)
-    free, found = (planned(fn, in_types, hardware, boxing=boxing) for boxing in ("auto", {axis: "reduce"}))
+    free, found = (
+        planned(fn, in_types, hardware, boxing=boxing) for boxing in ("auto", {axis: "reduce"})
+    )
     assert any(k in axes and kind not in FROM_PARTS for kind, axes, *_ in free)
     assert all(kind in FROM_PARTS for kind, axes, *_ in found if k in axes)
 
 
-@pytest.mark.parametrize(("in_types", "hardware"), [(ROWS, "cpu"), (("model:S(0)", None), "tpu-v3"), (("model:S(0)", None), "h100")])
+@pytest.mark.parametrize(
+    ("in_types", "hardware"),
+    [(ROWS, "cpu"), (("model:S(0)", None), "tpu-v3"), (("model:S(0)", None), "h100")],
+)
 def test_a_policy_of_a_region_holds_in_its_gradient(in_types, hardware):
     def sent_in_region(boxing):
         """(kind, whether in the gradient) of what is sent for the region's operations."""
@@ -196,10 +250,17 @@ def test_a_policy_of_a_region_holds_in_its_gradient(in_types, hardware):
                 h = jnp.tanh(x @ w)
             return (h @ w.T).sum()
 
-        f = sbp.jit(lambda x, w: jax.grad(inside, argnums=(0, 1))(x, w), MESH, in_types=in_types, hardware=hardware)
+        f = sbp.jit(
+            lambda x, w: jax.grad(inside, argnums=(0, 1))(x, w),
+            MESH,
+            in_types=in_types,
+            hardware=hardware,
+        )
         for i in f.plan(X, W).program.block.instructions:
             match i:
-                case Box(reader=node, steps=steps) if node is not None and "sbp_policy" in node.scope:
+                case Box(reader=node, steps=steps) if (
+                    node is not None and "sbp_policy" in node.scope
+                ):
                     yield from ((s.kind, "transpose(" in node.scope) for s in steps if s.bytes_sent)
                 case Apply(node=node, sends=kernels) if "sbp_policy" in node.scope:
                     yield from ((s.kind, "transpose(" in node.scope) for _, s in kernels)
@@ -217,7 +278,10 @@ def test_a_region_may_allow_what_the_program_does_not():
         return h.sum()
 
     split = ("model:S(1)", "model:S(1)")
-    assert sbp.jit(lambda x, w: (x @ w).sum(), MESH, in_types=split, boxing="explicit").check(X, W).ok is False
+    assert (
+        sbp.jit(lambda x, w: (x @ w).sum(), MESH, in_types=split, boxing="explicit").check(X, W).ok
+        is False
+    )
     assert sbp.jit(inside, MESH, in_types=split, boxing="explicit").check(X, W).ok is True
 
 
@@ -256,16 +320,29 @@ ACROSS, PARTS = ("dcn:S(1)", "dcn:S(1)"), ("dcn:S(1)", "dcn:S(0)")
     [
         (crossed, ACROSS, "explicit", 'boxing="auto"'),
         (crossed, ACROSS, {"dcn": "explicit"}, 'boxing={"dcn": "auto"}'),
-        (crossed, ACROSS, {"dcn": "explicit", "model": "reduce"}, 'boxing={"dcn": "auto", "model": "reduce"}'),
+        (
+            crossed,
+            ACROSS,
+            {"dcn": "explicit", "model": "reduce"},
+            'boxing={"dcn": "auto", "model": "reduce"}',
+        ),
         (in_a_region, ACROSS, "auto", 'put line N under sbp.policy("auto", "dcn")'),
         (in_a_region, ACROSS, {"dcn": "explicit"}, 'put line N under sbp.policy("auto", "dcn")'),
-        (region_of_two_lines, PARTS, "auto", '"reduce" instead of "explicit" on `dcn` in every sbp.policy'),
+        (
+            region_of_two_lines,
+            PARTS,
+            "auto",
+            '"reduce" instead of "explicit" on `dcn` in every sbp.policy',
+        ),
     ],
 )
 def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):
-    """Of the program, of the axis or of the region: as one policy for the program it has the same rows and notes."""
+    """Of the program, of the axis or of the region: as one policy for the program it has the same
+    rows and notes."""
     (found,) = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).check(SQUARE, SQUARE).diagnostics
-    (alone,) = sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    (alone,) = (
+        sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    )
     assert found.rows == alone.rows
     (note,) = [n for n in found.notes if n.startswith("boxing is")]
     where = "" if boxing == "explicit" else " on `dcn` here"
@@ -278,14 +355,22 @@ def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
     """Under "auto" a ring takes S(0) and S(1); that it sends is what the policy is against."""
     trial = sbp.jit(crossed, MESH, in_types=ACROSS).trace(SQUARE, SQUARE)
     node = next(n for n in trial.graph.nodes if n.op == "dot_general")
-    rows = axis_rows(Case(trial.graph, Tables(mesh_spec(MESH, HARDWARE["tpu-v3"])), trial.demand, "auto"), node, 0)
+    rows = axis_rows(
+        Case(trial.graph, Tables(mesh_spec(MESH, HARDWARE["tpu-v3"])), trial.demand, "auto"),
+        node,
+        0,
+    )
     assert any(kernel_named(r.kernel).communicates for r in rows)
-    (found,) = sbp.jit(crossed, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    (found,) = (
+        sbp.jit(crossed, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    )
     assert {r.inputs for r in found.rows} == {("S(1)", "S(0)"), ("B", "S(1)")}
 
 
 def test_rows_of_a_budget_say_what_does_not_fit():
-    f = sbp.jit(crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")])
+    f = sbp.jit(
+        crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+    )
     (found,) = f.check(SQUARE, SQUARE).diagnostics
     assert found.code == "budget"
     assert {(r.inputs, r.remark) for r in found.rows} >= {
@@ -300,20 +385,32 @@ EACH = ({"dcn": "explicit", "model": "explicit"}, 'boxing={"dcn": "explicit", "m
 @pytest.mark.parametrize(("boxing", "told"), [("explicit", 'boxing="explicit"'), EACH])
 def test_all_policies_are_told(boxing, told, monkeypatch):
     """Where axes have their own, the one that the program has beside is not the whole of it."""
-    types = ("dcn:S(1) model:S(1)", "dcn:B model:S(1)")  # of 8 elements, which 2 and 4 devices split alike for x alone
+    types = (
+        "dcn:S(1) model:S(1)",
+        "dcn:B model:S(1)",
+    )  # of 8 elements, which 2 and 4 devices split alike for x alone
     f = sbp.jit(lambda x, y: x + y, MESH, in_types=types, boxing=boxing)
     (together,) = f.check(*[jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).diagnostics
-    assert together.code == "no-typing" and any(n.startswith(f"each axis alone has one under {told};") for n in together.notes)
+    assert together.code == "no-typing" and any(
+        n.startswith(f"each axis alone has one under {told};") for n in together.notes
+    )
     monkeypatch.setattr(Checker.__init__, "__kwdefaults__", {"rlimit": 1})
-    (limit,) = sbp.jit(in_a_region, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
-    assert limit.code == "solver-limit" and limit.notes == (f"the program has no typing under {told}; check a part of it alone",)
+    (limit,) = (
+        sbp.jit(in_a_region, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    )
+    assert limit.code == "solver-limit" and limit.notes == (
+        f"the program has no typing under {told}; check a part of it alone",
+    )
 
 
 def test_the_least_is_said_to_be_possible_where_that_is_proved():
-    """Over several axes the chooser may miss a plan; what the checker of one axis refuses there is none of."""
+    """Over several axes the chooser may miss a plan; what the checker of one axis refuses there is
+    none of."""
 
     def told(mesh):
-        f = sbp.jit(crossed, mesh, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")])
+        f = sbp.jit(
+            crossed, mesh, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+        )
         return f.check(SQUARE, SQUARE).diagnostics[0].helps[0].text.rpartition(", ")[2]
 
     assert told(MESH) == "the least that was found"
@@ -322,7 +419,8 @@ def test_the_least_is_said_to_be_possible_where_that_is_proved():
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
-    """Were there a conflict without pin, policy or budget, it would be found again whatever is left out."""
+    """Were there a conflict without pin, policy or budget, it would be found again whatever is left
+    out."""
     traced = sbp.jit(crossed, MESH, in_types=ACROSS, boxing="explicit").trace(SQUARE, SQUARE)
     spec = mesh_spec(MESH, HARDWARE["tpu-v3"])
     found = Checker(traced.graph, spec, traced.demand, "explicit").check()
@@ -337,7 +435,12 @@ def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
 
 @pytest.mark.parametrize(
     ("boxing", "told"),
-    [("auto", "auto"), ("reduce", "reduce"), ({"dcn": "reduce"}, '{"dcn": "reduce"}'), ({"model": "auto"}, '{"model": "auto"}')],
+    [
+        ("auto", "auto"),
+        ("reduce", "reduce"),
+        ({"dcn": "reduce"}, '{"dcn": "reduce"}'),
+        ({"model": "auto"}, '{"model": "auto"}'),
+    ],
 )
 def test_a_report_tells_all_policies(boxing, told):
     f = sbp.jit(crossed, MESH, in_types=PARTS, boxing=boxing)
@@ -360,7 +463,13 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     # What it names is possible, and a byte less is not.
     nearest = sbp.forbid(above=budget.above, where="forward")
     assert sbp.jit(loss, MESH, in_types=ROWS, budgets=[nearest]).plan(X, W).cost == program.cost
-    assert not sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=budget.above - 1, where="forward")]).check(X, W).ok
+    assert (
+        not sbp.jit(
+            loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=budget.above - 1, where="forward")]
+        )
+        .check(X, W)
+        .ok
+    )
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -372,9 +481,18 @@ def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
         y = x @ w
         return y
 
-    (diagnostic,) = sbp.jit(assigned if named else product, MESH, in_types=ROWS, budgets=[sbp.forbid(axis="model")]).check(X, W).diagnostics
+    (diagnostic,) = (
+        sbp.jit(
+            assigned if named else product, MESH, in_types=ROWS, budgets=[sbp.forbid(axis="model")]
+        )
+        .check(X, W)
+        .diagnostics
+    )
     assert diagnostic.code == "budget" and diagnostic.primary is not None
-    assert diagnostic.title == "`x @ w`, which is returned, needs what a budget forbids on mesh axis `model`"
+    assert (
+        diagnostic.title
+        == "`x @ w`, which is returned, needs what a budget forbids on mesh axis `model`"
+    )
     assert diagnostic.primary.text == "P(sum) here, and returned"
     (help_,) = diagnostic.helps
     assert help_.bytes_per_device > 0

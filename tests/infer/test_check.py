@@ -1,4 +1,5 @@
-"""Z3's verdict against the chooser's on seeded programs, minimal cores, and the second look at chosen typings."""
+"""Z3's verdict against the chooser's on seeded programs, minimal cores, and the second look at
+chosen typings."""
 
 from __future__ import annotations
 
@@ -39,12 +40,20 @@ def traced(fn, args, mesh, in_types=None, out_types=None) -> tuple[Graph, MeshSp
     graph, _ = trace(fn, args, [f"arg{i}" for i in range(len(args))])
 
     def codes(texts, count):
-        return tuple(None if t is None else from_type(parse(t), spec) for t in texts or (None,) * count)
+        return tuple(
+            None if t is None else from_type(parse(t), spec) for t in texts or (None,) * count
+        )
 
-    return graph, spec, Demand(inputs=codes(in_types, len(graph.inputs)), outputs=codes(out_types, len(graph.outputs)))
+    return (
+        graph,
+        spec,
+        Demand(
+            inputs=codes(in_types, len(graph.inputs)), outputs=codes(out_types, len(graph.outputs))
+        ),
+    )
 
 
-# ---- the verdicts agree ----------------------------------------------------------------------------------------------------------------
+# ---- the verdicts agree -------------------------------------------------------------------------
 
 
 def pinned(rng: random.Random, x, axes):
@@ -64,7 +73,22 @@ def grow(rng: random.Random, x, y, axes):
     values = [x, y]
     for _ in range(rng.randrange(2, 6)):
         a, b = rng.choice(values), rng.choice(values)
-        match rng.choice(["dot", "dot", "add", "mul", "tanh", "transpose", "sum", "pin", "reshape", "scan", "cond", "while"]):
+        match rng.choice(
+            [
+                "dot",
+                "dot",
+                "add",
+                "mul",
+                "tanh",
+                "transpose",
+                "sum",
+                "pin",
+                "reshape",
+                "scan",
+                "cond",
+                "while",
+            ]
+        ):
             case "dot" if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]:
                 values.append(a @ b)
             case "add" if a.shape == b.shape:
@@ -94,7 +118,11 @@ def grow(rng: random.Random, x, y, axes):
             case "cond":
                 values.append(jax.lax.cond(b.sum() > 0, lambda v: v + v, lambda v: v * 2, a))
             case "while" if a.ndim == 2 and a.shape[0] == a.shape[1]:
-                values.append(jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ s[1].T), (0, a))[1])
+                values.append(
+                    jax.lax.while_loop(
+                        lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ s[1].T), (0, a)
+                    )[1]
+                )
             case _:
                 values.append(pinned(rng, a, axes))
     return tuple(values[2:])
@@ -105,7 +133,10 @@ def seeded(seed: int, mesh: str) -> tuple[Graph, MeshSpec, Demand]:
     rng = random.Random(f"{seed} {mesh}")
     axes = MESHES[mesh].axis_names
     size = rng.choice([8, 16])
-    types = [rng.choice([None, " ".join(f"{a}:{rng.choice(['B', 'S(0)', 'S(1)'])}" for a in axes)]) for _ in range(2)]
+    types = [
+        rng.choice([None, " ".join(f"{a}:{rng.choice(['B', 'S(0)', 'S(1)'])}" for a in axes)])
+        for _ in range(2)
+    ]
     return traced(lambda x, y: grow(rng, x, y, axes), [shape(size, size)] * 2, MESHES[mesh], types)
 
 
@@ -128,12 +159,14 @@ def test_verdict_is_the_choosers(policy, mesh):
 
 def test_axes_that_only_together_have_no_typing_are_left_to_the_chooser():
     args = [shape(8, 8)] * 2
-    graph, spec, demand = traced(lambda x, y: x + y, args, MESHES["2x4"], ["x:S(1) y:S(1)", "x:B y:S(1)"])
+    graph, spec, demand = traced(
+        lambda x, y: x + y, args, MESHES["2x4"], ["x:S(1) y:S(1)", "x:B y:S(1)"]
+    )
     assert check(graph, spec, demand, "explicit").status == "sat"
     assert choose(graph, spec, demand, boxing="explicit") is None
 
 
-# ---- cores -----------------------------------------------------------------------------------------------------------------------------
+# ---- cores --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["reduce", "explicit"])
@@ -172,7 +205,9 @@ def test_core_names_pins_and_operands():
         "operand 1 of dot_general",
     ]
     assert found.made == ((2,), (2,))
-    lines = [c.because.span.line - program.__code__.co_firstlineno for c in found.pins if c.because.span]
+    lines = [
+        c.because.span.line - program.__code__.co_firstlineno for c in found.pins if c.because.span
+    ]
     assert lines == [1, 2]
 
 
@@ -198,7 +233,7 @@ def test_verdicts_repeat():
     assert [c.name for c in first.core] == [c.name for c in second.core]
 
 
-# ---- a second look ---------------------------------------------------------------------------------------------------------------------
+# ---- a second look ------------------------------------------------------------------------------
 
 
 def scanned(x, w):
@@ -212,7 +247,9 @@ def scanned(x, w):
 
 @pytest.fixture(scope="module")
 def chosen():
-    graph, spec, demand = traced(scanned, [shape(16, 16), shape(3, 16, 16)], MESHES["8"], [None, "B"])
+    graph, spec, demand = traced(
+        scanned, [shape(16, 16), shape(3, 16, 16)], MESHES["8"], [None, "B"]
+    )
     typing = choose(graph, spec, demand, boxing="reduce")
     assert typing is not None
     certify(typing, demand)
@@ -231,7 +268,9 @@ def test_certify_refuses_a_conversion_that_the_policy_forbids(chosen):
     typing, demand = chosen
     node = next(n for n in typing.graph.walk() if n.op == "tanh")
     rows = typing.rows | {node.id: NdRow(((0,),), ((0,),))}
-    with pytest.raises(SbpInternalError, match=r"operand 0 of tanh.*made as code 1, read as code 0"):
+    with pytest.raises(
+        SbpInternalError, match=r"operand 0 of tanh.*made as code 1, read as code 0"
+    ):
         certify(dataclasses.replace(typing, rows=rows), demand)
 
 
@@ -242,7 +281,10 @@ def test_certify_refuses_a_broken_pin(chosen):
     with pytest.raises(SbpInternalError, match=r"annotation is pinned S\(0\) at .*test_check.py"):
         certify(dataclasses.replace(typing, values=values), demand)
     with pytest.raises(SbpInternalError, match="input 1 is pinned"):
-        certify(dataclasses.replace(typing, values=typing.values | {typing.graph.inputs[1]: (2,)}), demand)
+        certify(
+            dataclasses.replace(typing, values=typing.values | {typing.graph.inputs[1]: (2,)}),
+            demand,
+        )
 
 
 def test_certify_refuses_a_carry_that_changes_its_type(chosen):
@@ -253,16 +295,26 @@ def test_certify_refuses_a_carry_that_changes_its_type(chosen):
     with pytest.raises(SbpInternalError, match=r"scan|dot_general"):
         certify(dataclasses.replace(typing, values=values), demand)
     with pytest.raises(SbpInternalError, match="stacked result 0 of scan"):
-        certify(dataclasses.replace(typing, region_outputs=typing.region_outputs | {key: (types[0], (5,))}), demand)
+        certify(
+            dataclasses.replace(
+                typing, region_outputs=typing.region_outputs | {key: (types[0], (5,))}
+            ),
+            demand,
+        )
 
 
 def test_certify_looks_at_all_axes_together():
-    graph, spec, demand = traced(lambda x: jnp.tanh(x), [shape(8, 8)], MESHES["2x4"], ["x:B y:S(1)"])
+    graph, spec, demand = traced(
+        lambda x: jnp.tanh(x), [shape(8, 8)], MESHES["2x4"], ["x:B y:S(1)"]
+    )
     typing = choose(graph, spec, demand, boxing="explicit")
     assert typing is not None
     (node,) = graph.nodes
     wrong = dataclasses.replace(
-        typing, rows={node.id: NdRow(((2, 2),), ((2, 2),))}, values=typing.values | {node.outputs[0]: (2, 2)}, outputs=((2, 2),)
+        typing,
+        rows={node.id: NdRow(((2, 2),), ((2, 2),))},
+        values=typing.values | {node.outputs[0]: (2, 2)},
+        outputs=((2, 2),),
     )
     with pytest.raises(SbpInternalError, match=r"made as \[0, 2\], read as \[2, 2\]"):
         certify(wrong)

@@ -1,4 +1,5 @@
-"""What has a typing gets one: on several mesh axes, under policies and budgets that keep most conversions out."""
+"""What has a typing gets one: on several mesh axes, under policies and budgets that keep most
+conversions out."""
 
 from typing import Any
 
@@ -27,7 +28,9 @@ def attend(w, x):
         q, k, v = (x @ w[name] for name in "qkv")
         return (jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v).sum()
 
-    return jax.lax.fori_loop(0, 3, lambda _, w: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w)), w)
+    return jax.lax.fori_loop(
+        0, 3, lambda _, w: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w)), w
+    )
 
 
 def f32(*shape):
@@ -36,7 +39,10 @@ def f32(*shape):
 
 PROGRAMS = {
     "accumulate": (accumulate, ({"a": f32(16, 32), "b": f32(32, 16)}, f32(4, 8, 16))),
-    "accumulate, large": (accumulate, ({"a": f32(1024, 4096), "b": f32(4096, 1024)}, f32(8, 512, 1024))),
+    "accumulate, large": (
+        accumulate,
+        ({"a": f32(1024, 4096), "b": f32(4096, 1024)}, f32(8, 512, 1024)),
+    ),
     "attend": (attend, ({n: f32(16, 16) for n in "qkv"}, f32(4, 8, 16))),
 }
 ASKED: dict[str, dict[str, Any]] = {

@@ -1,4 +1,5 @@
-"""What collectives and products cost on the hardware of the table: published figures, messages routed one by one, counts by hand."""
+"""What collectives and products cost on the hardware of the table: published figures, messages
+routed one by one, counts by hand."""
 
 import dataclasses
 import itertools
@@ -22,19 +23,37 @@ KINDS = (*GATHERS, "all_reduce", "all_to_all", "permute")
 
 
 def spec(hardware, **sizes):
-    return MeshSpec(axes=tuple(sizes.items()), hardware=HARDWARE[hardware] if isinstance(hardware, str) else hardware)
+    return MeshSpec(
+        axes=tuple(sizes.items()),
+        hardware=HARDWARE[hardware] if isinstance(hardware, str) else hardware,
+    )
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------------------
+# ---- the table ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("device_kind", "platform", "name"),
     [
-        # What the TPU compiler (libtpu 0.0.51) says of its topologies, and what CUDA says of the cards.
-        *(("TPU v2", "tpu", "tpu-v2"), ("TPU v3", "tpu", "tpu-v3"), ("TPU v4", "tpu", "tpu-v4"), ("TPU v5 lite", "tpu", "tpu-v5e")),
-        *(("TPU v5", "tpu", "tpu-v5p"), ("TPU v5p", "tpu", "tpu-v5p"), ("TPU v6 lite", "tpu", "tpu-v6e"), ("TPU7x", "tpu", "tpu-v7x")),
-        *(("NVIDIA H100 80GB HBM3", "gpu", "h100"), ("NVIDIA H200", "gpu", "h200"), ("cpu", "cpu", "cpu")),
+        # What the TPU compiler (libtpu 0.0.51) says of its topologies, and what CUDA says of the
+        # cards.
+        *(
+            ("TPU v2", "tpu", "tpu-v2"),
+            ("TPU v3", "tpu", "tpu-v3"),
+            ("TPU v4", "tpu", "tpu-v4"),
+            ("TPU v5 lite", "tpu", "tpu-v5e"),
+        ),
+        *(
+            ("TPU v5", "tpu", "tpu-v5p"),
+            ("TPU v5p", "tpu", "tpu-v5p"),
+            ("TPU v6 lite", "tpu", "tpu-v6e"),
+            ("TPU7x", "tpu", "tpu-v7x"),
+        ),
+        *(
+            ("NVIDIA H100 80GB HBM3", "gpu", "h100"),
+            ("NVIDIA H200", "gpu", "h200"),
+            ("cpu", "cpu", "cpu"),
+        ),
         *(("NVIDIA A100-SXM4-40GB", "gpu", "h100"), ("TPU v9", "tpu", "tpu-v6e")),
     ],
 )
@@ -46,27 +65,41 @@ def test_device_kinds(device_kind, platform, name):
     ("name", "devices", "all_reduce", "bisection", "within"),
     [
         ("tpu-v5e", 256, 51.2e12, 1.6e12, 1e-9),  # cloud.google.com/tpu/docs/v5e
-        ("tpu-v4", 4096, 1.1e15, 24e12, 0.12),  # cloud.google.com/tpu/docs/v4, whose figures are for 45 GB/s a link
+        (
+            "tpu-v4",
+            4096,
+            1.1e15,
+            24e12,
+            0.12,
+        ),  # cloud.google.com/tpu/docs/v4, whose figures are for 45 GB/s a link
     ],
 )
 def test_pods_have_their_published_bandwidth(name, devices, all_reduce, bisection, within):
-    """What all devices send in an all-reduce; and in an all-to-all half of them have a quarter of their bytes go each way across."""
+    """What all devices send in an all-reduce; and in an all-to-all half of them have a quarter of
+    their bytes go each way across."""
     mesh = spec(name, d=devices)
-    assert devices / mesh.collective("all_reduce", (0,)).seconds_per_byte == pytest.approx(all_reduce, rel=within)
+    assert devices / mesh.collective("all_reduce", (0,)).seconds_per_byte == pytest.approx(
+        all_reduce, rel=within
+    )
     buffer_seconds = mesh.collective("all_to_all", (0,)).seconds_per_byte * (devices - 1) / devices
     assert devices / 4 / buffer_seconds == pytest.approx(bisection, rel=within)
 
 
 def test_v3_moves_the_gradients_of_the_paper_as_its_links_allow():
-    """3.56 GB of replicated gradients in the step of its largest model, over the four links of each chip."""
+    """3.56 GB of replicated gradients in the step of its largest model, over the four links of each
+    chip."""
     mesh = spec("tpu-v3", d=2048)
     sent = 2 * 2047 / 2048 * 3.56e9
-    assert mesh.collective("all_reduce", (0,)).of(sent) == pytest.approx(2 * 3.56e9 / (4 * 41e9), rel=0.01)
+    assert mesh.collective("all_reduce", (0,)).of(sent) == pytest.approx(
+        2 * 3.56e9 / (4 * 41e9), rel=0.01
+    )
 
 
 def test_an_unknown_slow_axis_is_refused():
     with pytest.raises(sbp.SbpError, match=r"no axis 'dcm'.*did you mean") as raised:
-        mesh_spec(AbstractMesh((2,), ("dcn",)), HARDWARE["tpu-v5e"].with_axis("dcm", bytes_per_second=1e9))
+        mesh_spec(
+            AbstractMesh((2,), ("dcn",)), HARDWARE["tpu-v5e"].with_axis("dcm", bytes_per_second=1e9)
+        )
     assert raised.value.code == "unknown-axis"
     with pytest.raises(sbp.SbpError, match="above 0"):
         HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=0)
@@ -75,11 +108,30 @@ def test_an_unknown_slow_axis_is_refused():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        *((f, v, "is a number above 0") for f in ("link_bytes_per_second", "hbm_bytes") for v in (0, -1.0, math.nan, -math.inf, "1e9")),
-        *((f, v, "is a number above 0") for f in ("flops_per_second", "hbm_bytes_per_second") for v in (0, None, True)),
-        *((f, 0, "is a number above 0") for f in ("f32_flops_per_second", "highest_flops_per_second")),
-        *((f, v, "is a finite number from 0 on") for f in ("latency_seconds", "hop_seconds") for v in (-1e-6, math.nan, math.inf, None)),
-        *((f, v, "is a whole number from 1 on") for f in ("torus_dims", "devices_per_chip", "joined_devices") for v in (0, -1, 1.5, True)),
+        *(
+            (f, v, "is a number above 0")
+            for f in ("link_bytes_per_second", "hbm_bytes")
+            for v in (0, -1.0, math.nan, -math.inf, "1e9")
+        ),
+        *(
+            (f, v, "is a number above 0")
+            for f in ("flops_per_second", "hbm_bytes_per_second")
+            for v in (0, None, True)
+        ),
+        *(
+            (f, 0, "is a number above 0")
+            for f in ("f32_flops_per_second", "highest_flops_per_second")
+        ),
+        *(
+            (f, v, "is a finite number from 0 on")
+            for f in ("latency_seconds", "hop_seconds")
+            for v in (-1e-6, math.nan, math.inf, None)
+        ),
+        *(
+            (f, v, "is a whole number from 1 on")
+            for f in ("torus_dims", "devices_per_chip", "joined_devices")
+            for v in (0, -1, 1.5, True)
+        ),
         ("topology", "tours", "no topology 'tours'; did you mean \"torus\"?"),
         ("platform", "gpu", "no platform 'gpu'"),
         ("overlaps", 1, "is True or False"),
@@ -91,11 +143,17 @@ def test_an_unknown_slow_axis_is_refused():
 def test_hardware_that_cannot_be_is_refused(field, value, message):
     with pytest.raises(sbp.SbpError) as raised:
         dataclasses.replace(HARDWARE["tpu-v5e"], **{field: value})
-    assert raised.value.code == ("unknown-option" if field in ("topology", "platform") else "bad-argument")
+    assert raised.value.code == (
+        "unknown-option" if field in ("topology", "platform") else "bad-argument"
+    )
     assert field in str(raised.value) and message in str(raised.value)
 
 
-@pytest.mark.parametrize("figures", [{"bytes_per_second": 0}, {"bytes_per_second": math.nan}, {"latency_seconds": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "figures",
+    [{"bytes_per_second": 0}, {"bytes_per_second": math.nan}, {"latency_seconds": -1.0}],
+    ids=str,
+)
 def test_networks_that_cannot_be_are_refused(figures):
     field = next(iter(figures))
     with pytest.raises(sbp.SbpError, match=f"network: {field} is a (finite )?number") as raised:
@@ -113,11 +171,12 @@ def test_the_table_is_shown(capsys):
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in HARDWARE)
 
 
-# ---- the torus -------------------------------------------------------------------------------------------------------------------
+# ---- the torus ----------------------------------------------------------------------------------
 
 
 def chips_of(mesh):
-    """Chip coordinates of every mesh index, by the layout, and the extents of the torus; one device a chip."""
+    """Chip coordinates of every mesh index, by the layout, and the extents of the torus; one device
+    a chip."""
     place = lay_out(mesh.hardware, mesh.axes)
     extents = tuple(math.prod(f for _, f in dim) for dim in place.torus)
     found = {}
@@ -138,12 +197,17 @@ def chips_of(mesh):
 
 
 def busiest_link(mesh, positions):
-    """Shares of a device's buffer that cross the fullest link when all groups exchange at once, each message the shortest way."""
+    """Shares of a device's buffer that cross the fullest link when all groups exchange at once,
+    each message the shortest way."""
     chips, extents = chips_of(mesh)
     n = math.prod(mesh.sizes[p] for p in positions)
     loads = defaultdict(float)
     for source, target in itertools.product(chips, repeat=2):
-        if any(a != b for p, (a, b) in enumerate(zip(source, target, strict=True)) if p not in positions):
+        if any(
+            a != b
+            for p, (a, b) in enumerate(zip(source, target, strict=True))
+            if p not in positions
+        ):
             continue
         here = list(chips[source])
         for dim, extent in enumerate(extents):
@@ -152,7 +216,11 @@ def busiest_link(mesh, positions):
             if forward and extent == 2:
                 ways = [(1, 1.0)]  # one cable
             else:
-                ways = [(way, 0.5 if 2 * forward == extent else 1.0) for way in (1, -1) if (way * forward) % extent <= extent / 2]
+                ways = [
+                    (way, 0.5 if 2 * forward == extent else 1.0)
+                    for way in (1, -1)
+                    if (way * forward) % extent <= extent / 2
+                ]
             for way, share in ways if forward else []:
                 at = here[dim]
                 while at != there:
@@ -192,9 +260,16 @@ def test_the_fullest_link_holds_up_an_all_to_all(name, sizes):
 
 @pytest.mark.parametrize(("name", "dims"), [("tpu-v3", 2), ("tpu-v5p", 3)])
 def test_growth_on_a_torus(name, dims):
-    """An all-to-all takes the dims-th root of the devices; gathers, reductions and shifts do not grow."""
+    """An all-to-all takes the dims-th root of the devices; gathers, reductions and shifts do not
+    grow."""
     chips = {side: side**dims * HARDWARE[name].devices_per_chip for side in (4, 8, 16)}
-    each = {kind: [spec(name, d=n).collective(kind, (0,)).seconds_per_byte * (n - 1) / n for n in chips.values()] for kind in KINDS}
+    each = {
+        kind: [
+            spec(name, d=n).collective(kind, (0,)).seconds_per_byte * (n - 1) / n
+            for n in chips.values()
+        ]
+        for kind in KINDS
+    }
     assert each["all_to_all"][1] / each["all_to_all"][0] == pytest.approx(2)
     assert each["all_to_all"][2] / each["all_to_all"][1] == pytest.approx(2)
     for kind in (*GATHERS, "all_reduce", "permute"):
@@ -218,18 +293,22 @@ def test_one_device_sends_nothing_and_more_axes_cost_no_less(name, kind):
     assert 0 < mesh.collective(kind, (1, 2)).seconds_per_byte < math.inf
 
 
-# ---- nodes and slow axes ---------------------------------------------------------------------------------------------------------
+# ---- nodes and slow axes ------------------------------------------------------------------------
 
 
 def test_between_nodes_a_gpu_sends_its_share():
-    """16 GPUs in two nodes: reduce-scatter in the node, all-reduce of an eighth between the nodes, all-gather in the node."""
+    """16 GPUs in two nodes: reduce-scatter in the node, all-reduce of an eighth between the nodes,
+    all-gather in the node."""
     mesh = spec("h100", d=16)
     size = 1e9
     in_node = 2 * 7 / 8 * size / 450e9
     between = 2 * 1 / 2 * size / 8 / 50e9
     taken = mesh.collective("all_reduce", (0,)).of(2 * 15 / 16 * size)
     assert taken == pytest.approx(in_node + between, rel=0.01)
-    assert mesh.collective("all_reduce", (0,)).seconds > spec("h100", d=8).collective("all_reduce", (0,)).seconds
+    assert (
+        mesh.collective("all_reduce", (0,)).seconds
+        > spec("h100", d=8).collective("all_reduce", (0,)).seconds
+    )
 
 
 def test_inner_axes_fill_a_node():
@@ -251,19 +330,36 @@ def test_a_plan_keeps_off_a_slow_axis():
     x = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
 
     def axes_used(hardware):
-        f = sbp.jit(lambda x, y: x @ y, AbstractMesh((2, 8), ("dcn", "d")), in_types="B", out_types="B", hardware=hardware)
-        return {axis for b in f.plan(x, x).program.boxes() for s in b.box.steps if s.bytes_sent for axis in s.mesh_axes}
+        f = sbp.jit(
+            lambda x, y: x @ y,
+            AbstractMesh((2, 8), ("dcn", "d")),
+            in_types="B",
+            out_types="B",
+            hardware=hardware,
+        )
+        return {
+            axis
+            for b in f.plan(x, x).program.boxes()
+            for s in b.box.steps
+            if s.bytes_sent
+            for axis in s.mesh_axes
+        }
 
     assert axes_used("tpu-v5e") == {0, 1}, "half of the work is worth a fast link"
     assert axes_used(HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=1e8)) == {1}
 
 
-# ---- products --------------------------------------------------------------------------------------------------------------------
+# ---- products -----------------------------------------------------------------------------------
 
 
 def product_seconds(dtype, hardware, **options):
     x = jax.ShapeDtypeStruct((8192, 8192), dtype)
-    f = sbp.jit(lambda x, y: jnp.dot(x, y, **options), AbstractMesh((2,), ("d",)), in_types=("d:S(0)", "B"), hardware=hardware)
+    f = sbp.jit(
+        lambda x, y: jnp.dot(x, y, **options),
+        AbstractMesh((2,), ("d",)),
+        in_types=("d:S(0)", "B"),
+        hardware=hardware,
+    )
     return f.plan(x, x).cost.seconds
 
 
@@ -285,15 +381,25 @@ def test_products_cost_what_their_dtype_and_precision_cost(name, dtype, options,
 
 def test_convolutions_cost_their_products():
     def conv(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2)
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+        )
 
-    x, w = jax.ShapeDtypeStruct((64, 64, 64, 512), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 256, 1024), jnp.bfloat16)
-    plan = sbp.jit(conv, AbstractMesh((4,), ("d",)), in_types=("d:S(0)", "B"), hardware="tpu-v5e").plan(x, w)
+    x, w = (
+        jax.ShapeDtypeStruct((64, 64, 64, 512), jnp.bfloat16),
+        jax.ShapeDtypeStruct((3, 3, 256, 1024), jnp.bfloat16),
+    )
+    plan = sbp.jit(
+        conv, AbstractMesh((4,), ("d",)), in_types=("d:S(0)", "B"), hardware="tpu-v5e"
+    ).plan(x, w)
     assert plan.cost.seconds == pytest.approx(2 * 16 * 64 * 64 * 1024 * 9 * 256 / 197e12, rel=1e-6)
 
 
 def test_hardware_of_ones_own():
-    """Figures that a user measured, with nothing of a topology: a collective costs its latency and its bytes."""
-    own = dataclasses.replace(HARDWARE["cpu"], name="mine", link_bytes_per_second=1e9, latency_seconds=1e-3)
+    """Figures that a user measured, with nothing of a topology: a collective costs its latency and
+    its bytes."""
+    own = dataclasses.replace(
+        HARDWARE["cpu"], name="mine", link_bytes_per_second=1e9, latency_seconds=1e-3
+    )
     for kind in KINDS:
         assert spec(own, a=3, b=5).collective(kind, (0, 1)).of(1e9) == pytest.approx(1.001)

@@ -1,4 +1,5 @@
-"""Types are chosen with what gradients keep from the forward pass: no types that someone pins by hand give a cheaper plan."""
+"""Types are chosen with what gradients keep from the forward pass: no types that someone pins by
+hand give a cheaper plan."""
 
 import itertools
 
@@ -26,7 +27,9 @@ def scanned(weights, x):
 
 def unrolled(weights, x):
     for n in range(3):
-        x = jax.checkpoint(lambda x, w: x + jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]))(x, jax.tree.map(lambda w, n=n: w[n], weights))
+        x = jax.checkpoint(lambda x, w: x + jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]))(
+            x, jax.tree.map(lambda w, n=n: w[n], weights)
+        )
     return x
 
 
@@ -46,7 +49,9 @@ ARGUMENTS = (f32(3, 1024, 4096), f32(3, 4096, 1024)), f32(256, 1024)
 
 
 def plan(model, hardware, in_types=None, mesh=MESH):
-    return sbp.jit(step(model), mesh, hardware=hardware, donate_argnums=0, in_types=in_types).plan(*ARGUMENTS)
+    return sbp.jit(step(model), mesh, hardware=hardware, donate_argnums=0, in_types=in_types).plan(
+        *ARGUMENTS
+    )
 
 
 @pytest.mark.parametrize("hardware", ["tpu-v5p", "h100"])
@@ -56,13 +61,19 @@ def test_no_pinned_plan_is_cheaper(model, hardware):
     typing = free.program.typing
     assert typing.keeps
     assert typing.saved_seconds > 0
-    for up, down, x in itertools.product(("B", "S(1)", "S(2)"), ("B", "S(1)", "S(2)"), ("B", "S(0)", "S(1)")):
+    for up, down, x in itertools.product(
+        ("B", "S(1)", "S(2)"), ("B", "S(1)", "S(2)"), ("B", "S(0)", "S(1)")
+    ):
         pinned = plan(model, hardware, ((f"d:{up}", f"d:{down}"), f"d:{x}"))
         assert typing.lower_bound <= pinned.cost.seconds * (1 + 1e-9), (up, down, x)
         assert free.cost.seconds <= pinned.cost.seconds * (1 + 1e-3), (up, down, x)
 
 
-@pytest.mark.parametrize(("model", "hardware", "share"), [(scanned, "tpu-v5p", 0.9), (unrolled, "h100", 0.85)], ids=["scanned", "unrolled"])
+@pytest.mark.parametrize(
+    ("model", "hardware", "share"),
+    [(scanned, "tpu-v5p", 0.9), (unrolled, "h100", 0.85)],
+    ids=["scanned", "unrolled"],
+)
 def test_keeping_is_part_of_the_choice(model, hardware, share, monkeypatch):
     """Chosen as though nothing were kept, the types are other ones, and the plan is dearer."""
     best = plan(model, hardware).cost.seconds

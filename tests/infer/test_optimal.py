@@ -1,4 +1,5 @@
-"""The chooser against brute force: over all states of small cost graphs, and over all typings of small programs, priced as lowered."""
+"""The chooser against brute force: over all states of small cost graphs, and over all typings of
+small programs, priced as lowered."""
 
 import itertools
 import math
@@ -25,7 +26,7 @@ from sbp.mesh import MeshSpec
 from sbp.plan.ir import Box
 from sbp.plan.lower import lower
 
-# ---- cost graphs
+# ---- cost graphs --------------------------------------------------------------------------------
 
 
 def random_graph(seed: int) -> CostGraph:
@@ -43,16 +44,25 @@ def random_graph(seed: int) -> CostGraph:
 
 
 def least(graph: CostGraph) -> float:
-    return min(graph.cost_of(states) for states in itertools.product(*(range(len(u)) for u in graph.unary)))
+    return min(
+        graph.cost_of(states) for states in itertools.product(*(range(len(u)) for u in graph.unary))
+    )
 
 
 def solve(graph: CostGraph, table_limit: int, cutoff: float = math.inf) -> Solution | None:
-    search, core = Search(graph, table_limit=table_limit, near_limit=table_limit, cutoff=cutoff), Core.of(graph)
+    search, core = (
+        Search(graph, table_limit=table_limit, near_limit=table_limit, cutoff=cutoff),
+        Core.of(graph),
+    )
     core.reduce()
     return search.solution(search.run(core))
 
 
-@pytest.mark.parametrize(("table_limit", "unsure"), [(300_000, 8), (8, 8), (8, 0)], ids=["elimination", "messages", "halving"])
+@pytest.mark.parametrize(
+    ("table_limit", "unsure"),
+    [(300_000, 8), (8, 8), (8, 0)],
+    ids=["elimination", "messages", "halving"],
+)
 def test_small_graphs(table_limit, unsure, monkeypatch):
     monkeypatch.setattr(solver, "UNSURE", unsure)
     exact = 0
@@ -72,7 +82,8 @@ def test_small_graphs(table_limit, unsure, monkeypatch):
 
 
 def test_a_cutoff_takes_nothing_from_what_is_cheaper(monkeypatch):
-    """Above the optimum it changes nothing; below it, the search ends early, and the bound still holds."""
+    """Above the optimum it changes nothing; below it, the search ends early, and the bound still
+    holds."""
     searched: dict[float, int] = {}  # how often states near the bound are searched, by cutoff
     within = Search._within
 
@@ -89,7 +100,9 @@ def test_a_cutoff_takes_nothing_from_what_is_cheaper(monkeypatch):
             above, below = solve(graph, 8, want + 1.0), solve(graph, 8, -1.0)
             assert above == whole
             assert below is not None and below.lower_bound <= want + 1e-9 <= below.cost + 2e-9
-    assert 0 < 2 * searched[-1.0] < searched[math.inf]  # it goes on only where nothing of a finite cost was found so far
+    assert (
+        0 < 2 * searched[-1.0] < searched[math.inf]
+    )  # it goes on only where nothing of a finite cost was found so far
 
 
 def test_three_axes_keep_their_bound():
@@ -102,7 +115,7 @@ def test_three_axes_keep_their_bound():
             assert found is not None and found.lower_bound <= want + 1e-9 <= found.cost + 2e-9
 
 
-# ---- programs
+# ---- programs -----------------------------------------------------------------------------------
 
 
 def chain(u, v, w):
@@ -147,7 +160,15 @@ def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
 
     def rows(node):
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[v] for v in node.outputs]
-        return table.rows(node, ins, outs, tuple(native.get(o, frozenset()) if isinstance(o, int) else frozenset() for o in node.inputs))
+        return table.rows(
+            node,
+            ins,
+            outs,
+            tuple(
+                native.get(o, frozenset()) if isinstance(o, int) else frozenset()
+                for o in node.inputs
+            ),
+        )
 
     choices = [
         *(ends(graph.avals[v]) for v in graph.inputs),
@@ -176,8 +197,13 @@ def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
 
 def price(typing: Typing) -> float:
     """Seconds of the lowered program: each row and each conversion once."""
-    rows = sum(row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh) for node in typing.graph.nodes)
-    return rows + sum(s.seconds for i in lower(typing).instructions if isinstance(i, Box) for s in i.steps)
+    rows = sum(
+        row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh)
+        for node in typing.graph.nodes
+    )
+    return rows + sum(
+        s.seconds for i in lower(typing).instructions if isinstance(i, Box) for s in i.steps
+    )
 
 
 @pytest.mark.parametrize("fn", SHAPES, ids=lambda f: f.__name__)
@@ -189,5 +215,6 @@ def test_no_typing_of_a_small_program_is_cheaper(fn, hardware):
     spec: MeshSpec = program.mesh
     every = [price(t) for t in typings(program.typing, RowTable(spec))]
     assert len(every) > 50
-    # Among equals a partial is carried on: `DEFERRAL` is the only thing the chooser adds to the price.
+    # Among equals a partial is carried on: `DEFERRAL` is the only thing the chooser adds to the
+    # price.
     assert price(program.typing) <= min(every) + 1e-10

@@ -1,7 +1,8 @@
-"""Without any annotation the chooser finds what people write by hand, each where it is the cheapest.
+"""Without any annotation the chooser finds what people write by hand, each where it is the
+cheapest.
 
-Programs are whole training steps; what is asserted are the types of the parameters and the collectives that move activations,
-weights or gradients (a scalar loss aside).
+Programs are whole training steps; what is asserted are the types of the parameters and the
+collectives that move activations, weights or gradients (a scalar loss aside).
 """
 
 import math
@@ -30,7 +31,8 @@ def ring(n, name="d"):
 
 
 def collectives(plan) -> Counter:
-    """How often each collective runs, with the bytes of its result's global value: kernels that send included."""
+    """How often each collective runs, with the bytes of its result's global value: kernels that
+    send included."""
     found: Counter = Counter()
     for planned in plan.program.boxes():
         for step in planned.box.steps:
@@ -101,7 +103,9 @@ def test_fully_sharded_when_memory_is_short():
     args = (p, state, shape(batch, width), shape(batch, width))
 
     def plan(memory_limit):
-        f = sbp.jit(adam_step, ring(8), donate_argnums=(0, 1), hardware="tpu-v5p", memory_limit=memory_limit)
+        f = sbp.jit(
+            adam_step, ring(8), donate_argnums=(0, 1), hardware="tpu-v5p", memory_limit=memory_limit
+        )
         return f.plan(*args)
 
     free = plan(None)
@@ -137,7 +141,13 @@ def moe_plan(devices, k_times_capacity=4):
     p = {"wi": shape(e, m, h), "wo": shape(e, h, m)}
     masks = shape(g, s, e, c)
     # Tokens arrive and leave split by groups, as the layers around have them.
-    f = sbp.jit(moe_step, ring(devices), in_types=(None, "d:S(0)", "d:S(0)", None, None), donate_argnums=(0,), hardware="tpu-v5p")
+    f = sbp.jit(
+        moe_step,
+        ring(devices),
+        in_types=(None, "d:S(0)", "d:S(0)", None, None),
+        donate_argnums=(0,),
+        hardware="tpu-v5p",
+    )
     return f.plan(p, shape(g, s, m), shape(g, s, m), masks, masks)
 
 
@@ -163,7 +173,9 @@ def test_experts_by_all_gather_and_reduce_scatter_when_k_times_capacity_exceeds_
 def test_the_two_ways_of_experts_send_the_same_at_the_flip():
     tokens = 16 * 32 * 2048 * 4
     at, below = moe_plan(4), moe_plan(2)
-    assert at.cost.bytes_per_device == pytest.approx(4 * 3 / 4 * tokens, rel=0.02)  # 4 tensors of k x capacity / D = 1 token each
+    assert at.cost.bytes_per_device == pytest.approx(
+        4 * 3 / 4 * tokens, rel=0.02
+    )  # 4 tensors of k x capacity / D = 1 token each
     assert below.cost.bytes_per_device == pytest.approx(4 * 1 / 2 * tokens, rel=0.02)
 
 
@@ -177,13 +189,17 @@ def test_two_dimensional_products_when_memory_holds_a_sixteenth():
     assert plan.cost.peak_memory_bytes <= whole / 2
     for t in (a, b, plan.out_types):  # each matrix over both axes
         assert math.prod(4 for axis in ("x", "y") if t[axis] != B) == 16
-    assert plan.cost.bytes_per_device <= 2 * 3 * whole / 16  # the volume of SUMMA: 2 (sqrt(p) - 1) blocks
+    assert (
+        plan.cost.bytes_per_device <= 2 * 3 * whole / 16
+    )  # the volume of SUMMA: 2 (sqrt(p) - 1) blocks
 
 
 def cross_entropy(p, ids, labels):
     h = jax.nn.relu(p["table"][ids] @ p["w"])
     logits = h @ p["table"].T
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[..., None], -1)[..., 0])
+    return jnp.mean(
+        jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    )
 
 
 def test_vocabulary_parallel_cross_entropy():
@@ -193,4 +209,6 @@ def test_vocabulary_parallel_cross_entropy():
     (params, _, _), _ = plan.in_types
     assert params["table"]["d"] == S(0)
     tokens = 8 * 256 * 1024 * 4
-    assert plan.cost.bytes_per_device <= 4 * tokens  # the logits are 256 times as large, the table 128 times
+    assert (
+        plan.cost.bytes_per_device <= 4 * tokens
+    )  # the logits are 256 times as large, the table 128 times

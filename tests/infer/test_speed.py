@@ -13,7 +13,8 @@ MARKS = {"tokens": 0, "dispatched": 0, "outputs": 1}
 
 
 def plan_seconds(cores: int) -> tuple[float, sbp.Plan]:
-    """Processor seconds to trace and plan 12 layers with as many experts as cores, from the paper's annotations alone."""
+    """Processor seconds to trace and plan 12 layers with as many experts as cores, from the paper's
+    annotations alone."""
     params, batch = abstract_arguments(Config(layers=12, experts=cores, groups=cores))
 
     def spec(path, _):
@@ -23,12 +24,16 @@ def plan_seconds(cores: int) -> tuple[float, sbp.Plan]:
         return sbp.split(x, MARKS[name], "d") if name in MARKS else x
 
     f = sbp.jit(
-        lambda params, batch: sgd_step(params, batch, Config(layers=12, experts=cores, groups=cores), mark),
+        lambda params, batch: sgd_step(
+            params, batch, Config(layers=12, experts=cores, groups=cores), mark
+        ),
         AbstractMesh((cores,), ("d",)),
         in_types=(jax.tree_util.tree_map_with_path(spec, params), PartitionSpec("d")),
         donate_argnums=(0,),
     )
-    start = time.process_time()  # planning runs in this process alone, and other tests keep the cores busy
+    start = (
+        time.process_time()
+    )  # planning runs in this process alone, and other tests keep the cores busy
     plan = f.plan(params, batch)
     return time.process_time() - start, plan
 

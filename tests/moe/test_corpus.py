@@ -1,4 +1,5 @@
-"""The corpus: generated text is right by construction, held-out text unseen; a bad file is named with its line."""
+"""The corpus: generated text is right by construction, held-out text unseen; a bad file is named
+with its line."""
 
 import dataclasses
 import random
@@ -14,7 +15,9 @@ from sbp.moe.model import BOS, EOS, PAD
 from sbp.moe.phrases import LANGUAGES, draw, render
 from sbp.moe.tokenizer import Tokenizer
 
-TRAIN = dataclasses.replace(preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5)
+TRAIN = dataclasses.replace(
+    preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5
+)
 MODEL = preset("tiny-test").model
 
 
@@ -25,7 +28,9 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def vocabularies(corpus) -> tuple[Tokenizer, Tokenizer]:
-    return Tokenizer.train([p.source for p in corpus.train], 300), Tokenizer.train([p.target for p in corpus.train], 300)
+    return Tokenizer.train([p.source for p in corpus.train], 300), Tokenizer.train(
+        [p.target for p in corpus.train], 300
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,9 @@ def test_bad_files_are_named_with_their_line(tmp_path, content, message):
 
 def test_own_text_is_read_and_split(tmp_path):
     path = tmp_path / "corpus.tsv"
-    path.write_text("".join(f"wort {i}\tword {i}\tde\r\n" for i in range(100)) + "mot 1\tword 1\tfr\n", "utf-8")
+    path.write_text(
+        "".join(f"wort {i}\tword {i}\tde\r\n" for i in range(100)) + "mot 1\tword 1\tfr\n", "utf-8"
+    )
     pairs = read_tsv(path)
     assert pairs[0] == Pair(source="wort 0", target="word 0", language="de")
     split = from_pairs(pairs, 3)

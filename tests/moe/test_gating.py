@@ -64,13 +64,19 @@ def random_case(seed, groups=3, size=24, experts=5, scale=2.0):
 
 
 @pytest.mark.parametrize("counter", ["lingvo", "paper"])
-@pytest.mark.parametrize(("size", "experts", "capacity"), [(24, 5, 4), (24, 5, 24), (16, 2, 1), (40, 16, 5), (8, 3, 2)])
+@pytest.mark.parametrize(
+    ("size", "experts", "capacity"), [(24, 5, 4), (24, 5, 24), (16, 2, 1), (40, 16, 5), (8, 3, 2)]
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_equals_the_sequential_loop(counter, size, experts, capacity, training):
     for seed in range(4):
         logits, rnd, mask = random_case(seed, size=size, experts=experts)
         got = top2_gating(
-            jnp.asarray(logits), capacity, mask=jnp.asarray(mask), rnd=jnp.asarray(rnd) if training else None, counter=counter
+            jnp.asarray(logits),
+            capacity,
+            mask=jnp.asarray(mask),
+            rnd=jnp.asarray(rnd) if training else None,
+            counter=counter,
         )
         auxes, drops = [], np.zeros(3)
         for g in range(len(logits)):
@@ -92,7 +98,9 @@ def test_equals_the_sequential_loop(counter, size, experts, capacity, training):
 
 def test_slots_hold_one_token_each_and_fill_from_zero():
     logits, rnd, mask = random_case(7, size=40)
-    dispatch = np.asarray(top2_gating(jnp.asarray(logits), 6, mask=jnp.asarray(mask), rnd=jnp.asarray(rnd)).dispatch)
+    dispatch = np.asarray(
+        top2_gating(jnp.asarray(logits), 6, mask=jnp.asarray(mask), rnd=jnp.asarray(rnd)).dispatch
+    )
     used = dispatch.sum(1)
     assert used.max() <= 1
     assert (np.diff(used, axis=-1) <= 0).all(), "a free slot before a used one"
@@ -104,7 +112,10 @@ def test_paper_counters_dispatch_a_subset():
     for seed in range(10):
         logits, rnd, _ = random_case(seed, size=64, experts=8, scale=4.0)
         a, b = (
-            np.asarray(top2_gating(jnp.asarray(logits), 8, rnd=jnp.asarray(rnd), counter=c).dispatch).sum(-1) for c in ("lingvo", "paper")
+            np.asarray(
+                top2_gating(jnp.asarray(logits), 8, rnd=jnp.asarray(rnd), counter=c).dispatch
+            ).sum(-1)
+            for c in ("lingvo", "paper")
         )
         assert (b <= a).all()
         fewer += int(a.sum() - b.sum())
@@ -112,7 +123,8 @@ def test_paper_counters_dispatch_a_subset():
 
 
 def test_first_choices_outrank_second_ones():
-    # Token 0 wants expert 0 then 1; token 1 wants expert 1 then 0. One slot each: a token-major order would give both to token 0.
+    # Token 0 wants expert 0 then 1; token 1 wants expert 1 then 0. One slot each: a token-major
+    # order would give both to token 0.
     logits = jnp.asarray([[[2.0, 1.0], [1.0, 2.0]]])
     dispatch = np.asarray(top2_gating(logits, 1).dispatch)[0, :, :, 0]
     np.testing.assert_array_equal(dispatch, [[1, 0], [0, 1]])
@@ -133,7 +145,9 @@ def test_groups_are_independent():
     whole = top2_gating(logits, 4, mask=mask, rnd=rnd)
     moved = top2_gating(logits[order], 4, mask=mask[order], rnd=rnd[order])
     np.testing.assert_array_equal(whole.combine[order], moved.combine)
-    jac = jax.jacobian(lambda x: top2_gating(x, 4, mask=mask, rnd=rnd).combine.sum((1, 2, 3)))(logits)
+    jac = jax.jacobian(lambda x: top2_gating(x, 4, mask=mask, rnd=rnd).combine.sum((1, 2, 3)))(
+        logits
+    )
     for g in range(3):
         assert (np.asarray(jac[g])[np.arange(3) != g] == 0).all()
 
@@ -145,7 +159,11 @@ def test_aux_of_uniform_routing_and_independence_from_capacity_and_rnd():
         aux = top2_gating(logits, 1, aux_scale=scale).aux
         np.testing.assert_allclose(aux, value, rtol=1e-3)
     logits, rnd, _ = random_case(3)
-    auxes = {float(top2_gating(jnp.asarray(logits), c, rnd=r).aux) for c in (1, 4, 20) for r in (None, jnp.asarray(rnd))}
+    auxes = {
+        float(top2_gating(jnp.asarray(logits), c, rnd=r).aux)
+        for c in (1, 4, 20)
+        for r in (None, jnp.asarray(rnd))
+    }
     assert len(auxes) == 1
 
 
@@ -164,7 +182,9 @@ def test_aux_gradient_flows_to_the_gate_through_the_mean_alone():
         for index in [(0, 0), (3, 1), (5, 3)]:
             step = np.zeros_like(w)
             step[index] = h
-            slope = (float(aux(jnp.asarray(w + step))) - float(aux(jnp.asarray(w - step)))) / (2 * h)
+            slope = (float(aux(jnp.asarray(w + step))) - float(aux(jnp.asarray(w - step)))) / (
+                2 * h
+            )
             np.testing.assert_allclose(grad[index], slope, rtol=1e-6, atol=1e-9)
 
 
@@ -180,14 +200,22 @@ def test_random_routing_keeps_the_second_choice_with_probability_two_g2():
 
 @pytest.mark.parametrize(
     ("row", "first", "second"),
-    [((1e4, -1e4, -1e4), 0, 1), ((-1e4, 1e4, 0.0), 1, 2), ((0.0, 0.0, 0.0), 0, 1), ((-1e4, 3e4, 3e4), 1, 2)],
+    [
+        ((1e4, -1e4, -1e4), 0, 1),
+        ((-1e4, 1e4, 0.0), 1, 2),
+        ((0.0, 0.0, 0.0), 0, 1),
+        ((-1e4, 3e4, 3e4), 1, 2),
+    ],
 )
 def test_saturated_and_tied_gates(row, first, second):
     logits = jnp.asarray([[row]], jnp.float32)
     got = top2_gating(logits, 2)
-    np.testing.assert_array_equal(np.asarray(got.dispatch).sum(-1)[0, 0].nonzero()[0], sorted((first, second)))
+    np.testing.assert_array_equal(
+        np.asarray(got.dispatch).sum(-1)[0, 0].nonzero()[0], sorted((first, second))
+    )
     assert np.isfinite(got.combine).all()
-    # The slot of the second choice is taken even where its weight is zero: dispatch is not derived from combine.
+    # The slot of the second choice is taken even where its weight is zero: dispatch is not derived
+    # from combine.
     assert np.asarray(got.dispatch).sum() == 2
     grads = jax.grad(lambda x: top2_gating(x, 2).combine.sum())(logits)
     assert np.isfinite(grads).all()
@@ -216,7 +244,8 @@ def test_a_group_of_padding_alone_is_finite():
 
 
 @pytest.mark.parametrize(
-    ("size", "experts", "factor", "slots"), [(100, 16, 1.0, 12), (96, 64, 1.0, 3), (1024, 2048, 1.0, 1), (8, 2, 4.0, 8)]
+    ("size", "experts", "factor", "slots"),
+    [(100, 16, 1.0, 12), (96, 64, 1.0, 3), (1024, 2048, 1.0, 1), (8, 2, 4.0, 8)],
 )
 def test_capacity(size, experts, factor, slots):
     assert expert_capacity(size, experts, factor) == slots

@@ -17,7 +17,14 @@ from sbp.moe.step import init_state, make_train_step
 from tests.moe.test_gating import loop_gating
 
 CFG = dataclasses.replace(
-    preset("tiny-test").model, source_vocab=20, target_vocab=20, source_length=6, target_length=5, groups=2, experts=4, dropout=0.0
+    preset("tiny-test").model,
+    source_vocab=20,
+    target_vocab=20,
+    source_length=6,
+    target_length=5,
+    groups=2,
+    experts=4,
+    dropout=0.0,
 )
 
 
@@ -37,32 +44,50 @@ def random_batch(cfg, seed=0):
 
     target = rows(cfg.target_length)
     shifted = np.concatenate([np.full((*target.shape[:2], 1), BOS), target[..., :-1]], -1)
-    return Batch(rows(cfg.source_length), np.where(target == PAD, PAD, shifted).astype(np.int32), target)
+    return Batch(
+        rows(cfg.source_length), np.where(target == PAD, PAD, shifted).astype(np.int32), target
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_moe_layer_equals_a_loop_over_tokens(training):
     rng = np.random.default_rng(0)
-    cfg = dataclasses.replace(CFG, capacity_factor_per_choice=0.5, eval_capacity_factor_per_choice=0.5)
+    cfg = dataclasses.replace(
+        CFG, capacity_factor_per_choice=0.5, eval_capacity_factor_per_choice=0.5
+    )
     g, s, m, h, e = 2, 8, 6, 7, 4
-    p = {"gate": rng.standard_normal((m, e)), "expert_in": rng.standard_normal((e, m, h)), "expert_out": rng.standard_normal((e, h, m))}
+    p = {
+        "gate": rng.standard_normal((m, e)),
+        "expert_in": rng.standard_normal((e, m, h)),
+        "expert_out": rng.standard_normal((e, h, m)),
+    }
     x, mask, rnd = rng.standard_normal((g, s, m)), rng.random((g, s)) < 0.9, rng.random((g, s))
     with jax.enable_x64(True):
         y, _, _ = moe_feed_forward(
-            jax.tree.map(jnp.asarray, p), jnp.asarray(x), jnp.asarray(mask), cfg, rnd=jnp.asarray(rnd) if training else None, layout=PLAIN
+            jax.tree.map(jnp.asarray, p),
+            jnp.asarray(x),
+            jnp.asarray(mask),
+            cfg,
+            rnd=jnp.asarray(rnd) if training else None,
+            layout=PLAIN,
         )
     want = np.zeros_like(x)
     for i in range(g):
-        combine, *_ = loop_gating(x[i] @ p["gate"], 2, mask=mask[i], rnd=rnd[i] if training else None)
+        combine, *_ = loop_gating(
+            x[i] @ p["gate"], 2, mask=mask[i], rnd=rnd[i] if training else None
+        )
         for t in range(s):
             for k in range(e):
                 if weight := combine[t, k].sum():
-                    want[i, t] += weight * (np.maximum(x[i, t] @ p["expert_in"][k], 0) @ p["expert_out"][k])
+                    want[i, t] += weight * (
+                        np.maximum(x[i, t] @ p["expert_in"][k], 0) @ p["expert_out"][k]
+                    )
     np.testing.assert_allclose(y, want, atol=1e-12)
 
 
 def test_decoder_sees_no_later_token():
-    # Capacity must not bind here: a later token's first choice may evict an earlier one's second choice, as the paper has it.
+    # Capacity must not bind here: a later token's first choice may evict an earlier one's second
+    # choice, as the paper has it.
     cfg = dataclasses.replace(CFG, eval_capacity_factor_per_choice=4.0)
     params = init_params(jax.random.key(0), cfg)
     batch = random_batch(cfg)
@@ -82,8 +107,12 @@ def test_padding_does_not_reach_real_tokens():
     cfg = dataclasses.replace(CFG, eval_capacity_factor_per_choice=4.0)
     params = init_params(jax.random.key(0), cfg)
     batch = random_batch(cfg)
-    longer = dataclasses.replace(cfg, source_length=cfg.source_length + 2, target_length=cfg.target_length + 3)
-    pad = Batch(*(jnp.pad(x, ((0, 0), (0, 0), (0, n))) for x, n in zip(batch, (2, 3, 3), strict=True)))
+    longer = dataclasses.replace(
+        cfg, source_length=cfg.source_length + 2, target_length=cfg.target_length + 3
+    )
+    pad = Batch(
+        *(jnp.pad(x, ((0, 0), (0, 0), (0, n))) for x, n in zip(batch, (2, 3, 3), strict=True))
+    )
     _, a = loss_fn(params, batch, cfg)
     _, b = loss_fn(params, pad, longer)
     np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
@@ -127,7 +156,9 @@ def test_steps_are_deterministic_and_remat_changes_nothing():
     cfg = dataclasses.replace(CFG, dropout=0.1)
     train = preset("tiny-test").train
     models = (dataclasses.replace(cfg, remat=remat) for remat in (True, False))
-    with_remat, without = (jax.jit(make_train_step(model, train), compiler_options=QUICK) for model in models)
+    with_remat, without = (
+        jax.jit(make_train_step(model, train), compiler_options=QUICK) for model in models
+    )
     losses = []
     for step in (with_remat, with_remat, without):
         state, run = init_state(cfg, train), []
@@ -144,7 +175,9 @@ def test_float64_reaches_the_router_and_the_optimizer():
         cfg = dataclasses.replace(CFG, dtype="float64")
         train = preset("tiny-test").train
         state = init_state(cfg, train)
-        state, metrics = jax.jit(make_train_step(cfg, train), compiler_options=QUICK)(state, random_batch(cfg))
+        state, metrics = jax.jit(make_train_step(cfg, train), compiler_options=QUICK)(
+            state, random_batch(cfg)
+        )
         assert metrics.loss.dtype == metrics.aux.dtype == jnp.float64
         assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.params))
         assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.optimizer.v_row))
@@ -165,7 +198,9 @@ def test_greedy_decoding_equals_a_loop():
     source[1, 1] = PAD
     got = np.asarray(make_greedy_decoder(CFG)(params, source))
     memory, _, _ = encode(params, source, CFG)
-    target_in = np.where((source != PAD).any(-1)[..., None], [BOS, *[PAD] * (CFG.target_length - 1)], PAD).astype(np.int32)
+    target_in = np.where(
+        (source != PAD).any(-1)[..., None], [BOS, *[PAD] * (CFG.target_length - 1)], PAD
+    ).astype(np.int32)
     want = np.zeros_like(target_in)
     done = ~(source != PAD).any(-1)
     for t in range(CFG.target_length):
@@ -180,7 +215,10 @@ def test_greedy_decoding_equals_a_loop():
 
 
 def test_parameter_counts_are_the_papers():
-    for name, experts_total, params_2_30 in (("gshard-36l-2048e", 36864, 576.8), ("gshard-12l-128e", 768, 12.3)):
+    for name, experts_total, params_2_30 in (
+        ("gshard-36l-2048e", 36864, 576.8),
+        ("gshard-12l-128e", 768, 12.3),
+    ):
         cfg = preset(name).model
         shapes = jax.eval_shape(lambda cfg=cfg: init_params(jax.random.key(0), cfg))
         sizes = jax.tree.map(lambda x: x.size, shapes)

@@ -15,12 +15,18 @@ AXES = (("data", 2), ("expert", 4))
 
 
 def test_twenty_float64_steps_equal_one_device():
-    """Free-running, dropout and random routing included: the same losses to 1e-9 and the same routing, and no rule is missing."""
+    """Free-running, dropout and random routing included: the same losses to 1e-9 and the same
+    routing, and no rule is missing."""
     with jax.enable_x64(True):
-        model, train = dataclasses.replace(preset("tiny-test").model, dtype="float64"), preset("tiny-test").train
+        model, train = (
+            dataclasses.replace(preset("tiny-test").model, dtype="float64"),
+            preset("tiny-test").train,
+        )
         mesh = sbp.make_mesh([size for _, size in AXES], [name for name, _ in AXES])
         shapes = jax.eval_shape(lambda: init_state(model, train))
-        plan = sbp.jit(make_train_step(model, train, layout_of(AXES)), mesh, donate_argnums=(0,)).plan(shapes, batch_shapes(model))
+        plan = sbp.jit(
+            make_train_step(model, train, layout_of(AXES)), mesh, donate_argnums=(0,)
+        ).plan(shapes, batch_shapes(model))
         single = jax.jit(make_train_step(model, train))
         split = jax.device_put(init_state(model, train), plan.in_shardings[0])
         whole = init_state(model, train)

@@ -1,4 +1,5 @@
-"""Adafactor against optax and against one run per expert; the schedule against the paper's numbers."""
+"""Adafactor against optax and against one run per expert; the schedule against the paper's
+numbers."""
 
 from typing import Any
 
@@ -15,7 +16,9 @@ def steps(optimizer: Any, params: Any, seeds: Any = range(3)) -> tuple[Any, Any]
     state = optimizer.init(params)
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        grads = jax.tree.map(lambda w, rng=rng: jnp.asarray(rng.standard_normal(w.shape), w.dtype), params)
+        grads = jax.tree.map(
+            lambda w, rng=rng: jnp.asarray(rng.standard_normal(w.shape), w.dtype), params
+        )
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
     return params, state
@@ -62,13 +65,20 @@ def test_more_experts_than_width_is_not_factored_over_experts():
     state = adafactor({"w": 1}, sqrt_decay(), min_dim_to_factor=16).init({"w": w})
     assert state.v_row["w"].shape == (40, 20)
     plain: Any = optax.scale_by_factored_rms(min_dim_size_to_factor=16).init({"w": w})
-    assert plain.v_row["w"].shape == (20, 24), "optax factors over the experts here: the pitfall that ours avoids"
+    assert plain.v_row["w"].shape == (
+        20,
+        24,
+    ), "optax factors over the experts here: the pitfall that ours avoids"
 
 
 def test_textbook_update():
     w = np.asarray(weights(20, 24), np.float64)
     g = np.random.default_rng(1).standard_normal((20, 24))
-    got, _ = steps(adafactor({"w": 0}, lambda _: jnp.float32(0.1), min_dim_to_factor=16), {"w": weights(20, 24)}, [1])
+    got, _ = steps(
+        adafactor({"w": 0}, lambda _: jnp.float32(0.1), min_dim_to_factor=16),
+        {"w": weights(20, 24)},
+        [1],
+    )
     row, col = (g**2 + 1e-30).mean(1), (g**2 + 1e-30).mean(0)
     u = g / np.sqrt(np.outer(row, col) / row.mean())
     u /= max(1.0, np.sqrt((u**2).mean()))
@@ -80,4 +90,6 @@ def test_schedule_values():
     for step, value in ((1, 0.01), (10_000, 0.01), (40_000, 0.005), (1_000_000, 0.001)):
         np.testing.assert_allclose(rate(step), value, rtol=1e-6)
     ramped = sqrt_decay(2.0, 100, ramp_steps=10)
-    np.testing.assert_allclose([ramped(0), ramped(4), ramped(9), ramped(400)], [0.02, 0.1, 0.2, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(
+        [ramped(0), ramped(4), ramped(9), ramped(400)], [0.02, 0.1, 0.2, 0.1], rtol=1e-6
+    )

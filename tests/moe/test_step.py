@@ -1,4 +1,5 @@
-"""The whole training step (forward, backward, Adafactor) on every mesh, against jax.jit on one device."""
+"""The whole training step (forward, backward, Adafactor) on every mesh, against jax.jit on one
+device."""
 
 import dataclasses
 
@@ -27,7 +28,9 @@ def planned_step(model, train, axes):
     mesh = sbp.make_mesh([size for _, size in axes], [name for name, _ in axes])
     shapes = jax.eval_shape(lambda: init_state(model, train))
     layout = layout_of(axes)
-    return sbp.jit(make_train_step(model, train, layout), mesh, donate_argnums=(0,)).plan(shapes, batch_shapes(model))
+    return sbp.jit(make_train_step(model, train, layout), mesh, donate_argnums=(0,)).plan(
+        shapes, batch_shapes(model)
+    )
 
 
 def assert_same_routing(got, want):
@@ -46,10 +49,13 @@ def test_one_step_on_every_mesh(axes):
     np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
     np.testing.assert_allclose(got.aux, want.aux, rtol=1e-5)
     assert_same_routing(got, want)
-    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(got_state)[0], jax.tree.leaves(want_state), strict=True):
+    for (path, a), b in zip(
+        jax.tree_util.tree_flatten_with_path(got_state)[0], jax.tree.leaves(want_state), strict=True
+    ):
         a, b = np.asarray(a), np.asarray(b)
         if np.issubdtype(a.dtype, np.floating):
-            # Adafactor divides by the root of squares: where a gradient is rounding noise, so is its normalised update.
+            # Adafactor divides by the root of squares: where a gradient is rounding noise, so is
+            # its normalised update.
             scale = float(np.abs(b).max(initial=0.0)) or 1.0
             assert np.mean(np.abs(a - b)) <= 1e-4 * scale, jax.tree_util.keystr(path)
         else:
@@ -57,7 +63,8 @@ def test_one_step_on_every_mesh(axes):
 
 
 def test_twenty_float32_steps_each_from_the_same_state():
-    """Free-running float32 drifts by itself; from one state, each step agrees to 1e-5 with the same routing."""
+    """Free-running float32 drifts by itself; from one state, each step agrees to 1e-5 with the same
+    routing."""
     model, train = preset("tiny-test").model, preset("tiny-test").train
     model = dataclasses.replace(model, dropout=0.1)
     plan = planned_step(model, train, (("data", 2), ("expert", 4)))

@@ -28,8 +28,26 @@ MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 
 
 def test_options_override_the_preset():
-    run = parse_args(["--preset", "tiny-test", "--steps", "7", "--set", "dropout=0.3", "--set", "power=1", "--mesh", "expert=8"])
-    assert (run.train.steps, run.model.dropout, run.train.power, run.mesh) == (7, 0.3, 1.0, (("expert", 8),))
+    run = parse_args(
+        [
+            "--preset",
+            "tiny-test",
+            "--steps",
+            "7",
+            "--set",
+            "dropout=0.3",
+            "--set",
+            "power=1",
+            "--mesh",
+            "expert=8",
+        ]
+    )
+    assert (run.train.steps, run.model.dropout, run.train.power, run.mesh) == (
+        7,
+        0.3,
+        1.0,
+        (("expert", 8),),
+    )
     assert str(run.workdir) == "runs/tiny-test"
     assert layout_of(run.mesh).groups == layout_of(run.mesh).experts == ("expert",)
 
@@ -73,7 +91,10 @@ def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
     first.save(state, {"next_index": 5})
     first.close()
 
-    again = Checkpoints(tmp_path, json.loads(json.dumps(describe(MODEL, dataclasses.replace(TRAIN, steps=99), corpus))))
+    again = Checkpoints(
+        tmp_path,
+        json.loads(json.dumps(describe(MODEL, dataclasses.replace(TRAIN, steps=99), corpus))),
+    )
     assert again.latest == 3
     shapes = jax.eval_shape(lambda: state)
     shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
@@ -83,19 +104,26 @@ def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
     again.close()
 
     before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    other = describe(dataclasses.replace(MODEL, experts=4), dataclasses.replace(TRAIN, seed=1), corpus)
+    other = describe(
+        dataclasses.replace(MODEL, experts=4), dataclasses.replace(TRAIN, seed=1), corpus
+    )
     with pytest.raises(SbpError) as caught:
         Checkpoints(tmp_path, other)
     assert caught.value.code == "bad-checkpoint"
-    assert "model.experts: checkpoint 8, now 4" in str(caught.value) and "train.seed: checkpoint 0, now 1" in str(caught.value)
+    assert "model.experts: checkpoint 8, now 4" in str(
+        caught.value
+    ) and "train.seed: checkpoint 0, now 1" in str(caught.value)
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
 
 class OneDevice:
-    """The step on one device, in place of an sbp.Plan; `after` is called behind each step with its number."""
+    """The step on one device, in place of an sbp.Plan; `after` is called behind each step with its
+    number."""
 
     def __init__(self, step, state):
-        self.in_shardings = (jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), state),)
+        self.in_shardings = (
+            jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), state),
+        )
         self.step, self.after, self.losses = step, lambda number: None, []
 
     def __call__(self, state, batch):
@@ -118,7 +146,9 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
         checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
         encoded = encode_pairs(corpus.train, *tokenizers(corpus, run.model, run.workdir), run.model)
         plan = OneDevice(step, shapes)
-        plan.after = lambda number: os.kill(os.getpid(), signal.SIGTERM) if number == kill_at else None
+        plan.after = lambda number: (
+            os.kill(os.getpid(), signal.SIGTERM) if number == kill_at else None
+        )
         state, stopped = fit(run, plan, encoded, checkpoints, console)
         latest = checkpoints.latest
         checkpoints.close()
@@ -138,12 +168,18 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
 
 
 def test_differences_name_other_text(tmp_path):
-    a, b = (describe(MODEL, TRAIN, generate(dataclasses.replace(TRAIN, train_pairs=n))) for n in (50, 51))
+    a, b = (
+        describe(MODEL, TRAIN, generate(dataclasses.replace(TRAIN, train_pairs=n)))
+        for n in (50, 51)
+    )
     assert [line.split(":")[0] for line in differences(a, b)] == ["corpus.digest"]
 
 
 def test_bleu_is_sacrebleus_and_copying_is_the_baseline():
-    rows = [("der Hund läuft nach Hause", "the dog runs home now", "de"), ("le chat dort ici bien", "the cat sleeps here well", "fr")]
+    rows = [
+        ("der Hund läuft nach Hause", "the dog runs home now", "de"),
+        ("le chat dort ici bien", "the cat sleeps here well", "fr"),
+    ]
     pairs = [Pair(source=s, target=t, language=lang) for s, t, lang in rows]
     perfect = evaluate(pairs, [p.target for p in pairs], ("fr", "de"))
     assert round(perfect.overall.bleu, 6) == 100 and perfect.overall.reaches_target
@@ -159,7 +195,9 @@ def test_language_groups_cover_all():
 
 
 def test_summary_recounts_drops():
-    side = GatingMetrics(*(np.asarray(x, np.float32) for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0])))
+    side = GatingMetrics(
+        *(np.asarray(x, np.float32) for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0]))
+    )
     values = summarize(Metrics(1.0, 0.9, 1.1, 0.5, side, side))  # pyright: ignore[reportArgumentType]  # floats serve
     assert values["tokens"] == 20
     assert values["drop"] == pytest.approx(8 / (40 - 16))

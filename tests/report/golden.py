@@ -10,5 +10,7 @@ def assert_golden(name, text):
     path = FOLDER / name
     if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path.name} is missing; run the test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    assert path.exists(), (
+        f"{path.name} is missing; run the test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    )
     assert text == path.read_text(encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Small programs whose plans are listed and reported in the tests; golden files quote these lines."""
+"""Small programs whose plans are listed and reported in the tests; golden files quote these
+lines."""
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,9 @@ def layers(x, ws):
 
 def iterate(x):
     x = sbp.annotate(x, data=S(0), model=S(1))
-    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[1])), (0, x))
+    return jax.lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[1])), (0, x)
+    )
 
 
 def choose(i, x):
@@ -75,11 +78,22 @@ STEADY = sbp.Hardware(
     link_bytes_per_second=82e9,
     scatters_whole_mesh=False,
 )
-"""What these plans are priced on: one latency a collective, and figures that do not move with the table's."""
+"""What these plans are priced on: one latency a collective, and figures that do not move with the
+table's."""
 
 PROGRAMS = {
-    "chain": (chain, (abstract(16, 32), abstract(32, 64), abstract(64, 8)), ("model:S(1)", "model:S(0)", "B"), "B"),
-    "megatron": (megatron, (abstract(16, 32), abstract(32, 64), abstract(64, 32)), ("data:S(0)", "model:S(1)", "model:S(0)"), "data:S(0)"),
+    "chain": (
+        chain,
+        (abstract(16, 32), abstract(32, 64), abstract(64, 8)),
+        ("model:S(1)", "model:S(0)", "B"),
+        "B",
+    ),
+    "megatron": (
+        megatron,
+        (abstract(16, 32), abstract(32, 64), abstract(64, 32)),
+        ("data:S(0)", "model:S(1)", "model:S(0)"),
+        "data:S(0)",
+    ),
     "megatron_step": (
         megatron_step,
         (abstract(16, 32), [abstract(32, 64), abstract(64, 32)]),
@@ -93,7 +107,12 @@ PROGRAMS = {
         "model:S(1)",
     ),
     "iterate": (iterate, (abstract(16, 16),), ("data:S(0) model:S(1)",), None),
-    "choose": (choose, (jax.ShapeDtypeStruct((), jnp.int32), abstract(16, 16)), ("B", "data:S(0)"), "B"),
+    "choose": (
+        choose,
+        (jax.ShapeDtypeStruct((), jnp.int32), abstract(16, 16)),
+        ("B", "data:S(0)"),
+        "B",
+    ),
     "local": (local, (abstract(16, 4),), ("data:S(0) model:S(1)",), "data:S(0) model:S(1)"),
 }
 """By name: the function, its arguments, their types, and the types of what it returns."""

@@ -22,7 +22,10 @@ def expert_mlp(x, w_in, w_out):
 
 
 def remember_sources():
-    for file, text in ((FILE, SOURCE), (OTHER, "def split(x):\n    return sbp.split(x, 0, 'data')\n")):
+    for file, text in (
+        (FILE, SOURCE),
+        (OTHER, "def split(x):\n    return sbp.split(x, 0, 'data')\n"),
+    ):
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
 
 
@@ -47,8 +50,14 @@ STYLE_EXAMPLE = Diagnostic(
     ),
     notes=('both operands are pinned and boxing is "explicit", so neither may be resharded here',),
     helps=(
-        Help(text='sbp.replicate(x, "tensor") before line 12; h becomes S(1)', bytes_per_device=6 * 2**20),
-        Help(text="split w_in on dim 0 at line 4; h becomes P(sum), reduced later", bytes_per_device=24 * 2**20),
+        Help(
+            text='sbp.replicate(x, "tensor") before line 12; h becomes S(1)',
+            bytes_per_device=6 * 2**20,
+        ),
+        Help(
+            text="split w_in on dim 0 at line 4; h becomes P(sum), reduced later",
+            bytes_per_device=24 * 2**20,
+        ),
     ),
 )
 DIAGNOSTICS = (
@@ -58,12 +67,16 @@ DIAGNOSTICS = (
         severity="error",
         title="`x` cannot be S(0) and S(1) on mesh axis `data` <here & now>",
         labels=(
-            Label(span=span(8, 12, 6, end_line=10), text="an expression of three lines", primary=True),
+            Label(
+                span=span(8, 12, 6, end_line=10), text="an expression of three lines", primary=True
+            ),
             Label(span=span(13, 7, 12), text="behind a tab and a letter of two bytes"),
             Label(span=span(2, 12, 34, file=OTHER), text="pinned in another file"),
         ),
     ),
-    Diagnostic(code="missing-rule", severity="warning", title="primitive `frobnicate` has no signature"),
+    Diagnostic(
+        code="missing-rule", severity="warning", title="primitive `frobnicate` has no signature"
+    ),
     Diagnostic(
         code="costly-annotation",
         severity="note",

@@ -22,7 +22,9 @@ def test_a_partial_value_before_a_barrier(rows, hardware):
     mesh = AbstractMesh((2, 4), ("data", "model"))
     pinned = ([["data:B model:S(1)", "data:B model:S(0)"]] * 3, "data:S(0) model:B")
     for in_types in (None, pinned):
-        report = sbp.jit(jax.value_and_grad(loss), mesh, hardware=hardware, in_types=in_types).check(shapes, x)
+        report = sbp.jit(
+            jax.value_and_grad(loss), mesh, hardware=hardware, in_types=in_types
+        ).check(shapes, x)
         assert report.ok
         assert report.program is not None
         assert "needed by" in report.text() or not report.program.cost.bytes_per_device

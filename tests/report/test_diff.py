@@ -31,7 +31,7 @@ def data_parallel(name="megatron_step"):
     return sbp.jit(fn, mesh, in_types=(*in_types[:2], "B"), hardware="tpu-v3").plan(*args)
 
 
-# ---- exact texts
+# ---- exact texts --------------------------------------------------------------------------------
 
 
 def test_golden():
@@ -49,29 +49,43 @@ def test_it_shows_itself():
     assert found._repr_html_() == found.html()
 
 
-# ---- figures
+# ---- figures ------------------------------------------------------------------------------------
 
 
 def test_figures_are_those_of_the_plans():
     this, other = why_programs.plan("megatron_step"), data_parallel()
     found = this.diff(other).difference
     assert found.costs == (this.cost, other.cost)
-    assert sum(d.bytes_more for d in found.sent) == other.cost.bytes_per_device - this.cost.bytes_per_device
-    assert [abs(d.bytes_more) for d in found.sent] == sorted((abs(d.bytes_more) for d in found.sent), reverse=True)
+    assert (
+        sum(d.bytes_more for d in found.sent)
+        == other.cost.bytes_per_device - this.cost.bytes_per_device
+    )
+    assert [abs(d.bytes_more) for d in found.sent] == sorted(
+        (abs(d.bytes_more) for d in found.sent), reverse=True
+    )
     inputs = {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.inputs}
-    assert inputs == {"`params['w_in']`": ("model:S(1)", "B"), "`params['w_out']`": ("model:S(0)", "B")}
-    assert {d.name: d.this.bytes_per_device for d in found.inputs}["`params['w_in']`"] == 1024 * 4096 * 4 / 4
+    assert inputs == {
+        "`params['w_in']`": ("model:S(1)", "B"),
+        "`params['w_out']`": ("model:S(0)", "B"),
+    }
+    assert {d.name: d.this.bytes_per_device for d in found.inputs}[
+        "`params['w_in']`"
+    ] == 1024 * 4096 * 4 / 4
 
 
 def test_it_is_antisymmetric():
     this, other = why_programs.plan("megatron_step"), data_parallel()
     there, back = this.diff(other).difference, other.diff(this).difference
     assert there.costs == back.costs[::-1]
-    assert {(d.name, d.this, d.other) for d in there.values} == {(d.name, d.other, d.this) for d in back.values}
-    assert {(d.place, d.this, d.other) for d in there.sent} == {(d.place, d.other, d.this) for d in back.sent}
+    assert {(d.name, d.this, d.other) for d in there.values} == {
+        (d.name, d.other, d.this) for d in back.values
+    }
+    assert {(d.place, d.this, d.other) for d in there.sent} == {
+        (d.place, d.other, d.this) for d in back.sent
+    }
 
 
-# ---- matching
+# ---- matching -----------------------------------------------------------------------------------
 
 BEFORE = "def f(x, w, v):\n    h = jnp.tanh(x @ w)\n    return h @ v\n"
 AFTER = (
@@ -85,7 +99,11 @@ ARGS = (shape(64, 256), shape(256, 256), shape(256, 64))
 
 
 def test_values_are_matched_by_name_not_by_line():
-    found = planned(BEFORE, ARGS, in_types=("B", "B", "B")).diff(planned(AFTER, ARGS, in_types=("B", "B", "B"))).difference
+    found = (
+        planned(BEFORE, ARGS, in_types=("B", "B", "B"))
+        .diff(planned(AFTER, ARGS, in_types=("B", "B", "B")))
+        .difference
+    )
     assert found.titles == ("f", "f")
     values = {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.values}
     assert values["`h`"][1] == "data:S(0) model:S(1)"
@@ -100,7 +118,10 @@ def test_other_meshes_policies_and_hardware():
     this = planned(BEFORE, ARGS, in_types=in_types)
     other = planned(BEFORE, ARGS, mesh=small, boxing="reduce", in_types=in_types)
     found = this.diff(other).difference
-    assert found.settings == (("mesh", "data=2 model=4", "data=2 model=2"), ("boxing", "auto", "reduce"))
+    assert found.settings == (
+        ("mesh", "data=2 model=4", "data=2 model=2"),
+        ("boxing", "auto", "reduce"),
+    )
     assert found.costs[0].peak_memory_bytes != found.costs[1].peak_memory_bytes
 
 
@@ -108,7 +129,10 @@ SLOW = sbp.HARDWARE["tpu-v3"].with_axis("data", bytes_per_second=1e9, latency_se
 NEARLY = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=41_000_000_001.0)
 LINKS = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=1e9)
 ASKED: dict[str, tuple[Any, ...]] = {
-    "a policy on an axis": ({"boxing": {"data": "reduce"}}, ("boxing", "auto", '{"data": "reduce"}')),
+    "a policy on an axis": (
+        {"boxing": {"data": "reduce"}},
+        ("boxing", "auto", '{"data": "reduce"}'),
+    ),
     "a policy on each axis": (
         {"boxing": {"data": "reduce", "model": "reduce"}},
         ("boxing", "auto", '{"data": "reduce", "model": "reduce"}'),
@@ -119,7 +143,10 @@ ASKED: dict[str, tuple[Any, ...]] = {
         ("budgets", "none", "no all_gather above 1.0 MiB (1048577 B)"),
     ),
     "another device": ({"hardware": "h100"}, ("hardware", "tpu-v3", "h100")),
-    "a slower axis": ({"hardware": SLOW}, ("network of `data`", "none of its own", "1e+09 B/s after 1e-05 s")),
+    "a slower axis": (
+        {"hardware": SLOW},
+        ("network of `data`", "none of its own", "1e+09 B/s after 1e-05 s"),
+    ),
     "slower links": (
         {"hardware": LINKS},
         ("hardware", "tpu-v3", "tpu-v3 with other figures"),
@@ -145,12 +172,20 @@ def test_what_was_asked_differently(name):
         return jnp.tanh(x @ w)
 
     options, *told = ASKED[name]
-    mesh, args = jax.sharding.AbstractMesh((2, 4), ("data", "model")), (shape(64, 64), shape(64, 64))
+    mesh, args = (
+        jax.sharding.AbstractMesh((2, 4), ("data", "model")),
+        (
+            shape(64, 64),
+            shape(64, 64),
+        ),
+    )
     given: dict[str, Any] = {"in_types": ("data:S(0)", "model:S(1)"), "hardware": "tpu-v3"}
     this, other = (sbp.jit(f, mesh, **given | more).plan(*args) for more in ({}, options))
     found = this.diff(other)
     assert found.difference.settings == tuple(told)
-    assert other.diff(this).difference.settings == tuple((what, there, here) for what, here, there in told)
+    assert other.diff(this).difference.settings == tuple(
+        (what, there, here) for what, here, there in told
+    )
     assert "asked differently" in found.text() and not found.difference.same
     assert other.diff(other).difference.settings == ()
 
@@ -163,9 +198,16 @@ def test_policies_are_compared_by_what_they_say():
 
 def test_policies_of_regions():
     source = "def f(x, w):\n    y = x @ w\n    return jnp.tanh(y)\n"
-    inside = source.replace("    y = x @ w\n", '    with sbp.policy("explicit"), sbp.policy("reduce", "data"):\n        y = x @ w\n')
-    this, other = (planned(text, ARGS[:2], in_types=("data:S(0)", "model:S(1)")) for text in (source, inside))
-    assert this.diff(other).difference.settings == (("policy of `x @ w`", "none", "reduce on `data`, within explicit"),)
+    inside = source.replace(
+        "    y = x @ w\n",
+        '    with sbp.policy("explicit"), sbp.policy("reduce", "data"):\n        y = x @ w\n',
+    )
+    this, other = (
+        planned(text, ARGS[:2], in_types=("data:S(0)", "model:S(1)")) for text in (source, inside)
+    )
+    assert this.diff(other).difference.settings == (
+        ("policy of `x @ w`", "none", "reduce on `data`, within explicit"),
+    )
 
 
 def test_programs_are_walked_as_often_however_many_values_they_have(monkeypatch):
@@ -173,8 +215,15 @@ def test_programs_are_walked_as_often_however_many_values_they_have(monkeypatch)
     monkeypatch.setattr(Graph, "walk", lambda graph: walks.append(graph) or walk(graph))
     counts = set()
     for layers in (3, 12):
-        source = "def f(x, w):\n" + "".join(f"    x = h{i} = jnp.tanh(x @ w)\n    y{i} = x * 2\n" for i in range(layers)) + "    return x\n"
-        this, other = (planned(source, (shape(64, 64), shape(64, 64)), in_types=(t, "B")) for t in ("data:S(0)", "model:S(0)"))
+        source = (
+            "def f(x, w):\n"
+            + "".join(f"    x = h{i} = jnp.tanh(x @ w)\n    y{i} = x * 2\n" for i in range(layers))
+            + "    return x\n"
+        )
+        this, other = (
+            planned(source, (shape(64, 64), shape(64, 64)), in_types=(t, "B"))
+            for t in ("data:S(0)", "model:S(0)")
+        )
         walks.clear()
         assert len(this.diff(other).difference.values) >= layers
         counts.add(len(walks))
@@ -182,7 +231,10 @@ def test_programs_are_walked_as_often_however_many_values_they_have(monkeypatch)
 
 
 def test_other_batch_sizes_are_matched():
-    this, other = (planned(BEFORE, (shape(n, 256), *ARGS[1:]), in_types=("data:S(0)", "B", "B")) for n in (64, 128))
+    this, other = (
+        planned(BEFORE, (shape(n, 256), *ARGS[1:]), in_types=("data:S(0)", "B", "B"))
+        for n in (64, 128)
+    )
     found = this.diff(other).difference
     assert found.unmatched == (0, 0)
     assert not found.settings
@@ -197,10 +249,14 @@ def test_different_functions_are_said():
 
 
 def test_unrolled_turns_of_a_loop_are_told_apart():
-    source = "def f(x, ws):\n    for w in ws:\n        h = {h}\n        x = jnp.tanh(h)\n    return x\n"
+    source = (
+        "def f(x, ws):\n    for w in ws:\n        h = {h}\n        x = jnp.tanh(h)\n    return x\n"
+    )
     args = (shape(64, 64), [shape(64, 64)] * 3)
     this = planned(source.replace("{h}", "x @ w"), args, in_types=("data:S(0)", "B"))
-    other = planned(source.replace("{h}", "sbp.annotate(x @ w, model=S(1))"), args, in_types=("data:S(0)", "B"))
+    other = planned(
+        source.replace("{h}", "sbp.annotate(x @ w, model=S(1))"), args, in_types=("data:S(0)", "B")
+    )
     (h,) = [d for d in this.diff(other).difference.values if d.name == "`h`"]
     assert repr(h.other.type) == "data:S(0) model:S(1)"
 

@@ -1,4 +1,5 @@
-"""The text form of plans: it parses back, numbers registers in order, and says where a text is wrong."""
+"""The text form of plans: it parses back, numbers registers in order, and says where a text is
+wrong."""
 
 import re
 
@@ -35,7 +36,9 @@ def test_bytes_of_the_lines_add_up(name):
                 total += line.bytes_sent * times
             elif isinstance(line, Region):
                 inner = [sent(inner, times * line.trips) for inner in line.bodies]
-                total += max(inner) if line.op == "cond" else sum(inner)  # one branch runs; the dearest counts
+                total += (
+                    max(inner) if line.op == "cond" else sum(inner)
+                )  # one branch runs; the dearest counts
         return total
 
     assert sent(made.body, 1) == pytest.approx(made.bytes_per_device)
@@ -54,18 +57,30 @@ def test_what_a_listing_says():
     kinds = [type(line) for line in all_lines(made.body)]
     assert kinds.count(Conversion) == 1
     (reduction,) = (line for line in made.body.lines if isinstance(line, Conversion))
-    assert (reduction.kind, reduction.mesh_axes, reduction.bytes_sent) == ("all_reduce", ("model",), 1536.0)
+    assert (reduction.kind, reduction.mesh_axes, reduction.bytes_sent) == (
+        "all_reduce",
+        ("model",),
+        1536.0,
+    )
     assert reduction.result.name == reduction.operand + "'"
-    assert re.fullmatch(r"needed by tanh at \S+/programs\.py:29", reduction.comment)
+    assert re.fullmatch(r"needed by tanh at \S+/programs\.py:30", reduction.comment)
     assert [v.argument for v in made.body.inputs] == ["x", "w_in", "w_out"]
 
 
 def test_regions_hold_their_trips_and_bodies():
-    scans = [line for line in all_lines(listing(plan("layers").program).body) if isinstance(line, Region)]
+    scans = [
+        line for line in all_lines(listing(plan("layers").program).body) if isinstance(line, Region)
+    ]
     assert [(s.op, s.trips, len(s.bodies)) for s in scans] == [("scan", 6, 1), ("scan", 6, 1)]
-    (loop,) = (line for line in all_lines(listing(plan("iterate").program).body) if isinstance(line, Region))
+    (loop,) = (
+        line
+        for line in all_lines(listing(plan("iterate").program).body)
+        if isinstance(line, Region)
+    )
     assert (loop.op, len(loop.bodies)) == ("while", 2)
-    (branch,) = (line for line in all_lines(listing(plan("choose").program).body) if isinstance(line, Region))
+    (branch,) = (
+        line for line in all_lines(listing(plan("choose").program).body) if isinstance(line, Region)
+    )
     assert (branch.op, branch.trips, len(branch.bodies)) == ("cond", 1, 2)
 
 

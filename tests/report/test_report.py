@@ -1,4 +1,5 @@
-"""Reports: exact texts, the same facts in the terminal and in HTML, the same bytes in every process."""
+"""Reports: exact texts, the same facts in the terminal and in HTML, the same bytes in every
+process."""
 
 import io
 import os
@@ -37,17 +38,26 @@ def _in_the_project(monkeypatch):
 
 def report_of(name, diagnostics=()):
     made = plan(name)
-    return Report(program=made.program, diagnostics=diagnostics, title=name, output_names=made._traced.out_names)
+    return Report(
+        program=made.program,
+        diagnostics=diagnostics,
+        title=name,
+        output_names=made._traced.out_names,
+    )
 
 
 REFUSED = Report(program=None, diagnostics=DIAGNOSTICS, title="ffn")
 
-# ---- exact texts
+# ---- exact texts --------------------------------------------------------------------------------
 
 
 def masked(text):
-    """Without the figures that follow from how JAX writes a gradient down, which differs between its versions."""
-    figures = r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)|(?<=at most )\S+(?=% above)"
+    """Without the figures that follow from how JAX writes a gradient down, which differs between
+    its versions."""
+    figures = (
+        r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)|(?<=at"
+        r" most )\S+(?=% above)"
+    )
     html_figures = r"(?<=<dt>peak memory</dt> <dd>)\S+ \S+|(?<=<dt>modelled time</dt> <dd>)[^<]+"
     return re.sub(f"{figures}|{html_figures}", "#", text)
 
@@ -55,11 +65,16 @@ def masked(text):
 @pytest.mark.parametrize("name", ["chain", "megatron_step", "layers", "choose", "local"])
 def test_golden_text(name):
     report = report_of(name)
-    assert_golden(f"{name}.txt", masked(f"{report.text(100)}\n\n---- short\n\n{report.short().text(100)}\n"))
+    assert_golden(
+        f"{name}.txt", masked(f"{report.text(100)}\n\n---- short\n\n{report.short().text(100)}\n")
+    )
 
 
 def test_golden_html():
-    assert_golden("megatron_step.html", masked(report_of("megatron_step", DIAGNOSTICS[2:3]).html(standalone=True)))
+    assert_golden(
+        "megatron_step.html",
+        masked(report_of("megatron_step", DIAGNOSTICS[2:3]).html(standalone=True)),
+    )
 
 
 def test_golden_findings():
@@ -75,7 +90,10 @@ def test_the_example_of_the_style_guide():
         "  --> moe/ffn.py:12:9  in ffn/expert_mlp, forward",
         "   |",
         ' 4 |     w_in = sbp.split(w_in, 1, "tensor")',
-        "   |            ---------------------------- w_in is S(1) on `tensor`: d_ff, not contracted",
+        (
+            "   |            ---------------------------- w_in is S(1) on `tensor`: d_ff, not"
+            " contracted"
+        ),
         ' 7 |     x = sbp.split(x, 1, "tensor")',
         "   |         ------------------------- x is S(1) on `tensor`: d_model, the contracted dim",
         "12 |     h = x @ w_in",
@@ -85,7 +103,9 @@ def test_the_example_of_the_style_guide():
         "       B       S(1)    ->  S(1)      w_in fits, x does not",
         "       S(1)    S(0)    ->  P(sum)    x fits, w_in does not",
     ]
-    assert text[14].startswith("   = help: sbp.replicate(x, ") and text[14].endswith("  6.0 MiB per device")
+    assert text[14].startswith("   = help: sbp.replicate(x, ") and text[14].endswith(
+        "  6.0 MiB per device"
+    )
     assert len(text[14]) == 110
     assert text[16] == "   = more: sbp explain no-signature"
 
@@ -99,11 +119,12 @@ def test_a_missing_golden_file_fails(tmp_path, monkeypatch):
     assert_golden("nowhere.txt", "text")
 
 
-# ---- terminal and HTML
+# ---- terminal and HTML --------------------------------------------------------------------------
 
 
 class _Words(HTMLParser):
-    """The words of an HTML page in order, without styles and without what is folded away below a summary."""
+    """The words of an HTML page in order, without styles and without what is folded away below a
+    summary."""
 
     def __init__(self):
         super().__init__()
@@ -199,7 +220,7 @@ def test_notebooks_get_both():
     assert str(report) == report.text()
 
 
-# ---- what is said
+# ---- what is said -------------------------------------------------------------------------------
 
 
 def test_ok_is_the_absence_of_errors():
@@ -228,19 +249,26 @@ def test_the_chain_is_reduced_once_after_the_last_product():
 def test_why_a_reduction_is_where_it_is():
     text = report_of("megatron").text(200)
     assert "made by dot_general `h @ w_out` at" in text
-    assert "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:29, which has no row for P(sum)" in text
+    assert (
+        "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:29, which has no row for P(sum)"
+        in text
+    )
 
 
 def test_annotations_have_the_users_names_and_lines():
     lines = report_of("megatron").text(200).split("\n")
     x, w_in, w_out = (line.split() for line in lines[lines.index("3 annotated tensors") + 2 :][:3])
-    assert (x[0], x[2:4], x[-1]) == ("x", ["data:S(0)", "model:B"], "tests/report/programs.py:24")  # the call, not the helper's line
+    assert (x[0], x[2:4], x[-1]) == (
+        "x",
+        ["data:S(0)", "model:B"],
+        "tests/report/programs.py:24",
+    )  # the call, not the helper's line
     assert (w_in[0], w_in[-1]) == ("w_in", "tests/report/programs.py:25")
     assert (w_out[0], w_out[-1]) == ("w_out", "tests/report/programs.py:26")
 
 
 def test_gradients_name_the_forward_line():
-    assert "in the gradient of tests/report/programs.py:50" in report_of("layers").text(200)
+    assert "in the gradient of tests/report/programs.py:51" in report_of("layers").text(200)
 
 
 def test_an_assumed_trip_count_is_said():
@@ -260,9 +288,21 @@ def test_no_absolute_path_is_shown(monkeypatch, tmp_path):
 
 def test_bytes_and_times_read_well():
     assert [bytes_text(n) for n in (0, 448, 1023, 1024, 1536, 2**20 - 1, 3 * 2**30, 2**41)] == [
-        "0.0 B", "448.0 B", "1023.0 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "3.0 GiB", "2.0 TiB",
-    ]  # fmt: skip
-    assert [seconds_text(s) for s in (2.5, 0.0123, 4.56e-6, 7e-11)] == ["2.5 s", "12.3 ms", "4.56 us", "0.07 ns"]
+        "0.0 B",
+        "448.0 B",
+        "1023.0 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "1.0 MiB",
+        "3.0 GiB",
+        "2.0 TiB",
+    ]
+    assert [seconds_text(s) for s in (2.5, 0.0123, 4.56e-6, 7e-11)] == [
+        "2.5 s",
+        "12.3 ms",
+        "4.56 us",
+        "0.07 ns",
+    ]
 
 
 def test_code_in_a_sentence_is_not_broken():
@@ -274,12 +314,14 @@ def test_errors_render_as_lines():
     lines = render_error(SbpTypeError(DIAGNOSTICS[:1]), 110)
     assert lines[0].startswith("error[no-signature]: ")
     assert lines[-1] == "   = more: sbp explain no-signature"
-    lines = render_error(SbpError("type text does not parse at column 3\n  dat\n    ^", code="type-syntax"))
+    lines = render_error(
+        SbpError("type text does not parse at column 3\n  dat\n    ^", code="type-syntax")
+    )
     assert lines[0] == "error[type-syntax]: type text does not parse at column 3"
     assert lines[-1].endswith("= more: sbp explain type-syntax")
 
 
-# ---- determinism
+# ---- determinism --------------------------------------------------------------------------------
 
 _PRINT_ALL = """
 from tests.report.programs import PROGRAMS, plan
@@ -288,7 +330,8 @@ from sbp.report.report import Report
 for name in PROGRAMS:
     made = plan(name)
     report = Report(program=made.program, title=name, output_names=made._traced.out_names)
-    print(report.text(100), report.short().text(80), report.html(), listing(made.program), sep="\\n")
+    texts = report.text(100), report.short().text(80), report.html(), listing(made.program)
+    print(*texts, sep="\\n")
 """
 
 
@@ -296,7 +339,9 @@ def test_output_does_not_depend_on_the_hash_seed():
     printed = set()
     for seed in ("0", "4242"):
         env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        made = subprocess.run([sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True)
+        made = subprocess.run(
+            [sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True
+        )
         printed.add(made.stdout)
     assert len(printed) == 1
     assert len(printed.pop()) > 10_000
@@ -304,8 +349,14 @@ def test_output_does_not_depend_on_the_hash_seed():
 
 def test_what_a_manual_region_sends_is_listed():
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    product = sbp.manual(lambda x, w: jax.lax.psum(x @ w, "model"), in_types=("model:S(1)", "model:S(0)"), out_types="B")
-    plan = sbp.jit(product, mesh).plan(jax.ShapeDtypeStruct((16, 8), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
+    product = sbp.manual(
+        lambda x, w: jax.lax.psum(x @ w, "model"),
+        in_types=("model:S(1)", "model:S(0)"),
+        out_types="B",
+    )
+    plan = sbp.jit(product, mesh).plan(
+        jax.ShapeDtypeStruct((16, 8), "float32"), jax.ShapeDtypeStruct((8, 16), "float32")
+    )
     found = collectives(plan.program)
     assert [c.kind for c in found] == ["by hand"]
     assert found[0].bytes_per_device == plan.cost.bytes_per_device == 2 * 3 / 4 * 16 * 16 * 4

@@ -1,4 +1,5 @@
-"""`plan.why`: exact texts, prices against programs that are really annotated so, what forbids a later reduction, names."""
+"""`plan.why`: exact texts, prices against programs that are really annotated so, what forbids a
+later reduction, names."""
 
 import dataclasses
 import linecache
@@ -45,7 +46,8 @@ def _in_the_project(monkeypatch):
 
 
 def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "auto", **types: Any):
-    """The plan of the function `f` of a source text that linecache knows, as of a notebook's cell."""
+    """The plan of the function `f` of a source text that linecache knows, as of a notebook's
+    cell."""
     text = "import jax, sbp\nimport jax.numpy as jnp\nfrom sbp import S, B, P\n" + source
     file = f"<why {hash(text)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -58,11 +60,12 @@ def shape(*dims, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
-# ---- exact texts
+# ---- exact texts --------------------------------------------------------------------------------
 
 
 def masked(text):
-    """Without modelled times and peak memory, which follow from how JAX writes a gradient down, and the columns' widths with them."""
+    """Without modelled times and peak memory, which follow from how JAX writes a gradient down, and
+    the columns' widths with them."""
     times = re.sub(r"(?<![\w.])\d[\d.]* (s|ms|us|ns)(?= |$|,|\)|<)", "#", text, flags=re.MULTILINE)
     shares = re.sub(r"[+-][\d.]+ %", "# %", times)
     memory = re.sub(r"(?<=peak memory).*|(?<=<b>peak memory</b>).*", " #", shares)
@@ -81,7 +84,10 @@ def test_golden_text(name):
 
 
 def test_golden_html():
-    assert_golden("why_accumulated_step.html", masked(why_programs.plan("accumulated_step").why("total").html(standalone=True)))
+    assert_golden(
+        "why_accumulated_step.html",
+        masked(why_programs.plan("accumulated_step").why("total").html(standalone=True)),
+    )
 
 
 def test_it_shows_itself():
@@ -90,7 +96,7 @@ def test_it_shows_itself():
     assert told._repr_mimebundle_() == {"text/plain": told.text(), "text/html": told._repr_html_()}
 
 
-# ---- prices
+# ---- prices -------------------------------------------------------------------------------------
 
 LAYERS = """
 def layer(x, w):
@@ -127,16 +133,38 @@ def f(x, w, v):
 """
 SQUARES = (shape(64, 64), [shape(64, 64)] * 3)
 PRICED = {
-    "plain layers": (LAYERS.replace("{call}", "layer"), "jnp.tanh(x @ w)", SQUARES, ("data:S(0)", "model:S(1)")),
-    "layers computed again": (LAYERS.replace("{call}", "jax.checkpoint(layer)"), "jnp.tanh(x @ w)", SQUARES, ("data:S(0)", "model:S(1)")),
+    "plain layers": (
+        LAYERS.replace("{call}", "layer"),
+        "jnp.tanh(x @ w)",
+        SQUARES,
+        ("data:S(0)", "model:S(1)"),
+    ),
+    "layers computed again": (
+        LAYERS.replace("{call}", "jax.checkpoint(layer)"),
+        "jnp.tanh(x @ w)",
+        SQUARES,
+        ("data:S(0)", "model:S(1)"),
+    ),
     "a product": (LAYERS.replace("{call}", "layer"), "x @ w", SQUARES, ("data:S(0)", "model:S(0)")),
-    "a scan": (SCANNED, "jnp.tanh(x @ w)", (shape(64, 64), shape(5, 64, 64)), ("data:S(0)", "model:S(2)")),
-    "a step": (STEP, "jax.nn.gelu(x @ w)", (shape(512, 256), shape(256, 1024), shape(1024, 256)), ("data:S(0)", "model:S(1)", None)),
+    "a scan": (
+        SCANNED,
+        "jnp.tanh(x @ w)",
+        (shape(64, 64), shape(5, 64, 64)),
+        ("data:S(0)", "model:S(2)"),
+    ),
+    "a step": (
+        STEP,
+        "jax.nn.gelu(x @ w)",
+        (shape(512, 256), shape(256, 1024), shape(1024, 256)),
+        ("data:S(0)", "model:S(1)", None),
+    ),
 }
 
 
 def annotated(text, wanted):
-    return f"sbp.annotate({text}, {', '.join(f'{axis}={atom}' for axis, atom in wanted)})".replace("P(sum)", "P")
+    return f"sbp.annotate({text}, {', '.join(f'{axis}={atom}' for axis, atom in wanted)})".replace(
+        "P(sum)", "P"
+    )
 
 
 @pytest.mark.parametrize("name", list(PRICED))
@@ -147,14 +175,24 @@ def test_prices_are_those_of_the_annotated_source(name):
     assert {len(a.wanted) for a in priced} == {1, 2}
     assert len(priced) >= 5
     for alternative in priced:
-        there = planned(source.replace("{h}", annotated(h, alternative.wanted)), args, in_types=in_types)
+        there = planned(
+            source.replace("{h}", annotated(h, alternative.wanted)), args, in_types=in_types
+        )
         assert alternative.cost == there.cost, alternative.change
         pins = [n for n in there.program.graph.walk() if n.op == "sbp_annotate"]
-        assert there.program.typing.type_of(pins[0].outputs[0]) == alternative.type, alternative.change
+        assert there.program.typing.type_of(pins[0].outputs[0]) == alternative.type, (
+            alternative.change
+        )
 
 
 def test_prices_of_a_pin_that_is_changed_or_dropped():
-    source, args = "def f(x, w):\n    x = {x}\n    return jnp.tanh(x @ w)\n", (shape(64, 64), shape(64, 64))
+    source, args = (
+        "def f(x, w):\n    x = {x}\n    return jnp.tanh(x @ w)\n",
+        (
+            shape(64, 64),
+            shape(64, 64),
+        ),
+    )
     told = planned(source.replace("{x}", "sbp.annotate(x, data=S(1), model=B)"), args).why("x").why
     assert [story.pinned for story in told.axes] == [True, True]
     kept = {"data": "S(1)", "model": "B"}
@@ -162,8 +200,12 @@ def test_prices_of_a_pin_that_is_changed_or_dropped():
         if alternative.wanted:
             text = annotated("x", (kept | dict(alternative.wanted)).items())
         else:
-            text = annotated("x", [(a, t) for a, t in kept.items() if a != alternative.change.removesuffix(":?")])
-        assert alternative.cost == planned(source.replace("{x}", text), args).cost, alternative.change
+            text = annotated(
+                "x", [(a, t) for a, t in kept.items() if a != alternative.change.removesuffix(":?")]
+            )
+        assert alternative.cost == planned(source.replace("{x}", text), args).cost, (
+            alternative.change
+        )
     assert sum(not a.wanted for a in told.alternatives) == 2
 
 
@@ -176,20 +218,41 @@ def test_prices_of_inputs_and_outputs():
         changed = w if alternative in inputs.alternatives else out
         changed |= dict(alternative.wanted) or {alternative.change[:-2]: "?"}
         texts = [" ".join(f"{a}:{t}" for a, t in sorted(pins.items())) for pins in (w, out)]
-        assert alternative.cost == planned(source, args, in_types=("data:S(0)", texts[0]), out_types=texts[1]).cost, alternative.change
+        assert (
+            alternative.cost
+            == planned(source, args, in_types=("data:S(0)", texts[0]), out_types=texts[1]).cost
+        ), alternative.change
 
 
 def test_a_later_reduction_costs_what_the_annotated_consumer_does():
     source = "def f(x, w, b):\n    y = x @ w\n    z = {z}\n    return jnp.tanh(z)\n"
-    args, in_types = (shape(64, 64), shape(64, 64), shape(64, 64)), ("model:S(1)", "model:S(0)", "model:S(0)")
-    (one,) = planned(source.replace("{z}", "y - b"), args, in_types=in_types).why("y").why.conversions
+    args, in_types = (
+        (shape(64, 64), shape(64, 64), shape(64, 64)),
+        (
+            "model:S(1)",
+            "model:S(0)",
+            "model:S(0)",
+        ),
+    )
+    (one,) = (
+        planned(source.replace("{z}", "y - b"), args, in_types=in_types).why("y").why.conversions
+    )
     assert one.instead is not None
     assert one.instead.change.startswith("reduced one consumer later, after sub")
-    assert one.instead.cost == planned(source.replace("{z}", "sbp.annotate(y - b, model=P)"), args, in_types=in_types).cost
+    assert (
+        one.instead.cost
+        == planned(
+            source.replace("{z}", "sbp.annotate(y - b, model=P)"), args, in_types=in_types
+        ).cost
+    )
 
 
 AGAIN = {
-    "layers": (LAYERS.replace("{call}", "jax.checkpoint(layer)"), lambda n: [shape(n, n)] * 3, "data:S(0)"),
+    "layers": (
+        LAYERS.replace("{call}", "jax.checkpoint(layer)"),
+        lambda n: [shape(n, n)] * 3,
+        "data:S(0)",
+    ),
     "a scan": (SCANNED, lambda n: shape(5, n, n), "data:S(1)"),
 }
 
@@ -197,35 +260,59 @@ AGAIN = {
 @pytest.mark.parametrize("rows", [64, 512, 4096])
 @pytest.mark.parametrize("name", list(AGAIN))
 def test_what_is_computed_again_is_priced_and_proved_as_in_the_report(name, rows):
-    """Types are chosen in several ways there, with what gradients keep from the forward pass in mind."""
+    """Types are chosen in several ways there, with what gradients keep from the forward pass in
+    mind."""
     source, weights, held = AGAIN[name]
-    plan = planned(source.replace("{h}", "jnp.tanh(x @ w)"), (shape(rows, 512), weights(512)), in_types=("data:S(0)", held))
+    plan = planned(
+        source.replace("{h}", "jnp.tanh(x @ w)"),
+        (shape(rows, 512), weights(512)),
+        in_types=("data:S(0)", held),
+    )
     told = plan.why("h")
     assert told.why.cost == plan.cost
     assert told.why.cost.seconds == plan.program.typing.seconds - plan.program.typing.saved_seconds
-    assert told.why.proved == plan.program.typing.optimal == ("proved cheapest" in plan.report().text())
-    cheaper = [a for a in told.why.alternatives if a.cost is not None and a.cost.seconds < plan.cost.seconds * (1 - 1e-6)]
+    assert (
+        told.why.proved
+        == plan.program.typing.optimal
+        == ("proved cheapest" in plan.report().text())
+    )
+    cheaper = [
+        a
+        for a in told.why.alternatives
+        if a.cost is not None and a.cost.seconds < plan.cost.seconds * (1 - 1e-6)
+    ]
     assert not (told.why.proved and cheaper)
     assert ("does not always find the cheapest" in told.text()) == bool(cheaper)
 
 
 def test_a_reader_that_takes_another_type_is_priced_with_what_gradients_keep(monkeypatch):
     layer = "def layer(x, w):\n    v = w * 1.0\n    h = jnp.tanh(x @ v)\n    return h * 2.0 + x\n"
-    source = layer + LAYERS.replace("{call}", "jax.checkpoint(layer)").partition("    return h\n")[2]
-    plan = planned(source, (shape(4096, 512), [shape(512, 512)] * 3), in_types=("data:S(0)", "data:S(0)"))
+    source = (
+        layer + LAYERS.replace("{call}", "jax.checkpoint(layer)").partition("    return h\n")[2]
+    )
+    plan = planned(
+        source, (shape(4096, 512), [shape(512, 512)] * 3), in_types=("data:S(0)", "data:S(0)")
+    )
 
     def prices():
-        return [c.instead.cost.seconds for c in plan.why("x").why.conversions if c.instead is not None and c.instead.cost is not None]
+        return [
+            c.instead.cost.seconds
+            for c in plan.why("x").why.conversions
+            if c.instead is not None and c.instead.cost is not None
+        ]
 
     kept = prices()
     monkeypatch.setattr(fit, "twins", lambda graph: Twins(again=frozenset(), times={}))
     assert kept and min(kept) < min(prices())
 
 
-# ---- policies
+# ---- policies -----------------------------------------------------------------------------------
 
 CONVERTED = "def f(x, w):\n    h = jnp.tanh(x)\n    y = h @ w\n    return y\n"
-REGION = 'def f(x, w):\n    with sbp.policy("reduce", "data"):\n        h = jnp.tanh(x)\n        y = h @ w\n    return y\n'
+REGION = (
+    'def f(x, w):\n    with sbp.policy("reduce", "data"):\n        h = jnp.tanh(x)\n        y = h @'
+    " w\n    return y\n"
+)
 RESTRICTED: dict[str, tuple[str, Any]] = {
     "everywhere": (CONVERTED, "reduce"),
     "on an axis": (CONVERTED, {"data": "reduce"}),
@@ -237,39 +324,67 @@ RESTRICTED: dict[str, tuple[str, Any]] = {
 def test_a_pin_may_convert_what_the_policy_forbids(name):
     source, boxing = RESTRICTED[name]
     args, in_types = (shape(64, 64), shape(64, 64)), ("data:S(1)", "B")
-    plan = planned(source, args, jax.sharding.AbstractMesh((4,), ("data",)), boxing, in_types=in_types, out_types="data:?")
+    plan = planned(
+        source,
+        args,
+        jax.sharding.AbstractMesh((4,), ("data",)),
+        boxing,
+        in_types=in_types,
+        out_types="data:?",
+    )
     told = plan.why("h")
     (story,) = told.why.axes
     assert story.next_best is not None and story.next_best.cost is not None
     assert story.next_best.cost.seconds < plan.cost.seconds
     assert told.why.proved and told.why.evades
     assert "the types are proved cheapest" in plan.report().text()
-    said = "on `data` S(1): the cheapest under the boxing policy; an annotation may convert what that forbids, S(0) is -"
+    said = (
+        "on `data` S(1): the cheapest under the boxing policy; an annotation may convert what that"
+        " forbids, S(0) is -"
+    )
     assert said in told.text()
     unproved = explanation(dataclasses.replace(told.why, proved=False), plan.program.mesh).text()
     assert (
-        "found by the chooser, which does not always find the cheapest, and an annotation may convert what the policy forbids" in unproved
+        "found by the chooser, which does not always find the cheapest, and an annotation may"
+        " convert what the policy forbids" in unproved
     )
-    plain = explanation(dataclasses.replace(told.why, proved=False, evades=False), plan.program.mesh).text()
-    assert "on `data` S(1): found by the chooser, which does not always find the cheapest; S(0) is -" in plain
+    plain = explanation(
+        dataclasses.replace(told.why, proved=False, evades=False), plan.program.mesh
+    ).text()
+    assert (
+        "on `data` S(1): found by the chooser, which does not always find the cheapest; S(0) is -"
+        in plain
+    )
 
 
 def test_no_pin_converts_more_than_a_policy_that_allows_everything():
     plan = planned(CONVERTED, (shape(64, 64), shape(64, 64)), in_types=("data:S(1)", "B"))
     assert not plan.why("h").why.evades
-    assert not planned(CONVERTED, (shape(64, 64), shape(64, 64)), boxing="reduce").why("w").why.evades  # an input is no annotation
+    assert (
+        not planned(CONVERTED, (shape(64, 64), shape(64, 64)), boxing="reduce").why("w").why.evades
+    )  # an input is no annotation
 
 
-# ---- what forbids a later reduction
+# ---- what forbids a later reduction -------------------------------------------------------------
 
 SUM = (shape(64, 4096), shape(4096, 64))
 FORBIDDEN = {
-    "return jnp.tanh(y)": r"needed by tanh `jnp.tanh\(y\)` at .*:6, which has no row for P\(sum\): it is not linear in this operand",
-    "return y * y": r"needed by (square|mul) `y \* y` at .*:6, which (has no row for|takes) P\(sum\)",
-    "return y.astype(jnp.bfloat16)": r"needed by convert_element_type .*: a cast to bfloat16 would round each part, so the sum comes first",
+    "return jnp.tanh(y)": (
+        r"needed by tanh `jnp.tanh\(y\)` at .*:6, which has no row for P\(sum\): it is not linear"
+        r" in this operand"
+    ),
+    "return y * y": (
+        r"needed by (square|mul) `y \* y` at .*:6, which (has no row for|takes) P\(sum\)"
+    ),
+    "return y.astype(jnp.bfloat16)": (
+        r"needed by convert_element_type .*: a cast to bfloat16 would round each part, so the sum"
+        r" comes first"
+    ),
     "return jax.lax.cond(y.sum() > 0, lambda: x.sum(), lambda: w.sum())": r"^$",
     "return sbp.replicate(y)": r"pinned as B by `sbp.replicate\(y\)` at .*:6",
-    "return y": r"returned as `result`: what a program returns is not partial unless its type says so",
+    "return y": (
+        r"returned as `result`: what a program returns is not partial unless its type says so"
+    ),
 }
 
 
@@ -277,9 +392,15 @@ FORBIDDEN = {
 def test_why_a_reduction_is_not_later(line):
     source = f"def f(x, w):\n    y = x @ w\n    {line}\n"
     found = planned(source, SUM, in_types=("model:S(1)", "model:S(0)")).why("y").why.conversions
-    said = [c.forced for c in found if c.steps[0].kind in ("all_reduce", "reduce_scatter") and not c.onward]
+    said = [
+        c.forced
+        for c in found
+        if c.steps[0].kind in ("all_reduce", "reduce_scatter") and not c.onward
+    ]
     onward = [c.forced for c in found if c.onward]
-    assert any(re.search(FORBIDDEN[line], s) for s in said) or (not said and any("needed by gt " in s for s in onward)), (said, onward)
+    assert any(re.search(FORBIDDEN[line], s) for s in said) or (
+        not said and any("needed by gt " in s for s in onward)
+    ), (said, onward)
 
 
 def test_a_carry_that_each_trip_reads_whole():
@@ -291,10 +412,16 @@ def f(x, w):
         return new, out
     return jax.lax.scan(step, jnp.zeros((64, 64)), x)
 """
-    plan = planned(source, (shape(4, 64, 4096), shape(4096, 64)), in_types=("model:S(2)", "model:S(0)"), out_types="B")
+    plan = planned(
+        source,
+        (shape(4, 64, 4096), shape(4096, 64)),
+        in_types=("model:S(2)", "model:S(0)"),
+        out_types="B",
+    )
     (one,) = plan.why("new").why.conversions
     pattern = (
-        r"carried as .* over all trips of scan .*: each trip reads it in tanh `jnp.tanh\(state\)` at .*:7, which has no row for P\(sum\)"
+        r"carried as .* over all trips of scan .*: each trip reads it in tanh `jnp.tanh\(state\)`"
+        r" at .*:7, which has no row for P\(sum\)"
     )
     assert re.fullmatch(pattern, one.forced)
 
@@ -312,7 +439,9 @@ def test_other_conversions_have_a_next_best():
     source = "def f(x, w):\n    y = jnp.tanh(x)\n    return y @ w\n"
     args, in_types = (shape(2048, 2048), shape(2048, 2048)), ("model:S(1)", "model:S(1)")
     plan = planned(source, args, in_types=in_types, out_types="model:S(1)")
-    gathers = [c for c in plan.why("y").why.conversions if c.steps[0].kind in ("all_gather", "all_to_all")]
+    gathers = [
+        c for c in plan.why("y").why.conversions if c.steps[0].kind in ("all_gather", "all_to_all")
+    ]
     assert gathers
     for c in gathers:
         assert "whose row takes" in c.forced
@@ -320,21 +449,27 @@ def test_other_conversions_have_a_next_best():
         assert c.instead.cost.seconds >= plan.cost.seconds
 
 
-# ---- forced and free
+# ---- forced and free ----------------------------------------------------------------------------
 
 
 def test_no_typing_is_said_with_its_reason():
     source = "def f(x, b):\n    h = jnp.tanh(x)\n    return h + b\n"
     args, in_types = (shape(64, 64), shape(64, 64)), ("model:S(0)", "model:S(0)")
     told = planned(source, args, boxing="explicit", in_types=in_types).why("h").why
-    impossible = {dict(a.wanted).get("model"): a.reason for a in told.alternatives if a.cost is None}
+    impossible = {
+        dict(a.wanted).get("model"): a.reason for a in told.alternatives if a.cost is None
+    }
     assert impossible["S(1)"].startswith("add `h + b` at ")
     assert impossible["S(1)"].endswith('does not take S(1) on `model` under boxing="explicit"')
     assert "B" not in impossible  # what is whole is sliced for nothing
 
 
 def test_chains_end_at_pins_and_free_inputs():
-    plan = planned("def f(x, w):\n    h = jnp.exp(x @ w)\n    return h * 2\n", (shape(64, 64), shape(64, 64)), in_types=("data:S(0)", None))
+    plan = planned(
+        "def f(x, w):\n    h = jnp.exp(x @ w)\n    return h * 2\n",
+        (shape(64, 64), shape(64, 64)),
+        in_types=("data:S(0)", None),
+    )
     data, model = plan.why("h").why.axes
     assert (data.links[-1].kind, data.links[-1].subject, data.atom) == ("input", "`x`", "S(0)")
     assert model.links[-1].kind in ("input", "free input")
@@ -342,50 +477,83 @@ def test_chains_end_at_pins_and_free_inputs():
 
 
 def test_long_chains_take_no_time_and_end_where_they_come_from():
-    """Each layer is read twice, so there are as many ways back as there are subsets of the layers."""
-    source = "def f(x):\n    h = x\n    for _ in range(210):\n        a = jnp.sin(h)\n        h = h + a\n    y = h * 2.0\n    return y\n"
+    """Each layer is read twice, so there are as many ways back as there are subsets of the
+    layers."""
+    source = (
+        "def f(x):\n    h = x\n    for _ in range(210):\n        a = jnp.sin(h)\n        h = h +"
+        " a\n    y = h * 2.0\n    return y\n"
+    )
     plan = planned(source, (shape(64, 64),), in_types=("data:S(0)",))
     start = time.process_time()
     data, model = plan.why("y").why.axes
     assert time.process_time() - start < 20  # plans of other types, most of it
-    assert [(link.kind, link.subject) for link in data.links[-2:]] == [("more", "`h`"), ("input", "`x`")]
+    assert [(link.kind, link.subject) for link in data.links[-2:]] == [
+        ("more", "`h`"),
+        ("input", "`x`"),
+    ]
     assert data.links[1].because == "add: S(0), S(0) -> S(0); `a` is S(0), from `x`"
     assert model.links[-1].subject == "`x`"
 
 
 def test_names_of_many_inputs():
     many = 20_000
-    names = Names.of(Graph(inputs=tuple(range(many)), outputs=(), nodes=(), avals={}, input_names=tuple(f"w{i}" for i in range(many))))
+    names = Names.of(
+        Graph(
+            inputs=tuple(range(many)),
+            outputs=(),
+            nodes=(),
+            avals={},
+            input_names=tuple(f"w{i}" for i in range(many)),
+        )
+    )
     start = time.process_time()
     assert [names.value(v) for v in range(many)] == [f"w{i}" for i in range(many)]
     assert time.process_time() - start < 1
 
 
 def test_outputs_that_take_a_donated_buffer_say_so():
-    plan = sbp.jit(lambda w, g: w - g, MESH, in_types=("data:S(0)", "B"), donate_argnums=(0,)).plan(shape(64, 64), shape(64, 64))
+    plan = sbp.jit(lambda w, g: w - g, MESH, in_types=("data:S(0)", "B"), donate_argnums=(0,)).plan(
+        shape(64, 64), shape(64, 64)
+    )
     told = plan.why("result")
-    assert told.why.axes[0].links[0].because == "it takes the buffer, and so the type, of the donated input `w`"
+    assert (
+        told.why.axes[0].links[0].because
+        == "it takes the buffer, and so the type, of the donated input `w`"
+    )
     assert "on `data` S(0): as the donated input; " in told.text()
 
 
 def test_a_memory_limit_holds_for_every_price():
-    source, args = "def f(x, w):\n    h = jnp.tanh(x @ w)\n    return (h * h).sum(1)\n", (shape(4096, 64), shape(64, 4096))
+    source, args = (
+        "def f(x, w):\n    h = jnp.tanh(x @ w)\n    return (h * h).sum(1)\n",
+        (
+            shape(4096, 64),
+            shape(64, 4096),
+        ),
+    )
     in_types, out_types = ("data:S(0)", "model:S(1)"), "data:S(0)"
     limit = planned(source, args, in_types=in_types, out_types=out_types).cost.peak_memory_bytes
-    told = planned(source, args, in_types=in_types, out_types=out_types, memory_limit=limit).why("h").why
+    told = (
+        planned(source, args, in_types=in_types, out_types=out_types, memory_limit=limit)
+        .why("h")
+        .why
+    )
     assert all(a.cost.peak_memory_bytes <= limit for a in told.alternatives if a.cost is not None)
-    assert {a.reason for a in told.alternatives if dict(a.wanted) == {"data": "B"}} == {"nothing that fits the memory limit"}
+    assert {a.reason for a in told.alternatives if dict(a.wanted) == {"data": "B"}} == {
+        "nothing that fits the memory limit"
+    }
 
 
 def test_types_of_a_checkpointed_scan():
-    """Values that only rematerialisation makes, and those that it does not repeat, are told as well."""
+    """Values that only rematerialisation makes, and those that it does not repeat, are told as
+    well."""
     source, h, args, in_types = PRICED["a scan"]
     told = planned(source.replace("{h}", h), args, in_types=in_types)
     assert "more than once" not in told.why("h").text() or len(told.why("h").why.types) > 1
     assert told.why("z").why.subject.where.endswith(":9")
 
 
-# ---- names
+# ---- names --------------------------------------------------------------------------------------
 
 
 def test_names():
@@ -420,7 +588,12 @@ def test_files():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("hh", 'did you mean "h"?'), ("gradz", '"grads"'), ("qqqqqq", "known: "), ("line 9999", "lines near it with values: ")],
+    [
+        ("hh", 'did you mean "h"?'),
+        ("gradz", '"grads"'),
+        ("qqqqqq", "known: "),
+        ("line 9999", "lines near it with values: "),
+    ],
 )
 def test_unknown_names(name, said):
     with pytest.raises(SbpError, match="no value of the program is called") as error:
@@ -440,7 +613,9 @@ def f(x, w):
     return g, e
 """
     plan = planned(source, (shape(64, 64), shape(64, 64)))
-    kinds = {name: plan.program.graph.avals[plan.why(name).why.subject.values[0]] for name in "abcdegk"}
+    kinds = {
+        name: plan.program.graph.avals[plan.why(name).why.subject.values[0]] for name in "abcdegk"
+    }
     assert [kinds[n].shape for n in "abcdegk"] == [(64, 64)] * 3 + [(64, 2)] * 2 + [(), ()]
     assert kinds["e"].dtype == jnp.int32
     assert len(plan.why("c").why.others) == 1
@@ -456,14 +631,15 @@ def test_every_line_can_be_asked_about(name):
         assert len(str(told).splitlines()) <= 60
 
 
-# ---- determinism
+# ---- determinism --------------------------------------------------------------------------------
 
 _PRINT_ALL = """
 from tests.report.test_why import ASKED
 from tests.report.why_programs import plan
 for name in ("accumulated_step", "parallel_block"):
     made, asked = plan(name), ASKED[name]
-    print(*(made.why(a).html() + made.why(a).text() for a in asked), made.diff(plan("accumulated_step")), sep="\\n")
+    answers = (made.why(a).html() + made.why(a).text() for a in asked)
+    print(*answers, made.diff(plan("accumulated_step")), sep="\\n")
 """
 
 
@@ -471,7 +647,9 @@ def test_answers_do_not_depend_on_the_hash_seed():
     printed = set()
     for seed in ("0", "4242"):
         env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        made = subprocess.run([sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True)
+        made = subprocess.run(
+            [sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True
+        )
         printed.add(made.stdout)
     assert len(printed) == 1
     assert len(printed.pop()) > 5_000

@@ -75,7 +75,11 @@ PROGRAMS = {
     "megatron_step": (
         megatron_step,
         MESH,
-        (abstract(8192, 1024), abstract(8192, 1024), {"w_in": abstract(1024, 4096), "w_out": abstract(4096, 1024)}),
+        (
+            abstract(8192, 1024),
+            abstract(8192, 1024),
+            {"w_in": abstract(1024, 4096), "w_out": abstract(4096, 1024)},
+        ),
         ("data:S(0)", "data:S(0)", {"w_in": "model:S(1)", "w_out": "model:S(0)"}),
         ({"w_in": "model:S(1)", "w_out": "model:S(0)"}, "B"),
     ),
@@ -96,8 +100,24 @@ PROGRAMS = {
     "parallel_block": (
         parallel_block,
         MESH,
-        (abstract(8, 256, 1024), HEADS, HEADS, HEADS, abstract(16, 64, 1024), abstract(1024, 4096), abstract(4096, 1024)),
-        ("data:S(0)", "model:S(1)", "model:S(1)", "model:S(1)", "model:S(0)", "model:S(1)", "model:S(0)"),
+        (
+            abstract(8, 256, 1024),
+            HEADS,
+            HEADS,
+            HEADS,
+            abstract(16, 64, 1024),
+            abstract(1024, 4096),
+            abstract(4096, 1024),
+        ),
+        (
+            "data:S(0)",
+            "model:S(1)",
+            "model:S(1)",
+            "model:S(1)",
+            "model:S(0)",
+            "model:S(1)",
+            "model:S(0)",
+        ),
         "data:S(0)",
     ),
 }

@@ -1,4 +1,5 @@
-"""Conversions between the types of one shape on a mesh, of which one program holds every step, run on adversarial parts."""
+"""Conversions between the types of one shape on a mesh, of which one program holds every step, run
+on adversarial parts."""
 
 from __future__ import annotations
 
@@ -25,14 +26,22 @@ Codes = tuple[int, ...]
 Pair = tuple[Codes, Codes]
 
 BYTES_ONLY = Hardware(
-    name="bytes", flops_per_second=1.0, hbm_bytes_per_second=math.inf, hbm_bytes=math.inf, link_bytes_per_second=1.0, latency_seconds=0.0
+    name="bytes",
+    flops_per_second=1.0,
+    hbm_bytes_per_second=math.inf,
+    hbm_bytes=math.inf,
+    link_bytes_per_second=1.0,
+    latency_seconds=0.0,
 )
 """Where a second is a byte: the cheapest sequence of steps is the one that sends least."""
 
 AT_ONCE = 64
 """Values under way at a time, which bounds the memory of a run."""
 
-COMPILER: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+COMPILER: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 """Programs that run twice are not worth optimising."""
 
 
@@ -41,7 +50,9 @@ def mesh_of(sizes: Sequence[int], hardware: Hardware = BYTES_ONLY) -> MeshSpec:
     return MeshSpec(axes=tuple(zip("xyz", sizes, strict=False)), hardware=hardware)
 
 
-def space_of(shape: Shape, sizes: Sequence[int], monoids: Sequence[str], hardware: Hardware = BYTES_ONLY) -> TypeSpace:
+def space_of(
+    shape: Shape, sizes: Sequence[int], monoids: Sequence[str], hardware: Hardware = BYTES_ONLY
+) -> TypeSpace:
     """All types of a shape, those that leave devices empty too."""
     wanted = frozenset(itertools.product(range(len(sizes)), range(len(shape))))
     return TypeSpace(shape, 4, mesh_of(sizes, hardware), frozenset(monoids), wanted)
@@ -52,15 +63,16 @@ def atoms_of(codes: Codes) -> Types:
     return tuple(map(decode, codes))
 
 
-# ---- running ---------------------------------------------------------------------------------------------------------------------
+# ---- running ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Conversions:
     """Conversions between types of one shape on one mesh, step by step.
 
-    One program holds every single step that some path takes, once, from every type to the next; what goes a long way runs it several
-    times. Its operand has a slot for each type, in which there is room for values of several sources: where they are on their way.
+    One program holds every single step that some path takes, once, from every type to the next;
+    what goes a long way runs it several times. Its operand has a slot for each type, in which there
+    is room for values of several sources: where they are on their way.
 
     Arguments:
       sizes: sizes of the mesh axes.
@@ -81,7 +93,11 @@ class Conversions:
     def __post_init__(self) -> None:
         self.steps = tuple(dict.fromkeys(step for path in self.paths.values() for step in path))
         self.sources = tuple(dict.fromkeys(source for source, _ in self.paths))
-        self.types = tuple(dict.fromkeys((*self.sources, *(t for step in self.steps for t in (step.source, step.target)))))
+        self.types = tuple(
+            dict.fromkeys(
+                (*self.sources, *(t for step in self.steps for t in (step.source, step.target)))
+            )
+        )
         self.program = self._compiled()
 
     @property
@@ -99,7 +115,8 @@ class Conversions:
         return (*localised(self.shape, atoms_of(codes), self.sizes), self.room)
 
     def _compiled(self) -> Any:
-        """From the slots of all types to the results of all steps, each side one vector for a device."""
+        """From the slots of all types to the results of all steps, each side one vector for a
+        device."""
         boxing = Boxing(mesh_of(self.sizes))
         starts = np.cumsum([0, *(math.prod(self.local(t)) for t in self.types)])
         slots = {t: (starts[k], starts[k + 1]) for k, t in enumerate(self.types)}
@@ -118,8 +135,12 @@ class Conversions:
         spec = PartitionSpec(*names, None)
         mesh = sbp.make_mesh(self.sizes, names)
         own = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        mapped = jax.jit(jax.shard_map(run, mesh=own, in_specs=spec, out_specs=spec, check_vma=False))
-        return mapped.lower(jax.ShapeDtypeStruct((*self.sizes, int(starts[-1])), self.dtype)).compile(COMPILER)
+        mapped = jax.jit(
+            jax.shard_map(run, mesh=own, in_specs=spec, out_specs=spec, check_vma=False)
+        )
+        return mapped.lower(
+            jax.ShapeDtypeStruct((*self.sizes, int(starts[-1])), self.dtype)
+        ).compile(COMPILER)
 
     def _stepped(self, slots: dict[Codes, np.ndarray]) -> dict[Step, np.ndarray]:
         """Runs the program. A slot is an array of mesh axes, then of the type's part."""
@@ -127,10 +148,16 @@ class Conversions:
         flat = np.concatenate([slots[t].reshape(*self.sizes, -1) for t in self.types], lead)
         got = np.asarray(self.program(flat))
         ends = np.cumsum([math.prod(self.local(s.target)) for s in self.steps])
-        return {s: p.reshape(*self.sizes, *self.local(s.target)) for s, p in zip(self.steps, np.split(got, ends[:-1], lead), strict=True)}
+        return {
+            s: p.reshape(*self.sizes, *self.local(s.target))
+            for s, p in zip(self.steps, np.split(got, ends[:-1], lead), strict=True)
+        }
 
-    def travel(self, starts: dict[Codes, np.ndarray], pairs: Iterable[Pair]) -> dict[Pair, np.ndarray]:
-        """Takes values along paths; as many at a time as there is room for, in as many runs as the longest path has steps.
+    def travel(
+        self, starts: dict[Codes, np.ndarray], pairs: Iterable[Pair]
+    ) -> dict[Pair, np.ndarray]:
+        """Takes values along paths; as many at a time as there is room for, in as many runs as the
+        longest path has steps.
 
         Arguments:
           starts: for each source, the parts that its value starts from.
@@ -147,7 +174,9 @@ class Conversions:
             out |= self._together({t: starts[t] for t in chosen}, ways)
         return out
 
-    def _together(self, starts: dict[Codes, np.ndarray], ways: dict[Pair, tuple[Step, ...]]) -> dict[Pair, np.ndarray]:
+    def _together(
+        self, starts: dict[Codes, np.ndarray], ways: dict[Pair, tuple[Step, ...]]
+    ) -> dict[Pair, np.ndarray]:
         place_of = {t: k for k, t in enumerate(starts)}
         slots = {t: np.zeros((*self.sizes, *self.local(t)), self.dtype) for t in self.types}
         for source, parts in starts.items():
@@ -160,22 +189,28 @@ class Conversions:
                     arrived = got[way[k]][..., place_of[source]]
                     slots[way[k].target][..., place_of[source]] = arrived
                     if k == len(way) - 1:
-                        out[source, target] = arrived.copy()  # a view would keep all results of the run
+                        out[source, target] = (
+                            arrived.copy()
+                        )  # a view would keep all results of the run
         return out
 
     def wrong(self, rng: np.random.Generator, turns: Iterable[int] | None = None) -> Iterator[str]:
-        """What the conversions and the ways back get wrong, from adversarial parts; nothing when all is right.
+        """What the conversions and the ways back get wrong, from adversarial parts; nothing when
+        all is right.
 
         Arguments:
           rng: draws values and parts.
-          turns: the round trips to make: at turn k each type is left for the one k places further, and entered again; all if None.
+          turns: the round trips to make: at turn k each type is left for the one k places further,
+              and entered again; all if None.
         """
         sources = self.sources
         whole = {t: values(self.shape, self.dtype, rng) for t in sources}
         starts = {}
         for t in sources:
             parts = place(whole[t], atoms_of(t), self.sizes, rng)
-            starts[t] = np.stack([parts[d] for d in self.devices]).reshape(*self.sizes, *self.local(t)[:-1])
+            starts[t] = np.stack([parts[d] for d in self.devices]).reshape(
+                *self.sizes, *self.local(t)[:-1]
+            )
         there = self.travel(starts, self.paths)
         for (source, target), parts in there.items():
             yield from self.differences((source, target), parts, target, whole[source])
@@ -185,18 +220,28 @@ class Conversions:
             for (t, s), parts in self.travel(back, [(t, first[t]) for t in back]).items():
                 yield from self.differences((s, t, s), parts, s, whole[s])
 
-    def differences(self, way: Sequence[Codes], parts: np.ndarray, codes: Codes, want: np.ndarray) -> Iterator[str]:
+    def differences(
+        self, way: Sequence[Codes], parts: np.ndarray, codes: Codes, want: np.ndarray
+    ) -> Iterator[str]:
         """Whether parts stand for a value to the bit, whichever device reads."""
         atoms = atoms_of(codes)
         held = {d: parts[d] for d in self.devices}
-        for reader in itertools.product(*(range(n if isinstance(a, Broadcast) else 1) for a, n in zip(atoms, self.sizes, strict=True))):
+        for reader in itertools.product(
+            *(
+                range(n if isinstance(a, Broadcast) else 1)
+                for a, n in zip(atoms, self.sizes, strict=True)
+            )
+        ):
             with np.errstate(invalid="ignore"):  # NaN of padding
                 got = assemble(held, atoms, self.sizes, self.shape, reader)
             if got.shape != want.shape or not np.array_equal(got, want):
-                through = [step.kind for a, b in itertools.pairwise(way) for step in self.paths[a, b]]
+                through = [
+                    step.kind for a, b in itertools.pairwise(way) for step in self.paths[a, b]
+                ]
                 yield (
-                    f"{self.dtype.name}{self.shape} on {self.sizes}: {' -> '.join(map(str, map(atoms_of, way)))} by {through}: "
-                    f"device {reader} reads\n{got}\ninstead of\n{want}"
+                    f"{self.dtype.name}{self.shape} on {self.sizes}:"
+                    f" {' -> '.join(map(str, map(atoms_of, way)))} by {through}: device {reader}"
+                    f" reads\n{got}\ninstead of\n{want}"
                 )
                 return
 

@@ -1,4 +1,5 @@
-"""Programs that every mesh must run to the single-device result, with their annotations written for any number of mesh axes."""
+"""Programs that every mesh must run to the single-device result, with their annotations written for
+any number of mesh axes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ NAMES = ("x", "y", "z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A program, its arguments' shapes, and what is annotated; `build` takes the mesh's axis names, outer first."""
+    """A program, its arguments' shapes, and what is annotated; `build` takes the mesh's axis names,
+    outer first."""
 
     name: str
     build: Callable[[Sequence[str]], Callable[..., Any]]
@@ -29,7 +31,9 @@ class Case:
 def arguments(case: Case, seed: int = 0) -> list[jax.Array]:
     """Normal float32 arguments, scaled so that results stay of order one."""
     rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.normal(size=s) / np.sqrt(max(1, s[0])), jnp.float32) for s in case.shapes]
+    return [
+        jnp.asarray(rng.normal(size=s) / np.sqrt(max(1, s[0])), jnp.float32) for s in case.shapes
+    ]
 
 
 def _chain(axes: Sequence[str]) -> Callable[..., Any]:
@@ -37,7 +41,8 @@ def _chain(axes: Sequence[str]) -> Callable[..., Any]:
 
 
 def _ffn(axes: Sequence[str]) -> Callable[..., Any]:
-    """The feed-forward layer of the post on parallel strategies, its batch split over the outer axis."""
+    """The feed-forward layer of the post on parallel strategies, its batch split over the outer
+    axis."""
 
     def ffn(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
         x = sbp.split(x, 0, axes[0])
@@ -47,7 +52,9 @@ def _ffn(axes: Sequence[str]) -> Callable[..., Any]:
 
 
 def _megatron(axes: Sequence[str]) -> Callable[..., Any]:
-    return lambda x, w1, w2: x + jax.nn.gelu(x @ sbp.split(w1, 1, axes[-1])) @ sbp.split(w2, 0, axes[-1])
+    return lambda x, w1, w2: (
+        x + jax.nn.gelu(x @ sbp.split(w1, 1, axes[-1])) @ sbp.split(w2, 0, axes[-1])
+    )
 
 
 def _data_parallel(axes: Sequence[str]) -> Callable[..., Any]:
@@ -61,11 +68,14 @@ def _data_parallel(axes: Sequence[str]) -> Callable[..., Any]:
 
 
 def _tensor_parallel(axes: Sequence[str]) -> Callable[..., Any]:
-    """Two layers, hidden units split: what the post computes wrongly by leaving out the sum of the partial results."""
+    """Two layers, hidden units split: what the post computes wrongly by leaving out the sum of the
+    partial results."""
 
     def step(x: Any, y: Any, w1: Any, w2: Any) -> Any:
         w1, w2 = sbp.split(w1, 1, axes[-1]), sbp.split(w2, 0, axes[-1])
-        return jax.value_and_grad(lambda w: jnp.mean((jax.nn.relu(x @ w[0]) @ w[1] - y) ** 2))((w1, w2))
+        return jax.value_and_grad(lambda w: jnp.mean((jax.nn.relu(x @ w[0]) @ w[1] - y) ** 2))(
+            (w1, w2)
+        )
 
     return step
 
@@ -75,7 +85,9 @@ def _hybrid(axes: Sequence[str]) -> Callable[..., Any]:
         x = sbp.split(x, 0, axes[0])
         if len(axes) > 1:
             w1, w2 = sbp.split(w1, 1, axes[-1]), sbp.split(w2, 0, axes[-1])
-        return jax.value_and_grad(lambda w: jnp.mean((jax.nn.relu(x @ w[0]) @ w[1] - y) ** 2))((w1, w2))
+        return jax.value_and_grad(lambda w: jnp.mean((jax.nn.relu(x @ w[0]) @ w[1] - y) ** 2))(
+            (w1, w2)
+        )
 
     return step
 
@@ -96,8 +108,13 @@ def _accumulation(axes: Sequence[str]) -> Callable[..., Any]:
 def _attention(axes: Sequence[str]) -> Callable[..., Any]:
     def attention(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
         x = sbp.split(x, 0, axes[0])
-        q, k, v = (jnp.einsum("btm,mhd->bhtd", x, sbp.split(w, 1, axes[-1]) if len(axes) > 1 else w) for w in (wq, wk, wv))
-        weights = jax.nn.softmax(jnp.einsum("bhtd,bhud->bhtu", q, k) + jnp.tril(jnp.ones((8, 8))), -1)
+        q, k, v = (
+            jnp.einsum("btm,mhd->bhtd", x, sbp.split(w, 1, axes[-1]) if len(axes) > 1 else w)
+            for w in (wq, wk, wv)
+        )
+        weights = jax.nn.softmax(
+            jnp.einsum("bhtd,bhud->bhtu", q, k) + jnp.tril(jnp.ones((8, 8))), -1
+        )
         return x + jnp.einsum("bhtu,bhud,hdm->btm", weights, v, wo)
 
     return attention
@@ -124,13 +141,18 @@ def _moe(axes: Sequence[str]) -> Callable[..., Any]:
 
 
 def _control_flow(axes: Sequence[str]) -> Callable[..., Any]:
-    """scan over layers with remat, a cond on a reduced value, a while loop and a loop-carried norm."""
+    """scan over layers with remat, a cond on a reduced value, a while loop and a loop-carried
+    norm."""
 
     def fn(x: Any, w: Any) -> Any:
         x = sbp.split(x, 0, axes[0])
-        y, norms = jax.lax.scan(jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), jnp.sum(c * c))), x, w)
+        y, norms = jax.lax.scan(
+            jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), jnp.sum(c * c))), x, w
+        )
         y = jax.lax.cond(norms.sum() > 0, lambda a: a * 2, lambda a: a - 1, y)
-        _, y = jax.lax.while_loop(lambda c: (c[0] < 3) & (jnp.max(c[1]) < 1e3), lambda c: (c[0] + 1, c[1] * 1.5), (0, y))
+        _, y = jax.lax.while_loop(
+            lambda c: (c[0] < 3) & (jnp.max(c[1]) < 1e3), lambda c: (c[0] + 1, c[1] * 1.5), (0, y)
+        )
         return y, norms
 
     return fn
@@ -142,21 +164,49 @@ def _uneven(axes: Sequence[str]) -> Callable[..., Any]:
     def fn(x: Any, w: Any) -> Any:
         x = sbp.split(x, 0, axes[0])
         h = jnp.tanh(x @ sbp.split(w, 1, axes[-1]) if len(axes) > 1 else x @ w)
-        return jax.nn.softmax(h, -1), h.sum(), h.max(), jnp.cumsum(h, 0), h.mean(0), jnp.argmax(h, 0)
+        return (
+            jax.nn.softmax(h, -1),
+            h.sum(),
+            h.max(),
+            jnp.cumsum(h, 0),
+            h.mean(0),
+            jnp.argmax(h, 0),
+        )
 
     return fn
 
 
 CASES: tuple[Case, ...] = (
     Case(name="chain", build=_chain, shapes=((16, 32), (32, 64), (64, 24)), gradients=(0, 1, 2)),
-    Case(name="ffn", build=_ffn, shapes=((16, 32), (32, 64), (64,), (64, 32), (32,)), gradients=(0, 1, 2, 3, 4)),
-    Case(name="megatron", build=_megatron, shapes=((16, 32), (32, 64), (64, 32)), gradients=(0, 1, 2)),
+    Case(
+        name="ffn",
+        build=_ffn,
+        shapes=((16, 32), (32, 64), (64,), (64, 32), (32,)),
+        gradients=(0, 1, 2, 3, 4),
+    ),
+    Case(
+        name="megatron", build=_megatron, shapes=((16, 32), (32, 64), (64, 32)), gradients=(0, 1, 2)
+    ),
     Case(name="data-parallel", build=_data_parallel, shapes=((32, 16), (32, 8), (16, 32), (32, 8))),
-    Case(name="tensor-parallel", build=_tensor_parallel, shapes=((32, 16), (32, 8), (16, 32), (32, 8))),
+    Case(
+        name="tensor-parallel",
+        build=_tensor_parallel,
+        shapes=((32, 16), (32, 8), (16, 32), (32, 8)),
+    ),
     Case(name="hybrid", build=_hybrid, shapes=((32, 16), (32, 8), (16, 32), (32, 8))),
     Case(name="accumulation", build=_accumulation, shapes=((64, 16), (16, 32))),
-    Case(name="attention", build=_attention, shapes=((16, 8, 32), (32, 8, 4), (32, 8, 4), (32, 8, 4), (8, 4, 32)), gradients=(0, 1, 4)),
-    Case(name="moe", build=_moe, shapes=((16, 8, 16), (16, 8), (8, 16, 32), (8, 32, 16)), gradients=(0, 1, 2, 3)),
+    Case(
+        name="attention",
+        build=_attention,
+        shapes=((16, 8, 32), (32, 8, 4), (32, 8, 4), (32, 8, 4), (8, 4, 32)),
+        gradients=(0, 1, 4),
+    ),
+    Case(
+        name="moe",
+        build=_moe,
+        shapes=((16, 8, 16), (16, 8), (8, 16, 32), (8, 32, 16)),
+        gradients=(0, 1, 2, 3),
+    ),
     Case(name="control-flow", build=_control_flow, shapes=((16, 16), (3, 16, 16))),
     Case(name="uneven", build=_uneven, shapes=((13, 16), (16, 7))),
 )
@@ -187,6 +237,8 @@ def assert_same(got: Any, want: Any, rtol: float = 2e-5) -> None:
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape and a.dtype == b.dtype
         if np.issubdtype(a.dtype, np.floating):
-            np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(1e-30, float(np.abs(b).max(initial=0.0))))
+            np.testing.assert_allclose(
+                a, b, rtol=rtol, atol=rtol * max(1e-30, float(np.abs(b).max(initial=0.0)))
+            )
         else:
             np.testing.assert_array_equal(a, b)

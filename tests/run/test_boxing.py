@@ -1,4 +1,5 @@
-"""Every conversion between two types gives the same value to the bit, there and back, and takes the cheapest steps there are."""
+"""Every conversion between two types gives the same value to the bit, there and back, and takes the
+cheapest steps there are."""
 
 from __future__ import annotations
 
@@ -22,11 +23,17 @@ from tests.run.conversions import BYTES_ONLY, Codes, Conversions, Shape, atoms_o
 from tests.run.ways import cheapest, steps, types_of
 
 EXHAUSTIVE = bool(os.environ.get("SBP_EXHAUSTIVE"))
-"""Whether to take all types of a mesh of three axes, all dtypes and all round trips (`make laws`), rather than some by a seed."""
+"""Whether to take all types of a mesh of three axes, all dtypes and all round trips (`make laws`),
+rather than some by a seed."""
 
 EVEN, PRIME, SMALL, EMPTY = (8, 8, 8), (5, 7, 3), (3, 2, 1), (0, 5, 2)
 SHAPES = [EVEN, PRIME, SMALL, EMPTY]
-FLOAT, HALF, INT, BOOL = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.int32), np.dtype(np.bool_)
+FLOAT, HALF, INT, BOOL = (
+    np.dtype(np.float32),
+    np.dtype(jnp.bfloat16),
+    np.dtype(np.int32),
+    np.dtype(np.bool_),
+)
 SAMPLED = 16
 
 
@@ -39,27 +46,52 @@ def sampled(types: list[Codes], count: int, seed: int) -> list[Codes]:
     return [types[k] for k in sorted(chosen)]
 
 
-def conversions(sizes: Shape, shape: Shape, dtype: np.dtype[Any], monoids: tuple[str, ...], count: int | None = None) -> Conversions:
+def conversions(
+    sizes: Shape,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    monoids: tuple[str, ...],
+    count: int | None = None,
+) -> Conversions:
     """Between all types, or so many of them, along the planner's paths."""
     space = space_of(shape, sizes, monoids)
     types = space.types if count is None else sampled(space.types, count, sum(shape))
     assert len(space.types) == len(types_of(len(shape), len(sizes), monoids))
-    return Conversions(sizes, shape, dtype, {(s, t): space.path(s, t) for s, t in itertools.product(types, repeat=2)})
+    return Conversions(
+        sizes,
+        shape,
+        dtype,
+        {(s, t): space.path(s, t) for s, t in itertools.product(types, repeat=2)},
+    )
 
 
 def assert_right(found: Conversions, turns: int) -> None:
-    """All conversions are right, and so many round trips from each type; the compiled program sends what the steps say."""
+    """All conversions are right, and so many round trips from each type; the compiled program sends
+    what the steps say."""
     rng = np.random.default_rng(sum(found.shape))
     count = len(found.sources)
-    chosen = range(count) if EXHAUSTIVE or turns >= count else sorted(rng.choice(count, turns, replace=False))
+    chosen = (
+        range(count)
+        if EXHAUSTIVE or turns >= count
+        else sorted(rng.choice(count, turns, replace=False))
+    )
     wrong = list(found.wrong(rng, chosen))
     assert not wrong, f"{len(wrong)} wrong, the first: {wrong[0]}"
     if found.dtype == HALF:
         return  # CPU's collectives widen it
-    sent = sum(c.bytes_per_device for c in collectives(found.program.as_text(), math.prod(found.sizes)))
+    sent = sum(
+        c.bytes_per_device for c in collectives(found.program.as_text(), math.prod(found.sizes))
+    )
     planned = sum(step.bytes_sent for step in found.steps) * found.room * found.dtype.itemsize / 4
-    blocks = sum(step.kind == "all_reduce" for step in found.steps) * 2 * math.prod(found.sizes) * found.dtype.itemsize
-    assert sent <= planned * (1 + 1e-9) + blocks  # some all-reduces pad the whole array to a block for each device
+    blocks = (
+        sum(step.kind == "all_reduce" for step in found.steps)
+        * 2
+        * math.prod(found.sizes)
+        * found.dtype.itemsize
+    )
+    assert (
+        sent <= planned * (1 + 1e-9) + blocks
+    )  # some all-reduces pad the whole array to a block for each device
 
 
 ONE_AXIS = [*itertools.product((FLOAT, INT), SHAPES), (HALF, PRIME), (BOOL, PRIME), (BOOL, EMPTY)]
@@ -82,13 +114,18 @@ def test_two_axes(sizes: Shape, dtype: np.dtype[Any], shape: Shape):
     assert_right(conversions(sizes, shape, dtype, monoids_of(dtype)), turns=4)
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [(FLOAT, PRIME), (FLOAT, EMPTY), (INT, SMALL)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(FLOAT, PRIME), (FLOAT, EMPTY), (INT, SMALL)], ids=str
+)
 def test_three_axes(dtype: np.dtype[Any], shape: Shape):
     """Between some of the 186 types; between all of them where `SBP_EXHAUSTIVE` is set."""
-    assert_right(conversions((2, 2, 2), shape, dtype, monoids_of(dtype), None if EXHAUSTIVE else SAMPLED), turns=4)
+    assert_right(
+        conversions((2, 2, 2), shape, dtype, monoids_of(dtype), None if EXHAUSTIVE else SAMPLED),
+        turns=4,
+    )
 
 
-# ---- the steps ------------------------------------------------------------------------------------------------------------------
+# ---- the steps ----------------------------------------------------------------------------------
 
 MESHES = [(2,), (4,), (8,), (2, 4), (4, 2), (2, 2, 2)]
 PRICES = [(1.0, 0.0), (0.0, 1.0), (1.0, 50.0), (1.0, 1000.0)]
@@ -102,23 +139,38 @@ def test_paths_are_cheapest(sizes: Shape, shape: Shape, per_byte: float, per_col
     monoids = ("sum", "max")
     types = types_of(len(shape), len(sizes), monoids)
     best = cheapest(shape, sizes, types, per_byte, per_collective)
-    hardware = replace(BYTES_ONLY, link_bytes_per_second=1 / per_byte if per_byte else math.inf, latency_seconds=per_collective)
+    hardware = replace(
+        BYTES_ONLY,
+        link_bytes_per_second=1 / per_byte if per_byte else math.inf,
+        latency_seconds=per_collective,
+    )
     space = space_of(shape, sizes, monoids, hardware)
     row = [space.index[codes] for t in types for codes in space.types if atoms_of(codes) == t]
     np.testing.assert_allclose(space.seconds()[np.ix_(row, row)], best, rtol=1e-12, atol=1e-7)
     pairs = list(itertools.product(range(len(types)), repeat=2))
     if not EXHAUSTIVE:
-        pairs = [pairs[k] for k in np.random.default_rng(0).choice(len(pairs), min(100, len(pairs)), replace=False)]
+        pairs = [
+            pairs[k]
+            for k in np.random.default_rng(0).choice(
+                len(pairs), min(100, len(pairs)), replace=False
+            )
+        ]
     for i, j in pairs:
         taken = space.path(space.types[row[i]], space.types[row[j]])
-        price = sum(s.bytes_sent * per_byte + (s.kind not in ("slice", "mask", "zero_pad")) * per_collective for s in taken)
-        assert price == pytest.approx(best[i, j], rel=1e-12, abs=1e-9), f"{types[i]} to {types[j]} by {taken}"
+        price = sum(
+            s.bytes_sent * per_byte + (s.kind not in ("slice", "mask", "zero_pad")) * per_collective
+            for s in taken
+        )
+        assert price == pytest.approx(best[i, j], rel=1e-12, abs=1e-9), (
+            f"{types[i]} to {types[j]} by {taken}"
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)], ids=str)
 def test_a_plan_finds_a_way_with_the_types_at_hand(sizes: Shape, shape: Shape):
-    """A plan's spaces hold, besides the two types, only splits that leave no device empty, and only the monoids of the two."""
+    """A plan's spaces hold, besides the two types, only splits that leave no device empty, and only
+    the monoids of the two."""
     types = types_of(len(shape), len(sizes), ("sum", "max"))
     codes_of = {atoms_of(codes): codes for codes in space_of(shape, sizes, ("sum", "max")).types}
     spaces: dict[Any, TypeSpace] = {}
@@ -127,11 +179,19 @@ def test_a_plan_finds_a_way_with_the_types_at_hand(sizes: Shape, shape: Shape):
         monoids = tuple(sorted({a.monoid for a in (*source, *target) if isinstance(a, Unreduced)}))
         if monoids not in best:
             through = types_of(len(shape), len(sizes), monoids)
-            best[monoids] = dict(zip(itertools.product(through, repeat=2), cheapest(shape, sizes, through, 1.0, 0.0).ravel(), strict=True))
+            best[monoids] = dict(
+                zip(
+                    itertools.product(through, repeat=2),
+                    cheapest(shape, sizes, through, 1.0, 0.0).ravel(),
+                    strict=True,
+                )
+            )
         pair = codes_of[source], codes_of[target]
         forced = frozenset((axis, c - 1) for t in pair for axis, c in enumerate(t) if c > 0)
         if (monoids, forced) not in spaces:
-            spaces[monoids, forced] = TypeSpace(shape, 4, mesh_of(sizes), frozenset(monoids), forced)
+            spaces[monoids, forced] = TypeSpace(
+                shape, 4, mesh_of(sizes), frozenset(monoids), forced
+            )
         sent = sum(step.bytes_sent for step in spaces[monoids, forced].path(*pair))
         least = best[monoids][source, target]
         assert sent == pytest.approx(least) if shape == EVEN else sent >= least - 1e-9
@@ -146,13 +206,17 @@ def test_formulae():
         return {repr(t[0]): sent for t, sent, _ in steps(shape, types[source], (n,), types)}
 
     b, s0, s1, p = range(4)
-    assert priced(p) == {"B": 2 * 3 / 4 * 96, "S(0)": 3 / 4 * 96, "S(1)": 3 / 4 * 128}  # six columns in blocks of two
+    assert priced(p) == {
+        "B": 2 * 3 / 4 * 96,
+        "S(0)": 3 / 4 * 96,
+        "S(1)": 3 / 4 * 128,
+    }  # six columns in blocks of two
     assert priced(s0) == {"B": 3 / 4 * 96, "S(1)": 3 / 4 * 32, "P(sum)": 0}
     assert priced(s1) == {"B": 3 / 4 * 128, "S(0)": 3 / 4 * 32, "P(sum)": 0}
     assert priced(b) == {"S(0)": 0, "S(1)": 0, "P(sum)": 0}
 
 
-# ---- the tests can say no ---------------------------------------------------------------------------------------------------------
+# ---- the tests can say no -----------------------------------------------------------------------
 
 
 def small_conversions() -> Conversions:
@@ -162,13 +226,19 @@ def small_conversions() -> Conversions:
 def test_a_reduction_left_out_is_seen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Boxing, "all_reduce", lambda self, x, monoid, names, n: x)
     wrong = list(small_conversions().wrong(np.random.default_rng(0)))
-    assert any("P(sum)" in w and "all_reduce" in w for w in wrong) and all("all_reduce" in w for w in wrong)
+    assert any("P(sum)" in w and "all_reduce" in w for w in wrong) and all(
+        "all_reduce" in w for w in wrong
+    )
 
 
 def test_padding_left_in_is_seen(monkeypatch: pytest.MonkeyPatch):
     """Where the padding lies shows in values, even if the shape is right."""
     monkeypatch.setattr(
-        boxing, "_first", lambda x, dim, size: x[tuple(slice(-size, None) if d == dim else slice(None) for d in range(x.ndim))]
+        boxing,
+        "_first",
+        lambda x, dim, size: x[
+            tuple(slice(-size, None) if d == dim else slice(None) for d in range(x.ndim))
+        ],
     )
     assert any("all_gather" in w for w in small_conversions().wrong(np.random.default_rng(0)))
 

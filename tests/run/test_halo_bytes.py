@@ -1,4 +1,5 @@
-"""Halos along two dims over two mesh axes: the second exchange carries what the first one has brought, and the plan counts it."""
+"""Halos along two dims over two mesh axes: the second exchange carries what the first one has
+brought, and the plan counts it."""
 
 from typing import Any
 
@@ -18,16 +19,30 @@ def normal(*shape, seed=0):
 
 
 def conv(window, strides=(1, 1), padding: Any = "SAME", **options):
-    return lambda x: lax.conv_general_dilated(x, jnp.asarray(normal(4, 4, *window, seed=1)), strides, padding, **options)
+    return lambda x: lax.conv_general_dilated(
+        x, jnp.asarray(normal(4, 4, *window, seed=1)), strides, padding, **options
+    )
 
 
 CASES = {
     "convolution": (conv((3, 3)), (2, 4, 16, 16)),
-    "transposed dims": (lambda x: jnp.swapaxes(conv((5, 3))(jnp.swapaxes(x, 2, 3)), 2, 3), (2, 4, 16, 16)),
+    "transposed dims": (
+        lambda x: jnp.swapaxes(conv((5, 3))(jnp.swapaxes(x, 2, 3)), 2, 3),
+        (2, 4, 16, 16),
+    ),
     "strided": (conv((5, 5), (2, 2)), (2, 4, 32, 32)),
-    "dilated": (conv((3, 3), (3, 2), [(2, 2), (1, 3)], lhs_dilation=(3, 2), rhs_dilation=(1, 2)), (1, 4, 16, 16)),
-    "pooling": (lambda x: lax.reduce_window(x, -np.inf, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), "SAME"), (2, 4, 32, 32)),
-    "padding": (lambda x: lax.pad(x, np.float32(0), [(0, 0, 0), (0, 0, 0), (3, 5, 0), (2, 6, 1)]), (2, 4, 16, 16)),
+    "dilated": (
+        conv((3, 3), (3, 2), [(2, 2), (1, 3)], lhs_dilation=(3, 2), rhs_dilation=(1, 2)),
+        (1, 4, 16, 16),
+    ),
+    "pooling": (
+        lambda x: lax.reduce_window(x, -np.inf, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), "SAME"),
+        (2, 4, 32, 32),
+    ),
+    "padding": (
+        lambda x: lax.pad(x, np.float32(0), [(0, 0, 0), (0, 0, 0), (3, 5, 0), (2, 6, 1)]),
+        (2, 4, 16, 16),
+    ),
     "reversal": (lambda x: lax.rev(x, (2, 3)), (2, 4, 16, 16)),
 }
 

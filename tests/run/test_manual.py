@@ -1,4 +1,5 @@
-"""Hand-written regions: inside an auto program they give the plain program's values and gradients, and false claims are refused."""
+"""Hand-written regions: inside an auto program they give the plain program's values and gradients,
+and false claims are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def arrays(*shapes: tuple[int, ...]) -> list[Any]:
 
 
 def assert_close(got: Any, want: Any) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5), got, want)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5),
+        got,
+        want,
+    )
 
 
 def kinds(plan: Any) -> list[str]:
@@ -56,18 +61,21 @@ def total(fn: Any) -> Any:
     return lambda *args: jnp.sum(jnp.sin(fn(*args)))
 
 
-# ---- values and gradients ---------------------------------------------------------------------------------------------------------
+# ---- values and gradients -----------------------------------------------------------------------
 
 
 def test_gather_inside_an_auto_region(mesh: Any):
-    """Checklist S4: GShard's manual Gather; the embedding table is split by rows, each device looks up its own."""
+    """Checklist S4: GShard's manual Gather; the embedding table is split by rows, each device looks
+    up its own."""
 
     def lookup(table: Any, ids: Any) -> Any:
         ids = ids - lax.axis_index("model") * table.shape[0]
         here = (ids >= 0) & (ids < table.shape[0])
         return jnp.where(here[..., None], table[jnp.clip(ids, 0, table.shape[0] - 1)], 0)
 
-    gather = sbp.manual(lambda t, i: lax.psum(lookup(t, i), "model"), in_types=("model:S(0)", "B"), out_types="B")
+    gather = sbp.manual(
+        lambda t, i: lax.psum(lookup(t, i), "model"), in_types=("model:S(0)", "B"), out_types="B"
+    )
 
     def program(table: Any, ids: Any, w: Any, take: Any) -> Any:
         return jax.nn.relu(take(table * 2, ids) @ w)
@@ -77,7 +85,10 @@ def test_gather_inside_an_auto_region(mesh: Any):
     want = program(table, ids, w, lambda t, i: t[i])
     assert_close(sbp.jit(lambda t, i, w: program(t, i, w, gather), mesh)(table, ids, w), want)
     grads = jax.grad(lambda t, w: jnp.sum(program(t, ids, w, lambda t, i: t[i])), (0, 1))(table, w)
-    assert_close(sbp.jit(jax.grad(lambda t, w: jnp.sum(program(t, ids, w, gather)), (0, 1)), mesh)(table, w), grads)
+    assert_close(
+        sbp.jit(jax.grad(lambda t, w: jnp.sum(program(t, ids, w, gather)), (0, 1)), mesh)(table, w),
+        grads,
+    )
 
 
 def test_megatron_ffn_and_its_gradient(mesh: Any):
@@ -91,17 +102,22 @@ def test_megatron_ffn_and_its_gradient(mesh: Any):
 def test_hand_written_collectives_are_priced():
     """A ring all-reduce of the result: 2 x 3/4 of 8 x 16 floats, as in the compiled program."""
     x, w, v = arrays((8, 16), (16, 32), (32, 16))
-    f = sbp.jit(sbp.manual(ffn, in_types=FFN, out_types="B"), mesh_of(TWO), in_types=FFN, out_types="B")
+    f = sbp.jit(
+        sbp.manual(ffn, in_types=FFN, out_types="B"), mesh_of(TWO), in_types=FFN, out_types="B"
+    )
     plan = f.plan(x, w, v)
     assert plan.cost.bytes_per_device == 2 * 3 / 4 * 8 * 16 * 4
     assert plan.lower().compile().as_text().count(" all-reduce(") == 1
 
 
 def test_data_parallel_gradient_of_a_b_operand_is_partial():
-    """A region over the batch: the weight is B, so its gradient leaves the region P and is reduced once, outside."""
+    """A region over the batch: the weight is B, so its gradient leaves the region P and is reduced
+    once, outside."""
     mesh = mesh_of(TWO)
     x, w = arrays((8, 16), (16, 4))
-    g = sbp.manual(lambda x, w: jnp.tanh(x @ w), in_types=("data:S(0) model:B", "B"), out_types="data:S(0)")
+    g = sbp.manual(
+        lambda x, w: jnp.tanh(x @ w), in_types=("data:S(0) model:B", "B"), out_types="data:S(0)"
+    )
     f = sbp.jit(jax.grad(total(g), 1), mesh, in_types=("data:S(0)", "B"), out_types="B")
     plan = f.plan(x, w)
     assert kinds(plan) in (["all_reduce"], ["reduce_scatter", "all_gather"])
@@ -109,19 +125,29 @@ def test_data_parallel_gradient_of_a_b_operand_is_partial():
 
 
 def test_partial_results_are_reduced_once(mesh: Any):
-    """Two regions that return P: the sum of both is reduced, in one collective, where it is needed."""
-    g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="model:P(sum)")
+    """Two regions that return P: the sum of both is reduced, in one collective, where it is
+    needed."""
+    g = sbp.manual(
+        lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="model:P(sum)"
+    )
 
     def program(x: Any, w: Any, v: Any, mm: Any) -> Any:
         return jnp.tanh(mm(x, w) + mm(x, v))
 
     x, w, v = arrays((8, 64), (64, 16), (64, 16))
-    f = sbp.jit(lambda x, w, v: program(x, w, v, g), mesh, in_types=("model:S(1)", "model:S(0)", "model:S(0)"), out_types="B")
+    f = sbp.jit(
+        lambda x, w, v: program(x, w, v, g),
+        mesh,
+        in_types=("model:S(1)", "model:S(0)", "model:S(0)"),
+        out_types="B",
+    )
     plan = f.plan(x, w, v)
     assert kinds(plan) in (["all_reduce"], ["reduce_scatter", "all_gather"])
     assert_close(f(x, w, v), program(x, w, v, jnp.matmul))
     want = jax.grad(lambda x, w, v: program(x, w, v, jnp.matmul).sum(), (0, 1, 2))(x, w, v)
-    assert_close(sbp.jit(jax.grad(lambda x, w, v: program(x, w, v, g).sum(), (0, 1, 2)), mesh)(x, w, v), want)
+    assert_close(
+        sbp.jit(jax.grad(lambda x, w, v: program(x, w, v, g).sum(), (0, 1, 2)), mesh)(x, w, v), want
+    )
 
 
 def test_partial_operands_come_as_they_are(mesh: Any):
@@ -186,9 +212,14 @@ def test_arrays_closed_over_are_b():
 
     def program(x: Any, w: Any) -> Any:
         w = w * 2
-        return sbp.manual(lambda x: x @ w + jnp.ones(16), in_types="model:S(0)", out_types="model:S(0)")(x).sum()
+        return sbp.manual(
+            lambda x: x @ w + jnp.ones(16), in_types="model:S(0)", out_types="model:S(0)"
+        )(x).sum()
 
-    assert_close(sbp.jit(jax.grad(program, (0, 1)), mesh)(x, w), jax.grad(lambda x, w: (x @ (w * 2)).sum(), (0, 1))(x, w))
+    assert_close(
+        sbp.jit(jax.grad(program, (0, 1)), mesh)(x, w),
+        jax.grad(lambda x, w: (x @ (w * 2)).sum(), (0, 1))(x, w),
+    )
 
 
 def test_collectives_of_all_kinds():
@@ -206,13 +237,20 @@ def test_collectives_of_all_kinds():
 
     (x,) = arrays((64, 8))
     key = jax.random.key(3)
-    g = sbp.manual(body, in_types=("B", "data:S(0) model:S(0)"), out_types=("B", "data:S(0) model:S(0)", "B"))
+    g = sbp.manual(
+        body, in_types=("B", "data:S(0) model:S(0)"), out_types=("B", "data:S(0) model:S(0)", "B")
+    )
     assert_close(sbp.jit(g, mesh_of(TWO))(key, x), (x, x, jax.random.normal(key, (3,))))
 
 
 def test_several_meshes_one_traced_function():
-    """JAX's trace caches do not hand the region of one mesh to another: the scan's body is one and the same function."""
-    g = sbp.manual(lambda x: lax.psum(x.sum(0, keepdims=True), "model") + 0 * x, in_types="model:S(0)", out_types="model:S(0)")
+    """JAX's trace caches do not hand the region of one mesh to another: the scan's body is one and
+    the same function."""
+    g = sbp.manual(
+        lambda x: lax.psum(x.sum(0, keepdims=True), "model") + 0 * x,
+        in_types="model:S(0)",
+        out_types="model:S(0)",
+    )
 
     def step(x: Any, _: Any) -> Any:
         return g(x), None
@@ -228,7 +266,7 @@ def test_several_meshes_one_traced_function():
         np.testing.assert_allclose(program(x), want, rtol=1e-5, atol=1e-4)
 
 
-# ---- uneven dims, and outside sbp.jit ---------------------------------------------------------------------------------------------
+# ---- uneven dims, and outside sbp.jit -----------------------------------------------------------
 
 
 def test_uneven_dims_need_padding(mesh: Any):
@@ -246,12 +284,19 @@ def test_outside_of_jit_axes_have_size_one():
     x, w, v = arrays((8, 16), (16, 32), (32, 16))
     g = sbp.manual(ffn, in_types=FFN, out_types="B")
     assert_close(g(x, w, v), plain_ffn(x, w, v))
-    assert_close(jax.jit(jax.grad(total(g), (0, 1, 2)))(x, w, v), jax.grad(total(plain_ffn), (0, 1, 2))(x, w, v))
-    h = sbp.manual(lambda x: (lax.psum(x, ("data", "model")) * lax.axis_size("other"), {"p": x}), in_types="model:P", out_types="B")
+    assert_close(
+        jax.jit(jax.grad(total(g), (0, 1, 2)))(x, w, v),
+        jax.grad(total(plain_ffn), (0, 1, 2))(x, w, v),
+    )
+    h = sbp.manual(
+        lambda x: (lax.psum(x, ("data", "model")) * lax.axis_size("other"), {"p": x}),
+        in_types="model:P",
+        out_types="B",
+    )
     assert_close(h(x), (x, {"p": x}))
 
 
-# ---- jax.shard_map of the user's own ----------------------------------------------------------------------------------------------
+# ---- jax.shard_map of the user's own ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
@@ -264,7 +309,9 @@ def test_a_users_shard_map(check_vma: bool, mesh: Any):
         return lax.scan(lambda c, _: (jnp.sin(c), None), y, None, length=2)[0]
 
     def program(x: Any, w: Any, v: Any) -> Any:
-        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma)(x * 2, w, v)
+        return jax.shard_map(
+            body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma
+        )(x * 2, w, v)
 
     x, w, v = arrays((8, 16), (16, 32), (32, 16))
     plain = lambda x, w, v: jnp.sin(jnp.sin(plain_ffn(x * 2, w, v)))
@@ -283,7 +330,7 @@ def test_a_shard_map_of_another_mesh_is_refused():
         sbp.jit(f(two, PartitionSpec(("model", "data"))), two)(x)
 
 
-# ---- false claims -----------------------------------------------------------------------------------------------------------------
+# ---- false claims -------------------------------------------------------------------------------
 
 
 def refused(fn: Any, mesh: Any, *args: Any) -> Any:
@@ -300,21 +347,28 @@ def test_a_missing_reduction_is_refused(mesh: Any):
     g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")
     found = refused(lambda x, w: g(x, w) * 2, mesh, x, w)
     assert found.labels[1].text == "its types are claimed here"
-    assert found.primary.text == "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
+    assert (
+        found.primary.text
+        == "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
+    )
     report = sbp.jit(g, mesh).check(x, w)
     assert not report.ok and report.diagnostics[0].code == "manual-types"
 
 
 def test_a_reduction_over_the_wrong_axis_is_refused():
     x, w = arrays((8, 16), (16, 4))
-    g = sbp.manual(lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    g = sbp.manual(
+        lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B"
+    )
     assert "`model`" in refused(g, mesh_of(TWO), x, w).primary.text
 
 
 def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
     """tanh of a part, summed, is not tanh of the sum; a sum of doubled parts is double the sum."""
     (x,) = arrays((8, 16))
-    wrong = sbp.manual(lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B")
+    wrong = sbp.manual(
+        lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B"
+    )
     found = refused(wrong, mesh, x)
     text = "result 0 depends on how operand 0 (model:P(sum)) is parted, not on its reduction alone"
     assert text in (found.primary.text, *found.notes)

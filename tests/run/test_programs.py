@@ -28,7 +28,8 @@ def test_equals_one_device(case: Case, shape: tuple[int, ...]):
 @pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=["8", "2x4"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_all_inputs_split(case: Case, shape: tuple[int, ...]):
-    """The same from other types: every first dim that divides is split at the boundary, so conversions and uneven slices run too."""
+    """The same from other types: every first dim that divides is split at the boundary, so
+    conversions and uneven slices run too."""
     names = NAMES[: len(shape)]
     mesh = sbp.make_mesh(shape, names)
 

@@ -1,4 +1,5 @@
-"""Random bits, masks and index-generating primitives are the slice of the global draw, bit for bit, on every mesh."""
+"""Random bits, masks and index-generating primitives are the slice of the global draw, bit for bit,
+on every mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,14 @@ def draws(key, x):
     uniform = jax.random.uniform(a, x.shape)
     mask = jax.random.bernoulli(b, 0.9, x.shape)
     normal = jax.random.normal(c, (*x.shape, 3))
-    return uniform, mask, jnp.where(mask, x / 0.9, 0), normal, jax.random.bits(a, x.shape, "uint8"), jax.random.randint(b, x.shape, 0, 100)
+    return (
+        uniform,
+        mask,
+        jnp.where(mask, x / 0.9, 0),
+        normal,
+        jax.random.bits(a, x.shape, "uint8"),
+        jax.random.randint(b, x.shape, 0, 100),
+    )
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=lambda s: "x".join(map(str, s)))
@@ -34,7 +42,8 @@ def test_draws(shape, new_style, rows):
     got, want = f(key, x), jax.jit(draws)(key, x)
     for a, b in zip(got, want, strict=True):
         if np.issubdtype(a.dtype, np.floating):
-            # Transcendental functions of the same bits differ in the last place between vector lengths.
+            # Transcendental functions of the same bits differ in the last place between vector
+            # lengths.
             np.testing.assert_allclose(a, b, rtol=1e-6)
         else:
             np.testing.assert_array_equal(a, b)
@@ -42,7 +51,9 @@ def test_draws(shape, new_style, rows):
     bits = [n for n in f.plan(key, x).program.graph.walk() if n.op == "random_bits"]
     typing = f.plan(key, x).program.typing
     if shape != (1,) and rows == 16:
-        assert any(any(typing.values[n.outputs[0]]) for n in bits), "no draw was split: the test would show nothing"
+        assert any(any(typing.values[n.outputs[0]]) for n in bits), (
+            "no draw was split: the test would show nothing"
+        )
 
 
 def test_iota_and_masks():
@@ -51,7 +62,9 @@ def test_iota_and_masks():
     def fn(x):
         x = sbp.annotate(x, x=sbp.S(0), y=sbp.S(1))
         mask = jnp.tril(jnp.ones(x.shape, bool))
-        return jnp.where(mask, x, -1e9), jnp.arange(x.shape[0])[:, None] * 100 + jnp.arange(x.shape[1]) + x.astype(int)
+        return jnp.where(mask, x, -1e9), jnp.arange(x.shape[0])[:, None] * 100 + jnp.arange(
+            x.shape[1]
+        ) + x.astype(int)
 
     x = jnp.arange(24 * 12.0).reshape(24, 12)
     assert_same(sbp.jit(fn, mesh)(x), jax.jit(fn)(x), rtol=0)

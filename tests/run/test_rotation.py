@@ -1,4 +1,5 @@
-"""Products whose operands are split along different loops run as rings: right, within the plan's bytes, and without a whole operand."""
+"""Products whose operands are split along different loops run as rings: right, within the plan's
+bytes, and without a whole operand."""
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +16,99 @@ def normal(*shape, seed=0, dtype=np.float32):
 
 
 CASES = {
-    "columns, rows": ((8,), "ik,kj->ij", (32, 24), (24, 16), ("x:S(0)", "x:S(1)"), "x:S(0)", {"rotate_rhs"}),
-    "columns, rows, the other result": ((8,), "ik,kj->ij", (32, 24), (24, 16), ("x:S(0)", "x:S(1)"), "x:S(1)", {"rotate_lhs"}),
-    "contracted on one side": ((8,), "ik,kj->ij", (32, 24), (24, 16), ("x:S(0)", "x:S(0)"), "x:S(0)", {"rotate_rhs"}),
-    "contracted on the other": ((8,), "ik,kj->ij", (32, 24), (24, 16), ("x:S(1)", "x:S(1)"), "x:S(1)", {"rotate_lhs"}),
-    "batched": ((4,), "bik,bkj->bij", (2, 8, 12), (2, 12, 8), ("x:S(1)", "x:S(1)"), "x:S(1)", {"rotate_rhs"}),
-    "heads": ((4,), "bshd,hdm->bsm", (2, 8, 4, 3), (4, 3, 8), ("x:S(1)", "x:S(0)"), "x:S(1)", {"rotate_rhs"}),
-    "SUMMA": ((2, 4), "ik,kj->ij", (16, 24), (24, 32), ("x:S(0) y:S(1)",) * 2, "x:S(0) y:S(1)", {"rotate_lhs", "rotate_rhs"}),
-    "SUMMA, more rows": ((4, 2), "ik,kj->ij", (64, 8), (8, 8), ("x:S(0) y:S(1)",) * 2, "x:S(0) y:S(1)", {"rotate_lhs", "rotate_rhs"}),
+    "columns, rows": (
+        (8,),
+        "ik,kj->ij",
+        (32, 24),
+        (24, 16),
+        ("x:S(0)", "x:S(1)"),
+        "x:S(0)",
+        {"rotate_rhs"},
+    ),
+    "columns, rows, the other result": (
+        (8,),
+        "ik,kj->ij",
+        (32, 24),
+        (24, 16),
+        ("x:S(0)", "x:S(1)"),
+        "x:S(1)",
+        {"rotate_lhs"},
+    ),
+    "contracted on one side": (
+        (8,),
+        "ik,kj->ij",
+        (32, 24),
+        (24, 16),
+        ("x:S(0)", "x:S(0)"),
+        "x:S(0)",
+        {"rotate_rhs"},
+    ),
+    "contracted on the other": (
+        (8,),
+        "ik,kj->ij",
+        (32, 24),
+        (24, 16),
+        ("x:S(1)", "x:S(1)"),
+        "x:S(1)",
+        {"rotate_lhs"},
+    ),
+    "batched": (
+        (4,),
+        "bik,bkj->bij",
+        (2, 8, 12),
+        (2, 12, 8),
+        ("x:S(1)", "x:S(1)"),
+        "x:S(1)",
+        {"rotate_rhs"},
+    ),
+    "heads": (
+        (4,),
+        "bshd,hdm->bsm",
+        (2, 8, 4, 3),
+        (4, 3, 8),
+        ("x:S(1)", "x:S(0)"),
+        "x:S(1)",
+        {"rotate_rhs"},
+    ),
+    "SUMMA": (
+        (2, 4),
+        "ik,kj->ij",
+        (16, 24),
+        (24, 32),
+        ("x:S(0) y:S(1)",) * 2,
+        "x:S(0) y:S(1)",
+        {"rotate_lhs", "rotate_rhs"},
+    ),
+    "SUMMA, more rows": (
+        (4, 2),
+        "ik,kj->ij",
+        (64, 8),
+        (8, 8),
+        ("x:S(0) y:S(1)",) * 2,
+        "x:S(0) y:S(1)",
+        {"rotate_lhs", "rotate_rhs"},
+    ),
 }
 
 
 def plan_of(case, dtype=np.float32):
     shape, equation, a, b, types, out, _ = CASES[case]
     mesh = sbp.make_mesh(shape, ("x", "y")[: len(shape)])
-    fn = sbp.jit(lambda x, y: jnp.einsum(equation, x, y), mesh, in_types=types, out_types=out, hardware=SENDS_FREELY)
+    fn = sbp.jit(
+        lambda x, y: jnp.einsum(equation, x, y),
+        mesh,
+        in_types=types,
+        out_types=out,
+        hardware=SENDS_FREELY,
+    )
     x, y = normal(*a, dtype=dtype), normal(*b, seed=1, dtype=dtype)
     return fn, fn.plan(x, y), x, y
 
 
 def kernels(plan):
-    return {k for operation, _ in plan.program.kernels() for k in operation.row.kernels if k != "local"}
+    return {
+        k for operation, _ in plan.program.kernels() for k in operation.row.kernels if k != "local"
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,7 +152,13 @@ def test_uneven_shards_go_round(sizes):
 def test_gradients_go_round():
     mesh = sbp.make_mesh((4,), ("x",))
     fn = jax.value_and_grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), argnums=(0, 1))
-    f = sbp.jit(fn, mesh, in_types=("x:S(0)", "x:S(1)"), out_types=("B", ("x:S(0)", "x:S(1)")), hardware=SENDS_FREELY)
+    f = sbp.jit(
+        fn,
+        mesh,
+        in_types=("x:S(0)", "x:S(1)"),
+        out_types=("B", ("x:S(0)", "x:S(1)")),
+        hardware=SENDS_FREELY,
+    )
     x, y = normal(16, 24), normal(24, 8, seed=1)
     assert "rotate_rhs" in kernels(f.plan(x, y))
     for got, want in zip(jax.tree.leaves(f(x, y)), jax.tree.leaves(jax.jit(fn)(x, y)), strict=True):
@@ -89,6 +168,8 @@ def test_gradients_go_round():
 def test_a_ring_that_hides_nothing_is_not_taken():
     """Where a device does not compute while it sends, one gather is as good, and starts once."""
     mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(lambda x, y: x @ y, mesh, in_types=("x:S(0)", "x:S(1)"), out_types="x:S(0)", hardware="cpu")
+    f = sbp.jit(
+        lambda x, y: x @ y, mesh, in_types=("x:S(0)", "x:S(1)"), out_types="x:S(0)", hardware="cpu"
+    )
     plan = f.plan(normal(4096, 512), normal(512, 64))
     assert not kernels(plan) and any(p.bytes_per_device for p in plan.program.boxes())

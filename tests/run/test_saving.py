@@ -1,4 +1,5 @@
-"""What the forward pass has sent is not sent again by rematerialisation, unless memory demands it."""
+"""What the forward pass has sent is not sent again by rematerialisation, unless memory demands
+it."""
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +31,15 @@ def scanned(weights, x):
 
 def unrolled(weights, x):
     for n in range(LAYERS):
-        x = jax.checkpoint(lambda x, w: jnp.tanh(layer(x, w)) + x)(x, jax.tree.map(lambda w, n=n: w[n], weights))
+        x = jax.checkpoint(lambda x, w: jnp.tanh(layer(x, w)) + x)(
+            x, jax.tree.map(lambda w, n=n: w[n], weights)
+        )
     return x
 
 
 def counted(weights, x):
-    """Rematerialised inside of a loop with a carry of its own: the counter is no part of what is saved."""
+    """Rematerialised inside of a loop with a carry of its own: the counter is no part of what is
+    saved."""
 
     def body(carry, w):
         x, n = carry
@@ -52,7 +56,9 @@ def twice(weights, x):
 
 
 def backwards(weights, x):
-    return lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(layer(x, w)) + x, None)), x, weights, reverse=True)[0]
+    return lax.scan(
+        jax.checkpoint(lambda x, w: (jnp.tanh(layer(x, w)) + x, None)), x, weights, reverse=True
+    )[0]
 
 
 MODELS = {f.__name__: f for f in (scanned, unrolled, counted, twice, backwards)}
@@ -68,20 +74,28 @@ def step(model):
 def arguments():
     rng = np.random.default_rng(0)
     shapes = (LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH), (BATCH, WIDTH)
-    up, down, x = (jnp.asarray(rng.standard_normal(s) / np.sqrt(s[-2]), jnp.float32) for s in shapes)
+    up, down, x = (
+        jnp.asarray(rng.standard_normal(s) / np.sqrt(s[-2]), jnp.float32) for s in shapes
+    )
     return (up, down), x
 
 
 SCALE = 64
-"""The planned programs are so much wider, so that a layer's weights are dearer to move than its activations."""
+"""The planned programs are so much wider, so that a layer's weights are dearer to move than its
+activations."""
 
 
 def crossed(xs, w):
-    """Nested loops of one length over the same values: what depends on one index is no copy of what depends on the other."""
+    """Nested loops of one length over the same values: what depends on one index is no copy of what
+    depends on the other."""
     a, b = lax.map(lambda xi: lax.map(lambda xj: (jnp.tanh(xj @ w), jnp.tanh(xi @ w)), xs), xs)
     a, b = sbp.split(a, 2, "data"), sbp.split(b, 2, "data")
     f = jax.checkpoint(lambda a: jnp.sum(jnp.sin(sbp.replicate(a, "data"))))
-    g = jax.checkpoint(lambda b: jnp.sum(jnp.sin(sbp.replicate(b, "data")) * jnp.arange(float(len(xs)))[:, None, None, None]))
+    g = jax.checkpoint(
+        lambda b: jnp.sum(
+            jnp.sin(sbp.replicate(b, "data")) * jnp.arange(float(len(xs)))[:, None, None, None]
+        )
+    )
     return f(a) + g(b)
 
 
@@ -90,11 +104,22 @@ def test_indices_of_nested_loops_are_two():
     xs, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((8, 8, 8), (8, 8)))
     want = jax.jit(jax.grad(crossed, (0, 1)))(xs, w)
     got = sbp.jit(jax.grad(crossed, (0, 1)), sbp.make_mesh((8,), ("data",)))(xs, w)
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())), got, want)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(
+            g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())
+        ),
+        got,
+        want,
+    )
 
 
 @pytest.mark.parametrize(
-    "fn", [lambda x: x, lambda x: lax.scan(lambda c, _: ((c[1], c[0]), None), (x, x + 1), None, length=3)[0]], ids=["identity", "swap"]
+    "fn",
+    [
+        lambda x: x,
+        lambda x: lax.scan(lambda c, _: ((c[1], c[0]), None), (x, x + 1), None, length=3)[0],
+    ],
+    ids=["identity", "swap"],
 )
 def test_blocks_without_operations(fn):
     x = jnp.arange(16.0)
@@ -104,8 +129,18 @@ def test_blocks_without_operations(fn):
 
 def plan(model, memory_limit=None):
     (up, down), x = jax.tree.map(lambda a: a.shape, arguments())
-    shapes = ((up[0], *(SCALE * d for d in up[1:])), (down[0], *(SCALE * d for d in down[1:]))), (x[0], SCALE * x[1])
-    args = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=lambda s: isinstance(s[0], int))
+    shapes = (
+        ((up[0], *(SCALE * d for d in up[1:])), (down[0], *(SCALE * d for d in down[1:]))),
+        (
+            x[0],
+            SCALE * x[1],
+        ),
+    )
+    args = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s, jnp.float32),
+        shapes,
+        is_leaf=lambda s: isinstance(s[0], int),
+    )
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     return sbp.jit(step(model), mesh, hardware="tpu-v5p", memory_limit=memory_limit).plan(*args)
 
@@ -121,7 +156,13 @@ def test_values(model, shape):
     args = arguments()
     want = jax.jit(step(model))(*args)
     got = sbp.jit(step(model), sbp.make_mesh(shape, ("data", "model")))(*args)
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())), got, want)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(
+            g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())
+        ),
+        got,
+        want,
+    )
 
 
 @pytest.mark.parametrize("model", ["scanned", "unrolled", "counted", "backwards"])
@@ -130,7 +171,9 @@ def test_a_reduction_of_the_forward_is_not_repeated(model, monkeypatch):
     monkeypatch.setattr(fit, "without_repeats", lambda program, *_: program)
     repeated = plan(model)
     assert saved.program.typing.saved_seconds > 0 == repeated.program.typing.saved_seconds
-    assert runs(saved.program) <= runs(repeated.program) - LAYERS + 1  # the last layer's is not recomputed by every model
+    assert (
+        runs(saved.program) <= runs(repeated.program) - LAYERS + 1
+    )  # the last layer's is not recomputed by every model
     assert saved.cost.bytes_per_device < repeated.cost.bytes_per_device
     assert saved.cost.seconds < repeated.cost.seconds
 
@@ -161,7 +204,23 @@ def test_policies_of_readers_hold(inner):
     weights, x = arguments()
     want = jax.jit(jax.value_and_grad(loss))(weights, x)
     for hardware in ("cpu", "tpu-v3"):
-        f = sbp.jit(jax.value_and_grad(loss), sbp.make_mesh((2, 4), ("data", "model")), boxing="reduce", hardware=hardware)
-        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())), f(weights, x), want)
-        wide = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*a.shape[:-2], *(SCALE * d for d in a.shape[-2:])), a.dtype), (weights, x))
+        f = sbp.jit(
+            jax.value_and_grad(loss),
+            sbp.make_mesh((2, 4), ("data", "model")),
+            boxing="reduce",
+            hardware=hardware,
+        )
+        jax.tree.map(
+            lambda g, w: np.testing.assert_allclose(
+                g, w, rtol=2e-4, atol=2e-5 * float(jnp.abs(w).max())
+            ),
+            f(weights, x),
+            want,
+        )
+        wide = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(
+                (*a.shape[:-2], *(SCALE * d for d in a.shape[-2:])), a.dtype
+            ),
+            (weights, x),
+        )
         assert f.check(*wide).ok

@@ -1,4 +1,5 @@
-"""What a split dim is reduced to travels, not the dim: softmax, cross-entropy, means, argmax, top-k, prefixes over a split dim."""
+"""What a split dim is reduced to travels, not the dim: softmax, cross-entropy, means, argmax,
+top-k, prefixes over a split dim."""
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +38,14 @@ PROGRAMS = {
     "softmax": (lambda x, y: jnp.max(jax.nn.softmax(x) * x, -1), SCALARS),
     "logsumexp": (lambda x, y: jax.nn.logsumexp(x, axis=-1), SCALARS),
     "cross-entropy": (cross_entropy, SCALARS),
-    "cross-entropy and its gradient": (lambda x, y: jax.tree.map(jnp.max, jax.value_and_grad(cross_entropy)(x, y)), 2 * SCALARS),
-    "cross-entropy with one-hot labels": (lambda x, y: jax.tree.map(jnp.max, jax.value_and_grad(one_hot_entropy)(x, y)), 2 * SCALARS),
+    "cross-entropy and its gradient": (
+        lambda x, y: jax.tree.map(jnp.max, jax.value_and_grad(cross_entropy)(x, y)),
+        2 * SCALARS,
+    ),
+    "cross-entropy with one-hot labels": (
+        lambda x, y: jax.tree.map(jnp.max, jax.value_and_grad(one_hot_entropy)(x, y)),
+        2 * SCALARS,
+    ),
     "mean": (lambda x, y: jnp.mean(x, -1), SCALARS),
     "layer norm": (normalised, SCALARS),
     "argmax": (lambda x, y: jnp.argmax(x, -1), 4 * SCALARS),
@@ -50,7 +57,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=["8", "2x4"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_split_vocabulary_moves_little(name, shape):
-    """Plan and compiled program move a few values per row and device, a hundredth of what gathering the rows would."""
+    """Plan and compiled program move a few values per row and device, a hundredth of what gathering
+    the rows would."""
     fn, scalars = PROGRAMS[name]
     names = ("x", "y")[: len(shape)]
     mesh = sbp.make_mesh(shape, names)
@@ -66,11 +74,16 @@ def test_a_split_vocabulary_moves_little(name, shape):
     assert moved <= scalars * ROWS * 4 * n
     assert moved * 25 < (n - 1) / n * LOGITS.nbytes
     assert_within_plan(plan, shape)
-    for got, want in zip(jax.tree.leaves(f(LOGITS, LABELS)), jax.tree.leaves(jax.jit(fn)(LOGITS, LABELS)), strict=True):
+    for got, want in zip(
+        jax.tree.leaves(f(LOGITS, LABELS)),
+        jax.tree.leaves(jax.jit(fn)(LOGITS, LABELS)),
+        strict=True,
+    ):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=2e-4, atol=2e-4)
 
 
 def at_boundary(planned):
-    """Whether a conversion stands at the program's end, or at the annotation: inputs and results that do not divide are whole there."""
+    """Whether a conversion stands at the program's end, or at the annotation: inputs and results
+    that do not divide are whole there."""
     reader = planned.box.reader
     return reader is None or reader.op == "sbp_annotate"

@@ -1,4 +1,5 @@
-"""Right `shard_map` programs as people write them, each with the plain function that it computes."""
+"""Right `shard_map` programs as people write them, each with the plain function that it
+computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def outer_grad(body, ins, outs, argnums):
     return make
 
 
-# ---- tensor, sequence and vocabulary parallel --------------------------------------------------------------------------------------------
+# ---- tensor, sequence and vocabulary parallel ---------------------------------------------------
 
 
 def mlp_loss(x, w1, w2):
@@ -155,7 +156,9 @@ def attention(x, wq, wk, wv, wo, heads):
     q, k, v = ((x @ w).reshape(*x.shape[:2], heads, -1) for w in (wq, wk, wv))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(q.shape[-1])
     scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
-    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v).reshape(*x.shape[:2], -1) @ wo
+    return (
+        jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v).reshape(*x.shape[:2], -1) @ wo
+    )
 
 
 def attention_loss(x, wq, wk, wv, wo):
@@ -182,7 +185,7 @@ def stable_cross_entropy(logits, labels):
     return (jnp.log(total) + top - picked).mean()
 
 
-# ---- data parallel, ZeRO, accumulation ---------------------------------------------------------------------------------------------------
+# ---- data parallel, ZeRO, accumulation ----------------------------------------------------------
 
 STEP = (PS(), PS("data"), PS("data"))
 
@@ -241,7 +244,8 @@ def adam_split(w, m, v, x, y):
 
 
 def weights_gathered(w, x, y):
-    """ZeRO-3: weights are split; what is gathered in the forward pass is scattered in the backward one."""
+    """ZeRO-3: weights are split; what is gathered in the forward pass is scattered in the backward
+    one."""
 
     def loss(w):
         return squared(lax.all_gather(w, "data", tiled=True), x, y)
@@ -285,11 +289,12 @@ def weighted(loss, mask):
     return total / jnp.maximum(count, 1.0)
 
 
-# ---- experts -----------------------------------------------------------------------------------------------------------------------------
+# ---- experts ------------------------------------------------------------------------------------
 
 
 def gating(x, wg):
-    """Top-1 routing of groups [G, S, M]: dispatch and combine masks, and the auxiliary loss of each group."""
+    """Top-1 routing of groups [G, S, M]: dispatch and combine masks, and the auxiliary loss of each
+    group."""
     capacity = x.shape[1] // E * 2
     gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x, wg))
     chosen = jax.nn.one_hot(jnp.argmax(gates, -1), E)
@@ -343,7 +348,7 @@ WG = draw(12, E, seed=40)
 MOE_TOKENS = draw(64, 12, seed=41)
 
 
-# ---- small idioms ------------------------------------------------------------------------------------------------------------------------
+# ---- small idioms -------------------------------------------------------------------------------
 
 
 def reduce_scatter_by_hand(u, v):
@@ -408,7 +413,12 @@ def dropped(x):
 
 
 def half_precision(u, v):
-    return lax.psum(jnp.matmul(u.astype(jnp.bfloat16), v.astype(jnp.bfloat16), preferred_element_type=jnp.float32), "model")
+    return lax.psum(
+        jnp.matmul(
+            u.astype(jnp.bfloat16), v.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        ),
+        "model",
+    )
 
 
 def half_reference(u, v):
@@ -426,7 +436,8 @@ def deferred(us, v):
 
 
 def scores_scaled(q, k):
-    """The contracted dim is split; its length is the square of a number that is the axis size as well."""
+    """The contracted dim is split; its length is the square of a number that is the axis size as
+    well."""
     return jax.nn.softmax(lax.psum(q @ k.T, "model") / jnp.sqrt(16.0), -1)
 
 
@@ -437,92 +448,179 @@ SPLIT_ROWS = PS("model", None)
 PROGRAMS = {
     "megatron_mlp": Program(mapped(mlp_reduced, MLP, ROWS), mlp, (X, W1, W2)),
     "megatron_mlp_gradient": Program(
-        outer_grad(mlp_loss_mapped, MLP, PS(), (0, 1, 2)), jax.value_and_grad(mlp_loss, (0, 1, 2)), (X, W1, W2)
+        outer_grad(mlp_loss_mapped, MLP, PS(), (0, 1, 2)),
+        jax.value_and_grad(mlp_loss, (0, 1, 2)),
+        (X, W1, W2),
     ),
     "megatron_step": Program(
-        mapped(megatron_step, MLP, (PS(), PS(None, "model"), PS("model", None))), megatron_reference, (X, W1, W2), vma=(False,)
+        mapped(megatron_step, MLP, (PS(), PS(None, "model"), PS("model", None))),
+        megatron_reference,
+        (X, W1, W2),
+        vma=(False,),
     ),
     "sequence_parallel": Program(
-        mapped(sequence_parallel, (PS("model", None), PS(None, "model"), PS("model", None)), PS("model", None)),
-        sequence_reference, (X, W1, W2),
+        mapped(
+            sequence_parallel,
+            (PS("model", None), PS(None, "model"), PS("model", None)),
+            PS("model", None),
+        ),
+        sequence_reference,
+        (X, W1, W2),
     ),
     "attention_gradient": Program(
         outer_grad(attention_loss, ATTENTION, PS(), (0, 1, 2, 3, 4)),
-        jax.value_and_grad(attention_reference, (0, 1, 2, 3, 4)), (SEQ, WQ, WK, WV, WO),
+        jax.value_and_grad(attention_reference, (0, 1, 2, 3, 4)),
+        (SEQ, WQ, WK, WV, WO),
     ),
-    "cross_entropy": Program(mapped(cross_entropy, (PS(None, "model"), PS()), PS()), cross_entropy_reference, (LOGITS, LABELS)),
+    "cross_entropy": Program(
+        mapped(cross_entropy, (PS(None, "model"), PS()), PS()),
+        cross_entropy_reference,
+        (LOGITS, LABELS),
+    ),
     "stable_cross_entropy": Program(
-        mapped(stable_cross_entropy, (PS(None, "model"), PS()), PS()), cross_entropy_reference, (LOGITS, LABELS)
+        mapped(stable_cross_entropy, (PS(None, "model"), PS()), PS()),
+        cross_entropy_reference,
+        (LOGITS, LABELS),
     ),
     "cross_entropy_gradient": Program(
-        outer_grad(stable_cross_entropy, (PS(None, "model"), PS()), PS(), 0), jax.value_and_grad(cross_entropy_reference), (LOGITS, LABELS)
+        outer_grad(stable_cross_entropy, (PS(None, "model"), PS()), PS(), 0),
+        jax.value_and_grad(cross_entropy_reference),
+        (LOGITS, LABELS),
     ),
-    "embedding": Program(mapped(looked_up, (PS("model"), PS()), PS()), lambda t, i: t[i], (TABLE, IDS)),
-    "step_averaged": Program(mapped(step_averaged, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)),
-    "step_of_mean": Program(mapped(step_of_mean, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(True,)),
-    "step_of_mean_unchecked": Program(mapped(step_of_mean_unchecked, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)),
-    "step_of_sums": Program(mapped(step_of_sums, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)),
-    "step_by_hand": Program(mapped(step_by_hand, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)),
+    "embedding": Program(
+        mapped(looked_up, (PS("model"), PS()), PS()), lambda t, i: t[i], (TABLE, IDS)
+    ),
+    "step_averaged": Program(
+        mapped(step_averaged, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "step_of_mean": Program(
+        mapped(step_of_mean, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(True,)
+    ),
+    "step_of_mean_unchecked": Program(
+        mapped(step_of_mean_unchecked, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "step_of_sums": Program(
+        mapped(step_of_sums, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "step_by_hand": Program(
+        mapped(step_by_hand, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
     "adam_split": Program(
-        mapped(adam_split, (PS(), PS("data"), PS("data"), PS("data"), PS("data")), (PS(), PS("data"), PS("data"))),
-        adam_reference, (W, 0 * W, 0 * W, X, Y), vma=(False,),
+        mapped(
+            adam_split,
+            (PS(), PS("data"), PS("data"), PS("data"), PS("data")),
+            (PS(), PS("data"), PS("data")),
+        ),
+        adam_reference,
+        (W, 0 * W, 0 * W, X, Y),
+        vma=(False,),
     ),
     "weights_gathered": Program(
-        mapped(weights_gathered, (PS("data"), PS("data"), PS("data")), (PS(), PS("data"))), step_reference, (W, X, Y)
+        mapped(weights_gathered, (PS("data"), PS("data"), PS("data")), (PS(), PS("data"))),
+        step_reference,
+        (W, X, Y),
     ),
-    "accumulated": Program(mapped(accumulated, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)),
-    "clipped": Program(mapped(clipped, STEP, (PS(), PS())), clipped_reference, (W, X, Y), vma=(False,)),
+    "accumulated": Program(
+        mapped(accumulated, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "clipped": Program(
+        mapped(clipped, STEP, (PS(), PS())), clipped_reference, (W, X, Y), vma=(False,)
+    ),
     "norm_of_split_and_whole": Program(
-        mapped(norm_of_split_and_whole, (PS(None, "model"), PS()), PS()), lambda a, b: jnp.sqrt((a * a).sum() + (b * b).sum()), (W1, X)
+        mapped(norm_of_split_and_whole, (PS(None, "model"), PS()), PS()),
+        lambda a, b: jnp.sqrt((a * a).sum() + (b * b).sum()),
+        (W1, X),
     ),
     "weighted": Program(
-        mapped(weighted, (PS("data"), PS("data")), PS()), lambda x, m: (x * m).sum() / m.sum(),
-        (draw(16, seed=12), np.float32(np.arange(16) < 11))
+        mapped(weighted, (PS("data"), PS("data")), PS()),
+        lambda x, m: (x * m).sum() / m.sum(),
+        (draw(16, seed=12), np.float32(np.arange(16) < 11)),
     ),
     "experts": Program(
-        mapped(exchanged, (PS("model"),) * 5, PS("model")), experts, (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT)
+        mapped(exchanged, (PS("model"),) * 5, PS("model")),
+        experts,
+        (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT),
     ),
     "moe_gradient": Program(
         outer_grad(moe_mapped, (PS("model"), PS(), PS("model"), PS("model")), PS(), (0, 1, 2, 3)),
-        jax.value_and_grad(moe_reference, (0, 1, 2, 3)), (TOKENS, WG, W_IN, W_OUT),
+        jax.value_and_grad(moe_reference, (0, 1, 2, 3)),
+        (TOKENS, WG, W_IN, W_OUT),
     ),
     "moe_of_tokens": Program(
-        mapped(moe_of_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")), moe_tokens_reference,
-        (MOE_TOKENS, WG, W_IN, W_OUT)
+        mapped(moe_of_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")),
+        moe_tokens_reference,
+        (MOE_TOKENS, WG, W_IN, W_OUT),
     ),
-    "ring_attention": Program(mapped(ring_attention, (SPLIT_ROWS,) * 3, SPLIT_ROWS), attention_of_rows, (Q, K, VALUES)),
+    "ring_attention": Program(
+        mapped(ring_attention, (SPLIT_ROWS,) * 3, SPLIT_ROWS), attention_of_rows, (Q, K, VALUES)
+    ),
     "ring_product": Program(
-        mapped(ring_product, (SPLIT_ROWS, PS(None, "model")), PS(None, "model")), lambda x, w: x @ w, (X, W1), vma=(False,)
+        mapped(ring_product, (SPLIT_ROWS, PS(None, "model")), PS(None, "model")),
+        lambda x, w: x @ w,
+        (X, W1),
+        vma=(False,),
     ),
     "ring_sum": Program(
-        mapped(ring_sum, (PS("model"),), PS()), lambda x: x.reshape(N_MODEL, -1, x.shape[1]).sum(0),
-        (X,), vma=(False,), notes=("not-analysed",)
+        mapped(ring_sum, (PS("model"),), PS()),
+        lambda x: x.reshape(N_MODEL, -1, x.shape[1]).sum(0),
+        (X,),
+        vma=(False,),
+        notes=("not-analysed",),
     ),
-    "split_keys": Program(mapped(split_keys, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES)),
+    "split_keys": Program(
+        mapped(split_keys, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES)
+    ),
     "split_keys_gathered": Program(
-        mapped(split_keys_gathered, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES), vma=(False,)
+        mapped(split_keys_gathered, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()),
+        attention_of_rows,
+        (Q, K, VALUES),
+        vma=(False,),
     ),
-    "pipeline": Program(mapped(pipeline, (PS("model"), PS()), PS()), pipeline_reference, (STAGES, MICRO)),
-    "heads_for_tokens": Program(mapped(heads_for_tokens, (PS("model"),), PS("model")), heads_reference, (draw(8, 4, 6, seed=70),)),
+    "pipeline": Program(
+        mapped(pipeline, (PS("model"), PS()), PS()), pipeline_reference, (STAGES, MICRO)
+    ),
+    "heads_for_tokens": Program(
+        mapped(heads_for_tokens, (PS("model"),), PS("model")),
+        heads_reference,
+        (draw(8, 4, 6, seed=70),),
+    ),
     "reduce_scatter_by_hand": Program(
-        mapped(reduce_scatter_by_hand, (PS(None, "model"), PS("model", None)), SPLIT_ROWS), lambda u, v: u @ v, (U, V)
+        mapped(reduce_scatter_by_hand, (PS(None, "model"), PS("model", None)), SPLIT_ROWS),
+        lambda u, v: u @ v,
+        (U, V),
     ),
-    "gathered_and_summed": Program(mapped(gathered_and_summed, MATMUL, ROWS), lambda u, v: u @ v, (U, V), vma=(False,)),
-    "bias_on_first": Program(mapped(bias_on_first, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)),
-    "bias_shared": Program(mapped(bias_shared, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)),
-    "power_iteration": Program(mapped(power_iteration, (SPLIT_ROWS,), PS()), power_reference, (SYMMETRIC,), vma=(False,)),
-    "standard": Program(mapped(standard, (PS("data"),), PS("data")), lambda x: (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3), (X,)),
+    "gathered_and_summed": Program(
+        mapped(gathered_and_summed, MATMUL, ROWS), lambda u, v: u @ v, (U, V), vma=(False,)
+    ),
+    "bias_on_first": Program(
+        mapped(bias_on_first, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)
+    ),
+    "bias_shared": Program(
+        mapped(bias_shared, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)
+    ),
+    "power_iteration": Program(
+        mapped(power_iteration, (SPLIT_ROWS,), PS()), power_reference, (SYMMETRIC,), vma=(False,)
+    ),
+    "standard": Program(
+        mapped(standard, (PS("data"),), PS("data")),
+        lambda x: (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3),
+        (X,),
+    ),
     "parts_side_by_side": Program(
         mapped(parts_side_by_side, (PS("data"),), (PS("data"), PS())),
-        lambda x: ((x * x).reshape(N_DATA, -1).sum(1), (x * x).sum()), (X,),
+        lambda x: ((x * x).reshape(N_DATA, -1).sum(1), (x * x).sum()),
+        (X,),
     ),
     "dropped": Program(mapped(dropped, (PS("data"),), PS()), lambda x: x.mean(), (X,)),
     "half_precision": Program(mapped(half_precision, MATMUL, ROWS), half_reference, (U, V)),
     "deferred": Program(
-        mapped(deferred, (PS(None, "data", "model"), PS("model", None)), ROWS), lambda us, v: 2.0 * (us @ v).sum(0),
-        (draw(3, 16, 32, seed=8), V)
+        mapped(deferred, (PS(None, "data", "model"), PS("model", None)), ROWS),
+        lambda us, v: 2.0 * (us @ v).sum(0),
+        (draw(3, 16, 32, seed=8), V),
     ),
     "scores_scaled": Program(
-        mapped(scores_scaled, (PS(None, "model"), PS(None, "model")), PS()), lambda q, k: jax.nn.softmax(q @ k.T / 4.0, -1), (Q, K)
+        mapped(scores_scaled, (PS(None, "model"), PS(None, "model")), PS()),
+        lambda q, k: jax.nn.softmax(q @ k.T / 4.0, -1),
+        (Q, K),
     ),
-}  # fmt: skip
+}

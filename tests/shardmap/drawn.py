@@ -1,7 +1,8 @@
-"""Random bodies of a `shard_map`, and whether they are right: a right body computes on n devices what it does on one.
+"""Random bodies of a `shard_map`, and whether they are right: a right body computes on n devices
+what it does on one.
 
-On one device every collective is the identity, so the body on an axis of size 1 and whole operands is the program that is meant.
-Devices are lanes of a `vmap`; nothing of the checker is used.
+On one device every collective is the identity, so the body on an axis of size 1 and whole operands
+is the program that is meant. Devices are lanes of a `vmap`; nothing of the checker is used.
 """
 
 from dataclasses import dataclass
@@ -72,14 +73,22 @@ def apply(op, values, dim):
 
 
 def local_shape(shape, spec, n):
-    return tuple(size // n if d < len(spec) and spec[d] == AXIS else size for d, size in enumerate(shape))
+    return tuple(
+        size // n if d < len(spec) and spec[d] == AXIS else size for d, size in enumerate(shape)
+    )
 
 
 def draw_body(seed: int) -> Body | None:
     """A body whose steps fit, on one device and on several; None when the draw came to nothing."""
     rng = np.random.default_rng(seed)
     specs = {name: draw_spec(rng, shape) for name, shape in SHAPES.items()}
-    shapes = {n: [jax.ShapeDtypeStruct(local_shape(s, specs[k], n), jnp.float64) for k, s in SHAPES.items()] for n in (1, N)}
+    shapes = {
+        n: [
+            jax.ShapeDtypeStruct(local_shape(s, specs[k], n), jnp.float64)
+            for k, s in SHAPES.items()
+        ]
+        for n in (1, N)
+    }
     steps, wanted = [], int(rng.integers(2, 8))
     for _ in range(60):
         if len(steps) == wanted:
@@ -104,11 +113,19 @@ def draw_spec(rng, shape):
 
 def draw_step(rng, shapes):
     pool = len(shapes)
-    late = lambda: int(rng.integers(max(0, pool - 3), pool)) if rng.random() < 0.7 else int(rng.integers(0, pool))
+    late = lambda: (
+        int(rng.integers(max(0, pool - 3), pool))
+        if rng.random() < 0.7
+        else int(rng.integers(0, pool))
+    )
     kind = rng.random()
     if kind < 0.35:
         i = late()
-        return str(rng.choice(list(BINARY))), (i, int(rng.choice([k for k in range(pool) if k != i]))), 0
+        return (
+            str(rng.choice(list(BINARY))),
+            (i, int(rng.choice([k for k in range(pool) if k != i]))),
+            0,
+        )
     i = late()
     if kind < 0.65 and shapes[i].shape:
         return str(rng.choice(list(ALONG))), (i,), int(rng.integers(0, len(shapes[i].shape)))
@@ -127,7 +144,9 @@ def fits(one, several):
     if len(one) != len(several):
         return False
     unequal = [(a, b) for a, b in zip(one, several, strict=True) if a != b]
-    return all(b > 1 for b in several) and (not unequal or (len(unequal) == 1 and unequal[0][0] == N * unequal[0][1]))
+    return all(b > 1 for b in several) and (
+        not unequal or (len(unequal) == 1 and unequal[0][0] == N * unequal[0][1])
+    )
 
 
 def used(steps, inputs):
@@ -139,7 +158,9 @@ def used(steps, inputs):
             needed |= set(steps[k][1])
     places = {k: inputs + i for i, k in enumerate(reversed(kept))}
     renamed = lambda i: i if i < inputs else places[i - inputs]
-    return tuple((steps[k][0], tuple(renamed(i) for i in steps[k][1]), steps[k][2]) for k in reversed(kept))
+    return tuple(
+        (steps[k][0], tuple(renamed(i) for i in steps[k][1]), steps[k][2]) for k in reversed(kept)
+    )
 
 
 def values():

@@ -1,4 +1,5 @@
-"""Wrong `shard_map` programs whose repair depends on where the fault is: in gradients, in helper functions, inside of library functions."""
+"""Wrong `shard_map` programs whose repair depends on where the fault is: in gradients, in helper
+functions, inside of library functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,11 +39,18 @@ class Faulty:
     outside: Callable[..., Any] = lambda region: region
 
     def program(self, check_vma):
-        region = jax.shard_map(self.wrong, mesh=mesh(), in_specs=self.ins, out_specs=self.outs, check_vma=check_vma)
+        region = jax.shard_map(
+            self.wrong, mesh=mesh(), in_specs=self.ins, out_specs=self.outs, check_vma=check_vma
+        )
         return self.outside(region)
 
 
-X, Y, W, BIAS = draw(16, 32, seed=1), draw(16, 24, seed=2), draw(32, 24, seed=3) * np.float32(0.3), draw(24, seed=4)
+X, Y, W, BIAS = (
+    draw(16, 32, seed=1),
+    draw(16, 24, seed=2),
+    draw(32, 24, seed=3) * np.float32(0.3),
+    draw(24, seed=4),
+)
 W1, W2 = draw(32, 64, seed=5) * np.float32(0.2), draw(64, 24, seed=6) * np.float32(0.2)
 SQUARE = draw(64, 32, seed=7) * np.float32(0.2)
 PARAMS = {"w": W, "b": BIAS}
@@ -71,7 +79,7 @@ def step_of_tree(p, x, y):
     return value, update(p, g)
 
 
-# ---- gradients inside of the region ------------------------------------------------------------------------------------------------------
+# ---- gradients inside of the region -------------------------------------------------------------
 
 
 def gradient_left(w, x, y):
@@ -219,23 +227,43 @@ GRADIENTS = {
     "gradients_left": Faulty(gradients_left, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "value_left": Faulty(value_left, step, (W, X, Y), STEP, PS()),
     "gradient_returned": Faulty(gradient_returned, jax.grad(loss), (W, X, Y), STEP, PS()),
-    "gradients_of_helper": Faulty(gradients_of_helper, two_steps, (W, X, Y), STEP, PS(), helped=False),
-    "share_left": Faulty(share_left, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()),
-    "share_averaged": Faulty(share_averaged, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()),
-    "scattered_sum": Faulty(scattered_sum, jax.grad(loss), (W, X, Y), STEP, PS("data")),
-    "gradient_squared": Faulty(gradient_squared, lambda w, x, y: jax.grad(loss)(w, x, y) ** 2, (W, X, Y), STEP, PS()),
-    "penalty_counted_twice": Faulty(penalty_counted_twice, penalised_step, (W, X, Y), STEP, PS(), helped=False),
-    "masked_by_shard": Faulty(masked_by_shard, masked_step, (W, X, Y, MASK), (*STEP, PS("data")), PS(), helped=False),
-    "tensor_parallel": Faulty(tensor_parallel, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False),
-    "tensor_parallel_unreduced": Faulty(
-        tensor_parallel_unreduced, slope_of_biased, (X, W1, W2), MLP, PS(None, "model"), helped=False, vma=(True, False)
+    "gradients_of_helper": Faulty(
+        gradients_of_helper, two_steps, (W, X, Y), STEP, PS(), helped=False
     ),
-    "cotangent_summed": Faulty(cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False),
+    "share_left": Faulty(share_left, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()),
+    "share_averaged": Faulty(
+        share_averaged, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()
+    ),
+    "scattered_sum": Faulty(scattered_sum, jax.grad(loss), (W, X, Y), STEP, PS("data")),
+    "gradient_squared": Faulty(
+        gradient_squared, lambda w, x, y: jax.grad(loss)(w, x, y) ** 2, (W, X, Y), STEP, PS()
+    ),
+    "penalty_counted_twice": Faulty(
+        penalty_counted_twice, penalised_step, (W, X, Y), STEP, PS(), helped=False
+    ),
+    "masked_by_shard": Faulty(
+        masked_by_shard, masked_step, (W, X, Y, MASK), (*STEP, PS("data")), PS(), helped=False
+    ),
+    "tensor_parallel": Faulty(
+        tensor_parallel, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
+    ),
+    "tensor_parallel_unreduced": Faulty(
+        tensor_parallel_unreduced,
+        slope_of_biased,
+        (X, W1, W2),
+        MLP,
+        PS(None, "model"),
+        helped=False,
+        vma=(True, False),
+    ),
+    "cotangent_summed": Faulty(
+        cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
+    ),
     "copied_unsummed": Faulty(copied_unsummed, copied, (X, W1, W2, WHOLE), (*MLP, PS()), PS()),
 }
 
 
-# ---- gradients of the region -----------------------------------------------------------------------------------------------------------
+# ---- gradients of the region --------------------------------------------------------------------
 
 
 def doubled_loss(w, x, y):
@@ -256,8 +284,24 @@ def biased(x, w1, w2, b):
 
 
 OUTSIDE = {
-    "doubled_loss": Faulty(doubled_loss, jax.value_and_grad(loss), (W, X, Y), STEP, PS(), vma=(True, False), outside=jax.value_and_grad),
-    "summed_means": Faulty(summed_means, jax.value_and_grad(loss), (W, X, Y), STEP, PS(), vma=(True, False), outside=jax.value_and_grad),
+    "doubled_loss": Faulty(
+        doubled_loss,
+        jax.value_and_grad(loss),
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=(True, False),
+        outside=jax.value_and_grad,
+    ),
+    "summed_means": Faulty(
+        summed_means,
+        jax.value_and_grad(loss),
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=(True, False),
+        outside=jax.value_and_grad,
+    ),
     "bias_inside": Faulty(
         bias_inside,
         jax.grad(biased, (1, 3)),
@@ -270,7 +314,7 @@ OUTSIDE = {
 }
 
 
-# ---- helper and library functions, placements ------------------------------------------------------------------------------------------
+# ---- helper and library functions, placements ---------------------------------------------------
 
 
 def layer(x, w1, w2, b):
@@ -327,21 +371,64 @@ def largest_averaged(x):
 TALL = draw(64, 8, seed=9)
 
 PLACES = {
-    "two_layers": Faulty(two_layers, plain_layers, (X, W1, SQUARE, draw(32, seed=4)), (*MLP, PS()), PS("data"), vma=(True, False)),
+    "two_layers": Faulty(
+        two_layers,
+        plain_layers,
+        (X, W1, SQUARE, draw(32, seed=4)),
+        (*MLP, PS()),
+        PS("data"),
+        vma=(True, False),
+    ),
     "second_row_doubled": Faulty(
-        second_row_doubled, lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data"), helped=False
+        second_row_doubled,
+        lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2,
+        (X, W1, W2),
+        MLP,
+        PS("data"),
+        helped=False,
     ),
     "log_sum_of_shards": Faulty(
-        log_sum_of_shards, lambda x: jax.nn.logsumexp(x, -1), (X,), (PS(None, "model"),), PS(), helped=False, vma=(True, False)
+        log_sum_of_shards,
+        lambda x: jax.nn.logsumexp(x, -1),
+        (X,),
+        (PS(None, "model"),),
+        PS(),
+        helped=False,
+        vma=(True, False),
     ),
-    "variance_of_shards": Faulty(variance_of_shards, lambda x: x.var(0), (X,), (PS("data"),), PS(), helped=False, vma=(True, False)),
-    "centred_by_shard": Faulty(centred_by_shard, lambda x: x.var(0), (X,), (PS("data"),), PS(), vma=(True, False)),
-    "summed_over_both": Faulty(summed_over_both, lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data")),
-    "tokens_left": Faulty(tokens_left, lambda x, w: ((x @ w) ** 2).sum(-1).mean(), (X, W), (PS("data"), PS(None, "model")), PS()),
+    "variance_of_shards": Faulty(
+        variance_of_shards,
+        lambda x: x.var(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+        helped=False,
+        vma=(True, False),
+    ),
+    "centred_by_shard": Faulty(
+        centred_by_shard, lambda x: x.var(0), (X,), (PS("data"),), PS(), vma=(True, False)
+    ),
+    "summed_over_both": Faulty(
+        summed_over_both, lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data")
+    ),
+    "tokens_left": Faulty(
+        tokens_left,
+        lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
+        (X, W),
+        (PS("data"), PS(None, "model")),
+        PS(),
+    ),
     "regularised_before": Faulty(
-        regularised_before, lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)), (TALL,), (PS("data"),), PS(), vma=(True, False)
+        regularised_before,
+        lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)),
+        (TALL,),
+        (PS("data"),),
+        PS(),
+        vma=(True, False),
     ),
-    "largest_averaged": Faulty(largest_averaged, lambda x: x.max(0), (X,), (PS("data"),), PS(), vma=(True, False)),
+    "largest_averaged": Faulty(
+        largest_averaged, lambda x: x.max(0), (X,), (PS("data"),), PS(), vma=(True, False)
+    ),
 }
 
 PROGRAMS = GRADIENTS | OUTSIDE | PLACES

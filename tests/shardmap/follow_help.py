@@ -1,4 +1,5 @@
-"""Follows a help of the checker to the word: what the text says is done to the source, and to nothing else."""
+"""Follows a help of the checker to the word: what the text says is done to the source, and to
+nothing else."""
 
 import ast
 import importlib.util
@@ -14,23 +15,32 @@ WHERE = (
 )
 LATE = r"(?:, and drop `(?P<late>.+)` at line (?P<then>\d+)(?: over (?P<over>.+))?)?"
 FORMS = {
-    "either": rf"reduce {WHERE} with lax\.psum\(\.\., (?P<axes>{AXES})\) if it is a share of a sum, "
-    rf"with lax\.pmean\(\.\., (?:{AXES})\) if it is the mean of its own shard{LATE}",
-    "reduce": rf"reduce {WHERE} with lax\.(?P<op>\w+)\(\.\., (?P<axes>{AXES})\){LATE}"
-    r"(?:, and leave (?P<out>`.+`) out of out_specs of result (?P<result>\d+))?",
+    "either": (
+        rf"reduce {WHERE} with lax\.psum\(\.\., (?P<axes>{AXES})\) if it is a share of a sum, "
+        rf"with lax\.pmean\(\.\., (?:{AXES})\) if it is the mean of its own shard{LATE}"
+    ),
+    "reduce": (
+        rf"reduce {WHERE} with lax\.(?P<op>\w+)\(\.\., (?P<axes>{AXES})\){LATE}"
+        r"(?:, and leave (?P<out>`.+`) out of out_specs of result (?P<result>\d+))?"
+    ),
     "drop": rf"drop {WHERE}(?: over (?P<over>.+))?",
     "instead": rf"lax\.(?P<op>\w+) in place of {WHERE}",
     "divide": rf"divide {WHERE} by (?P<by>\d+), the size of .+",
     "return": rf"return lax\.(?P<op>\w+)\(\.\., (?P<arguments>.+)\) of {WHERE}",
     "unsplit": r"leave (?P<out>`.+`) out of out_specs of result (?P<result>\d+)",
-    "redirect": rf"(?P<axes>{AXES}) in place of (?P<others>{AXES}) in {WHERE}"
-    r"(?:, and `(?P<more>\w+)` at dim (?P<dim>\d+) in out_specs of result (?P<result>\d+))?",
+    "redirect": (
+        rf"(?P<axes>{AXES}) in place of (?P<others>{AXES}) in {WHERE}"
+        r"(?:, and `(?P<more>\w+)` at dim (?P<dim>\d+) in out_specs of result (?P<result>\d+))?"
+    ),
 }
 
 
 def followed(help_text: str, source: str) -> Iterator[tuple[str, tuple]]:
-    """The edited sources, one for each reading that the help leaves open, with what it says of out_specs: (result, axis, dim or None)."""
-    form, found = next((f, m) for f, pattern in FORMS.items() if (m := re.fullmatch(pattern, help_text)))
+    """The edited sources, one for each reading that the help leaves open, with what it says of
+    out_specs: (result, axis, dim or None)."""
+    form, found = next(
+        (f, m) for f, pattern in FORMS.items() if (m := re.fullmatch(pattern, help_text))
+    )
     said = found.groupdict()
     for op in ("psum", "pmean") if form == "either" else (said.get("op"),):
         tree = ast.parse(source)
@@ -52,7 +62,11 @@ def _edits(form, said, op, tree):
         return
     if form in ("reduce", "either") and said["name"]:
         statement = next(
-            s for s in ast.walk(tree) if isinstance(s, ast.Assign) and s.lineno == int(said["set"]) and said["name"] in _targets(s)
+            s
+            for s in ast.walk(tree)
+            if isinstance(s, ast.Assign)
+            and s.lineno == int(said["set"])
+            and said["name"] in _targets(s)
         )
         reduction = ast.parse(f"{said['name']} = lax.{op}({said['name']}, {said['axes']})").body[0]
         yield statement, lambda s: [s, reduction]
@@ -62,9 +76,15 @@ def _edits(form, said, op, tree):
             for part in _all(within, text, direct=True):
                 yield part, lambda e: _called(f"lax.{op}(it, {said['axes']})", e)
     elif form in ("reduce", "either"):
-        yield _at(tree, said["text"], said["line"]), lambda e: _called(f"lax.{op}(it, {said['axes']})", e)
+        yield (
+            _at(tree, said["text"], said["line"]),
+            lambda e: _called(f"lax.{op}(it, {said['axes']})", e),
+        )
     elif form == "return":
-        yield _at(tree, said["text"], said["line"]), lambda e: _called(f"lax.{op}(it, {said['arguments']})", e)
+        yield (
+            _at(tree, said["text"], said["line"]),
+            lambda e: _called(f"lax.{op}(it, {said['arguments']})", e),
+        )
     elif form == "divide":
         yield _at(tree, said["text"], said["line"]), lambda e: _called(f"it / {said['by']}", e)
     elif form == "instead":
@@ -104,7 +124,11 @@ def _all(tree, text, direct=False):
             return re.sub(r"\s|'|\"", "", written).startswith(re.sub(r"\s|'|\"", "", text[:-3]))
         return written == ast.unparse(ast.parse(text, mode="eval").body)
 
-    found = [e for e in (ast.iter_child_nodes(tree) if direct else ast.walk(tree)) if isinstance(e, ast.expr) and same(e)]
+    found = [
+        e
+        for e in (ast.iter_child_nodes(tree) if direct else ast.walk(tree))
+        if isinstance(e, ast.expr) and same(e)
+    ]
     if direct and not found:  # what a method is called on
         found = [e for e in ast.walk(tree) if isinstance(e, ast.expr) and same(e)]
     return found if direct else found[:1] if text.endswith(" ..") else found
@@ -130,7 +154,11 @@ def _over(call, axes):
 
 def _dropped(call, over):
     """A reduction without some of its axes, which is its operand when none is left."""
-    left = [a for a in ast.literal_eval(call.args[1]) if a not in re.findall(r"\w+", over)] if over else []
+    left = (
+        [a for a in ast.literal_eval(call.args[1]) if a not in re.findall(r"\w+", over)]
+        if over
+        else []
+    )
     return _over(call, repr(tuple(left))) if left else call.args[0]
 
 

@@ -1,4 +1,5 @@
-"""A wrong `shard_map` program with its corrected twin and the plain function that both are meant to be."""
+"""A wrong `shard_map` program with its corrected twin and the plain function that both are meant to
+be."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Right programs whose values go from device to device: rings, pipelines, split keys, heads for tokens."""
+"""Right programs whose values go from device to device: rings, pipelines, split keys, heads for
+tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,13 @@ def ring_attention(q, k, v):
         new = jnp.maximum(top, scores.max(-1, keepdims=True))
         weights, old = jnp.exp(scores - new), jnp.exp(top - new)
         total, out = total * old + weights.sum(-1, keepdims=True), out * old + weights @ v
-        return (lax.ppermute(k, "model", RING), lax.ppermute(v, "model", RING), new, total, out), None
+        return (
+            lax.ppermute(k, "model", RING),
+            lax.ppermute(v, "model", RING),
+            new,
+            total,
+            out,
+        ), None
 
     lead = 0.0 * q[:, :1]
     start = (k, v, lead - jnp.inf, lead, 0.0 * q)
@@ -32,7 +39,8 @@ def attention_of_rows(q, k, v):
 
 
 def ring_product(x, w):
-    """x [rows split] times w [columns split]: blocks of x go round, each fills its rows of the result."""
+    """x [rows split] times w [columns split]: blocks of x go round, each fills its rows of the
+    result."""
     me, rows = lax.axis_index("model"), x.shape[0]
     out = jnp.zeros((rows * N_MODEL, w.shape[1]))
     for i in range(N_MODEL):
@@ -51,7 +59,8 @@ def ring_sum(x):
 
 
 def split_keys(q, k, v):
-    """Flash decoding: each device attends to its own keys; the partial results are weighted by their share of the whole softmax."""
+    """Flash decoding: each device attends to its own keys; the partial results are weighted by
+    their share of the whole softmax."""
     scores = q @ k.T / 4.0
     own = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - own)

@@ -1,4 +1,5 @@
-"""Random bodies: the checker rejects what is wrong and accepts what is right, by what running them shows."""
+"""Random bodies: the checker rejects what is wrong and accepts what is right, by what running them
+shows."""
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,12 @@ def checked(body):
     dim = split_dim(one.shape, several.shape[1:])
     outs = PartitionSpec() if dim is None else PartitionSpec(*([None] * dim), AXIS)
     mesh = AbstractMesh((N,), (AXIS,), axis_types=(AxisType.Auto,))
-    region = jax.shard_map(body, mesh=mesh, in_specs=tuple(body.specs.values()), out_specs=outs, check_vma=False)
-    return sbp.check_shard_map(region, *(jax.ShapeDtypeStruct(s, jnp.float64) for s in SHAPES.values()), mesh=mesh)
+    region = jax.shard_map(
+        body, mesh=mesh, in_specs=tuple(body.specs.values()), out_specs=outs, check_vma=False
+    )
+    return sbp.check_shard_map(
+        region, *(jax.ShapeDtypeStruct(s, jnp.float64) for s in SHAPES.values()), mesh=mesh
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,6 +1,8 @@
-"""Which gradients of hand-written programs are right: the checker says of every combination what running it shows.
+"""Which gradients of hand-written programs are right: the checker says of every combination what
+running it shows.
 
-A loss is a mean or a sum over a device's samples, reduced or not before it is differentiated, and the gradient is reduced or not.
+A loss is a mean or a sum over a device's samples, reduced or not before it is differentiated, and
+the gradient is reduced or not.
 """
 
 import itertools
@@ -28,11 +30,15 @@ def verdicts(body, ins, outs, vma, args, reference):
     except ValueError:  # replication that JAX cannot infer
         return None
     got, want = jax.jit(region)(*args), np.asarray(reference(*args))
-    right = all(np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5) for s in got.addressable_shards)
+    right = all(
+        np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5) for s in got.addressable_shards
+    )
     return report, right
 
 
-@pytest.mark.parametrize(("loss", "before", "after", "vma"), list(itertools.product(LOSS, REDUCE, REDUCE, (True, False))))
+@pytest.mark.parametrize(
+    ("loss", "before", "after", "vma"), list(itertools.product(LOSS, REDUCE, REDUCE, (True, False)))
+)
 def test_data_parallel(loss, before, after, vma):
     def body(w, x, y):
         g = jax.grad(lambda w: REDUCE[before](LOSS[loss](x @ w - y), "data"))(w)
@@ -46,19 +52,33 @@ def test_data_parallel(loss, before, after, vma):
     assert report.ok == right, report.text()
 
 
-@pytest.mark.parametrize(("axes", "after", "vma"), list(itertools.product(("data", "both"), REDUCE, (True, False))))
+@pytest.mark.parametrize(
+    ("axes", "after", "vma"), list(itertools.product(("data", "both"), REDUCE, (True, False)))
+)
 def test_tensor_parallel(axes, after, vma):
-    """The gradient of a split weight, inside of the region: without check_vma the transpose of a psum is a psum."""
+    """The gradient of a split weight, inside of the region: without check_vma the transpose of a
+    psum is a psum."""
 
     def body(w1, w2, x):
         def of(w1):
             y = lax.psum(jnp.tanh(x @ w1) @ w2, "model")
-            return lax.pmean(LOSS["mean"](y), "data") if axes == "data" else lax.pmean(LOSS["mean"](y), ("data", "model"))
+            return (
+                lax.pmean(LOSS["mean"](y), "data")
+                if axes == "data"
+                else lax.pmean(LOSS["mean"](y), ("data", "model"))
+            )
 
         return REDUCE[after](jax.grad(of)(w1), "data")
 
     reference = jax.grad(lambda w1, w2, x: LOSS["mean"](jnp.tanh(x @ w1) @ w2))
-    found = verdicts(body, (PS(None, "model"), PS("model"), PS("data")), PS(None, "model"), vma, (W1, W2, X), reference)
+    found = verdicts(
+        body,
+        (PS(None, "model"), PS("model"), PS("data")),
+        PS(None, "model"),
+        vma,
+        (W1, W2, X),
+        reference,
+    )
     if found is None:
         pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
     report, right = found
@@ -68,7 +88,8 @@ def test_tensor_parallel(axes, after, vma):
 @pytest.mark.parametrize("vma", [True, False])
 @pytest.mark.parametrize("body", ["pmean", "psum_by_size", "psum"])
 def test_the_gradient_of_a_region(body, vma):
-    """Outside of the region JAX sees to the reductions, and the residuals that it passes on keep their types."""
+    """Outside of the region JAX sees to the reductions, and the residuals that it passes on keep
+    their types."""
 
     def loss(w1, w2, x):
         y = lax.psum(jax.nn.gelu(x @ w1) @ w2, "model")
@@ -80,17 +101,32 @@ def test_the_gradient_of_a_region(body, vma):
             case _:
                 return lax.psum((y**2).sum(), "data")
 
-    region = jax.shard_map(loss, mesh=mesh(), in_specs=(PS(None, "model"), PS("model"), PS("data")), out_specs=PS(), check_vma=vma)
-    whole = lambda w1, w2, x: ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum() if body == "psum" else ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean()
+    region = jax.shard_map(
+        loss,
+        mesh=mesh(),
+        in_specs=(PS(None, "model"), PS("model"), PS("data")),
+        out_specs=PS(),
+        check_vma=vma,
+    )
+    whole = lambda w1, w2, x: (
+        ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum()
+        if body == "psum"
+        else ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean()
+    )
     report = sbp.check_shard_map(jax.grad(region, (0, 1, 2)), W1, W2, X, mesh=mesh())
     assert not report.diagnostics, report.text()
-    for got, want in zip(jax.grad(region, (0, 1, 2))(W1, W2, X), jax.grad(whole, (0, 1, 2))(W1, W2, X), strict=True):
+    for got, want in zip(
+        jax.grad(region, (0, 1, 2))(W1, W2, X), jax.grad(whole, (0, 1, 2))(W1, W2, X), strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
 def test_a_wrong_region_is_wrong_in_its_gradient_too():
     region = jax.shard_map(
-        lambda w, x: lax.psum(jnp.tanh(x @ w), "model").sum(), mesh=mesh(), in_specs=(PS("model"), PS(None, "model")), out_specs=PS()
+        lambda w, x: lax.psum(jnp.tanh(x @ w), "model").sum(),
+        mesh=mesh(),
+        in_specs=(PS("model"), PS(None, "model")),
+        out_specs=PS(),
     )
     report = sbp.check_shard_map(jax.value_and_grad(region), draw(24, 8), draw(16, 24), mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["misplaced-reduction"]
@@ -102,7 +138,9 @@ def test_a_doubled_loss_is_told_once():
     def loss(w, x, y):
         return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
 
-    region = jax.shard_map(loss, mesh=mesh(), in_specs=(PS(), PS("data"), PS("data")), out_specs=PS(), check_vma=False)
+    region = jax.shard_map(
+        loss, mesh=mesh(), in_specs=(PS(), PS("data"), PS("data")), out_specs=PS(), check_vma=False
+    )
     report = sbp.check_shard_map(jax.value_and_grad(region), W, X, Y, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
     assert report.diagnostics[0].helps

@@ -1,6 +1,8 @@
-"""Every help is followed to the word: the source that comes of it computes what is meant, and the checker has nothing against it.
+"""Every help is followed to the word: the source that comes of it computes what is meant, and the
+checker has nothing against it.
 
-Where a help leaves it open whether a value is a share of a sum or a mean, one of the two has to be right.
+Where a help leaves it open whether a value is a share of a sum or a mean, one of the two has to be
+right.
 """
 
 import dataclasses
@@ -25,8 +27,16 @@ def shapes(program):
 
 
 def errors(program, check_vma):
-    built = program.program("wrong", check_vma) if isinstance(program, Pair) else program.program(check_vma)
-    return built, [d for d in sbp.check_shard_map(built, *shapes(program), mesh=mesh()).diagnostics if d.severity == "error"]
+    built = (
+        program.program("wrong", check_vma)
+        if isinstance(program, Pair)
+        else program.program(check_vma)
+    )
+    return built, [
+        d
+        for d in sbp.check_shard_map(built, *shapes(program), mesh=mesh()).diagnostics
+        if d.severity == "error"
+    ]
 
 
 def reference(where: Any, name: str):
@@ -38,7 +48,9 @@ def is_right(built, args, want):
     """Whether each device has what it should."""
     got = jax.jit(built)(*args)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        if g.shape != w.shape or not all(np.allclose(s.data, w[s.index], rtol=2e-3, atol=2e-4) for s in g.addressable_shards):
+        if g.shape != w.shape or not all(
+            np.allclose(s.data, w[s.index], rtol=2e-3, atol=2e-4) for s in g.addressable_shards
+        ):
             return False
     return True
 
@@ -49,17 +61,27 @@ def respecified(program, specs):
     out = getattr(program, field)
     for result, axis, dim in specs:
         one = out[result] if type(out) is tuple else out
-        entries = [tuple(a for a in ((e,) if isinstance(e, str) else e or ()) if dim is not None or a != axis) for e in one]
+        entries = [
+            tuple(
+                a for a in ((e,) if isinstance(e, str) else e or ()) if dim is not None or a != axis
+            )
+            for e in one
+        ]
         if dim is not None:
             entries += [()] * (dim + 1 - len(entries))
             entries[dim] += (axis,)
         one = PartitionSpec(*(e or None for e in entries))
-        out = tuple(one if i == result else o for i, o in enumerate(out)) if type(out) is tuple else one
+        out = (
+            tuple(one if i == result else o for i, o in enumerate(out))
+            if type(out) is tuple
+            else one
+        )
     return dataclasses.replace(program, **{field: out})
 
 
 def check_helps(where, name, check_vma, tmp_path):
-    """Follows all helps of a program, each of which sees to all that is wrong with it; the number of them."""
+    """Follows all helps of a program, each of which sees to all that is wrong with it; the number
+    of them."""
     table = "PAIRS" if hasattr(where, "PAIRS") else "PROGRAMS"
     try:
         _, found = errors(getattr(where, table)[name], check_vma)
@@ -73,7 +95,10 @@ def check_helps(where, name, check_vma, tmp_path):
             program = respecified(getattr(made, table)[name], specs)
             built, left = errors(program, check_vma)
             outcomes.append((not left, is_right(built, program.args, reference(where, name))))
-        assert (True, True) in outcomes if len(outcomes) > 1 else outcomes == [(True, True)], (help_.text, outcomes)
+        assert (True, True) in outcomes if len(outcomes) > 1 else outcomes == [(True, True)], (
+            help_.text,
+            outcomes,
+        )
     return len(helps)
 
 
@@ -82,12 +107,18 @@ CASES = [(name, vma) for name, program in faulty.PROGRAMS.items() for vma in pro
 
 @pytest.mark.parametrize(("name", "check_vma"), CASES)
 def test_the_helps_of_a_fault(name, check_vma, tmp_path):
-    assert not is_right(faulty.PROGRAMS[name].program(check_vma), faulty.PROGRAMS[name].args, reference(faulty, name))
+    assert not is_right(
+        faulty.PROGRAMS[name].program(check_vma),
+        faulty.PROGRAMS[name].args,
+        reference(faulty, name),
+    )
     count = check_helps(faulty, name, check_vma, tmp_path)
     assert bool(count) == faulty.PROGRAMS[name].helped
 
 
-@pytest.mark.parametrize(("where", "name"), [*((wrong, n) for n in wrong.PAIRS), *((test_subtle, n) for n in SUBTLE)])
+@pytest.mark.parametrize(
+    ("where", "name"), [*((wrong, n) for n in wrong.PAIRS), *((test_subtle, n) for n in SUBTLE)]
+)
 def test_the_helps_of_the_wrong_programs(where, name, tmp_path):
     pair = where.PAIRS[name]
     for check_vma in (True, False) if pair.vma is None else (pair.vma,):

@@ -37,16 +37,27 @@ def test_arrays_and_abstract_values_and_pytrees():
     f = region(twice)
     for args in ((X, W), (U, V), (jnp.asarray(U), W)):
         assert codes(sbp.check_shard_map(f, *args, mesh=MESH)) == ["doubled-reduction"]
-    assert codes(sbp.check_shard_map(lambda p: f(p["x"], *p["w"]), {"x": X, "w": [W]}, mesh=MESH)) == ["doubled-reduction"]
+    assert codes(
+        sbp.check_shard_map(lambda p: f(p["x"], *p["w"]), {"x": X, "w": [W]}, mesh=MESH)
+    ) == ["doubled-reduction"]
 
 
 def test_meshes_of_every_kind():
     for over in (MESH, mesh()):
-        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=over)) == ["doubled-reduction"]
-        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=MESH)) == ["doubled-reduction"]
+        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=over)) == [
+            "doubled-reduction"
+        ]
+        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=MESH)) == [
+            "doubled-reduction"
+        ]
     explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    placed = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in zip((U, V), MATMUL, strict=True)]
-    assert codes(sbp.check_shard_map(region(twice, over=explicit), *placed, mesh=explicit)) == ["doubled-reduction"]
+    placed = [
+        jax.device_put(x, NamedSharding(explicit, spec))
+        for x, spec in zip((U, V), MATMUL, strict=True)
+    ]
+    assert codes(sbp.check_shard_map(region(twice, over=explicit), *placed, mesh=explicit)) == [
+        "doubled-reduction"
+    ]
 
 
 def test_a_region_without_a_mesh_of_its_own():
@@ -63,7 +74,12 @@ def test_an_axis_of_one_device_changes_nothing():
 
 
 def test_axes_left_to_the_compiler():
-    f = region(twice, ins=(PartitionSpec(None, "model"), PartitionSpec("model")), outs=PartitionSpec(), axis_names={"model"})
+    f = region(
+        twice,
+        ins=(PartitionSpec(None, "model"), PartitionSpec("model")),
+        outs=PartitionSpec(),
+        axis_names={"model"},
+    )
     assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
 
 
@@ -106,7 +122,12 @@ def several(x, w, b):
 def test_several_faults_in_source_order():
     f = region(several, (*MATMUL, PartitionSpec()), (ROWS,) * 4)
     report = sbp.check_shard_map(f, X, W, jax.ShapeDtypeStruct((24,), jnp.float32), mesh=MESH)
-    assert codes(report) == ["wrong-reduction", "misplaced-reduction", "doubled-reduction", "missing-reduction"]
+    assert codes(report) == [
+        "wrong-reduction",
+        "misplaced-reduction",
+        "doubled-reduction",
+        "missing-reduction",
+    ]
     start = inspect.getsourcelines(several)[1]
     assert [d.primary.span.line - start for d in report.diagnostics if d.primary] == [1, 2, 3, 4]
     assert all(d.helps for d in report.diagnostics)
@@ -129,23 +150,37 @@ def test_regions_in_loops_and_several_regions():
 
     report = sbp.check_shard_map(program, X, W, mesh=MESH)
     assert codes(report) == ["doubled-reduction"]
-    # Dropping the second sum leaves one in the loop, three times, and the one before it: 2 (n - 1) / n of 8 x 24 floats each.
+    # Dropping the second sum leaves one in the loop, three times, and the one before it: 2 (n - 1)
+    # / n of 8 x 24 floats each.
     assert report.diagnostics[0].helps[0].bytes_per_device == 4 * 2 * 3 / 4 * 8 * 24 * 4
 
 
 def test_what_is_not_analysed_is_said():
-    groups = region(lambda x: lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]]), PartitionSpec(None, "model"), PartitionSpec())
+    groups = region(
+        lambda x: lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]]),
+        PartitionSpec(None, "model"),
+        PartitionSpec(),
+    )
     report = sbp.check_shard_map(groups, X, mesh=MESH)
     assert report.ok
-    assert [(d.code, d.severity) for d in report.diagnostics] == [("not-analysed", "warning"), ("not-analysed", "note")]
+    assert [(d.code, d.severity) for d in report.diagnostics] == [
+        ("not-analysed", "warning"),
+        ("not-analysed", "note"),
+    ]
     assert "groups of an axis" in report.diagnostics[0].title
 
-    inner = region(lambda x: jax.pure_callback(lambda v: v, X, lax.axis_index("model") * x), PartitionSpec(), PartitionSpec("model"))
+    inner = region(
+        lambda x: jax.pure_callback(lambda v: v, X, lax.axis_index("model") * x),
+        PartitionSpec(),
+        PartitionSpec("model"),
+    )
     assert sbp.check_shard_map(inner, X, mesh=MESH).ok
 
 
 def test_parts_side_by_side_are_no_claim():
-    own = region(lambda x: jnp.sqrt((x * x).sum())[None], PartitionSpec("model"), PartitionSpec("model"))
+    own = region(
+        lambda x: jnp.sqrt((x * x).sum())[None], PartitionSpec("model"), PartitionSpec("model")
+    )
     assert not sbp.check_shard_map(own, X, mesh=MESH).diagnostics
 
 
@@ -154,7 +189,9 @@ def test_group_local_routing_is_no_fault():
         chosen = jax.nn.one_hot(jnp.argmax(x, -1), x.shape[-1])
         return x * (jnp.cumsum(chosen, 0) * chosen <= 2.0)
 
-    assert not sbp.check_shard_map(region(body, PartitionSpec("data"), PartitionSpec("data")), X, mesh=MESH).diagnostics
+    assert not sbp.check_shard_map(
+        region(body, PartitionSpec("data"), PartitionSpec("data")), X, mesh=MESH
+    ).diagnostics
 
 
 def test_a_slice_before_the_reduction_is_right():
@@ -168,7 +205,10 @@ def test_a_slice_before_the_reduction_is_right():
 def test_the_report_shows_itself():
     report = sbp.check_shard_map(region(twice), X, W, mesh=MESH)
     text = report.text(100)
-    assert text.startswith('error[doubled-reduction]: `lax.psum(y, "model")` reduces what is whole already on mesh axis `model`\n')
+    assert text.startswith(
+        'error[doubled-reduction]: `lax.psum(y, "model")` reduces what is whole already on mesh'
+        " axis `model`\n"
+    )
     assert 'y = lax.psum(x @ w, "model")' in text and "reduced here first" in text
     assert "counted 4 times" in text
     assert 'drop `lax.psum(y, "model")` at line' in text
@@ -177,7 +217,19 @@ def test_the_report_shows_itself():
 
 
 def test_the_same_text_whatever_the_hash_seed():
-    program = "import tests.shardmap.test_region_check as t; print(t.sbp.check_shard_map(t.region(t.several, (*t.MATMUL, t.PartitionSpec()), (t.ROWS,) * 4), t.X, t.W, t.jax.ShapeDtypeStruct((24,), 'float32'), mesh=t.MESH))"  # fmt: skip  # noqa: E501
-    run = partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    texts = {run(env={"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": "", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}).stdout for seed in ("0", "4242")}  # fmt: skip  # noqa: E501
+    program = "import tests.shardmap.test_region_check as t; print(t.sbp.check_shard_map(t.region(t.several, (*t.MATMUL, t.PartitionSpec()), (t.ROWS,) * 4), t.X, t.W, t.jax.ShapeDtypeStruct((24,), 'float32'), mesh=t.MESH))"  # noqa: E501
+    run = partial(
+        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    texts = {
+        run(
+            env={
+                "PYTHONHASHSEED": seed,
+                "JAX_PLATFORMS": "cpu",
+                "PATH": "",
+                "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            }
+        ).stdout
+        for seed in ("0", "4242")
+    }
     assert len(texts) == 1 and "4 errors" in texts.pop()

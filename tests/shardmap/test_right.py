@@ -1,4 +1,5 @@
-"""Everyday right programs get no error, and faults of a count get one, or a note; what is right and what is wrong is shown by running."""
+"""Everyday right programs get no error, and faults of a count get one, or a note; what is right and
+what is wrong is shown by running."""
 
 import linecache
 
@@ -47,7 +48,9 @@ def test_the_wrong_program_is_rejected_and_its_twin_is_not(name):
         errors = [d for d in report.diagnostics if d.severity == "error"]
         assert [d.code for d in errors] == [pair.code], report.text()
         (error,) = errors
-        assert all((f"`{axis}`" in error.title) == (axis in pair.axes) for axis in ("data", "model")), error.title
+        assert all(
+            (f"`{axis}`" in error.title) == (axis in pair.axes) for axis in ("data", "model")
+        ), error.title
         assert error.primary is not None
         line = linecache.getline(error.primary.span.file, error.primary.span.line)
         assert pair.at in line, line
@@ -63,7 +66,11 @@ def test_it_is_wrong_and_the_twin_is_right(name):
     assert agree
     np.testing.assert_allclose(np.float32(right), want, rtol=2e-4, atol=2e-4)
     wrong, agree = outcome(pair, "wrong", bool(pair.vma))
-    assert not agree or wrong.shape != want.shape or not np.allclose(np.float32(wrong), want, rtol=1e-3, atol=1e-3)
+    assert (
+        not agree
+        or wrong.shape != want.shape
+        or not np.allclose(np.float32(wrong), want, rtol=1e-3, atol=1e-3)
+    )
 
 
 @pytest.mark.parametrize("name", list(NOTED))

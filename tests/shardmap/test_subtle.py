@@ -1,4 +1,5 @@
-"""What types alone do not tell: divisions by hand, the order of mesh axes, faults beside unknown values, what the shards picked."""
+"""What types alone do not tell: divisions by hand, the order of mesh axes, faults beside unknown
+values, what the shards picked."""
 
 from typing import Any
 
@@ -48,7 +49,9 @@ def moment_of_sum(v, w, x, y):
 
 
 def moment_of_mean(v, w, x, y):
-    g = lax.psum_scatter(jax.grad(squared)(w, x, y), "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
+    g = lax.psum_scatter(
+        jax.grad(squared)(w, x, y), "data", scatter_dimension=0, tiled=True
+    ) / lax.axis_size("data")
     return 0.9 * v + g * g
 
 
@@ -110,40 +113,122 @@ def gathered_in_order(x):
 
 PAIRS = {
     "clipped_by_shard": Pair(
-        "missing-reduction", ("data",), "jnp.sqrt((g * g)", clipped_by_shard, clipped_by_all, clipped, (W, X, Y), STEP, PS(), vma=False
+        "missing-reduction",
+        ("data",),
+        "jnp.sqrt((g * g)",
+        clipped_by_shard,
+        clipped_by_all,
+        clipped,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "top_within_shard": Pair(
-        "local-result", ("model",), "lax.top_k(x, 4)", top_within_shard, top, lambda x: lax.top_k(x, 4)[0], (X,), (BOTH,), PS("data"),
+        "local-result",
+        ("model",),
+        "lax.top_k(x, 4)",
+        top_within_shard,
+        top,
+        lambda x: lax.top_k(x, 4)[0],
+        (X,),
+        (BOTH,),
+        PS("data"),
         vma=False,
     ),
     "moment_of_sum": Pair(
-        "wrong-reduction", ("data",), "lax.psum_scatter", moment_of_sum, moment_of_mean,
+        "wrong-reduction",
+        ("data",),
+        "lax.psum_scatter",
+        moment_of_sum,
+        moment_of_mean,
         lambda v, w, x, y: 0.9 * v + jax.grad(squared)(w, x, y) ** 2,
-        (np.ones_like(W), W, X, Y), (PS("data"), *STEP), PS("data"), vma=False,
+        (np.ones_like(W), W, X, Y),
+        (PS("data"), *STEP),
+        PS("data"),
+        vma=False,
     ),
     "over_devices": Pair(
-        "wrong-reduction", ("data",), "lax.axis_size", over_devices, over_all, lambda x: x.mean(0), (X,), (PS("data"),), PS()
+        "wrong-reduction",
+        ("data",),
+        "lax.axis_size",
+        over_devices,
+        over_all,
+        lambda x: x.mean(0),
+        (X,),
+        (PS("data"),),
+        PS(),
     ),
-    "over_shard": Pair("wrong-reduction", ("data",), "x.shape[0]", over_shard, over_all, lambda x: x.mean(0), (X,), (PS("data"),), PS()),
+    "over_shard": Pair(
+        "wrong-reduction",
+        ("data",),
+        "x.shape[0]",
+        over_shard,
+        over_all,
+        lambda x: x.mean(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+    ),
     "over_shard_of_two": Pair(
-        "wrong-reduction", ("data",), "x.size", over_shard_of_two, over_all_of_two, lambda x: x.mean(), (X,), (PS("data"),), PS()
+        "wrong-reduction",
+        ("data",),
+        "x.size",
+        over_shard_of_two,
+        over_all_of_two,
+        lambda x: x.mean(),
+        (X,),
+        (PS("data"),),
+        PS(),
     ),
     "over_devices_by_literal": Pair(
-        "wrong-reduction", ("model",), "/ 4.0", over_devices_by_literal, sum_only, lambda x: x.sum(1), (X,), (BOTH,), PS("data")
+        "wrong-reduction",
+        ("model",),
+        "/ 4.0",
+        over_devices_by_literal,
+        sum_only,
+        lambda x: x.sum(1),
+        (X,),
+        (BOTH,),
+        PS("data"),
     ),
     "order_of_result": Pair(
-        "wrong-placement", ("data", "model"), "", doubled, doubled, lambda x: x * 2, (X,), (PS(("data", "model")),), PS(("data", "model")),
+        "wrong-placement",
+        ("data", "model"),
+        "",
+        doubled,
+        doubled,
+        lambda x: x * 2,
+        (X,),
+        (PS(("data", "model")),),
+        PS(("data", "model")),
         wrong_outs=PS(("model", "data")),
     ),
     "order_of_operands": Pair(
-        "wrong-placement", ("data", "model"), "x + y", added, added, lambda x, y: x + y, (X, X[::-1]), (PS(("data", "model")),) * 2,
-        PS(("data", "model")), wrong_ins=(PS(("data", "model")), PS(("model", "data"))),
+        "wrong-placement",
+        ("data", "model"),
+        "x + y",
+        added,
+        added,
+        lambda x, y: x + y,
+        (X, X[::-1]),
+        (PS(("data", "model")),) * 2,
+        PS(("data", "model")),
+        wrong_ins=(PS(("data", "model")), PS(("model", "data"))),
     ),
     "order_of_gather": Pair(
-        "wrong-placement", ("data", "model"), "lax.all_gather", gathered_inside_out, gathered_in_order, lambda x: x, (X,),
-        (PS(("data", "model")),), PS(), vma=False,
+        "wrong-placement",
+        ("data", "model"),
+        "lax.all_gather",
+        gathered_inside_out,
+        gathered_in_order,
+        lambda x: x,
+        (X,),
+        (PS(("data", "model")),),
+        PS(),
+        vma=False,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(PAIRS))
@@ -154,7 +239,9 @@ def test_a_wrong_program_is_rejected_and_its_twin_is_not(name):
         errors = [d for d in report.diagnostics if d.severity == "error"]
         assert [d.code for d in errors] == [pair.code], report.text()
         (error,) = errors
-        assert all((f"`{axis}`" in error.title) == (axis in pair.axes) for axis in ("data", "model")), error.title
+        assert all(
+            (f"`{axis}`" in error.title) == (axis in pair.axes) for axis in ("data", "model")
+        ), error.title
         assert pair.at in report.text()
         assert not check(pair, "right", vma).diagnostics
 
@@ -167,10 +254,12 @@ def test_it_is_wrong_and_the_twin_is_right(name):
     assert agree
     np.testing.assert_allclose(right, want, rtol=2e-4, atol=2e-4)
     wrong, agree = outcome(pair, "wrong", bool(pair.vma))
-    assert not agree or wrong.shape != want.shape or not np.allclose(wrong, want, rtol=1e-3, atol=1e-3)
+    assert (
+        not agree or wrong.shape != want.shape or not np.allclose(wrong, want, rtol=1e-3, atol=1e-3)
+    )
 
 
-# ---- what is not told ------------------------------------------------------------------------------------------------------------------
+# ---- what is not told ---------------------------------------------------------------------------
 
 
 def program(body, ins: Any, outs: Any):
@@ -187,16 +276,23 @@ def noted(body, ins: Any, outs: Any, *args: Any):
 SQUARE = draw(16, 16, seed=53)
 NOT_TOLD = {
     "flattened": (lambda x: x.reshape(-1), lambda x: x.reshape(-1), PS(None, "model"), PS("model")),
-    "positions": (lambda x: x + jnp.arange(x.shape[0])[:, None], lambda x: x + jnp.arange(x.shape[0])[:, None], PS("data"), PS("data")),
+    "positions": (
+        lambda x: x + jnp.arange(x.shape[0])[:, None],
+        lambda x: x + jnp.arange(x.shape[0])[:, None],
+        PS("data"),
+        PS("data"),
+    ),
     "mask": (jnp.tril, jnp.tril, PS("data"), PS("data")),
     "rolled": (lambda x: jnp.roll(x, 1, 0), lambda x: jnp.roll(x, 1, 0), PS("data"), PS("data")),
     "turned": (lambda x: x[::-1], lambda x: x[::-1], PS("data"), PS("data")),
     "one_row": (lambda x: lax.psum(x[0], "data") / N_DATA, lambda x: x[0], PS("data"), PS()),
     "random": (
-        lambda x: x * jax.random.normal(jax.random.key(0), x.shape), lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
-        PS("data"), PS("data"),
+        lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
+        lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
+        PS("data"),
+        PS("data"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(NOT_TOLD))
@@ -212,24 +308,32 @@ def test_the_same_columns_against_different_rows():
         return lax.psum(x[:, : w.shape[0]] @ w, "model")
 
     def own(x, w):
-        return lax.psum(lax.dynamic_slice_in_dim(x, lax.axis_index("model") * w.shape[0], w.shape[0], 1) @ w, "model")
+        return lax.psum(
+            lax.dynamic_slice_in_dim(x, lax.axis_index("model") * w.shape[0], w.shape[0], 1) @ w,
+            "model",
+        )
 
     ins = (PS("data"), PS("model"))
     assert noted(body, ins, PS("data"), X, W) == [("not-analysed", "note")]
     assert noted(own, ins, PS("data"), X, W) == []
-    np.testing.assert_allclose(jax.jit(program(own, ins, PS("data")))(X, W), X @ W, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        jax.jit(program(own, ins, PS("data")))(X, W), X @ W, rtol=1e-4, atol=1e-4
+    )
     assert not np.allclose(jax.jit(program(body, ins, PS("data")))(X, W), X @ W, atol=1e-2)
 
 
 def test_a_literal_that_may_count_something_else():
     """Half of a sum of squares, on two devices."""
-    assert noted(lambda x: lax.psum((x * x).sum(), "data") / 2.0, (PS("data"),), PS(), X) == [("not-analysed", "note")]
+    assert noted(lambda x: lax.psum((x * x).sum(), "data") / 2.0, (PS("data"),), PS(), X) == [
+        ("not-analysed", "note")
+    ]
     assert noted(lambda x: lax.psum(x.sum(0), "data") / 16, (PS("data"),), PS(), X) == []
     assert noted(lambda x: lax.psum(x.sum(), "data") / 32, (PS("data"),), PS(), X) == []
 
 
 def test_local_indices_stay_local_when_gathered():
-    """Places within each shard are none within all of them, unless each device adds where its shard starts."""
+    """Places within each shard are none within all of them, unless each device adds where its shard
+    starts."""
     report = sbp.check_shard_map(program(top_by_shard, (BOTH,), PS("data")), X, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["local-result"]
 

@@ -1,4 +1,5 @@
-"""Every wrong program is rejected, at its line and with its code; its twin is accepted, and computes what the plain function does."""
+"""Every wrong program is rejected, at its line and with its code; its twin is accepted, and
+computes what the plain function does."""
 
 import linecache
 
@@ -73,7 +74,9 @@ def outcome(pair, which, check_vma):
     agree = True
     for shard in result.addressable_shards:
         key = str(shard.index)
-        agree &= np.allclose(seen.setdefault(key, np.asarray(shard.data)), shard.data, rtol=1e-4, atol=1e-4)
+        agree &= np.allclose(
+            seen.setdefault(key, np.asarray(shard.data)), shard.data, rtol=1e-4, atol=1e-4
+        )
     return np.asarray(result), agree
 
 
@@ -85,16 +88,24 @@ def test_the_twin_computes_what_is_meant_and_the_wrong_program_does_not(name):
     assert agree
     np.testing.assert_allclose(right, want, rtol=2e-4, atol=2e-4)
     wrong, agree = outcome(pair, "wrong", bool(pair.vma))
-    assert not agree or wrong.shape != want.shape or not np.allclose(wrong, want, rtol=1e-3, atol=1e-3)
+    assert (
+        not agree or wrong.shape != want.shape or not np.allclose(wrong, want, rtol=1e-3, atol=1e-3)
+    )
 
 
 def test_jax_accepts_most_of_them():
-    """Why there is something to do: with check_vma=True, JAX itself has nothing against the others."""
+    """Why there is something to do: with check_vma=True, JAX itself has nothing against the
+    others."""
     refused = {name for name in FIRST if not jax_accepts(FIRST[name], "wrong")}
     assert (len(FIRST), refused) == (9, {"missing", "gathered_rows"})
     refused = {name for name in SECOND if not jax_accepts(SECOND[name], "wrong")}
     assert len(SECOND) == 30
     assert refused == {
-        "argmax_by_shard", "cross_entropy_by_shard", "gathered_over_data", "mlp_unreduced", "over_wrong_axis", "scattered_as_whole",
+        "argmax_by_shard",
+        "cross_entropy_by_shard",
+        "gathered_over_data",
+        "mlp_unreduced",
+        "over_wrong_axis",
+        "scattered_as_whole",
         "summed_in_loop",
-    }  # fmt: skip
+    }

@@ -1,7 +1,9 @@
-"""Wrong `shard_map` programs, each with its corrected twin and the plain function that both are meant to be.
+"""Wrong `shard_map` programs, each with its corrected twin and the plain function that both are
+meant to be.
 
-The first nine are measured programs that partial values are easily written in; the others are bugs of real code: row-parallel layers,
-losses, norms, split vocabularies, experts. The body of a wrong program and that of its twin differ in what is wrong alone.
+The first nine are measured programs that partial values are easily written in; the others are bugs
+of real code: row-parallel layers, losses, norms, split vocabularies, experts. The body of a wrong
+program and that of its twin differ in what is wrong alone.
 """
 
 import jax
@@ -12,7 +14,7 @@ from jax.sharding import PartitionSpec as PS
 
 from tests.shardmap.pair import N_DATA, N_MODEL, Pair, draw
 
-# ---- the first collection ----------------------------------------------------------------------------------------------------------------
+# ---- the first collection -----------------------------------------------------------------------
 
 U, V, BIAS = draw(16, 32, seed=1), draw(32, 24, seed=2), draw(24, seed=3)
 MATMUL = (PS("data", "model"), PS("model", None))
@@ -81,39 +83,116 @@ def gathered_columns(u):
 
 FIRST = {
     "summed_twice": Pair(
-        "doubled-reduction", ("model",), "lax.psum(lax.psum", summed_twice, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS
+        "doubled-reduction",
+        ("model",),
+        "lax.psum(lax.psum",
+        summed_twice,
+        product,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "bias_before": Pair(
-        "misplaced-reduction", ("model",), "u @ v + b", bias_before, bias_after,
-        lambda u, v, b: u @ v + b, (U, V, BIAS), (*MATMUL, PS()), ROWS,
+        "misplaced-reduction",
+        ("model",),
+        "u @ v + b",
+        bias_before,
+        bias_after,
+        lambda u, v, b: u @ v + b,
+        (U, V, BIAS),
+        (*MATMUL, PS()),
+        ROWS,
     ),
     "tanh_before": Pair(
-        "misplaced-reduction", ("model",), "jnp.tanh(u @ v)", tanh_before, tanh_after, lambda u, v: jnp.tanh(u @ v), (U, V), MATMUL, ROWS
+        "misplaced-reduction",
+        ("model",),
+        "jnp.tanh(u @ v)",
+        tanh_before,
+        tanh_after,
+        lambda u, v: jnp.tanh(u @ v),
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "averaged_product": Pair(
-        "wrong-reduction", ("model",), "lax.pmean(u @ v", averaged_product, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS
+        "wrong-reduction",
+        ("model",),
+        "lax.pmean(u @ v",
+        averaged_product,
+        product,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "averaged_sum": Pair(
-        "wrong-reduction", ("data", "model"), "lax.pmean(u.sum()", averaged_sum, summed_sum, lambda u: u.sum(), (U,), (BOTH,), PS()
+        "wrong-reduction",
+        ("data", "model"),
+        "lax.pmean(u.sum()",
+        averaged_sum,
+        summed_sum,
+        lambda u: u.sum(),
+        (U,),
+        (BOTH,),
+        PS(),
     ),
     "norm_of_shards": Pair(
-        "misplaced-reduction", ("data", "model"), "jnp.sqrt((u * u)", norm_of_shards, norm_of_all,
-        lambda u: jnp.sqrt((u * u).sum()), (U,), (BOTH,), PS(),
+        "misplaced-reduction",
+        ("data", "model"),
+        "jnp.sqrt((u * u)",
+        norm_of_shards,
+        norm_of_all,
+        lambda u: jnp.sqrt((u * u).sum()),
+        (U,),
+        (BOTH,),
+        PS(),
     ),
     "partial_as_split": Pair(
-        "wrong-placement", ("model",), "return u @ v", left_partial, scattered, lambda u, v: u @ v,
-        (U, V), MATMUL, PS(("data", "model"), None)
+        "wrong-placement",
+        ("model",),
+        "return u @ v",
+        left_partial,
+        scattered,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        PS(("data", "model"), None),
     ),
-    "missing": Pair("missing-reduction", ("model",), "return u @ v", left_partial, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS),
+    "missing": Pair(
+        "missing-reduction",
+        ("model",),
+        "return u @ v",
+        left_partial,
+        product,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        ROWS,
+    ),
     "gathered_rows": Pair(
-        "wrong-placement", ("model",), "lax.all_gather(u", gathered_rows, gathered_columns, lambda u: u, (U,), (BOTH,), ROWS, repaired=False
+        "wrong-placement",
+        ("model",),
+        "lax.all_gather(u",
+        gathered_rows,
+        gathered_columns,
+        lambda u: u,
+        (U,),
+        (BOTH,),
+        ROWS,
+        repaired=False,
     ),
-}  # fmt: skip
+}
 
 
-# ---- row-parallel layers -----------------------------------------------------------------------------------------------------------------
+# ---- row-parallel layers ------------------------------------------------------------------------
 
-X, W1, W2, SCALE = draw(16, 24, seed=4), draw(24, 32, seed=5), draw(32, 24, seed=6), draw(24, seed=7)
+X, W1, W2, SCALE = (
+    draw(16, 24, seed=4),
+    draw(24, 32, seed=5),
+    draw(32, 24, seed=6),
+    draw(24, seed=7),
+)
 MLP = (PS("data", None), PS(None, "model"), PS("model", None))
 
 
@@ -226,47 +305,133 @@ def summed_after_loop(us, v):
 US = draw(3, 16, 32, seed=8)
 
 ROW_PARALLEL = {
-    "mlp_unreduced": Pair("missing-reduction", ("model",), "x + h @ w2", mlp_unreduced, mlp_reduced, mlp, (X, W1, W2), MLP, ROWS),
+    "mlp_unreduced": Pair(
+        "missing-reduction",
+        ("model",),
+        "x + h @ w2",
+        mlp_unreduced,
+        mlp_reduced,
+        mlp,
+        (X, W1, W2),
+        MLP,
+        ROWS,
+    ),
     "mlp_residual_inside": Pair(
-        "misplaced-reduction", ("model",), "x + h @ w2", mlp_residual_inside, mlp_reduced, mlp, (X, W1, W2), MLP, ROWS
+        "misplaced-reduction",
+        ("model",),
+        "x + h @ w2",
+        mlp_residual_inside,
+        mlp_reduced,
+        mlp,
+        (X, W1, W2),
+        MLP,
+        ROWS,
     ),
     "gelu_before": Pair(
-        "misplaced-reduction", ("model",), "jax.nn.gelu(h)", gelu_before, gelu_after, lambda u, v: jax.nn.gelu(u @ v), (U, V), MATMUL, ROWS
+        "misplaced-reduction",
+        ("model",),
+        "jax.nn.gelu(h)",
+        gelu_before,
+        gelu_after,
+        lambda u, v: jax.nn.gelu(u @ v),
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "softmax_before": Pair(
-        "misplaced-reduction", ("model",), "jax.nn.softmax(scores", softmax_before, softmax_after,
-        lambda u, v: jax.nn.softmax(u @ v, -1), (U, V), MATMUL, ROWS,
+        "misplaced-reduction",
+        ("model",),
+        "jax.nn.softmax(scores",
+        softmax_before,
+        softmax_after,
+        lambda u, v: jax.nn.softmax(u @ v, -1),
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "layernorm_before": Pair(
-        "misplaced-reduction", ("model",), "centred * centred", layernorm_before, layernorm_after,
-        lambda u, v: layernorm(u @ v), (U, V), MATMUL, ROWS,
+        "misplaced-reduction",
+        ("model",),
+        "centred * centred",
+        layernorm_before,
+        layernorm_after,
+        lambda u, v: layernorm(u @ v),
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "over_wrong_axis": Pair(
-        "missing-reduction", ("model",), "u @ v", over_wrong_axis, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS,
-        wrong_outs=PS(None, None), notes=("not-analysed",),
+        "missing-reduction",
+        ("model",),
+        "u @ v",
+        over_wrong_axis,
+        product,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        ROWS,
+        wrong_outs=PS(None, None),
+        notes=("not-analysed",),
     ),
     "scattered_as_whole": Pair(
-        "wrong-placement", ("model",), "lax.psum_scatter", scattered_as_whole, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS
+        "wrong-placement",
+        ("model",),
+        "lax.psum_scatter",
+        scattered_as_whole,
+        product,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "int_before": Pair(
-        "misplaced-reduction", ("model",), "astype(jnp.int32), ", int_before, int_after,
-        lambda u, v: (4.0 * (u @ v)).astype(jnp.int32), (U, V), MATMUL, ROWS,
+        "misplaced-reduction",
+        ("model",),
+        "astype(jnp.int32), ",
+        int_before,
+        int_after,
+        lambda u, v: (4.0 * (u @ v)).astype(jnp.int32),
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "largest_of_parts": Pair(
-        "wrong-reduction", ("model",), "lax.pmax", largest_of_parts, product, lambda u, v: u @ v, (U, V), MATMUL, ROWS
+        "wrong-reduction",
+        ("model",),
+        "lax.pmax",
+        largest_of_parts,
+        product,
+        lambda u, v: u @ v,
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "predicate_partial": Pair(
-        "misplaced-reduction", ("data", "model"), "total > 0.0", predicate_partial, predicate_whole, predicate_reference,
-        (U, V), MATMUL, ROWS
+        "misplaced-reduction",
+        ("data", "model"),
+        "total > 0.0",
+        predicate_partial,
+        predicate_whole,
+        predicate_reference,
+        (U, V),
+        MATMUL,
+        ROWS,
     ),
     "summed_in_loop": Pair(
-        "misplaced-reduction", ("model",), "total + u @ v, ", summed_in_loop, summed_after_loop,
-        lambda us, v: (us @ v).sum(0), (US, V), (PS(None, "data", "model"), PS("model", None)), ROWS,
+        "misplaced-reduction",
+        ("model",),
+        "total + u @ v, ",
+        summed_in_loop,
+        summed_after_loop,
+        lambda us, v: (us @ v).sum(0),
+        (US, V),
+        (PS(None, "data", "model"), PS("model", None)),
+        ROWS,
     ),
-}  # fmt: skip
+}
 
 
-# ---- losses, gradients, norms, metrics ---------------------------------------------------------------------------------------------------
+# ---- losses, gradients, norms, metrics ----------------------------------------------------------
 
 W, Y = draw(24, 8, seed=9), draw(16, 8, seed=10)
 STEP = (PS(), PS("data"), PS("data"))
@@ -388,53 +553,141 @@ CHOSEN = np.asarray(np.eye(4)[GATES.argmax(-1)], np.float32)
 
 TRAINING = {
     "mean_loss_summed": Pair(
-        "wrong-reduction", ("data",), "lax.psum(((x @ w - y) ** 2).mean()", mean_loss_summed, mean_loss_averaged, squared,
-        (W, X, Y), STEP, PS()
+        "wrong-reduction",
+        ("data",),
+        "lax.psum(((x @ w - y) ** 2).mean()",
+        mean_loss_summed,
+        mean_loss_averaged,
+        squared,
+        (W, X, Y),
+        STEP,
+        PS(),
     ),
     "local_gradients": Pair(
-        "missing-reduction", ("data",), "((x @ w - y) ** 2).mean()", local_gradients, averaged_gradients, sgd,
-        (W, X, Y), STEP, PS(), vma=False
+        "missing-reduction",
+        ("data",),
+        "((x @ w - y) ** 2).mean()",
+        local_gradients,
+        averaged_gradients,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "summed_gradients": Pair(
-        "wrong-reduction", ("data",), "lax.psum(g", summed_gradients, averaged_gradients, sgd, (W, X, Y), STEP, PS(), vma=False
+        "wrong-reduction",
+        ("data",),
+        "lax.psum(g",
+        summed_gradients,
+        averaged_gradients,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "gradients_summed_again": Pair(
-        "doubled-reduction", ("data",), "lax.psum(g", gradients_summed_again, gradients_of_mean, sgd, (W, X, Y), STEP, PS(), vma=True
+        "doubled-reduction",
+        ("data",),
+        "lax.psum(g",
+        gradients_summed_again,
+        gradients_of_mean,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=True,
     ),
     "shard_gradients_averaged": Pair(
-        "wrong-placement", ("model",), "w1 - 0.01", shard_gradients_averaged, shard_gradients_kept, shard_step, (X, W1, W2),
-        MLP, PS(None, "model"), vma=False, repaired=False, notes=("not-analysed",),
+        "wrong-placement",
+        ("model",),
+        "w1 - 0.01",
+        shard_gradients_averaged,
+        shard_gradients_kept,
+        shard_step,
+        (X, W1, W2),
+        MLP,
+        PS(None, "model"),
+        vma=False,
+        repaired=False,
+        notes=("not-analysed",),
     ),
     "gradient_norm_averaged": Pair(
-        "misplaced-reduction", ("model",), "jnp.sqrt((g * g)", gradient_norm_averaged, gradient_norm,
-        lambda g: jnp.sqrt((g * g).sum()), (W1,), (PS(None, "model"),), PS(),
+        "misplaced-reduction",
+        ("model",),
+        "jnp.sqrt((g * g)",
+        gradient_norm_averaged,
+        gradient_norm,
+        lambda g: jnp.sqrt((g * g).sum()),
+        (W1,),
+        (PS(None, "model"),),
+        PS(),
     ),
     "unit_by_shard": Pair(
-        "missing-reduction", ("model",), "jnp.sqrt((x * x)", unit_by_shard, unit,
-        lambda x: x / jnp.sqrt((x * x).sum(-1, keepdims=True)), (X,), (BOTH,), BOTH,
+        "missing-reduction",
+        ("model",),
+        "jnp.sqrt((x * x)",
+        unit_by_shard,
+        unit,
+        lambda x: x / jnp.sqrt((x * x).sum(-1, keepdims=True)),
+        (X,),
+        (BOTH,),
+        BOTH,
     ),
     "rms_by_shard": Pair(
-        "missing-reduction", ("model",), "jnp.sqrt((x * x)", rms_by_shard, rms,
-        lambda x: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6), (X,), (BOTH,), BOTH,
+        "missing-reduction",
+        ("model",),
+        "jnp.sqrt((x * x)",
+        rms_by_shard,
+        rms,
+        lambda x: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6),
+        (X,),
+        (BOTH,),
+        BOTH,
     ),
     "masked_mean_of_means": Pair(
-        "misplaced-reduction", ("data",), "(loss * mask).sum() / mask.sum()", masked_mean_of_means, masked_mean,
-        lambda loss, mask: (loss * mask).sum() / mask.sum(), (draw(16, seed=12), MASK), (PS("data"), PS("data")), PS(),
+        "misplaced-reduction",
+        ("data",),
+        "(loss * mask).sum() / mask.sum()",
+        masked_mean_of_means,
+        masked_mean,
+        lambda loss, mask: (loss * mask).sum() / mask.sum(),
+        (draw(16, seed=12), MASK),
+        (PS("data"), PS("data")),
+        PS(),
     ),
     "metric_counted_twice": Pair(
-        "doubled-reduction", ("data",), "lax.psum(positive", metric_counted_twice, metric_counted_once,
-        lambda x: (x > 0).astype(jnp.float32).sum(), (X,), (PS("data"),), PS(),
+        "doubled-reduction",
+        ("data",),
+        "lax.psum(positive",
+        metric_counted_twice,
+        metric_counted_once,
+        lambda x: (x > 0).astype(jnp.float32).sum(),
+        (X,),
+        (PS("data"),),
+        PS(),
     ),
     "auxiliary_of_parts": Pair(
-        "misplaced-reduction", ("data",), "share * mean", auxiliary_of_parts, auxiliary_of_means,
-        lambda g, c: (c.mean(0) * g.mean(0)).sum(), (GATES, CHOSEN), (PS("data"), PS("data")), PS(),
+        "misplaced-reduction",
+        ("data",),
+        "share * mean",
+        auxiliary_of_parts,
+        auxiliary_of_means,
+        lambda g, c: (c.mean(0) * g.mean(0)).sum(),
+        (GATES, CHOSEN),
+        (PS("data"), PS("data")),
+        PS(),
     ),
-}  # fmt: skip
+}
 
 
-# ---- split vocabularies and sequences ----------------------------------------------------------------------------------------------------
+# ---- split vocabularies and sequences -----------------------------------------------------------
 
-LOGITS, LABELS = draw(16, 32, seed=13), np.random.default_rng(14).integers(0, 32, 16).astype(np.int32)
+LOGITS, LABELS = (
+    draw(16, 32, seed=13),
+    np.random.default_rng(14).integers(0, 32, 16).astype(np.int32),
+)
 TABLE, IDS = draw(32, 8, seed=15), np.random.default_rng(16).integers(0, 32, 16).astype(np.int32)
 
 
@@ -492,7 +745,9 @@ def looked_up_by_shard(table, ids):
 def looked_up(table, ids):
     here = ids - lax.axis_index("model") * table.shape[0]
     mine = (here >= 0) & (here < table.shape[0])
-    return lax.psum(jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0), "model")
+    return lax.psum(
+        jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0), "model"
+    )
 
 
 def places_by_shard(mask):
@@ -516,42 +771,99 @@ def gathered_over_model(x):
 
 VOCABULARY = {
     "softmax_by_shard": Pair(
-        "missing-reduction", ("model",), "logits - logits.max", softmax_by_shard, softmax,
-        lambda x: jax.nn.softmax(x, -1), (LOGITS,), (BOTH,), BOTH, repaired=False,
+        "missing-reduction",
+        ("model",),
+        "logits - logits.max",
+        softmax_by_shard,
+        softmax,
+        lambda x: jax.nn.softmax(x, -1),
+        (LOGITS,),
+        (BOTH,),
+        BOTH,
+        repaired=False,
     ),
     "softmax_own_maximum": Pair(
-        "misplaced-reduction", ("model",), "logits - logits.max", softmax_own_maximum, softmax,
-        lambda x: jax.nn.softmax(x, -1), (LOGITS,), (BOTH,), BOTH,
+        "misplaced-reduction",
+        ("model",),
+        "logits - logits.max",
+        softmax_own_maximum,
+        softmax,
+        lambda x: jax.nn.softmax(x, -1),
+        (LOGITS,),
+        (BOTH,),
+        BOTH,
     ),
     "cross_entropy_by_shard": Pair(
-        "missing-reduction", ("model",), "jnp.log(total)", cross_entropy_by_shard, cross_entropy,
-        cross_entropy_reference, (LOGITS, LABELS), (PS(None, "model"), PS()), PS(),
+        "missing-reduction",
+        ("model",),
+        "jnp.log(total)",
+        cross_entropy_by_shard,
+        cross_entropy,
+        cross_entropy_reference,
+        (LOGITS, LABELS),
+        (PS(None, "model"), PS()),
+        PS(),
     ),
     "argmax_by_shard": Pair(
-        "local-result", ("model",), "jnp.argmax", argmax_by_shard, argmax,
-        lambda x: jnp.argmax(x, -1), (LOGITS,), (BOTH,), PS("data"), repaired=False,
+        "local-result",
+        ("model",),
+        "jnp.argmax",
+        argmax_by_shard,
+        argmax,
+        lambda x: jnp.argmax(x, -1),
+        (LOGITS,),
+        (BOTH,),
+        PS("data"),
+        repaired=False,
     ),
     "looked_up_by_shard": Pair(
-        "local-result", ("model",), "table[ids]", looked_up_by_shard, looked_up,
-        lambda t, i: t[i], (TABLE, IDS), (PS("model"), PS()), PS(), repaired=False,
+        "local-result",
+        ("model",),
+        "table[ids]",
+        looked_up_by_shard,
+        looked_up,
+        lambda t, i: t[i],
+        (TABLE, IDS),
+        (PS("model"), PS()),
+        PS(),
+        repaired=False,
     ),
     "places_by_shard": Pair(
-        "local-result", ("data",), "jnp.cumsum", places_by_shard, places,
-        lambda m: jnp.cumsum(m, 0) - 1.0, (CHOSEN,), (PS("data"),), PS("data"), repaired=False,
+        "local-result",
+        ("data",),
+        "jnp.cumsum",
+        places_by_shard,
+        places,
+        lambda m: jnp.cumsum(m, 0) - 1.0,
+        (CHOSEN,),
+        (PS("data"),),
+        PS("data"),
+        repaired=False,
     ),
     "gathered_over_data": Pair(
-        "wrong-placement", ("data",), "lax.all_gather(x", gathered_over_data, gathered_over_model,
-        lambda x: x, (X,), (BOTH,), PS("data", None), wrong_outs=PS(None, "model"), repaired=False,
+        "wrong-placement",
+        ("data",),
+        "lax.all_gather(x",
+        gathered_over_data,
+        gathered_over_model,
+        lambda x: x,
+        (X,),
+        (BOTH,),
+        PS("data", None),
+        wrong_outs=PS(None, "model"),
+        repaired=False,
     ),
-}  # fmt: skip
+}
 
 
-# ---- experts -----------------------------------------------------------------------------------------------------------------------------
+# ---- experts ------------------------------------------------------------------------------------
 
 G, SIZE, E, CAPACITY, M, H = 8, 8, 8, 4, 12, 16
 TOKENS, W_IN, W_OUT = draw(G, SIZE, M, seed=17), draw(E, M, H, seed=18), draw(E, H, M, seed=19)
 DISPATCH = np.asarray(np.random.default_rng(20).random((G, SIZE, E, CAPACITY)) < 0.1, np.float32)
-COMBINE = np.asarray(DISPATCH * np.random.default_rng(21).random((G, SIZE, E, CAPACITY)), np.float32)
+COMBINE = np.asarray(
+    DISPATCH * np.random.default_rng(21).random((G, SIZE, E, CAPACITY)), np.float32
+)
 
 
 def experts(dispatch, combine, x, w_in, w_out):
@@ -581,10 +893,20 @@ TOKENS_WHOLE = (PS("data"), PS("data"), PS("data"), PS("model"), PS("model"))
 
 EXPERTS = {
     "tokens_on_every_expert": Pair(
-        "wrong-placement", ("model",), "lax.all_to_all(d", exchanged_and_summed, exchanged, experts,
-        (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT), TOKENS_SPLIT, PS("model"), wrong_ins=TOKENS_WHOLE, wrong_outs=PS("data"), repaired=False,
+        "wrong-placement",
+        ("model",),
+        "lax.all_to_all(d",
+        exchanged_and_summed,
+        exchanged,
+        experts,
+        (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT),
+        TOKENS_SPLIT,
+        PS("model"),
+        wrong_ins=TOKENS_WHOLE,
+        wrong_outs=PS("data"),
+        repaired=False,
     ),
-}  # fmt: skip
+}
 
 SECOND = ROW_PARALLEL | TRAINING | VOCABULARY | EXPERTS
 PAIRS = FIRST | SECOND

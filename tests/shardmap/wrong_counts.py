@@ -1,4 +1,5 @@
-"""Wrong programs whose fault is a count: divided twice, added where averages are, hidden by a gather; and some that types do not settle."""
+"""Wrong programs whose fault is a count: divided twice, added where averages are, hidden by a
+gather; and some that types do not settle."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ BATCH, STEP = PS("data"), (PS(), PS("data"), PS("data"))
 SPLIT = (PS("data"), PS(None, "model"))
 
 
-# ---- errors ------------------------------------------------------------------------------------------------------------------------------
+# ---- errors -------------------------------------------------------------------------------------
 
 
 def per_token(x, w):
@@ -124,57 +125,146 @@ def sums_as_weights(x, y):
     return lax.psum(x.sum(), "data") / lax.psum(y.sum(), "data")
 
 
-TALL, FLOW, POSITIVE = draw(8, 24, seed=80), X.copy(), abs(X) + np.linspace(0, 4, 16, dtype=np.float32)[:, None]
+TALL, FLOW, POSITIVE = (
+    draw(8, 24, seed=80),
+    X.copy(),
+    abs(X) + np.linspace(0, 4, 16, dtype=np.float32)[:, None],
+)
 FLOW[3, 3] = np.inf
 OTHER = draw(8, 24, seed=75)
 
 PAIRS = {
     "tokens_summed": Pair(
-        "wrong-reduction", ("data",), "per_token(x, w)", tokens_summed, tokens_averaged, lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
-        (X, W1), SPLIT, PS()
+        "wrong-reduction",
+        ("data",),
+        "per_token(x, w)",
+        tokens_summed,
+        tokens_averaged,
+        lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
+        (X, W1),
+        SPLIT,
+        PS(),
     ),
     "averaged_shares": Pair(
-        "wrong-reduction", ("data",), "lax.pmean(g / lax.axis_size", averaged_shares, summed_shares, sgd, (W, X, Y), STEP, PS(), vma=False
+        "wrong-reduction",
+        ("data",),
+        "lax.pmean(g / lax.axis_size",
+        averaged_shares,
+        summed_shares,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "averaged_loss_shares": Pair(
-        "wrong-reduction", ("data",), "lax.pmean(g,", averaged_loss_shares, summed_shares, sgd, (W, X, Y), STEP, PS(), vma=False
+        "wrong-reduction",
+        ("data",),
+        "lax.pmean(g,",
+        averaged_loss_shares,
+        summed_shares,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "two_losses_summed": Pair(
-        "wrong-reduction", ("data",), "", two_losses_summed, two_losses_averaged,
-        lambda w, x, other: w - 0.1 * jax.grad(two_losses)(w, x, other), (W, X, OTHER), (PS(), BATCH, PS()), PS(), vma=False
+        "wrong-reduction",
+        ("data",),
+        "",
+        two_losses_summed,
+        two_losses_averaged,
+        lambda w, x, other: w - 0.1 * jax.grad(two_losses)(w, x, other),
+        (W, X, OTHER),
+        (PS(), BATCH, PS()),
+        PS(),
+        vma=False,
     ),
     "gathered_means_summed": Pair(
-        "wrong-reduction", ("data",), "lax.all_gather(x.mean()", gathered_means_summed, gathered_means_averaged, lambda x: x.mean(),
-        (X,), (BATCH,), PS(), vma=False
+        "wrong-reduction",
+        ("data",),
+        "lax.all_gather(x.mean()",
+        gathered_means_summed,
+        gathered_means_averaged,
+        lambda x: x.mean(),
+        (X,),
+        (BATCH,),
+        PS(),
+        vma=False,
     ),
     "gathered_sums_averaged": Pair(
-        "wrong-reduction", ("data",), "lax.all_gather(x.sum(0)", gathered_sums_averaged, gathered_sums_summed, lambda x: x.sum(0),
-        (X,), (BATCH,), PS(), vma=False
+        "wrong-reduction",
+        ("data",),
+        "lax.all_gather(x.sum(0)",
+        gathered_sums_averaged,
+        gathered_sums_summed,
+        lambda x: x.sum(0),
+        (X,),
+        (BATCH,),
+        PS(),
+        vma=False,
     ),
     "rounded_before": Pair(
-        "misplaced-reduction", ("model",), "jnp.round", rounded_before, rounded_after,
+        "misplaced-reduction",
+        ("model",),
+        "jnp.round",
+        rounded_before,
+        rounded_after,
         lambda u, v: jnp.round((u @ v).astype(jnp.bfloat16)),
-        (np.float32(np.arange(64).reshape(2, 32) % 7), np.full((32, 4), 0.1171875, np.float32)), (PS(None, "model"), PS("model")), PS()
+        (np.float32(np.arange(64).reshape(2, 32) % 7), np.full((32, 4), 0.1171875, np.float32)),
+        (PS(None, "model"), PS("model")),
+        PS(),
     ),
     "skipped_alone": Pair(
-        "missing-reduction", ("data",), "jnp.isfinite(g)", skipped_alone, skipped_together, finite_step, (W, FLOW, Y), STEP, PS(), vma=False
+        "missing-reduction",
+        ("data",),
+        "jnp.isfinite(g)",
+        skipped_alone,
+        skipped_together,
+        finite_step,
+        (W, FLOW, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "unshifted": Pair(
-        "misplaced-reduction", ("model",), "logits - own", unshifted, shifted, lambda x: jax.nn.logsumexp(x, -1),
-        (draw(16, 32, seed=81),), (PS("data", "model"),), BATCH
+        "misplaced-reduction",
+        ("model",),
+        "logits - own",
+        unshifted,
+        shifted,
+        lambda x: jax.nn.logsumexp(x, -1),
+        (draw(16, 32, seed=81),),
+        (PS("data", "model"),),
+        BATCH,
     ),
     "merges_summed": Pair(
-        "misplaced-reduction", ("model",), "jax.nn.logsumexp", merges_summed, shifted, lambda x: jax.nn.logsumexp(x, -1),
-        (draw(16, 32, seed=81),), (PS("data", "model"),), BATCH
+        "misplaced-reduction",
+        ("model",),
+        "jax.nn.logsumexp",
+        merges_summed,
+        shifted,
+        lambda x: jax.nn.logsumexp(x, -1),
+        (draw(16, 32, seed=81),),
+        (PS("data", "model"),),
+        BATCH,
     ),
     "means_as_weights": Pair(
-        "misplaced-reduction", ("data",), "x.sum() / y.sum()", means_as_weights, sums_as_weights, lambda x, y: x.sum() / y.sum(),
-        (POSITIVE, abs(Y)), (BATCH, BATCH), PS()
+        "misplaced-reduction",
+        ("data",),
+        "x.sum() / y.sum()",
+        means_as_weights,
+        sums_as_weights,
+        lambda x, y: x.sum() / y.sum(),
+        (POSITIVE, abs(Y)),
+        (BATCH, BATCH),
+        PS(),
     ),
-}  # fmt: skip
+}
 
 
-# ---- notes -------------------------------------------------------------------------------------------------------------------------------
+# ---- notes --------------------------------------------------------------------------------------
 
 
 def divided_again(w, x, y):
@@ -212,8 +302,20 @@ def capacity_reference(chosen, gates):
 NOTED = {
     "divided_again": (divided_again, sgd, STEP, PS(), (W, X, Y)),
     "norms_gathered": (norms_gathered, lambda x: jnp.sqrt((x * x).sum()), (BATCH,), PS(), (X,)),
-    "merges_gathered": (merges_gathered, lambda x: jax.nn.logsumexp(x, -1), (PS("data", "model"),), BATCH, (draw(16, 32, seed=81),)),
-    "capacity_of_parts": (capacity_of_parts, capacity_reference, (BATCH, BATCH), PS(), (CHOSEN, GATES)),
+    "merges_gathered": (
+        merges_gathered,
+        lambda x: jax.nn.logsumexp(x, -1),
+        (PS("data", "model"),),
+        BATCH,
+        (draw(16, 32, seed=81),),
+    ),
+    "capacity_of_parts": (
+        capacity_of_parts,
+        capacity_reference,
+        (BATCH, BATCH),
+        PS(),
+        (CHOSEN, GATES),
+    ),
     "capacity_of_sum": (capacity_of_sum, capacity_reference, (BATCH, BATCH), PS(), (CHOSEN, GATES)),
 }
 """Body, plain function, in_specs, out_specs and arguments."""

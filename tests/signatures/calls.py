@@ -16,7 +16,11 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures import Op
 
-CLIP, FILL, PROMISE = lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS
+CLIP, FILL, PROMISE = (
+    lax.GatherScatterMode.CLIP,
+    lax.GatherScatterMode.FILL_OR_DROP,
+    lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +51,38 @@ def _literal(literal: Any) -> np.ndarray:
 
 
 def _find(name: str, jaxpr: Any, consts: Any, args: Any) -> Iterator[Equation]:
-    env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    env: dict[Any, Any] = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+    )
     for eqn in jaxpr.eqns:
-        values: list[Any] = [_literal(v) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
+        values: list[Any] = [
+            _literal(v) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars
+        ]
         if eqn.primitive.name == name:
             plain = tuple(_jax.empty_aval(v.aval.shape, v.aval.dtype) for v in eqn.invars)
             results = tuple(_jax.empty_aval(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
-            yield Equation(Op(name, dict(eqn.params), plain, results, 1), eqn.primitive, tuple(values))
+            yield Equation(
+                Op(name, dict(eqn.params), plain, results, 1), eqn.primitive, tuple(values)
+            )
         for inner in ("jaxpr", "call_jaxpr"):
             if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner in eqn.params:
                 yield from _find(name, *_jax.open_jaxpr(eqn.params[inner]), values)
         env.update(zip(eqn.outvars, _jax.bind(eqn.primitive, values, eqn.params), strict=True))
 
 
-# ---- values --------------------------------------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 
-def f(*shape: int, seed: int = 0, low: int = -16, high: int = 16, dtype: Any = np.float32) -> np.ndarray:
+def f(
+    *shape: int, seed: int = 0, low: int = -16, high: int = 16, dtype: Any = np.float32
+) -> np.ndarray:
     """Quarters in [-4, 4)."""
     return (np.random.default_rng([seed, *shape]).integers(low, high, shape) / 4).astype(dtype)
 
 
-def i(*shape: int, seed: int = 0, low: int = -9, high: int = 9, dtype: Any = np.int32) -> np.ndarray:
+def i(
+    *shape: int, seed: int = 0, low: int = -9, high: int = 9, dtype: Any = np.int32
+) -> np.ndarray:
     """Small integers."""
     return np.random.default_rng([seed, *shape]).integers(low, high, shape).astype(dtype)
 
@@ -103,7 +117,7 @@ def bind(name: str, **params: Any) -> Callable[..., Any]:
     return lambda *args: primitives()[name].bind(*args, **params)
 
 
-# ---- samples --------------------------------------------------------------------------------------------------------------------
+# ---- samples ------------------------------------------------------------------------------------
 
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 

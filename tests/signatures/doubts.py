@@ -24,18 +24,27 @@ def without_samples(known: Iterable[str], samples: Mapping[str, Sequence[Any]]) 
 
 
 def without_rows(samples: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Primitives whose rule gives no reason for the all-B row alone, though the samples show no other."""
+    """Primitives whose rule gives no reason for the all-B row alone, though the samples show no
+    other."""
     found = []
     for name in sorted((samples.keys() & primitives().keys()) - ONE_MATRIX):
         rule = rule_for(name)
-        if rule is not None and not rule.reason and not any(set((*row.ins, *row.outs)) - {B} for row in _rows(name, samples[name])):
+        if (
+            rule is not None
+            and not rule.reason
+            and not any(set((*row.ins, *row.outs)) - {B} for row in _rows(name, samples[name]))
+        ):
             found.append(name)
     return found
 
 
 def unused_kernels(samples: Mapping[str, Sequence[Any]]) -> list[str]:
     """Kernels that no row on a sample names."""
-    used = {row.kernel for name in samples.keys() & primitives().keys() for row in _rows(name, samples[name])}
+    used = {
+        row.kernel
+        for name in samples.keys() & primitives().keys()
+        for row in _rows(name, samples[name])
+    }
     return [kernel.name for kernel in known_kernels() if kernel.name not in used]
 
 

@@ -1,7 +1,8 @@
-"""All rows that hold for an op on small shapes, by trying every assignment of atoms, and which of them a table does not give.
+"""All rows that hold for an op on small shapes, by trying every assignment of atoms, and which of
+them a table does not give.
 
-What runs on the parts is the primitive itself, with its size parameters localised in the plain way: entries that are sizes of the
-whole operand or result become those of the part.
+What runs on the parts is the primitive itself, with its size parameters localised in the plain way:
+entries that are sizes of the whole operand or result become those of the part.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ from sbp.types import Atom, B, Broadcast, Split, Unreduced
 SEEDS = range(12)
 
 INDICES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(names("gather scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub"), (1,)),
-    **dict.fromkeys(names("random_bits random_clone random_fold_in random_gamma random_seed random_split random_wrap"), (0, 1)),
+    **dict.fromkeys(
+        names("gather scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub"), (1,)
+    ),
+    **dict.fromkeys(
+        names(
+            "random_bits random_clone random_fold_in random_gamma random_seed random_split"
+            " random_wrap"
+        ),
+        (0, 1),
+    ),
     "dynamic_slice": (1, 2, 3),
     "dynamic_update_slice": (2, 3, 4),
     "geqp3": (1,),
@@ -37,12 +46,14 @@ INDICES: dict[str, tuple[int, ...]] = {
     "ragged_dot_general": (2,),
     "select_n": (0,),
 }
-"""Operands that are positions, counts or seeds: never partial, for they are observed; drawn from the range of the sample's."""
+"""Operands that are positions, counts or seeds: never partial, for they are observed; drawn from
+the range of the sample's."""
 
 AS_THEY_ARE = frozenset(
     names("""
-    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu qr random_bits random_clone random_fold_in
-    random_gamma random_seed random_split random_unwrap random_wrap schur svd tridiagonal
+    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu qr random_bits
+    random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
+    schur svd tridiagonal
 """)
 )
 """Primitives whose operands have a form of their own: the sample's alone."""
@@ -53,7 +64,8 @@ DENSITY = {"reduce_and": 0.85, "reduce_or": 0.15}
 
 
 def redrawn(eqn: Equation, seed: int) -> tuple[Any, ...]:
-    """Other operands of an equation: quarters, booleans, positions in the sample's range, integers up to the ends of their range."""
+    """Other operands of an equation: quarters, booleans, positions in the sample's range, integers
+    up to the ends of their range."""
     if seed == 0 or eqn.op.name in AS_THEY_ARE:
         return eqn.args
     rng = np.random.default_rng(seed)
@@ -65,9 +77,17 @@ def redrawn(eqn: Equation, seed: int) -> tuple[Any, ...]:
             out.append(rng.random(x.shape) < DENSITY.get(eqn.op.name, 0.5))
         elif not np.issubdtype(x.dtype, np.integer):
             drawn = rng.integers(-32, 32, x.shape) / 8
-            drawn = drawn + 1j * rng.integers(-32, 32, x.shape) / 8 if np.issubdtype(x.dtype, np.complexfloating) else drawn
+            drawn = (
+                drawn + 1j * rng.integers(-32, 32, x.shape) / 8
+                if np.issubdtype(x.dtype, np.complexfloating)
+                else drawn
+            )
             # A triangular matrix stays well away from a singular one.
-            out.append((np.asarray(x) if position == 0 and eqn.op.name.endswith("_solve") else drawn).astype(x.dtype))
+            out.append(
+                (
+                    np.asarray(x) if position == 0 and eqn.op.name.endswith("_solve") else drawn
+                ).astype(x.dtype)
+            )
         elif position in INDICES.get(eqn.op.name, ()):
             drawn = rng.integers(np.min(x), np.max(x), x.shape, endpoint=True)
             out.append(np.where(rng.random(x.shape) < 0.7, drawn % 3, drawn).astype(x.dtype))
@@ -78,7 +98,11 @@ def redrawn(eqn: Equation, seed: int) -> tuple[Any, ...]:
             often = 0.1 if eqn.op.name.startswith("reduce_") else 0.5
             drawn = np.where(rng.random(x.shape) < often, ends, small).astype(x.dtype)
             base = rng.integers(info.min, info.max, dtype=x.dtype)
-            full = {"reduce_and": drawn | base, "reduce_or": drawn & base, "reduce_prod": drawn | np.ones((), x.dtype)}
+            full = {
+                "reduce_and": drawn | base,
+                "reduce_or": drawn & base,
+                "reduce_prod": drawn | np.ones((), x.dtype),
+            }
             out.append(full.get(eqn.op.name, drawn))
     return tuple(out)
 
@@ -90,8 +114,11 @@ def atoms(aval: Any) -> list[Atom]:
 
 
 def axis_sizes(avals: Sequence[Any], chosen: Sequence[Atom]) -> tuple[int, ...]:
-    """Axis sizes on which all splits are even: 2 and 3 without a split, else the least one that divides; none where there is none."""
-    sizes = [a.shape[atom.dim] for a, atom in zip(avals, chosen, strict=True) if isinstance(atom, Split)]
+    """Axis sizes on which all splits are even: 2 and 3 without a split, else the least one that
+    divides; none where there is none."""
+    sizes = [
+        a.shape[atom.dim] for a, atom in zip(avals, chosen, strict=True) if isinstance(atom, Split)
+    ]
     if not sizes:
         return (2, 3)
     common = math.gcd(*sizes)
@@ -113,7 +140,9 @@ def given(row: Row, table: Sequence[Row]) -> bool:
     return any(all(map(free, row.ins, t.ins)) and all(map(free, t.outs, row.outs)) for t in table)
 
 
-def localised(params: dict[str, Any], whole: Sequence[Any], local: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+def localised(
+    params: dict[str, Any], whole: Sequence[Any], local: Sequence[tuple[int, ...]]
+) -> dict[str, Any]:
     """Parameters in which sizes of whole values, dim by dim, are those of the parts."""
     changed = dict(params)
     for name, value in params.items():
@@ -121,7 +150,9 @@ def localised(params: dict[str, Any], whole: Sequence[Any], local: Sequence[tupl
             continue
         for aval, shape in zip(whole, local, strict=True):
             if len(aval.shape) == len(value) and shape != tuple(aval.shape):
-                moved = tuple(s if v == w else v for v, w, s in zip(value, aval.shape, shape, strict=True))
+                moved = tuple(
+                    s if v == w else v for v, w, s in zip(value, aval.shape, shape, strict=True)
+                )
                 changed[name] = moved
     for name in ("sharding", "out_sharding"):
         if name in changed:
@@ -154,23 +185,43 @@ class Enumeration:
         return self.held[key]
 
     def kernel(self, ins: tuple[tuple[int, ...], ...], outs: tuple[tuple[int, ...], ...]) -> Any:
-        """The primitive on parts of some shapes; None where JAX's shape rules refuse them or give others."""
+        """The primitive on parts of some shapes; None where JAX's shape rules refuse them or give
+        others."""
         op = self.eqn.op
         if (ins, outs) not in self.compiled:
             found = None
-            if op.name in LAPACK and (len({s[0] for s in ins}) > 1 or [s[1:] for s in ins] != [s[1:] for s in self.whole()[0]]):
-                self.compiled[ins, outs] = None  # it would read beyond the shorter operand, which JAX lets pass
+            if op.name in LAPACK and (
+                len({s[0] for s in ins}) > 1
+                or [s[1:] for s in ins] != [s[1:] for s in self.whole()[0]]
+            ):
+                self.compiled[ins, outs] = (
+                    None  # it would read beyond the shorter operand, which JAX lets pass
+                )
                 return None
-            variants = [dict(op.params), localised(op.params, op.outs, outs), localised(op.params, op.ins, ins)]
+            variants = [
+                dict(op.params),
+                localised(op.params, op.outs, outs),
+                localised(op.params, op.ins, ins),
+            ]
             for params in variants if (ins, outs) != self.whole() else variants[:1]:
 
                 def run(*args: Any, params: dict[str, Any] = params) -> list[Any]:
                     return _jax.bind(self.eqn.primitive, args, params)
 
-                specs = [jax.ShapeDtypeStruct(shape, a.dtype) for shape, a in zip(ins, op.ins, strict=True)]
+                specs = [
+                    jax.ShapeDtypeStruct(shape, a.dtype)
+                    for shape, a in zip(ins, op.ins, strict=True)
+                ]
                 try:
                     results = jax.jit(run).lower(*specs).out_info
-                except (TypeError, ValueError, AssertionError, ZeroDivisionError, IndexError, MLIRError):
+                except (
+                    TypeError,
+                    ValueError,
+                    AssertionError,
+                    ZeroDivisionError,
+                    IndexError,
+                    MLIRError,
+                ):
                     continue
                 if tuple(tuple(r.shape) for r in results) == outs:
                     found = jax.jit(run)
@@ -179,7 +230,9 @@ class Enumeration:
         return self.compiled[ins, outs]
 
     def whole(self) -> tuple[Any, Any]:
-        return tuple(tuple(a.shape) for a in self.eqn.op.ins), tuple(tuple(a.shape) for a in self.eqn.op.outs)
+        return tuple(tuple(a.shape) for a in self.eqn.op.ins), tuple(
+            tuple(a.shape) for a in self.eqn.op.outs
+        )
 
     def parts(self, position: int, atom: Atom, n: int, seed: int) -> list[Any]:
         key = position, atom, n, seed
@@ -195,11 +248,16 @@ class Enumeration:
             self.held[key] = [_words(x) for x in self.kernel(*self.whole())(*self.values(seed))]
         return self.held[key]
 
-    def holds(self, ins: tuple[Atom, ...], outs_of: Sequence[Sequence[Atom]], n: int) -> list[list[Atom]]:
-        """For each result, those of some atoms, all with one shape of parts, that hold on these operands' parts."""
+    def holds(
+        self, ins: tuple[Atom, ...], outs_of: Sequence[Sequence[Atom]], n: int
+    ) -> list[list[Atom]]:
+        """For each result, those of some atoms, all with one shape of parts, that hold on these
+        operands' parts."""
         op = self.eqn.op
         local_ins = tuple(shard(a.shape, atom, n) for a, atom in zip(op.ins, ins, strict=True))
-        local_outs = tuple(shard(a.shape, atoms[0], n) for a, atoms in zip(op.outs, outs_of, strict=True))
+        local_outs = tuple(
+            shard(a.shape, atoms[0], n) for a, atoms in zip(op.outs, outs_of, strict=True)
+        )
         kernel = self.kernel(local_ins, local_outs)
         left = [list(atoms) for atoms in outs_of]
         if kernel is None:
@@ -218,16 +276,25 @@ class Enumeration:
         scale = 0.0
         if atom == Unreduced("sum") and np.issubdtype(want.dtype, np.inexact):
             with np.errstate(invalid="ignore"):
-                scale = sum(np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for v in values)
+                scale = sum(
+                    np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for v in values
+                )
         readers = range(n) if isinstance(atom, Broadcast) else (0,)
         with np.errstate(all="ignore"):
-            return all(not difference(np.asarray(combine(values, atom, want.shape, r)), want, scale) for r in readers)
+            return all(
+                not difference(np.asarray(combine(values, atom, want.shape, r)), want, scale)
+                for r in readers
+            )
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """The rows that hold, with the axis size; of those that free conversions give from another, only some."""
+        """The rows that hold, with the axis size; of those that free conversions give from another,
+        only some."""
         op = self.eqn.op
         observed = INDICES.get(op.name, ())
-        possible = [[a for a in atoms(x) if not (k in observed and isinstance(a, Unreduced))] for k, x in enumerate(op.ins)]
+        possible = [
+            [a for a in atoms(x) if not (k in observed and isinstance(a, Unreduced))]
+            for k, x in enumerate(op.ins)
+        ]
         for ins in itertools.product(*possible):
             for n in axis_sizes(op.ins, ins):
                 grouped = [self.by_shape(a, n) for a in op.outs]
@@ -257,5 +324,11 @@ def rows_of(eqn: Equation, n: int) -> tuple[Row, ...]:
 
 def missing(enumeration: Enumeration) -> list[tuple[int, Row]]:
     """Rows that hold, and that the table does not give."""
-    found = [(n, row) for n, row in enumeration.rows() if not given(row, rows_of(enumeration.eqn, n))]
-    return [(n, row) for n, row in found if not any(n == k and other != row and given(row, [other]) for k, other in found)]
+    found = [
+        (n, row) for n, row in enumeration.rows() if not given(row, rows_of(enumeration.eqn, n))
+    ]
+    return [
+        (n, row)
+        for n, row in found
+        if not any(n == k and other != row and given(row, [other]) for k, other in found)
+    ]

@@ -22,15 +22,16 @@ MAX_ROWS = 12
 
 HEAD = """# Signatures
 
-Written by `SBP_UPDATE_GOLDEN=1 pytest tests/signatures/test_page.py`, from the rules and the samples that they are tested on.
-`sbp signatures PRIMITIVE` shows one in the terminal; [types.md](types.md) says what S, B and P mean, and how to add a signature of your
-own.
+Written by `SBP_UPDATE_GOLDEN=1 pytest tests/signatures/test_page.py`, from the rules and the
+samples that they are tested on. `sbp signatures PRIMITIVE` shows one in the terminal;
+[types.md](types.md) says what S, B and P mean, and how to add a signature of your own.
 
-{primitives} primitives have a rule, with {rows} rows on {samples} sample equations, {known}; all operands and results B, which holds for
-every primitive, is not counted.
+{primitives} primitives have a rule, with {rows} rows on {samples} sample equations, {known}; all
+operands and results B, which holds for every primitive, is not counted.
 
 * **rows**: on one mesh axis of size 2, for the sample that has the most.
-* **partial**: what passes from operands to results, over all samples; `S → sum` is a split that leaves a partial sum.
+* **partial**: what passes from operands to results, over all samples; `S → sum` is a split that
+  leaves a partial sum.
 * **known**: how many rows are {legend}.
 * **uneven**: whether a dim may be split that the axis size does not divide.
 * **kernels**: what runs on the shards where it is not the primitive itself, see [below](#kernels).
@@ -64,7 +65,10 @@ def page() -> str:
                 assert rule is not None
                 lines.append(_line([f"`{name}`", rule.reason]))
             continue
-        lines += ["| primitive | rows | partial | known | uneven | kernels |", "|---|---|---|---|---|---|"]
+        lines += [
+            "| primitive | rows | partial | known | uneven | kernels |",
+            "|---|---|---|---|---|---|",
+        ]
         for name in families[title]:
             if name not in primitives():
                 lines.append(_line([f"`{name}`", "newer JAX only", "", "", "", ""]))
@@ -75,10 +79,23 @@ def page() -> str:
             total += counted
             lines.append(_line(_cells(name, ops, counted)))
     lines += ["", "## Kernels", "", "| kernel | what runs on the shards | sends |", "|---|---|---|"]
-    lines += [_line([f"`{k.name}`", k.summary, "yes" if k.communicates else ""]) for k in known_kernels()]
+    lines += [
+        _line([f"`{k.name}`", k.summary, "yes" if k.communicates else ""]) for k in known_kernels()
+    ]
     lines += [FALLBACK_HEAD, *(_line([names, why]) for why, names in _by_reason(FALLBACK))]
-    lines += ["", "Refused, as no type is right:", "", *(f"* `{name}` {why}" for name, why in sorted(REFUSED.items()))]
-    head = HEAD.format(primitives=len(known_primitives()), rows=total.total(), samples=samples, known=_counts(total), legend=_legend(total))
+    lines += [
+        "",
+        "Refused, as no type is right:",
+        "",
+        *(f"* `{name}` {why}" for name, why in sorted(REFUSED.items())),
+    ]
+    head = HEAD.format(
+        primitives=len(known_primitives()),
+        rows=total.total(),
+        samples=samples,
+        known=_counts(total),
+        legend=_legend(total),
+    )
     return head + "\n".join(lines) + "\n"
 
 
@@ -91,7 +108,10 @@ def _ops(name: str) -> Iterator[Op]:
     seen: set[Any] = set()
     for fn, args in SAMPLES[name]:
         op = equation(name, fn, args).op
-        key = tuple((a.shape, str(a.dtype)) for a in (*op.ins, *op.outs)), str(sorted(op.params.items()))
+        key = (
+            tuple((a.shape, str(a.dtype)) for a in (*op.ins, *op.outs)),
+            str(sorted(op.params.items())),
+        )
         if key not in seen:
             seen.add(key)
             yield Op(name, op.params, op.ins, op.outs, SIZES[0])
@@ -110,7 +130,12 @@ _statuses: dict[Any, str] = {}
 def _known(op: Op) -> Iterator[str]:
     """How each row is known; Z3 is asked once for rows of equal dtypes."""
     for row in _rows(op):
-        key = op.name, row, tuple(str(a.dtype) for a in (*op.ins, *op.outs)), str(op.params.get("y"))
+        key = (
+            op.name,
+            row,
+            tuple(str(a.dtype) for a in (*op.ins, *op.outs)),
+            str(op.params.get("y")),
+        )
         if key not in _statuses:
             _statuses[key] = row_status(op, row)
         yield _statuses[key]
@@ -129,13 +154,20 @@ def _cells(name: str, ops: Sequence[Op], counted: Counter[str]) -> list[str]:
         "<br>".join([f"*{sample}*", *(rows or ["none"])]),
         "<br>".join(sorted({passed for row in every for passed in _passed(row)})),
         _counts(counted, "<br>"),
-        "yes" if any(_is_uneven(op) for op in ops) else "no" if any(_splits(row) for row in every) else "",
+        (
+            "yes"
+            if any(_is_uneven(op) for op in ops)
+            else "no"
+            if any(_splits(row) for row in every)
+            else ""
+        ),
         "<br>".join(f"`{k}`" for k in kernels),
     ]
 
 
 def _passed(row: Row) -> Iterator[str]:
-    """Each monoid of a result, with the monoids, or the split, of the operands that it comes from."""
+    """Each monoid of a result, with the monoids, or the split, of the operands that it comes
+    from."""
     made = sorted({a.monoid for a in row.outs if isinstance(a, Unreduced)})
     taken = sorted({a.monoid for a in row.ins if isinstance(a, Unreduced)})
     source = ", ".join(taken) if taken else "S"

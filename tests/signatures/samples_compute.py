@@ -17,12 +17,14 @@ from jax.ad_checkpoint import checkpoint_name
 from sbp.signatures.rule import names
 
 _UNARY_FLOAT = names("""
-    acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor lgamma log
-    log1p logistic round rsqrt sin sinh sqrt tan tanh is_finite
+    acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erf_inv
+    erfc exp exp2 expm1 floor lgamma log log1p logistic round rsqrt sin sinh sqrt tan tanh is_finite
 """)
 _ITERATED = names("igamma igammac zeta polygamma")
 _BINARY_FLOAT = names("atan2 div nextafter pow rem eq ne lt le gt ge add sub mul max min")
-_BINARY_INT = names("add sub mul div rem max min and or xor shift_left shift_right_arithmetic shift_right_logical")
+_BINARY_INT = names(
+    "add sub mul div rem max min and or xor shift_left shift_right_arithmetic shift_right_logical"
+)
 
 SPECIAL = np.array([-2.25, np.nan, -0.75, 3.5, np.inf], np.float32)
 
@@ -38,16 +40,29 @@ SAMPLES.update(
 
 
 for _name in _BINARY_INT:
-    _fn = getattr(lax, {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(_name, _name))
+    _fn = getattr(
+        lax, {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(_name, _name)
+    )
     more(_name, (_fn, (i(5, low=0), i(5, seed=1, low=1))))
 for _name in ("and", "or", "xor"):
     more(_name, (getattr(lax, f"bitwise_{_name}"), (b(5), b(5, seed=1))))
-more("add", (lax.add, (c(5), c(5, seed=1))), (lax.add, (bf(5), bf(5, seed=1))), (lambda x: x + 1.5, (f(5, 3),)))
+more(
+    "add",
+    (lax.add, (c(5), c(5, seed=1))),
+    (lax.add, (bf(5), bf(5, seed=1))),
+    (lambda x: x + 1.5, (f(5, 3),)),
+)
 more("sub", (lambda x: 1.5 - x, (f(5),)), (lax.sub, (c(5), c(5, seed=1))))
 more("mul", (lax.mul, (c(5), c(5, seed=1))), (lambda x: x * 0.5, (f(5, 3),)))
 more("div", (lax.div, (c(5), c(5, seed=9) + 5)), (lambda x: x / 4, (f(5),)))
 if "out_dtype" in inspect.signature(lax.mul).parameters:  # JAX 0.12
-    more("mul", (bind("mul", out_dtype=np.dtype(np.int32)), (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1))))
+    more(
+        "mul",
+        (
+            bind("mul", out_dtype=np.dtype(np.int32)),
+            (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1)),
+        ),
+    )
 more("add_any", (bind("add_any"), (f(5), f(5, seed=1))))
 more("abs", (lax.abs, (f(5),)), (lax.abs, (i(5),)), (lax.abs, (c(5),)))
 more("sign", (lax.sign, (SPECIAL,)), (lax.sign, (i(5),)), (lax.sign, (c(5),)))
@@ -59,31 +74,70 @@ more("not", (lax.bitwise_not, (i(5),)), (lax.bitwise_not, (b(5),)), (lax.bitwise
 more("clz", (lax.clz, (u(5),)))
 more("population_count", (lax.population_count, (u(5),)))
 more("mulhi", (bind("mulhi"), (u(5), u(5, seed=1))))
-more("clamp", (lambda x: lax.clamp(np.float32(-1), x, np.float32(2)), (SPECIAL,)), (lax.clamp, (f(5, high=0), f(5), f(5, low=1))))
-more("clamp", (lax.clamp, (i(5, high=0), i(5), i(5, low=1))))
-more("integer_pow", *((functools.partial(lambda y, x: lax.integer_pow(x, y), y), (f(5, low=1),)) for y in (-1, 2, 3)))
-more("integer_pow", (lambda x: lax.integer_pow(x, 3), (SPECIAL,)), (lambda x: lax.integer_pow(x, 3), (i(5),)))
-more("select_n", (lax.select_n, (b(5), f(5), f(5, seed=1))), (lax.select_n, (np.bool_(True), f(5, 3), f(5, 3, seed=1))))
 more(
-    "select_n", (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))), (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2)))
+    "clamp",
+    (lambda x: lax.clamp(np.float32(-1), x, np.float32(2)), (SPECIAL,)),
+    (lax.clamp, (f(5, high=0), f(5), f(5, low=1))),
+)
+more("clamp", (lax.clamp, (i(5, high=0), i(5), i(5, low=1))))
+more(
+    "integer_pow",
+    *(
+        (functools.partial(lambda y, x: lax.integer_pow(x, y), y), (f(5, low=1),))
+        for y in (-1, 2, 3)
+    ),
+)
+more(
+    "integer_pow",
+    (lambda x: lax.integer_pow(x, 3), (SPECIAL,)),
+    (lambda x: lax.integer_pow(x, 3), (i(5),)),
+)
+more(
+    "select_n",
+    (lax.select_n, (b(5), f(5), f(5, seed=1))),
+    (lax.select_n, (np.bool_(True), f(5, 3), f(5, 3, seed=1))),
+)
+more(
+    "select_n",
+    (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))),
+    (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2))),
 )
 more("select_n", (lax.select_n, (b(5), c(5), c(5, seed=1))))
 more("select_n", (lax.select_n, (b(3), keys(3), keys(3))))
 for _from, _to in [
-    (f(5), jnp.bfloat16), (bf(5), np.float32), (f(5), np.int32), (f(5), np.bool_), (f(5), np.complex64), (bf(5), jnp.float16),
-    (i(5), np.float32), (i(5), np.int8), (i(5), np.uint32), (i(5, dtype=np.int8), np.int32), (u(5), np.int32), (i(5), np.bool_),
-    (i(5, low=0, dtype=np.uint8), np.int16), (b(5), np.float32), (b(5), np.int32), (f(5), jnp.float8_e4m3fn), (f(5), jnp.float8_e5m2),
-]:  # fmt: skip
+    (f(5), jnp.bfloat16),
+    (bf(5), np.float32),
+    (f(5), np.int32),
+    (f(5), np.bool_),
+    (f(5), np.complex64),
+    (bf(5), jnp.float16),
+    (i(5), np.float32),
+    (i(5), np.int8),
+    (i(5), np.uint32),
+    (i(5, dtype=np.int8), np.int32),
+    (u(5), np.int32),
+    (i(5), np.bool_),
+    (i(5, low=0, dtype=np.uint8), np.int16),
+    (b(5), np.float32),
+    (b(5), np.int32),
+    (f(5), jnp.float8_e4m3fn),
+    (f(5), jnp.float8_e5m2),
+]:
     more(
         "convert_element_type",
         (
             functools.partial(
-                lambda to, x: lax.convert_element_type_p.bind(x, new_dtype=np.dtype(to), weak_type=False, sharding=None), _to
+                lambda to, x: lax.convert_element_type_p.bind(
+                    x, new_dtype=np.dtype(to), weak_type=False, sharding=None
+                ),
+                _to,
             ),
             (_from,),
         ),
     )
-more("reduce_precision", (lambda x: lax.reduce_precision(x, 5, 4), (f(5, seed=4) * np.float32(1.1),)))
+more(
+    "reduce_precision", (lambda x: lax.reduce_precision(x, 5, 4), (f(5, seed=4) * np.float32(1.1),))
+)
 more("real", (lax.real, (c(5),)))
 more("imag", (lax.imag, (c(5),)))
 more("conj", (lax.conj, (c(5),)))
@@ -95,7 +149,10 @@ more("tie", (bind("tie"), (f(5), f(5, seed=1))))
 for _name in ("eq_to", "le_to", "lt_to"):
     more(_name, (bind(_name), (SPECIAL, f(5, seed=1))))
 more("igamma_grad_a", (bind("igamma_grad_a"), (f(2, low=1), f(2, seed=1, low=1))))
-more("regularized_incomplete_beta", (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4))))
+more(
+    "regularized_incomplete_beta",
+    (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4))),
+)
 for _name, _count in (("philox2x32", 3), ("philox4x32", 6), ("threefry4x32", 8)):
     more(_name, (bind(_name), tuple(u(3, seed=k) for k in range(_count))))
 more("threefry2x32", (bind("threefry2x32"), (u(5), u(5, seed=1), u(5, seed=2), u(5, seed=3))))
@@ -103,16 +160,35 @@ more("log2", (jnp.log2, (f(5, low=1),)))
 more("one_minus_square", (bind("one_minus_square"), (f(5),)))
 more("polynomial", (bind("polynomial"), (f(5), np.float32(1), np.float32(2), np.float32(-1))))
 more(
-    "optimization_barrier", (lax.optimization_barrier, (f(5, 3),)), (lax.optimization_barrier, (b(5),)), (lax.optimization_barrier, (i(5),))
+    "optimization_barrier",
+    (lax.optimization_barrier, (f(5, 3),)),
+    (lax.optimization_barrier, (b(5),)),
+    (lax.optimization_barrier, (i(5),)),
 )
 
 # contractions
-more("dot_general", (lambda x, y: x @ y, (f(5, 7), f(7, 3))), (lambda x, y: x @ y, (i(2, 6), i(6, 2))))
+more(
+    "dot_general",
+    (lambda x, y: x @ y, (f(5, 7), f(7, 3))),
+    (lambda x, y: x @ y, (i(2, 6), i(6, 2))),
+)
 more("dot_general", (lambda x, y: jnp.einsum("bij,bkj->bik", x, y), (f(3, 2, 5), f(3, 2, 5))))
 more("dot_general", (lambda x, y: jnp.einsum("ijk,jkl->il", x, y), (c(2, 1, 5), c(1, 5, 2))))
-more("dot_general", (lambda x, y: lax.dot(x, y, preferred_element_type=np.int32), (i(2, 5, dtype=np.int8), i(5, 2, dtype=np.int8))))
-more("dot_general", (lambda x, y: lax.dot(x, y, preferred_element_type=np.float32), (bf(2, 5), bf(5, 2))))
-more("dot_general", (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.bfloat16), (f(2, 5), f(5, 3))))
+more(
+    "dot_general",
+    (
+        lambda x, y: lax.dot(x, y, preferred_element_type=np.int32),
+        (i(2, 5, dtype=np.int8), i(5, 2, dtype=np.int8)),
+    ),
+)
+more(
+    "dot_general",
+    (lambda x, y: lax.dot(x, y, preferred_element_type=np.float32), (bf(2, 5), bf(5, 2))),
+)
+more(
+    "dot_general",
+    (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.bfloat16), (f(2, 5), f(5, 3))),
+)
 more("dot_general", (lax.dot, (b(2, 5), b(5, 2))))
 for _sizes in ([2, 4, 1], [0, 5, 0], [3, 0, 4]):
     more("ragged_dot_general", (lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array(_sizes, np.int32))))
@@ -123,30 +199,73 @@ def _ragged(contract: Any, batch: Any, ragged: int, groups: list[int]) -> Callab
     return lambda x, y, g: lax.ragged_dot_general(x, y, g, numbers)
 
 
-# The ragged dim contracts, as in the gradient of the matrices; is a batch dim; lies behind another dim; groups differ by batch.
-more("ragged_dot_general", (_ragged(([0], [0]), ([], []), 0, []), (f(7, 2), f(7, 3), np.array([2, 0, 3], np.int32))))
-more("ragged_dot_general", (_ragged(([2], [1]), ([0], [0]), 0, []), (f(5, 2, 3), f(5, 3, 2), np.array([2, 0, 3], np.int32))))
-more("ragged_dot_general", (_ragged(([2], [1]), ([], []), 1, [0]), (f(2, 5, 3), f(3, 3, 2), np.array([[2, 3, 0], [1, 0, 3]], np.int32))))
+# The ragged dim contracts, as in the gradient of the matrices; is a batch dim; lies behind another
+# dim; groups differ by batch.
 more(
     "ragged_dot_general",
-    (_ragged(([2], [2]), ([0], [1]), 1, [0]), (f(3, 5, 2), f(3, 3, 2, 2), np.array([[2, 3, 0], [1, 0, 3], [0, 5, 0]], np.int32))),
+    (_ragged(([0], [0]), ([], []), 0, []), (f(7, 2), f(7, 3), np.array([2, 0, 3], np.int32))),
 )
-_scaled = bind("scaled_dot", dimension_numbers=(((2,), (2,)), ((0,), (0,))), preferred_element_type=np.dtype(np.float32))
+more(
+    "ragged_dot_general",
+    (
+        _ragged(([2], [1]), ([0], [0]), 0, []),
+        (f(5, 2, 3), f(5, 3, 2), np.array([2, 0, 3], np.int32)),
+    ),
+)
+more(
+    "ragged_dot_general",
+    (
+        _ragged(([2], [1]), ([], []), 1, [0]),
+        (f(2, 5, 3), f(3, 3, 2), np.array([[2, 3, 0], [1, 0, 3]], np.int32)),
+    ),
+)
+more(
+    "ragged_dot_general",
+    (
+        _ragged(([2], [2]), ([0], [1]), 1, [0]),
+        (f(3, 5, 2), f(3, 3, 2, 2), np.array([[2, 3, 0], [1, 0, 3], [0, 5, 0]], np.int32)),
+    ),
+)
+_scaled = bind(
+    "scaled_dot",
+    dimension_numbers=(((2,), (2,)), ((0,), (0,))),
+    preferred_element_type=np.dtype(np.float32),
+)
 for _blocks, _rows_of in ((4, 3), (2, 5)):
     _ones = np.ones((2, 1, 1), jnp.float8_e8m0fnu)
     _scale = (2.0 ** i(2, _rows_of, _blocks, low=-2, high=2)).astype(jnp.float8_e8m0fnu)
-    more("scaled_dot", (_scaled, (bf(2, _rows_of, 8), bf(2, 3, 8), _scale, np.ones((2, 3, 1), jnp.float8_e8m0fnu))))
+    more(
+        "scaled_dot",
+        (
+            _scaled,
+            (bf(2, _rows_of, 8), bf(2, 3, 8), _scale, np.ones((2, 3, 1), jnp.float8_e8m0fnu)),
+        ),
+    )
 _conv = functools.partial(lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)])
-more("conv_general_dilated", (_conv, (f(3, 5, 4), f(2, 5, 3))), (functools.partial(_conv, feature_group_count=2), (f(2, 4, 6), f(6, 2, 3))))
-more("conv_general_dilated", (functools.partial(_conv, batch_group_count=2), (f(4, 3, 6), f(6, 3, 3))))
-more("conv_general_dilated", (functools.partial(_conv, dimension_numbers=("NWC", "WIO", "NWC")), (f(3, 6, 2), f(3, 2, 4))))
+more(
+    "conv_general_dilated",
+    (_conv, (f(3, 5, 4), f(2, 5, 3))),
+    (functools.partial(_conv, feature_group_count=2), (f(2, 4, 6), f(6, 2, 3))),
+)
+more(
+    "conv_general_dilated",
+    (functools.partial(_conv, batch_group_count=2), (f(4, 3, 6), f(6, 3, 3))),
+)
+more(
+    "conv_general_dilated",
+    (functools.partial(_conv, dimension_numbers=("NWC", "WIO", "NWC")), (f(3, 6, 2), f(3, 2, 4))),
+)
 
 # reductions
 for _name in ("sum", "max", "min", "prod"):
     _reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod}[_name]
     more(f"reduce_{_name}", (lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (_reduce, (i(7),)))
 more("reduce_sum", (lambda x: jnp.sum(x, (0, 2)), (f(3, 2, 2),)))
-more("reduce_sum", (lambda x: jnp.sum(x, 1), (c(3, 5),)), (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)))
+more(
+    "reduce_sum",
+    (lambda x: jnp.sum(x, 1), (c(3, 5),)),
+    (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)),
+)
 more("reduce_prod", (lambda x: jnp.prod(x, 1), (c(3, 5),)))
 for _name in ("and", "or", "xor"):
     _fn = getattr(lax, f"reduce_{_name}")
@@ -158,21 +277,67 @@ for _name in ("argmax", "argmin"):
     more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (b(5, 3),)))
 more(
     "reduce",
-    (lambda x, y: lax.reduce((x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)), (f(3, 5), f(3, 5))),
+    (
+        lambda x, y: lax.reduce(
+            (x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)
+        ),
+        (f(3, 5), f(3, 5)),
+    ),
 )
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
     _fn = getattr(lax, _name)
-    more(_name, (lambda x, r=_fn: r(x, 0), (f(5, 3),)), (lambda x, r=_fn: r(x, 1, reverse=True), (f(3, 5),)))
+    more(
+        _name,
+        (lambda x, r=_fn: r(x, 0), (f(5, 3),)),
+        (lambda x, r=_fn: r(x, 1, reverse=True), (f(3, 5),)),
+    )
 more("cumsum", (lambda x: lax.cumsum(x, 1), (i(3, 5),)))
-more("sort", (lambda x: lax.sort(x, dimension=0), (f(5, 3),)), (lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), (i(3, 5), f(3, 5))))
+more(
+    "sort",
+    (lambda x: lax.sort(x, dimension=0), (f(5, 3),)),
+    (lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), (i(3, 5), f(3, 5))),
+)
 more("top_k", (lambda x: lax.top_k(x, 2), (f(3, 5),)))
 more("approx_top_k", (lambda x: lax.approx_max_k(x, 2), (f(3, 5),)))
-for _name, _fn, _init in (("sum", lax.add, 0.0), ("max", lax.max, -np.inf), ("min", lax.min, np.inf)):
-    more(f"reduce_window_{_name}", (lambda x, g=_fn, z=_init: lax.reduce_window(x, np.float32(z), g, (1, 2), (1, 2), "SAME"), (f(5, 6),)))
-    more(f"reduce_window_{_name}", (lambda x, g=_fn, z=_init: lax.reduce_window(x, np.float32(z), g, (1, 1), (2, 1), "VALID"), (f(6, 3),)))
-more("reduce_window", (lambda x: lax.reduce_window(x, np.float32(0), lambda p, q: p + 2 * q, (1, 2), (1, 2), "VALID"), (f(5, 6),)))
+for _name, _fn, _init in (
+    ("sum", lax.add, 0.0),
+    ("max", lax.max, -np.inf),
+    ("min", lax.min, np.inf),
+):
+    more(
+        f"reduce_window_{_name}",
+        (
+            lambda x, g=_fn, z=_init: lax.reduce_window(
+                x, np.float32(z), g, (1, 2), (1, 2), "SAME"
+            ),
+            (f(5, 6),),
+        ),
+    )
+    more(
+        f"reduce_window_{_name}",
+        (
+            lambda x, g=_fn, z=_init: lax.reduce_window(
+                x, np.float32(z), g, (1, 1), (2, 1), "VALID"
+            ),
+            (f(6, 3),),
+        ),
+    )
+more(
+    "reduce_window",
+    (
+        lambda x: lax.reduce_window(
+            x, np.float32(0), lambda p, q: p + 2 * q, (1, 2), (1, 2), "VALID"
+        ),
+        (f(5, 6),),
+    ),
+)
 _pool = functools.partial(
-    lax.reduce_window, init_value=-np.inf, computation=lax.max, window_dimensions=(1, 2), window_strides=(1, 2), padding="VALID"
+    lax.reduce_window,
+    init_value=-np.inf,
+    computation=lax.max,
+    window_dimensions=(1, 2),
+    window_strides=(1, 2),
+    padding="VALID",
 )
 more("select_and_scatter_add", (lambda x, g: jax.vjp(_pool, x)[1](g), (f(5, 6, seed=2), f(5, 3))))
 more(
@@ -184,7 +349,9 @@ more(
             np.float32(0),
             select_jaxpr=jax.make_jaxpr(lax.ge)(np.float32(0), np.float32(0)).jaxpr,
             select_consts=(),
-            scatter_jaxpr=jax.make_jaxpr(lambda p, q: p + 2 * q)(np.float32(0), np.float32(0)).jaxpr,
+            scatter_jaxpr=jax.make_jaxpr(lambda p, q: p + 2 * q)(
+                np.float32(0), np.float32(0)
+            ).jaxpr,
             scatter_consts=(),
             window_dimensions=(1, 2),
             window_strides=(1, 2),

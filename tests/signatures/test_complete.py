@@ -1,4 +1,5 @@
-"""The tables are complete: no assignment of atoms holds that a table and free conversions do not give, except for those with a reason."""
+"""The tables are complete: no assignment of atoms holds that a table and free conversions do not
+give, except for those with a reason."""
 
 from __future__ import annotations
 
@@ -20,9 +21,12 @@ from sbp.types import P, S
 SIZE = 48
 
 KINDS = 6
-"""How many samples of a primitive are enumerated, each of dtypes, ranks and parameters of its own; of elementwise ones, all."""
+"""How many samples of a primitive are enumerated, each of dtypes, ranks and parameters of its own;
+of elementwise ones, all."""
 
-ITERATED = frozenset(names("igamma igamma_grad_a igammac polygamma regularized_incomplete_beta zeta"))
+ITERATED = frozenset(
+    names("igamma igamma_grad_a igammac polygamma regularized_incomplete_beta zeta")
+)
 """Compiled for seconds each; none is linear, and none is defined on all of the reals."""
 
 CIPHERS = frozenset(names("philox2x32 philox4x32 threefry2x32 threefry4x32"))
@@ -31,9 +35,14 @@ CIPHERS = frozenset(names("philox2x32 philox4x32 threefry2x32 threefry4x32"))
 CALLBACKS = frozenset(names("debug_callback debug_print io_callback pure_callback"))
 """What the host does with parts, no enumeration sees."""
 
-_CLOSE = "holds within the tolerance of the narrow dtype, but rounds every part before the reduction"
+_CLOSE = (
+    "holds within the tolerance of the narrow dtype, but rounds every part before the reduction"
+)
 _ONE = "the sample's windows do not overlap, or have one element; those that do are refuted"
-_OPEN = "which of two writes to an element wins is open, and parts in which different ones won do not belong together"
+_OPEN = (
+    "which of two writes to an element wins is open, and parts in which different ones won do not"
+    " belong together"
+)
 _SMALL = "a product may underflow to 0 though no factor is 0"
 _TOTAL = "the total order of keys, inside comparators of sorts, that no type is given to"
 
@@ -41,36 +50,67 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("convert_element_type", r"P\((sum|prod)\) -> P\((sum|prod)\)", _CLOSE),
     ("convert_element_type", r"P\(prod\) -> P\(and\)", _SMALL),
     ("dot_general scaled_dot", r".*P\((sum|max|min)\).* -> .*", _CLOSE),
-    ("exp exp2", r"P\(sum\) -> P\(prod\)", "parts of a small sum may overflow, and infinity times 0 is NaN"),
+    (
+        "exp exp2",
+        r"P\(sum\) -> P\(prod\)",
+        "parts of a small sum may overflow, and infinity times 0 is NaN",
+    ),
     (
         "gather",
         r"P\(sum\), B -> P\(sum\)",
-        "on an odd number of devices: the integer that fills, -2**31, is its own threefold modulo 2**32",
+        (
+            "on an odd number of devices: the integer that fills, -2**31, is its own threefold"
+            " modulo 2**32"
+        ),
     ),
     ("is_finite", r".*", "parts of a finite sum may overflow, and the oracle's are small"),
     ("le_to lt_to", r".*", _TOTAL),
     ("neg", r"P\(prod\) -> P\(prod\)", "on an odd number of devices alone"),
     ("nextafter", r".*", "what it changes is too little for the oracle to see"),
-    ("ragged_dot_general", r".*, S\(0\) -> .*", "a ragged batch dim: the CPU's kernel does not look at the sizes, others may"),
+    (
+        "ragged_dot_general",
+        r".*, S\(0\) -> .*",
+        "a ragged batch dim: the CPU's kernel does not look at the sizes, others may",
+    ),
     ("reduce_precision", r"P\(prod\) -> P\(prod\)", _CLOSE),
-    ("reduce_window select_and_scatter", r".*", "by any function: this sample's is linear, or takes windows one by one"),
+    (
+        "reduce_window select_and_scatter",
+        r".*",
+        "by any function: this sample's is linear, or takes windows one by one",
+    ),
     ("reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add", r".*", _ONE),
     ("scatter", r"(P\(\w+\)), B, \1 -> \1", _OPEN),
-    ("scatter-add scatter-sub", r"P\((max|min)\), B, B -> .*", "integers wrap, which these seldom do"),
+    (
+        "scatter-add scatter-sub",
+        r"P\((max|min)\), B, B -> .*",
+        "integers wrap, which these seldom do",
+    ),
     (
         "scatter-add scatter-max scatter-sub",
         r"B, B, P\((max|min)\) -> .*",
         "where no element is written twice; a scatter that says so sets",
     ),
     ("sign", r"P\(prod\) -> P\(prod\)", _SMALL),
-    ("symmetric_product", r"B, P\((max|min)\) -> .*", "by the sign of a factor: no program takes such maxima"),
-    ("tie", r".*", "what a value waits for has no type of its own; B costs nothing there in the program, which is traced without it"),
+    (
+        "symmetric_product",
+        r"B, P\((max|min)\) -> .*",
+        "by the sign of a factor: no program takes such maxima",
+    ),
+    (
+        "tie",
+        r".*",
+        (
+            "what a value waits for has no type of its own; B costs nothing there in the program,"
+            " which is traced without it"
+        ),
+    ),
 )
 """Primitives, rows that hold on small shapes and are not in the table, and why."""
 
 
 def values(like: np.ndarray, seed: int, first: np.ndarray | None) -> np.ndarray:
-    """Data of a dtype: both signs, zeros, ties with the first operand; NaN in floats, the ends of the range in integers."""
+    """Data of a dtype: both signs, zeros, ties with the first operand; NaN in floats, the ends of
+    the range in integers."""
     if np.ndim(like) == 0:
         return like
     match like.dtype.name:
@@ -89,7 +129,9 @@ def values(like: np.ndarray, seed: int, first: np.ndarray | None) -> np.ndarray:
             info = np.iinfo(like.dtype)
             ends = np.array([info.max, info.max - 1, info.min, info.min + 1])
             rng = np.random.default_rng(seed)
-            x = np.where(rng.random(SIZE) < 0.4, rng.choice(ends, SIZE), i(SIZE, seed=seed)).astype(like.dtype)
+            x = np.where(rng.random(SIZE) < 0.4, rng.choice(ends, SIZE), i(SIZE, seed=seed)).astype(
+                like.dtype
+            )
     x[seed % 5 :: 5] = 0
     if x.dtype == np.float32:
         x[seed % 5 :: 10] = -0.0
@@ -101,22 +143,36 @@ def values(like: np.ndarray, seed: int, first: np.ndarray | None) -> np.ndarray:
 
 
 def enumerations(name: str) -> Iterator[Enumeration]:
-    """The samples of a primitive, one of each kind; elementwise ones on longer operands, with values that the dtype finds hard."""
+    """The samples of a primitive, one of each kind; elementwise ones on longer operands, with
+    values that the dtype finds hard."""
     done = set()
     for fn, args in SAMPLES[name]:
         if len(done) == KINDS and name not in ELEMENTWISE:
             return
         eqn = equation(name, fn, args)
         avals = (*eqn.op.ins, *eqn.op.outs)
-        kind = tuple((len(a.shape), a.dtype) for a in avals), str({k: v for k, v in eqn.op.params.items() if "jaxpr" not in k})
-        if kind in done or len(eqn.op.ins) > 3 or any(0 in a.shape or math.prod(a.shape) > 200 for a in avals):
+        kind = (
+            tuple((len(a.shape), a.dtype) for a in avals),
+            str({k: v for k, v in eqn.op.params.items() if "jaxpr" not in k}),
+        )
+        if (
+            kind in done
+            or len(eqn.op.ins) > 3
+            or any(0 in a.shape or math.prod(a.shape) > 200 for a in avals)
+        ):
             continue
         if name not in ELEMENTWISE:
             done.add(kind)
             yield Enumeration(eqn, redrawn)
             continue
-        literal = any(a.shape == () for a in eqn.op.ins)  # the table does not know its sign, the values would show it
-        if literal or eqn.op.outs[0].dtype.name.startswith(("key", "float8")) or max(len(a.shape) for a in eqn.op.ins) > 1:
+        literal = any(
+            a.shape == () for a in eqn.op.ins
+        )  # the table does not know its sign, the values would show it
+        if (
+            literal
+            or eqn.op.outs[0].dtype.name.startswith(("key", "float8"))
+            or max(len(a.shape) for a in eqn.op.ins) > 1
+        ):
             continue
         done.add(kind)
 
@@ -129,7 +185,9 @@ def enumerations(name: str) -> Iterator[Enumeration]:
         yield Enumeration(equation(name, fn, drawn(eqn, 0)), drawn)
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(SAMPLES) if n not in ITERATED | CIPHERS | CALLBACKS])
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(SAMPLES) if n not in ITERATED | CIPHERS | CALLBACKS]
+)
 def test_no_row_is_missing(name):
     if name not in primitives():
         pytest.skip("this JAX has no such primitive")
@@ -146,13 +204,21 @@ MANY = frozenset(names("dot_general scaled_dot scatter-add scatter-sub scatter-m
 
 
 @pytest.mark.parametrize(
-    ("name", "row"), [("neg", Row((P,), (P,))), ("transpose", Row((S(0),), (S(1),))), ("scatter-add", Row((P, S(0), S(0)), (P,)))]
+    ("name", "row"),
+    [
+        ("neg", Row((P,), (P,))),
+        ("transpose", Row((S(0),), (S(1),))),
+        ("scatter-add", Row((P, S(0), S(0)), (P,))),
+    ],
 )
 def test_a_missing_row_is_found(name, row, monkeypatch):
     """The enumeration can say no: without one of its rows, a table is incomplete."""
     found = rule_for(name)
     assert found is not None
     monkeypatch.setattr(
-        "enumeration.rows_of", lambda eqn, n: tuple(r for r in found.rows(Op(name, eqn.op.params, eqn.op.ins, eqn.op.outs, n)) if r != row)
+        "enumeration.rows_of",
+        lambda eqn, n: tuple(
+            r for r in found.rows(Op(name, eqn.op.params, eqn.op.ins, eqn.op.outs, n)) if r != row
+        ),
     )
     assert any(row in (r for _, r in missing(e)) for e in enumerations(name))

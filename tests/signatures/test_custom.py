@@ -1,4 +1,5 @@
-"""Registered signatures: right ones run as on one device, wrong ones are refused with a counterexample, bad input with a plain error."""
+"""Registered signatures: right ones run as on one device, wrong ones are refused with a
+counterexample, bad input with a plain error."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def mesh():
     return sbp.make_mesh((2, 4), ("x", "y"))
 
 
-# ---- a primitive with its own differentiation, a Pallas kernel, a custom_partitioning function ----------------------------------------
+# ---- a primitive with its own differentiation, a Pallas kernel, a custom_partitioning function --
 
 triple_p = _jax.Primitive("triple")
 triple_p.def_abstract_eval(lambda x: _jax.empty_aval(x.shape, x.dtype))
@@ -47,7 +48,9 @@ def matmul_call(x, w):
     def matmul(x_ref, w_ref, o_ref):
         o_ref[...] = jnp.dot(x_ref[...], w_ref[...])
 
-    return pl.pallas_call(matmul, jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype), interpret=True)(x, w)
+    return pl.pallas_call(
+        matmul, jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype), interpret=True
+    )(x, w)
 
 
 @jax.custom_vjp
@@ -56,7 +59,10 @@ def matmul(x, w):
     return matmul_call(x, w)
 
 
-matmul.defvjp(lambda x, w: (matmul(x, w), (x, w)), lambda kept, g: (matmul(g, kept[1].T), matmul(kept[0].T, g)))
+matmul.defvjp(
+    lambda x, w: (matmul(x, w), (x, w)),
+    lambda kept, g: (matmul(g, kept[1].T), matmul(kept[0].T, g)),
+)
 
 MATMUL = ["S(0), B -> S(0)", "B, S(1) -> S(1)", "S(1), S(0) -> P"]
 
@@ -73,7 +79,10 @@ def row_sums(x):
 
 
 row_sums.def_partition(
-    infer_sharding_from_operands=lambda *a: None, partition=lambda *a: None, sharding_rule="i j -> i", need_replication_factors=("j",)
+    infer_sharding_from_operands=lambda *a: None,
+    partition=lambda *a: None,
+    sharding_rule="i j -> i",
+    need_replication_factors=("j",),
 )
 ROW_SUMS = ["S(0) -> S(0)", "P -> P"]
 
@@ -82,7 +91,7 @@ def row_sums_local(ctx, x):
     return jnp.where(jnp.arange(x.shape[1]) < ctx.in_extent(0, 1), x, 0).sum(1)
 
 
-# ---- right ones -----------------------------------------------------------------------------------------------------------------------
+# ---- right ones ---------------------------------------------------------------------------------
 
 
 def kinds(plan):
@@ -92,11 +101,15 @@ def kinds(plan):
 def test_a_primitive_of_ones_own(mesh):
     fn = lambda x, w: triple(x @ w).sum()
     with registered(triple_p, TRIPLE):
-        f = sbp.jit(jax.value_and_grad(fn, argnums=(0, 1)), mesh, in_types=("x:S(0) y:S(1)", "y:S(0)"))
+        f = sbp.jit(
+            jax.value_and_grad(fn, argnums=(0, 1)), mesh, in_types=("x:S(0) y:S(1)", "y:S(0)")
+        )
         assert any(n.op == "triple" for n in f.plan(X, W).program.graph.nodes)
         got, want = f(X, W), jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(X, W)
         jax.tree.map(np.testing.assert_array_equal, got, want)
-        plan = sbp.jit(lambda x, w: triple(x @ w), mesh, in_types=("y:S(1)", "y:S(0)"), out_types="B").plan(X, W)
+        plan = sbp.jit(
+            lambda x, w: triple(x @ w), mesh, in_types=("y:S(1)", "y:S(0)"), out_types="B"
+        ).plan(X, W)
         assert kinds(plan) == ["all_reduce"]  # of the result: the operand stayed partial
     with pytest.warns(SbpWarning, match="missing-rule: primitive 'triple'"):
         sbp.jit(triple, mesh).plan(X)
@@ -106,15 +119,24 @@ def test_a_pallas_kernel_with_its_gradient(mesh):
     """The kernel is named by its function; the gradient calls it on two other shapes."""
     fn = lambda x, w: jnp.sin(matmul(x, w)).sum()
     with registered("pallas_call:matmul", MATMUL, local=matmul_local):
-        f = sbp.jit(jax.value_and_grad(fn, argnums=(0, 1)), mesh, in_types=("x:S(0)", "y:S(1)"), boxing="reduce")
-        assert {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op} == {"pallas_call:matmul"}
+        f = sbp.jit(
+            jax.value_and_grad(fn, argnums=(0, 1)),
+            mesh,
+            in_types=("x:S(0)", "y:S(1)"),
+            boxing="reduce",
+        )
+        assert {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op} == {
+            "pallas_call:matmul"
+        }
         got, want = f(X, W), jax.value_and_grad(fn, argnums=(0, 1))(X, W)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
 
 
 def test_a_pallas_kernel_on_uneven_shards_of_two_axes(mesh):
     with registered("pallas_call:matmul", MATMUL, local=matmul_local):
-        f = sbp.jit(lambda x, w: matmul(sbp.split(x, 1, "y"), w), mesh, out_types="B", boxing="reduce")
+        f = sbp.jit(
+            lambda x, w: matmul(sbp.split(x, 1, "y"), w), mesh, out_types="B", boxing="reduce"
+        )
         np.testing.assert_array_equal(f(X[:, :11], W[:11]), X[:, :11] @ W[:11])
         assert kinds(f.plan(X[:, :11], W[:11])) == ["all_reduce"]
         g = sbp.jit(lambda x, w: matmul(sbp.annotate(x, x=S(0), y=S(0)), w), mesh, out_types="B")
@@ -122,9 +144,19 @@ def test_a_pallas_kernel_on_uneven_shards_of_two_axes(mesh):
 
 
 def test_a_kernel_is_told_apart_by_its_name():
-    call = lambda x: pl.pallas_call(lambda r, o: None, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="mine")(x)
-    names = [_jax.op_name(e) for fn in (call, lambda x: matmul_call(x, x.T), row_sums) for e in jax.make_jaxpr(fn)(X).jaxpr.eqns]
-    assert [n for n in names if ":" in n] == ["pallas_call:mine", "pallas_call:matmul", "custom_partitioning:row_sums"]
+    call = lambda x: pl.pallas_call(
+        lambda r, o: None, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="mine"
+    )(x)
+    names = [
+        _jax.op_name(e)
+        for fn in (call, lambda x: matmul_call(x, x.T), row_sums)
+        for e in jax.make_jaxpr(fn)(X).jaxpr.eqns
+    ]
+    assert [n for n in names if ":" in n] == [
+        "pallas_call:mine",
+        "pallas_call:matmul",
+        "custom_partitioning:row_sums",
+    ]
 
 
 def test_a_partitioned_function(mesh):
@@ -140,22 +172,40 @@ def test_rows_may_depend_on_the_equation(mesh):
 
     def rows(op: Op):
         asked.append(op)
-        return [Row((S(d),), (S(d),)) for d in range(len(op.ins[0].shape)) if op.divides(op.ins[0].shape[d])]
+        return [
+            Row((S(d),), (S(d),))
+            for d in range(len(op.ins[0].shape))
+            if op.divides(op.ins[0].shape[d])
+        ]
 
     with registered(triple_p, rows):
-        np.testing.assert_array_equal(sbp.jit(lambda x: triple(sbp.split(x, 0, "y")), mesh)(X), 3 * X)
+        np.testing.assert_array_equal(
+            sbp.jit(lambda x: triple(sbp.split(x, 0, "y")), mesh)(X), 3 * X
+        )
     assert {op.axis_size for op in asked} == {2, 3, 4} and {op.name for op in asked} == {"triple"}
 
 
 def test_even_rows_are_left_out_where_splits_do_not_divide(mesh):
-    with registered("custom_partitioning:row_sums", ["S(1) -> P"], local=lambda ctx, x: x.sum(1), even=True):
-        op = Op("custom_partitioning:row_sums", {}, (_jax.empty_aval((8, 12), X.dtype),), (_jax.empty_aval((8,), X.dtype),), 4)
+    with registered(
+        "custom_partitioning:row_sums", ["S(1) -> P"], local=lambda ctx, x: x.sum(1), even=True
+    ):
+        op = Op(
+            "custom_partitioning:row_sums",
+            {},
+            (_jax.empty_aval((8, 12), X.dtype),),
+            (_jax.empty_aval((8,), X.dtype),),
+            4,
+        )
         found = rule_for(op.name)
         assert found is not None and len(found.rows(op)) == 2
         odd = Op(op.name, {}, (_jax.empty_aval((8, 11), X.dtype),), op.outs, 4)
         assert len(found.rows(odd)) == 1
-        np.testing.assert_array_equal(sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)(X), X.sum(1))
-        np.testing.assert_array_equal(sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)(X[:, :11]), X[:, :11].sum(1))
+        np.testing.assert_array_equal(
+            sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)(X), X.sum(1)
+        )
+        np.testing.assert_array_equal(
+            sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)(X[:, :11]), X[:, :11].sum(1)
+        )
 
 
 def test_a_signature_is_checked_once(mesh, monkeypatch):
@@ -164,7 +214,9 @@ def test_a_signature_is_checked_once(mesh, monkeypatch):
         assert custom is not None
         calls: list[Any] = []
         refute = type(custom).refute
-        monkeypatch.setattr(type(custom), "refute", lambda self, *a: calls.append(a[2]) or refute(self, *a))
+        monkeypatch.setattr(
+            type(custom), "refute", lambda self, *a: calls.append(a[2]) or refute(self, *a)
+        )
         for _ in range(3):
             sbp.jit(lambda x: triple(triple(x)), mesh).plan(X)
         assert len(calls) == 1
@@ -178,7 +230,11 @@ def test_large_operands_are_checked_on_samples(mesh):
     with registered(triple_p, TRIPLE):
         with pytest.raises(SbpError, match=r"too large to check it on; give samples="):
             sbp.jit(triple, mesh).plan(large)
-    with registered(triple_p, TRIPLE, samples=[(triple, (X[:3],)), (jax.jit(lambda a: triple(a["x"] + 1)), ({"x": small},))]):
+    with registered(
+        triple_p,
+        TRIPLE,
+        samples=[(triple, (X[:3],)), (jax.jit(lambda a: triple(a["x"] + 1)), ({"x": small},))],
+    ):
         assert sbp.jit(triple, mesh).plan(large)
     with registered(triple_p, [*TRIPLE, "P(max) -> P(min)"], samples=[(triple, (small,))]):
         with pytest.raises(SbpError, match=r"P\(max\) -> P\(min\)` does not hold"):
@@ -192,20 +248,25 @@ def test_values_are_drawn_for_every_kind_of_operand():
     keys = jax.eval_shape(jax.random.key, 0)
     for aval in (
         keys,
-        *(jax.ShapeDtypeStruct((5,), t) for t in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64)),
+        *(
+            jax.ShapeDtypeStruct((5,), t)
+            for t in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64)
+        ),
     ):
         x = drawn(aval, 0)
         assert (x.shape, x.dtype) == (aval.shape, aval.dtype)
 
 
-# ---- wrong ones -----------------------------------------------------------------------------------------------------------------------
+# ---- wrong ones ---------------------------------------------------------------------------------
 
 
 def cube(x):
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] ** 3
 
-    return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="cube")(x)
+    return pl.pallas_call(
+        kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="cube"
+    )(x)
 
 
 def test_the_counterexample_is_shown(mesh):
@@ -217,13 +278,22 @@ def test_the_counterexample_is_shown(mesh):
             f.plan(X[0, :5])
     assert first.value.code == "wrong-signature"
     head, *lines = first.value.message.splitlines()
-    assert re.fullmatch(r"the signature of 'pallas_call:cube' registered at \S+test_custom.py:\d+:\d+: row .*", head)
+    assert re.fullmatch(
+        r"the signature of 'pallas_call:cube' registered at \S+test_custom.py:\d+:\d+: row .*", head
+    )
     assert head.endswith("row `P(sum) -> P(sum)` does not hold on 2 devices")
     numbers = r"\[[-\d. ]+\]"
-    patterns = ["  operand 0 is #", "    device 0 holds #", "    device 1 holds #", r"  result 0 as P\(sum\): # instead of #"]
+    patterns = [
+        "  operand 0 is #",
+        "    device 0 holds #",
+        "    device 1 holds #",
+        r"  result 0 as P\(sum\): # instead of #",
+    ]
     for line, pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(pattern.replace("#", numbers), line), line
-    whole, *held = (np.array(re.findall(r"-?\d+\.?\d*", line.split("[")[1]), float) for line in lines[:3])
+    whole, *held = (
+        np.array(re.findall(r"-?\d+\.?\d*", line.split("[")[1]), float) for line in lines[:3]
+    )
     np.testing.assert_allclose(sum(held), whole)
 
 
@@ -248,25 +318,40 @@ def test_wrong_rows_are_refused(mesh, rows, local, why):
 
 def test_wrong_under_loops_and_conditions(mesh):
     """Regions are walked too."""
-    fn = lambda x: jax.lax.scan(lambda c, _: (jax.lax.cond(c.sum() > 0, triple, lambda c: c, c), None), x, None, length=2)[0]
+    fn = lambda x: jax.lax.scan(
+        lambda c, _: (jax.lax.cond(c.sum() > 0, triple, lambda c: c, c), None), x, None, length=2
+    )[0]
     with registered(triple_p, ["B -> P"]), pytest.raises(SbpError, match="does not hold"):
         sbp.jit(fn, mesh).plan(X)
 
 
-# ---- bad input ------------------------------------------------------------------------------------------------------------------------
+# ---- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("primitive", "options", "code", "message"),
     [
-        ("trple", {}, "unknown-option", r"""no primitive is named 'trple'; did you mean "triple"\?"""),
+        (
+            "trple",
+            {},
+            "unknown-option",
+            r"""no primitive is named 'trple'; did you mean "triple"\?""",
+        ),
         ("zzzzzzzzz", {}, "unknown-option", "import first what defines it"),
         (3, {}, "bad-argument", "a signature is for a JAX primitive or its name, got 3"),
         ("pallas_call", {}, "bad-argument", "register 'pallas_call:NAME'"),
         ("custom_partitioning", {}, "bad-argument", "register 'custom_partitioning:NAME'"),
-        *[(name, {}, "bad-argument", "takes no signature") for name in ("scan", "cond", "jit", "remat", "psum", "reshard", "rng_uniform")],
+        *[
+            (name, {}, "bad-argument", "takes no signature")
+            for name in ("scan", "cond", "jit", "remat", "psum", "reshard", "rng_uniform")
+        ],
         ("add", {}, "bad-argument", "'add' has a signature already, which sbp gives it"),
-        ("add", {"replace": True}, "bad-argument", "'add' has a signature already, which sbp gives it"),
+        (
+            "add",
+            {"replace": True},
+            "bad-argument",
+            "'add' has a signature already, which sbp gives it",
+        ),
         ("triple", {"rows": ["S(0)"]}, "type-syntax", "a row is `operand atoms -> result atoms`"),
         ("triple", {"rows": ["S(0) -> Q"]}, "type-syntax", r"'Q' in row 'S\(0\) -> Q' is no atom"),
         ("triple", {"rows": ["? -> B"]}, "type-syntax", "'[?]' in row '[?] -> B' is no atom"),
@@ -275,7 +360,7 @@ def test_wrong_under_loops_and_conditions(mesh):
         ("triple", {"local": 3}, "bad-argument", "local= is a function"),
         ("triple", {"samples": [triple]}, "bad-argument", "a sample is a pair"),
     ],
-)  # fmt: skip
+)
 def test_bad_registrations(primitive, options, code, message):
     with pytest.raises(SbpError, match=message) as refused:
         register(primitive, **options)
@@ -302,7 +387,13 @@ def test_rows_that_do_not_fit_the_equation(mesh, row, message):
 
 def test_twice_is_refused_at_once():
     with registered(triple_p, TRIPLE):
-        with pytest.raises(SbpError, match=r"'triple' has a signature already, registered at \S+test_custom.py:\d+:\d+; replace=True"):
+        with pytest.raises(
+            SbpError,
+            match=(
+                r"'triple' has a signature already, registered at \S+test_custom.py:\d+:\d+;"
+                r" replace=True"
+            ),
+        ):
             register("triple", TRIPLE)
         register("triple", [], replace=True)
         custom = custom_for("triple")
@@ -326,11 +417,15 @@ def test_what_only_a_nan_refutes_is_refused():
         def kernel(x_ref, y_ref):
             y_ref[...] = jnp.nan_to_num(x_ref[...])
 
-        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="replaced")(x)
+        return pl.pallas_call(
+            kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="replaced"
+        )(x)
 
     with registered("pallas_call:replaced", ["P(max) -> P(max)"], local=lambda ctx, x: replaced(x)):
         with pytest.raises(sbp.SbpError, match="wrong-signature"):
-            sbp.jit(lambda x: replaced(sbp.split(x, 0, "x").max(0)), sbp.make_mesh((2,), ("x",))).plan(jnp.ones((4, 5)))
+            sbp.jit(
+                lambda x: replaced(sbp.split(x, 0, "x").max(0)), sbp.make_mesh((2,), ("x",))
+            ).plan(jnp.ones((4, 5)))
 
 
 def test_a_local_that_raises_is_an_error_of_the_signature():
@@ -338,10 +433,18 @@ def test_a_local_that_raises_is_an_error_of_the_signature():
         def kernel(x_ref, y_ref):
             y_ref[...] = x_ref[...] * 2
 
-        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="doubled")(x)
+        return pl.pallas_call(
+            kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="doubled"
+        )(x)
 
-    for local, said in ((lambda ctx, x: 1 / 0, "ZeroDivisionError"), (lambda ctx, x: None, "AttributeError|None|result")):
-        with registered("pallas_call:doubled", ["P -> P"], local=local), pytest.raises(sbp.SbpError, match=said):
+    for local, said in (
+        (lambda ctx, x: 1 / 0, "ZeroDivisionError"),
+        (lambda ctx, x: None, "AttributeError|None|result"),
+    ):
+        with (
+            registered("pallas_call:doubled", ["P -> P"], local=local),
+            pytest.raises(sbp.SbpError, match=said),
+        ):
             sbp.jit(doubled, sbp.make_mesh((2,), ("x",))).plan(jnp.ones((4, 5)))
 
 

@@ -1,4 +1,5 @@
-"""Halo exchange: which elements devices need, against brute force; and the kernels, on windows of every kind."""
+"""Halo exchange: which elements devices need, against brute force; and the kernels, on windows of
+every kind."""
 
 from __future__ import annotations
 
@@ -21,20 +22,28 @@ from sbp.types import B, P, S
 
 def drawn_windows(rng: np.random.Generator) -> Windows | None:
     """Windows with every parameter drawn; None where no window fits."""
-    size, window, stride, dilation, base = (int(rng.integers(a, b)) for a, b in ((1, 20), (1, 5), (1, 4), (1, 4), (1, 4)))
+    size, window, stride, dilation, base = (
+        int(rng.integers(a, b)) for a, b in ((1, 20), (1, 5), (1, 4), (1, 4), (1, 4))
+    )
     low, high = (int(x) for x in rng.integers(-2, 5, 2))
     padded = (size - 1) * base + 1 + low + high
     reach = (window - 1) * dilation + 1
     if padded < reach:
         return None
     out = (padded - reach) // stride + 1
-    return Windows(size=size, out=out, stride=stride, low=low, window=window, dilation=dilation, base=base)
+    return Windows(
+        size=size, out=out, stride=stride, low=low, window=window, dilation=dilation, base=base
+    )
 
 
 def read_by(windows: Windows, out: int) -> set[int]:
     """The operand's elements that one result element reads, straight from the definition."""
     positions = (windows.first(out) + windows.dilation * k for k in range(windows.window))
-    return {p // windows.base for p in positions if p % windows.base == 0 and 0 <= p // windows.base < windows.size}
+    return {
+        p // windows.base
+        for p in positions
+        if p % windows.base == 0 and 0 <= p // windows.base < windows.size
+    }
 
 
 def test_needs_hold_what_windows_read():
@@ -50,11 +59,17 @@ def test_needs_hold_what_windows_read():
 
 
 def halos(windows: Windows, n: int) -> list[tuple[int, int]]:
-    """For each device, how many elements it needs from its left and from its right (negative: how many of its own it does not)."""
+    """For each device, how many elements it needs from its left and from its right (negative: how
+    many of its own it does not)."""
     chunk, held = -(-windows.out // n), -(-windows.size // n)
-    ends = [(windows.first(chunk * k) + windows.padded(chunk) - 1) // windows.base + 1 for k in range(n)]
+    ends = [
+        (windows.first(chunk * k) + windows.padded(chunk) - 1) // windows.base + 1 for k in range(n)
+    ]
     starts = windows.need(n).starts
-    return [(held * k - s, e - held * (k + 1)) for k, (s, e) in enumerate(zip(starts, ends, strict=True))]
+    return [
+        (held * k - s, e - held * (k + 1))
+        for k, (s, e) in enumerate(zip(starts, ends, strict=True))
+    ]
 
 
 def test_limits_are_the_corrected_formula():
@@ -67,14 +82,22 @@ def test_limits_are_the_corrected_formula():
         for device, (left, right) in enumerate(halos(windows, n)):
             a = windows.stride * chunk
             start = (a * device - windows.low + windows.base - 1) // windows.base
-            limit = (a * device + windows.stride * (chunk - 1) + reach - windows.low + windows.base - 1) // windows.base
+            limit = (
+                a * device + windows.stride * (chunk - 1) + reach - windows.low + windows.base - 1
+            ) // windows.base
             assert (left, right) == (held * device - start, limit - held * (device + 1))
     figure = halos(Windows(size=12, out=8, stride=2, low=1, window=3), 4)
-    assert [right for _, right in figure] == [1, 2, 3, 4] and [left for left, _ in figure] == [1, 0, -1, -2]
+    assert [right for _, right in figure] == [1, 2, 3, 4] and [left for left, _ in figure] == [
+        1,
+        0,
+        -1,
+        -2,
+    ]
 
 
 def delivered(need: Need) -> Iterator[tuple[int, dict[int, int]]]:
-    """For each device, what the rounds put where: position in the window to global index, later rounds over earlier ones."""
+    """For each device, what the rounds put where: position in the window to global index, later
+    rounds over earlier ones."""
     for device in range(len(need.starts)):
         window: dict[int, int] = {}
         for r in rounds(need):
@@ -90,7 +113,8 @@ def delivered(need: Need) -> Iterator[tuple[int, dict[int, int]]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rounds_deliver_what_is_needed(seed):
-    """Any starts, also far ones, reversed ones and ones outside: each wanted element arrives in its place."""
+    """Any starts, also far ones, reversed ones and ones outside: each wanted element arrives in its
+    place."""
     rng = np.random.default_rng(seed)
     for _ in range(300):
         n, size = int(rng.integers(2, 9)), int(rng.integers(1, 40))
@@ -106,7 +130,8 @@ def test_rounds_deliver_what_is_needed(seed):
 
 
 def test_what_is_sent():
-    """A window of three elements takes one from each neighbour; a reversal sends the shard once; what stays is not sent."""
+    """A window of three elements takes one from each neighbour; a reversal sends the shard once;
+    what stays is not sent."""
     assert elements_sent(Windows(size=64, out=64, low=1, window=3).need(8)) == (2, 2)
     assert elements_sent(Windows(size=64, out=32, stride=2, window=2).need(8)) == (0, 0)
     mirrored = Need(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8)
@@ -114,20 +139,27 @@ def test_what_is_sent():
     assert elements_sent(Windows(size=64, out=63, low=-1).need(8)) == (1, 1)
 
 
-# ---- kernels -------------------------------------------------------------------------------------------------------------------------
+# ---- kernels ------------------------------------------------------------------------------------
 
 
-def holds(name: str, fn: Callable[..., Any], args: tuple[Any, ...], row: Row, n: int, seed: int = 0) -> str:
+def holds(
+    name: str, fn: Callable[..., Any], args: tuple[Any, ...], row: Row, n: int, seed: int = 0
+) -> str:
     eqn = equation(name, fn, args)
     found = rule_for(name)
     assert found is not None
-    (own,) = [r for r in found.rows(Op(name, eqn.op.params, eqn.op.ins, eqn.op.outs, n)) if (r.ins, r.outs) == (row.ins, row.outs)]
+    (own,) = [
+        r
+        for r in found.rows(Op(name, eqn.op.params, eqn.op.ins, eqn.op.outs, n))
+        if (r.ins, r.outs) == (row.ins, row.outs)
+    ]
     assert own.kernel == "halo"
     return Oracle(eqn.op, eqn.primitive, eqn.args).refute_row(own, n, np.random.default_rng(seed))
 
 
 def drawn(count: int, seed: int) -> Iterator[tuple[Windows, int, int]]:
-    """Windows large enough to be split on both sides, with the padding behind, and a number of devices."""
+    """Windows large enough to be split on both sides, with the padding behind, and a number of
+    devices."""
     rng = np.random.default_rng(seed)
     while count:
         windows = drawn_windows(rng)
@@ -136,62 +168,114 @@ def drawn(count: int, seed: int) -> Iterator[tuple[Windows, int, int]]:
             continue
         count -= 1
         reach = (windows.window - 1) * windows.dilation + 1
-        high = (windows.out - 1) * windows.stride + reach - ((windows.size - 1) * windows.base + 1) - windows.low
+        high = (
+            (windows.out - 1) * windows.stride
+            + reach
+            - ((windows.size - 1) * windows.base + 1)
+            - windows.low
+        )
         yield windows, high, n
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_convolutions(seed):
-    """Stride, padding, base dilation and window dilation, image split: every halo the paper treats and the rest."""
+    """Stride, padding, base dilation and window dilation, image split: every halo the paper treats
+    and the rest."""
     for w, high, n in drawn(14, seed):
         if w.low < 0 or high < 0:
             continue  # XLA for CPU itself reads beyond the image where padding is negative
 
         def conv(x, y, w=w, high=high):
             return lax.conv_general_dilated(
-                x, y, (w.stride,), [(w.low, high)], lhs_dilation=(w.base,), rhs_dilation=(w.dilation,)
-            )  # fmt: skip
+                x,
+                y,
+                (w.stride,),
+                [(w.low, high)],
+                lhs_dilation=(w.base,),
+                rhs_dilation=(w.dilation,),
+            )
 
-        wrong = holds("conv_general_dilated", conv, (f(1, 2, w.size), f(2, 2, w.window, seed=1)), Row((S(2), B), (S(2),)), n)
+        wrong = holds(
+            "conv_general_dilated",
+            conv,
+            (f(1, 2, w.size), f(2, 2, w.window, seed=1)),
+            Row((S(2), B), (S(2),)),
+            n,
+        )
         assert not wrong, (w, n, wrong)
 
 
 def test_convolutions_with_the_kernel_split():
-    """The gradient of a kernel is a convolution whose window is as long as the image: both split, the parts add up."""
+    """The gradient of a kernel is a convolution whose window is as long as the image: both split,
+    the parts add up."""
     checked = 0
     for w, high, n in drawn(120, 7):
         if w.window % n or w.window < n or w.low < 0 or high < 0:
             continue  # XLA for CPU itself reads beyond the image where padding is negative
 
         def conv(x, y, w=w, high=high):
-            return lax.conv_general_dilated(x, y, (w.stride,), [(w.low, high)], lhs_dilation=(w.base,), rhs_dilation=(w.dilation,))
+            return lax.conv_general_dilated(
+                x,
+                y,
+                (w.stride,),
+                [(w.low, high)],
+                lhs_dilation=(w.base,),
+                rhs_dilation=(w.dilation,),
+            )
 
-        wrong = holds("conv_general_dilated", conv, (f(1, 2, w.size), f(2, 2, w.window, seed=1)), Row((S(2), S(2)), (P,)), n)
+        wrong = holds(
+            "conv_general_dilated",
+            conv,
+            (f(1, 2, w.size), f(2, 2, w.window, seed=1)),
+            Row((S(2), S(2)), (P,)),
+            n,
+        )
         assert not wrong, (w, n, wrong)
         checked += 1
     assert checked >= 6
     for size in (8, 12):
 
         def gradient(x, dy):
-            return jax.linear_transpose(lambda k: lax.conv_general_dilated(x, k, (1,), "SAME"), jnp.zeros((2, 2, 3)))(dy)
+            return jax.linear_transpose(
+                lambda k: lax.conv_general_dilated(x, k, (1,), "SAME"), jnp.zeros((2, 2, 3))
+            )(dy)
 
         x, dy = f(3, 2, size), f(3, 2, size, seed=1)
         eqn = equation("conv_general_dilated", lambda x, dy: gradient(x, dy)[0], (x, dy))
         found = rule_for("conv_general_dilated")
         assert found is not None
-        rows = [r for r in found.rows(Op(eqn.op.name, eqn.op.params, eqn.op.ins, eqn.op.outs, 4)) if r.outs == (P,) and r.kernel == "halo"]
-        assert rows and not Oracle(eqn.op, eqn.primitive, eqn.args).refute_row(rows[0], 4, np.random.default_rng(0))
+        rows = [
+            r
+            for r in found.rows(Op(eqn.op.name, eqn.op.params, eqn.op.ins, eqn.op.outs, 4))
+            if r.outs == (P,) and r.kernel == "halo"
+        ]
+        assert rows and not Oracle(eqn.op, eqn.primitive, eqn.args).refute_row(
+            rows[0], 4, np.random.default_rng(0)
+        )
 
 
 @pytest.mark.parametrize("name", ["reduce_window_sum", "reduce_window_max", "reduce_window_min"])
 def test_window_reductions(name):
-    computation: Any = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}[name]
-    start = {"reduce_window_sum": 0.0, "reduce_window_max": -np.inf, "reduce_window_min": np.inf}[name]
+    computation: Any = {
+        "reduce_window_sum": lax.add,
+        "reduce_window_max": lax.max,
+        "reduce_window_min": lax.min,
+    }[name]
+    start = {"reduce_window_sum": 0.0, "reduce_window_max": -np.inf, "reduce_window_min": np.inf}[
+        name
+    ]
     for w, high, n in drawn(10, 11):
 
         def windows(x, w=w, high=high):
             return lax.reduce_window(
-                x, np.float32(start), computation, (w.window, 1), (w.stride, 1), [(w.low, high), (0, 0)], (w.base, 1), (w.dilation, 1)
+                x,
+                np.float32(start),
+                computation,
+                (w.window, 1),
+                (w.stride, 1),
+                [(w.low, high), (0, 0)],
+                (w.base, 1),
+                (w.dilation, 1),
             )
 
         if w.low < 0 or high < 0:
@@ -201,10 +285,18 @@ def test_window_reductions(name):
 
 
 def test_gradients_of_pooling():
-    """Overlapping windows, gaps between them, padding: each device keeps what its own elements get."""
+    """Overlapping windows, gaps between them, padding: each device keeps what its own elements
+    get."""
     checked = 0
     for w, high, n in drawn(600, 5):
-        if w.base > 1 or w.dilation > 1 or w.low < 0 or high < 0 or w.low >= w.window or high >= w.window:
+        if (
+            w.base > 1
+            or w.dilation > 1
+            or w.low < 0
+            or high < 0
+            or w.low >= w.window
+            or high >= w.window
+        ):
             continue
 
         def pool(x, w=w, high=high):
@@ -235,12 +327,37 @@ def test_moves_along_a_split_dim(n):
     cases = [
         ("slice", lambda x: x[1:9:2], (x,), Row((S(0),), (S(0),))),
         ("slice", lambda x: x[3:], (x,), Row((S(0),), (S(0),))),
-        ("pad", lambda x: lax.pad(x, np.int32(7), [(2, 3, 1), (0, 0, 0)]), (x,), Row((S(0), B), (S(0),))),
-        ("pad", lambda x: lax.pad(x, np.int32(7), [(-2, 1, 2), (0, 0, 0)]), (x,), Row((S(0), B), (S(0),))),
-        ("pad", lambda x: lax.pad(x, np.int32(7), [(9, -3, 0), (0, 0, 0)]), (x,), Row((S(0), B), (S(0),))),
+        (
+            "pad",
+            lambda x: lax.pad(x, np.int32(7), [(2, 3, 1), (0, 0, 0)]),
+            (x,),
+            Row((S(0), B), (S(0),)),
+        ),
+        (
+            "pad",
+            lambda x: lax.pad(x, np.int32(7), [(-2, 1, 2), (0, 0, 0)]),
+            (x,),
+            Row((S(0), B), (S(0),)),
+        ),
+        (
+            "pad",
+            lambda x: lax.pad(x, np.int32(7), [(9, -3, 0), (0, 0, 0)]),
+            (x,),
+            Row((S(0), B), (S(0),)),
+        ),
         ("rev", lambda x: lax.rev(x, (0,)), (x,), Row((S(0),), (S(0),))),
-        ("concatenate", lambda x, y: jnp.concatenate([x, y, x]), (x, i(5, 3)), Row((S(0), S(0), S(0)), (S(0),))),
-        ("concatenate", lambda x, y: jnp.concatenate([y, x]), (x, i(1, 3)), Row((B, S(0)), (S(0),))),
+        (
+            "concatenate",
+            lambda x, y: jnp.concatenate([x, y, x]),
+            (x, i(5, 3)),
+            Row((S(0), S(0), S(0)), (S(0),)),
+        ),
+        (
+            "concatenate",
+            lambda x, y: jnp.concatenate([y, x]),
+            (x, i(1, 3)),
+            Row((B, S(0)), (S(0),)),
+        ),
         ("reshape", lambda x: x.reshape(33), (x,), Row((S(0),), (S(0),))),
         ("reshape", lambda x: x.reshape(5, 3, 7), (i(15, 7),), Row((S(0),), (S(0),))),
         ("reshape", lambda x: x.reshape(2, 21), (i(2, 7, 3),), Row((S(1),), (S(1),))),

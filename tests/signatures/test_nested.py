@@ -1,4 +1,5 @@
-"""Rows over two mesh axes, as infer finds them: the inner axis on what the outer one has localised, also along one dim and unevenly."""
+"""Rows over two mesh axes, as infer finds them: the inner axis on what the outer one has localised,
+also along one dim and unevenly."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ from sbp.signatures.oracle import Layout, ListPlace, Oracle
 from sbp.trace.graph import Node
 from sbp.types import MONOIDS, B, P, S
 
-WINDOWS_OF = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
-WINDOWS_INTO = lax.ScatterDimensionNumbers(update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1))
+WINDOWS_OF = lax.GatherDimensionNumbers(
+    offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1)
+)
+WINDOWS_INTO = lax.ScatterDimensionNumbers(
+    update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1)
+)
 
 CASES = {
     "reshape": [
@@ -31,28 +36,60 @@ CASES = {
         (lambda x: x.reshape(10, 2, 2), (f(10, 4),)),
         (lambda x: x.reshape(2, 2, 6), (f(4, 6),)),
     ],
-    "dot_general": [(lambda x, y: x @ y, (f(2, 10), f(10, 4))), (lambda x, y: x @ y, (f(5, 9), f(9, 7)))],
+    "dot_general": [
+        (lambda x, y: x @ y, (f(2, 10), f(10, 4))),
+        (lambda x, y: x @ y, (f(5, 9), f(9, 7))),
+    ],
     "reduce_sum": [(lambda x: jnp.sum(x, 0), (f(10, 4),))],
     "reduce_max": [(lambda x: jnp.max(x, 0), (f(7),))],
     "gather": [
-        (lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False), (f(10), np.array([0, 9, 5, 4, 5, -1, 10, 6], np.int32))),
-        (lambda x, k: lax.gather(x, k, WINDOWS_OF, (4, 2), mode=FILL), (f(8, 8), np.array([[3, 1], [5, 2], [9, 0]], np.int32))),
+        (
+            lambda x, k: x.at[k].get(mode=FILL, wrap_negative_indices=False),
+            (f(10), np.array([0, 9, 5, 4, 5, -1, 10, 6], np.int32)),
+        ),
+        (
+            lambda x, k: lax.gather(x, k, WINDOWS_OF, (4, 2), mode=FILL),
+            (f(8, 8), np.array([[3, 1], [5, 2], [9, 0]], np.int32)),
+        ),
     ],
-    "scatter": [(lambda x, k, y: lax.scatter(x, k, y, WINDOWS_INTO), (f(8, 4), np.array([[1, 0], [4, 1]], np.int32), f(2, 4, 2)))],
-    "scatter-add": [(lambda x, k, y: x.at[k].add(y, mode=FILL, wrap_negative_indices=False), (f(10), i(5, low=-2, high=12), f(5)))],
+    "scatter": [
+        (
+            lambda x, k, y: lax.scatter(x, k, y, WINDOWS_INTO),
+            (f(8, 4), np.array([[1, 0], [4, 1]], np.int32), f(2, 4, 2)),
+        )
+    ],
+    "scatter-add": [
+        (
+            lambda x, k, y: x.at[k].add(y, mode=FILL, wrap_negative_indices=False),
+            (f(10), i(5, low=-2, high=12), f(5)),
+        )
+    ],
     "broadcast_in_dim": [(lambda x: jnp.broadcast_to(x, (6, 4)), (f(4),))],
     "iota": [(lambda: lax.iota(np.int32, 10), ())],
     "random_bits": [(lambda k: jax.random.bits(k, (10,)), (keys(),))],
-    "cumsum": [(lambda x: jnp.cumsum(x, 1), (f(10, 2),)), (lambda x: jnp.cumsum(x, 0), (f(11, 2),))],
+    "cumsum": [
+        (lambda x: jnp.cumsum(x, 1), (f(10, 2),)),
+        (lambda x: jnp.cumsum(x, 0), (f(11, 2),)),
+    ],
     "cummax": [(lambda x: lax.cummax(x, 0, reverse=True), (f(11, 3),))],
-    "argmax": [(lambda x: lax.argmax(x, 0, np.int32), (i(11, 4, low=0, high=3),)), (lambda x: lax.argmax(x, 0, np.int32), (f(5, 3),))],
+    "argmax": [
+        (lambda x: lax.argmax(x, 0, np.int32), (i(11, 4, low=0, high=3),)),
+        (lambda x: lax.argmax(x, 0, np.int32), (f(5, 3),)),
+    ],
     "top_k": [(lambda x: lax.top_k(x, 3), (i(4, 11, low=0, high=4),))],
     "sort": [(lambda x, y: lax.sort((x, y), dimension=0), (i(11, 4, low=0, high=4), f(11, 4)))],
     "rev": [(lambda x: lax.rev(x, (0, 1)), (f(7, 5),))],
     "concatenate": [(lambda x, y: jnp.concatenate([x, y]), (f(7, 4), f(5, 4)))],
     "pad": [(lambda x: lax.pad(x, np.float32(1), [(1, 2, 1), (-1, 3, 0)]), (f(6, 7),))],
-    "conv_general_dilated": [(lambda x, y: lax.conv_general_dilated(x, y, (1, 2), "SAME"), (f(4, 2, 6, 9), f(4, 2, 3, 3)))],
-    "reduce_window_max": [(lambda x: lax.reduce_window(x, -np.inf, lax.max, (3, 2), (1, 2), "SAME"), (f(6, 9),))],
+    "conv_general_dilated": [
+        (
+            lambda x, y: lax.conv_general_dilated(x, y, (1, 2), "SAME"),
+            (f(4, 2, 6, 9), f(4, 2, 3, 3)),
+        )
+    ],
+    "reduce_window_max": [
+        (lambda x: lax.reduce_window(x, -np.inf, lax.max, (3, 2), (1, 2), "SAME"), (f(6, 9),))
+    ],
     "select_n": [(lambda p, x, y: lax.select_n(p, x, y), (np.arange(10) % 3 == 0, f(10), f(10)))],
     "slice": [(lambda x: x[:, 1:3], (f(10, 4),)), (lambda x: x[:4], (f(8),))],
     # Over the outer axis a window becomes as large as what is left of its dim.
@@ -60,16 +97,23 @@ CASES = {
         (lambda x, k: lax.dynamic_slice(x, (k, 0), (4, 3)), (f(8, 4), np.int32(3))),
         (lambda x, k: lax.dynamic_slice(x, (k, 0), (1, 5)), (f(4, 10), np.int32(2))),
     ],
-    "dynamic_update_slice": [(lambda x, y, k: lax.dynamic_update_slice(x, y, (k, 0)), (f(8, 4), f(4, 2), np.int32(3)))],
+    "dynamic_update_slice": [
+        (lambda x, y, k: lax.dynamic_update_slice(x, y, (k, 0)), (f(8, 4), f(4, 2), np.int32(3)))
+    ],
     "ragged_dot_general": [
         (lax.ragged_dot, (f(10, 4), f(8, 4, 2), np.array([1, 2, 0, 3, 0, 1, 1, 1], np.int32))),
         (
-            lambda x, y, g: lax.ragged_dot_general(x, y, g, lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], [])),
+            lambda x, y, g: lax.ragged_dot_general(
+                x, y, g, lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], [])
+            ),
             (f(10, 4), f(10, 4), np.array([1, 2, 0, 3, 0, 1, 1, 1], np.int32)),
         ),
     ],
     "triangular_solve": [
-        (lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True, lower=True), (f(3, 3) + 4 * np.eye(3, dtype=np.float32), f(3, 10)))
+        (
+            lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True, lower=True),
+            (f(3, 3) + 4 * np.eye(3, dtype=np.float32), f(3, 10)),
+        )
     ],
 }
 MESHES = [(4, 2), (2, 4)]
@@ -118,35 +162,52 @@ def layouts_of(name: str, case: int, sizes: tuple[int, ...]) -> list[Layout]:
 
 
 def test_a_reshape_is_typed_axis_by_axis():
-    """(8,) to (4, 2) over 4 and 2: S(0) on both axes becomes S(0) outside and S(1) inside; the product of global rows is refuted."""
+    """(8,) to (4, 2) over 4 and 2: S(0) on both axes becomes S(0) outside and S(1) inside; the
+    product of global rows is refuted."""
     eqn = equation("reshape", *CASES["reshape"][0])
     both = ((S(0), S(0)),)
     outs = [layout.outs for layout in layouts_of("reshape", 0, (4, 2)) if layout.ins == both]
     assert outs == [((S(0), S(1)),)]
-    assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(Layout(both, both, (4, 2)), np.random.default_rng(0))
+    assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(
+        Layout(both, both, (4, 2)), np.random.default_rng(0)
+    )
 
 
 def test_a_table_is_split_over_both_axes():
-    """10 rows over 2 and 4: blocks of 5, then of 2, so that padding lies inside; each index still has one owner."""
+    """10 rows over 2 and 4: blocks of 5, then of 2, so that padding lies inside; each index still
+    has one owner."""
     found = layouts_of("gather", 0, (2, 4))
     assert any(layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (P, P) for layout in found)
-    assert any(layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (S(0), S(0)) for layout in layouts_of("scatter-add", 0, (2, 4)))
+    assert any(
+        layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (S(0), S(0))
+        for layout in layouts_of("scatter-add", 0, (2, 4))
+    )
 
 
 def test_a_contraction_over_both_axes():
-    assert any(layout.ins == ((S(1), S(1)), (S(0), S(0))) and layout.outs == ((P, P),) for layout in layouts_of("dot_general", 0, (2, 4)))
+    assert any(
+        layout.ins == ((S(1), S(1)), (S(0), S(0))) and layout.outs == ((P, P),)
+        for layout in layouts_of("dot_general", 0, (2, 4))
+    )
 
 
 def test_both_operands_over_both_axes():
-    """SUMMA: rows and columns of both operands over the two axes, and of the result; neither operand is whole anywhere."""
+    """SUMMA: rows and columns of both operands over the two axes, and of the result; neither
+    operand is whole anywhere."""
     both = (S(0), S(1))
     found = layouts_of("dot_general", 1, (2, 4))
-    assert any(layout.ins == (both, both) and layout.outs == (both,) and layout.communicates for layout in found)
+    assert any(
+        layout.ins == (both, both) and layout.outs == (both,) and layout.communicates
+        for layout in found
+    )
 
 
 def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):
-    """A lookup that takes a block for as large as its buffer counts row 5 twice; the oracle says so."""
-    monkeypatch.setattr(ListPlace, "in_extent", lambda self, operand, dim: self.local_ins[operand][dim])
+    """A lookup that takes a block for as large as its buffer counts row 5 twice; the oracle says
+    so."""
+    monkeypatch.setattr(
+        ListPlace, "in_extent", lambda self, operand, dim: self.local_ins[operand][dim]
+    )
     eqn = equation("gather", *CASES["gather"][0])
     layout = Layout(((S(0), S(0)), (B, B)), ((P, P),), (2, 4))
     assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(layout, np.random.default_rng(0))

@@ -25,9 +25,13 @@ def test_the_page_is_what_the_rules_yield():
     text = page()
     if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
         PAGE.write_text(text, encoding="utf-8")
-    assert PAGE.exists(), f"{PAGE.name} is missing; run this test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    assert PAGE.exists(), (
+        f"{PAGE.name} is missing; run this test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
+    )
     committed = PAGE.read_text("utf-8").splitlines()
-    assert text.splitlines() == committed, "run this test with SBP_UPDATE_GOLDEN=1 after a change of rules or samples"
+    assert text.splitlines() == committed, (
+        "run this test with SBP_UPDATE_GOLDEN=1 after a change of rules or samples"
+    )
 
 
 def test_the_page_names_every_primitive():

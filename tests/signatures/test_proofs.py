@@ -1,4 +1,5 @@
-"""Scalar laws are theorems; wrong ones are refuted, contradictory premises and limits are not taken for proofs."""
+"""Scalar laws are theorems; wrong ones are refuted, contradictory premises and limits are not taken
+for proofs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from jax import lax
 from samples import SAMPLES, b, equation, f, i, primitives
 
 from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.proofs import SCALAR, Theorem, contraction, counterexample, decide, law, status, theorem
+from sbp.signatures.proofs import (
+    SCALAR,
+    Theorem,
+    contraction,
+    counterexample,
+    decide,
+    law,
+    status,
+    theorem,
+)
 from sbp.types import B, P, S, Unreduced
 
 PMAX = P("max")
@@ -40,7 +50,10 @@ def test_no_theorem_of_a_row_is_refuted(name):
         assert set(status(op)) == set(found.rows(op))
         for row, known in status(op).items():
             law_of_row = theorem(op, row)
-            assert known != "assumed", f"{name}: {row} is not proved: {law_of_row and (counterexample(law_of_row) or decide(law_of_row))}"
+            assert known != "assumed", (
+                f"{name}: {row} is not proved:"
+                f" {law_of_row and (counterexample(law_of_row) or decide(law_of_row))}"
+            )
 
 
 def test_what_is_proved():
@@ -87,10 +100,12 @@ WRONG = [
     ("floor", (f(2),), Row((P,), (P,))),
     ("sign", (f(2),), Row((P,), (P,))),
     ("and", (b(2), b(2)), Row((P("and"), P("or")), (P("and"),))),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "args", "row"), WRONG, ids=[f"{w[0]} {w[2]} {w[1][0].dtype}" for w in WRONG])
+@pytest.mark.parametrize(
+    ("name", "args", "row"), WRONG, ids=[f"{w[0]} {w[2]} {w[1][0].dtype}" for w in WRONG]
+)
 def test_wrong_rows_are_refuted(name, args, row):
     fn = {"and": lax.bitwise_and}.get(name) or getattr(lax, name)
     found = theorem(equation(name, fn, args).op, row)

@@ -1,4 +1,5 @@
-"""What keeps the registry honest says no: to a rule entered twice, one without samples, a row that does not hold, a law without proof."""
+"""What keeps the registry honest says no: to a rule entered twice, one without samples, a row that
+does not hold, a law without proof."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ from jax import lax
 from samples import SAMPLES, f, primitives
 
 from sbp.errors import SbpInternalError
-from sbp.signatures import Kernel, Op, Row, Rule, add_rule, all_b, known_kernels, known_primitives, rule_for
+from sbp.signatures import (
+    Kernel,
+    Op,
+    Row,
+    Rule,
+    add_rule,
+    all_b,
+    known_kernels,
+    known_primitives,
+    rule_for,
+)
 from sbp.signatures.rule import _KERNELS, _RULES, add_kernel, replicated, rule
 from sbp.types import B, P, S
 
@@ -30,12 +41,19 @@ def test_every_kernel_is_tried():
     assert not unused_kernels(SAMPLES)
 
 
-# ---- each refusal fires ------------------------------------------------------------------------------------------------------------------
+# ---- each refusal fires -------------------------------------------------------------------------
 
 
-def entered(monkeypatch: pytest.MonkeyPatch, name: str, rows: Callable[[Op], Sequence[Row]], reason: str = "") -> None:
+def entered(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    rows: Callable[[Op], Sequence[Row]],
+    reason: str = "",
+) -> None:
     """Puts a rule in the place of another for one test."""
-    monkeypatch.setitem(_RULES, name, Rule(name=name, rows=lambda op: (all_b(op), *rows(op)), reason=reason))
+    monkeypatch.setitem(
+        _RULES, name, Rule(name=name, rows=lambda op: (all_b(op), *rows(op)), reason=reason)
+    )
 
 
 def test_a_rule_entered_twice_is_refused_at_import():
@@ -83,10 +101,16 @@ def test_a_kernel_that_no_sample_runs_is_refused(monkeypatch: pytest.MonkeyPatch
         ("neg", Row((PMAX,), (PMAX,)), r"P\(max\) -> P\(max\) on 2 devices: result 0 .*instead of"),
         ("neg", Row((B,), (P,)), r"B -> P\(sum\) on 2 devices: result 0 .*instead of"),
         ("transpose", Row((S(0),), (S(0),)), r"S\(0\) -> S\(0\) on 2 devices: .*the types say"),
-        ("mul", Row((P, P), (P,)), r"P\(sum\), P\(sum\) -> P\(sum\) on 2 devices: result 0 .*instead of"),
+        (
+            "mul",
+            Row((P, P), (P,)),
+            r"P\(sum\), P\(sum\) -> P\(sum\) on 2 devices: result 0 .*instead of",
+        ),
     ],
 )
-def test_a_row_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, row: Row, message: str):
+def test_a_row_that_does_not_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, row: Row, message: str
+):
     entered(monkeypatch, name, lambda op: [row])
     with pytest.raises(AssertionError, match=rf"(?s){name} .*{message}"):
         test_laws.test_rows_hold(name)
@@ -107,9 +131,15 @@ def test_a_rule_without_the_row_that_always_holds_is_refused(monkeypatch: pytest
         ("floor", Row((P,), (P,)), r"p0 = .*, q0 = "),
     ],
 )
-def test_a_row_whose_proof_fails_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, row: Row, values: str):
+def test_a_row_whose_proof_fails_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, row: Row, values: str
+):
     entered(monkeypatch, name, lambda op: [row])
-    with pytest.raises(AssertionError, match=rf"{name}: {row}".replace("(", r"\(").replace(")", r"\)") + f" is not proved: {values}"):
+    with pytest.raises(
+        AssertionError,
+        match=rf"{name}: {row}".replace("(", r"\(").replace(")", r"\)")
+        + f" is not proved: {values}",
+    ):
         test_proofs.test_no_theorem_of_a_row_is_refuted(name)
 
 

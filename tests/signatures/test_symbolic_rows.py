@@ -1,4 +1,5 @@
-"""Rules asked with symbolic sizes note all that they ask: wherever the same facts hold, they give the same rows."""
+"""Rules asked with symbolic sizes note all that they ask: wherever the same facts hold, they give
+the same rows."""
 
 import zlib
 
@@ -13,10 +14,16 @@ from sbp.signatures import Op, rule_for
 
 
 def rows(op, shapes, n):
-    avals = [Aval(tuple(shape), a.dtype) for shape, a in zip(shapes, (*op.ins, *op.outs), strict=True)]
+    avals = [
+        Aval(tuple(shape), a.dtype) for shape, a in zip(shapes, (*op.ins, *op.outs), strict=True)
+    ]
     found = rule_for(op.name)
     assert found is not None
-    return tuple(found.rows(Op(op.name, op.params, tuple(avals[: len(op.ins)]), tuple(avals[len(op.ins) :]), n)))
+    return tuple(
+        found.rows(
+            Op(op.name, op.params, tuple(avals[: len(op.ins)]), tuple(avals[len(op.ins) :]), n)
+        )
+    )
 
 
 def shaped(op, sizes):
@@ -25,9 +32,17 @@ def shaped(op, sizes):
 
 
 def beyond(values, rng):
-    """Sizes near the given ones; equal ones stay equal, as the program that an equation stands in makes them."""
-    changed = {v: max(0, v * int(rng.choice((1, 1, 2, 4))) + int(rng.choice((-1, 0, 0, 1)))) for v in sorted(set(values))}
-    return [changed[v] for v in values] if rng.random() < 0.7 else [v if rng.random() < 0.6 else changed[v] for v in values]
+    """Sizes near the given ones; equal ones stay equal, as the program that an equation stands in
+    makes them."""
+    changed = {
+        v: max(0, v * int(rng.choice((1, 1, 2, 4))) + int(rng.choice((-1, 0, 0, 1))))
+        for v in sorted(set(values))
+    }
+    return (
+        [changed[v] for v in values]
+        if rng.random() < 0.7
+        else [v if rng.random() < 0.6 else changed[v] for v in values]
+    )
 
 
 def wants_a_number(size):
@@ -47,7 +62,9 @@ def test_facts_decide_rows(name, monkeypatch):
         symbols = symbolic_shape(", ".join(names))
         for n in (2, 4):
             noted = {}
-            found = rows(op, shaped(op, [Size(s, v, noted) for s, v in zip(symbols, values, strict=True)]), n)
+            found = rows(
+                op, shaped(op, [Size(s, v, noted) for s, v in zip(symbols, values, strict=True)]), n
+            )
             assert found == rows(op, shaped(op, values), n)
             for other in [beyond(values, rng) for _ in range(20)]:
                 if all(f.value(dict(zip(names, other, strict=True))) for f in noted):

@@ -42,7 +42,8 @@ def training_step(params: list[Any], x: Any, y: Any) -> Any:
 
 
 def traced(alike: bool) -> Graph:
-    """The step; of layers that are `alike`, or each of another width, so that no layer's rows serve another."""
+    """The step; of layers that are `alike`, or each of another width, so that no layer's rows serve
+    another."""
 
     def shape(*sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, jnp.float32)
@@ -64,15 +65,25 @@ def seconds(graph: Graph, sizes: tuple[int, ...]) -> float:
     start = time.process_time()
     native = native_partials(graph, table, {})
     for node in graph.walk():
-        of_each = [native.get(o, frozenset()) if isinstance(o, int) else frozenset[str]() for o in node.inputs]
-        table.rows(node, [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs], of_each)
+        of_each = [
+            native.get(o, frozenset()) if isinstance(o, int) else frozenset[str]()
+            for o in node.inputs
+        ]
+        table.rows(
+            node,
+            [graph.aval(o) for o in node.inputs],
+            [graph.avals[o] for o in node.outputs],
+            of_each,
+        )
     return time.process_time() - start
 
 
 @pytest.mark.parametrize(
     ("alike", "sizes"),
     [(True, (8,)), (True, (2, 4)), (True, (2, 2, 2)), (False, (8,)), (False, (2, 4))],
-    ids=lambda x: {True: "alike", False: "each its own"}.get(x, str(x)) if isinstance(x, bool) else str(x),
+    ids=lambda x: (
+        {True: "alike", False: "each its own"}.get(x, str(x)) if isinstance(x, bool) else str(x)
+    ),
 )
 def test_rows_are_found_in_time(alike: bool, sizes: tuple[int, ...]):
     graph = traced(alike)

@@ -1,4 +1,5 @@
-"""How traps are tried: a row shown absent and refuted, a program held against the plain function."""
+"""How traps are tried: a row shown absent and refuted, a program held against the plain
+function."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def same(fn: Callable[..., Any], mesh: Any, *args: Any, rtol: float = 3e-5) -> s
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert g.shape == w.shape and g.dtype == w.dtype
         if jnp.issubdtype(w.dtype, np.inexact):
-            np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=rtol)
+            np.testing.assert_allclose(
+                np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=rtol
+            )
         else:
             np.testing.assert_array_equal(g, w)
     return planned.plan(*args)
@@ -48,7 +51,8 @@ def partial_product(x: Any = X, w: Any = W) -> Any:
 
 
 def refused(name: str, fn: Callable[..., Any], args: tuple[Any, ...], *rows: Row) -> None:
-    """Rows that no table gives, and that parts refute: the primitive itself on them is not the primitive on the whole."""
+    """Rows that no table gives, and that parts refute: the primitive itself on them is not the
+    primitive on the whole."""
     eqn = equation(name, fn, args)
     enumeration = Enumeration(eqn)
     for row in rows:

@@ -1,4 +1,5 @@
-"""Images split in space, on the TPU compiler: halos within the plan's bytes, and no more than XLA's own partitioner sends."""
+"""Images split in space, on the TPU compiler: halos within the plan's bytes, and no more than XLA's
+own partitioner sends."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""On the TPU compiler too: per group of mesh axes, compiled bytes are at most the planned ones, and no group is new."""
+"""On the TPU compiler too: per group of mesh axes, compiled bytes are at most the planned ones, and
+no group is new."""
 
 import numpy as np
 import pytest

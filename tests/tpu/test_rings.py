@@ -1,4 +1,5 @@
-"""A ring product on the TPU compiler: it multiplies while it sends, and never holds the operand that goes round as a whole."""
+"""A ring product on the TPU compiler: it multiplies while it sends, and never holds the operand
+that goes round as a whole."""
 
 import re
 
@@ -28,15 +29,22 @@ def product(mesh, types, out, rows=SIZE):
 
 
 def test_products_are_computed_while_shards_go_round():
-    plan = product(tpu_mesh((8,)), ("x:S(0)", "x:S(1)"), "x:S(0)", rows=4 * SIZE)  # enough work to hide one link's transfer
+    plan = product(
+        tpu_mesh((8,)), ("x:S(0)", "x:S(1)"), "x:S(0)", rows=4 * SIZE
+    )  # enough work to hide one link's transfer
     assert [o.row.kernels for o, _ in plan.program.kernels()] == [("rotate_rhs",)]
     assert_within_plan(plan, (8,))
     compiled = plan.lower().compile()
     text = compiled.as_text()
     body = next(c for c in text.split("\n\n") if "collective-permute-start(" in c)
     lines = body.splitlines()
-    start, done = (next(k for k, line in enumerate(lines) if re.search(rf" collective-permute-{w}\(", line)) for w in ("start", "done"))
-    between = [line for line in lines[start + 1 : done] if " fusion(" in line or " convolution(" in line]
+    start, done = (
+        next(k for k, line in enumerate(lines) if re.search(rf" collective-permute-{w}\(", line))
+        for w in ("start", "done")
+    )
+    between = [
+        line for line in lines[start + 1 : done] if " fusion(" in line or " convolution(" in line
+    ]
     assert any("dot_general" in line for line in between), "\n".join(lines[start : done + 1])
     gathered = SIZE * SIZE * 2
     assert compiled.memory_analysis().temp_size_in_bytes < gathered

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import sbp
 from sbp import B, P, S
 
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+auto = (jax.sharding.AxisType.Auto,) * 2
+mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"), axis_types=auto)
 x, w = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 32), jnp.float32)
 """
 """What every example starts from."""

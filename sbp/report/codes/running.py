@@ -8,9 +8,9 @@ RUNNING = (
     CodePage(
         "unsupported-effect",
         """
-        A side effect that a distributed program cannot keep: an ordered effect, or an io_callback whose result the program uses.
-        Printing and callbacks without results see the whole, reduced values and run once, on the first device. For a result take
-        jax.pure_callback.
+        A side effect that a distributed program cannot keep: an ordered effect, or an io_callback
+        whose result the program uses. Printing and callbacks without results see the whole, reduced
+        values and run once, on the first device. For a result take jax.pure_callback.
         """,
         """
 from jax.experimental import io_callback
@@ -31,10 +31,12 @@ sbp.jit(f, mesh).plan(x)
     CodePage(
         "missing-rule",
         """
-        sbp has no signature for this primitive. The program is right all the same: its operands are gathered, every device
-        computes the whole result, and that costs memory, time and bytes. `sbp signatures` lists the primitives that have one.
+        sbp has no signature for this primitive. The program is right all the same: its operands are
+        gathered, every device computes the whole result, and that costs memory, time and bytes.
+        `sbp signatures` lists the primitives that have one.
 
-        Compute it another way, give the primitive a signature with sbp.signatures.register, or write that part as a manual region.
+        Compute it another way, give the primitive a signature with sbp.signatures.register, or
+        write that part as a manual region.
         """,
         """
 y = sbp.jit(some_rare_primitive, mesh).plan(x)
@@ -47,11 +49,13 @@ y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
     CodePage(
         "wrong-signature",
         """
-        A signature that was registered with sbp.signatures.register has a row that does not hold. The message shows the row, what
-        each device held, and the value that comes out instead of the right one.
+        A signature that was registered with sbp.signatures.register has a row that does not hold.
+        The message shows the row, what each device held, and the value that comes out instead of
+        the right one.
 
-        Take the row out, or correct `local`, which computes a device's part of the result: most often it must not let the padding of
-        an uneven split into a reduction (`even=True` leaves such splits out), or the operation is not linear, as P(sum) needs.
+        Take the row out, or correct `local`, which computes a device's part of the result: most
+        often it must not let the padding of an uneven split into a reduction (`even=True` leaves
+        such splits out), or the operation is not linear, as P(sum) needs.
         """,
         """
 from jax.experimental import pallas as pl
@@ -59,7 +63,8 @@ from jax.experimental import pallas as pl
 def cube(x):
     def kernel(x_ref, y_ref):
         y_ref[...] = x_ref[...] * x_ref[...] * x_ref[...]
-    return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="cube")(x)
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, result, interpret=True, name="cube")(x)
 
 rows = ["S(0) -> S(0)", "P(sum) -> P(sum)"]
 with sbp.signatures.registered("pallas_call:cube", rows, local=lambda ctx, x: cube(x)):
@@ -71,7 +76,8 @@ from jax.experimental import pallas as pl
 def cube(x):
     def kernel(x_ref, y_ref):
         y_ref[...] = x_ref[...] * x_ref[...] * x_ref[...]
-    return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="cube")(x)
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, result, interpret=True, name="cube")(x)
 
 with sbp.signatures.registered("pallas_call:cube", ["S(0) -> S(0)"], local=lambda ctx, x: cube(x)):
     sbp.jit(cube, mesh).plan(x)
@@ -80,24 +86,28 @@ with sbp.signatures.registered("pallas_call:cube", ["S(0) -> S(0)"], local=lambd
     CodePage(
         "uneven-boundary",
         """
-        JAX cannot hand over an array whose dim does not divide by the devices that split it. Such an input or output is held
-        whole (B) on that mesh axis at the boundary, and sliced or gathered inside the program; the report prices it. Inside,
-        uneven splits are no matter.
+        JAX cannot hand over an array whose dim does not divide by the devices that split it. Such
+        an input or output is held whole (B) on that mesh axis at the boundary, and sliced or
+        gathered inside the program; the report prices it. Inside, uneven splits are no matter.
 
-        Make the dim a multiple of the axis size, for instance by padding the batch, or leave the input free.
+        Make the dim a multiple of the axis size, for instance by padding the batch, or leave the
+        input free.
         """,
         """
-sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(jax.ShapeDtypeStruct((10, 16), jnp.float32))
+x = jax.ShapeDtypeStruct((10, 16), jnp.float32)
+sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(x)
 """,
         """
-sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(jax.ShapeDtypeStruct((12, 16), jnp.float32))
+x = jax.ShapeDtypeStruct((12, 16), jnp.float32)
+sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(x)
 """,
     ),
     CodePage(
         "input-moved",
         """
-        An argument arrived on other devices or in another layout than the plan wants, and was moved there before the call. That
-        is right but costs a copy on every call. Put long-lived arrays at plan.in_shardings once, and feed batches with them.
+        An argument arrived on other devices or in another layout than the plan wants, and was moved
+        there before the call. That is right but costs a copy on every call. Put long-lived arrays
+        at plan.in_shardings once, and feed batches with them.
         """,
         """
 mesh = sbp.make_mesh((2,), ("data",))
@@ -114,8 +124,9 @@ f(jax.device_put(jnp.zeros((8, 4)), plan.in_shardings[0]))
     CodePage(
         "nested-jit",
         """
-        An sbp.jit function was called under another transformation (jit, grad, vmap, or another sbp.jit). Types belong to the
-        outermost program, so the function runs there as the plain function it wraps, and its annotations count for the outer one.
+        An sbp.jit function was called under another transformation (jit, grad, vmap, or another
+        sbp.jit). Types belong to the outermost program, so the function runs there as the plain
+        function it wraps, and its annotations count for the outer one.
 
         Transform first, then sbp.jit the result once.
         """,
@@ -131,8 +142,9 @@ f.plan(jnp.zeros(8))
     CodePage(
         "bad-corpus",
         """
-        A file of parallel text cannot be read: it is missing, empty, not UTF-8, or a line has not the three columns source,
-        target, language separated by tabs. The message names the line. Nothing has been written.
+        A file of parallel text cannot be read: it is missing, empty, not UTF-8, or a line has not
+        the three columns source, target, language separated by tabs. The message names the line.
+        Nothing has been written.
         """,
         """
 python -m sbp.moe.train --data corpus.tsv    # with a line of two columns
@@ -145,11 +157,13 @@ python -m sbp.moe.train --data corpus.tsv    # source<TAB>target<TAB>language on
     CodePage(
         "bad-checkpoint",
         """
-        The folder holds the checkpoint of another configuration, or one that cannot be read. The message lists what differs.
-        Nothing has been written or lost: choose another --workdir, or run with the configuration that made the checkpoint.
+        The folder holds the checkpoint of another configuration, or one that cannot be read. The
+        message lists what differs. Nothing has been written or lost: choose another --workdir, or
+        run with the configuration that made the checkpoint.
         """,
         """
-python -m sbp.moe.train --workdir runs/a --set experts=8     # runs/a was begun with another number of experts
+# runs/a was begun with another number of experts
+python -m sbp.moe.train --workdir runs/a --set experts=8
 """,
         """
 python -m sbp.moe.train --workdir runs/b --set experts=8

@@ -9,5 +9,7 @@ from sbp.report.codes.page import CodePage
 from sbp.report.codes.running import RUNNING
 from sbp.report.codes.typings import TYPINGS
 
-PAGES: dict[str, CodePage] = {page.code: page for page in (*TYPINGS, *ANNOTATIONS, *DIMS, *RUNNING, *HANDWRITTEN)}
+PAGES: dict[str, CodePage] = {
+    page.code: page for page in (*TYPINGS, *ANNOTATIONS, *DIMS, *RUNNING, *HANDWRITTEN)
+}
 """A page for each code of `sbp.errors.CODES`."""
