@@ -243,14 +243,14 @@ def test_the_cost_of_the_plan():
 def test_the_chain_is_reduced_once_after_the_last_product():
     text = report_of("chain").text(200)
     assert "collectives: 1 run, 896.0 B per device" in text
-    assert "made by dot_general `h @ w` at tests/report/programs.py:16; returned as result" in text
+    assert "made by dot_general `h @ w` at tests/report/programs.py:17; returned as result" in text
 
 
 def test_why_a_reduction_is_where_it_is():
     text = report_of("megatron").text(200)
     assert "made by dot_general `h @ w_out` at" in text
     assert (
-        "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:29, which has no row for P(sum)"
+        "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:30, which has no row for P(sum)"
         in text
     )
 
@@ -261,10 +261,10 @@ def test_annotations_have_the_users_names_and_lines():
     assert (x[0], x[2:4], x[-1]) == (
         "x",
         ["data:S(0)", "model:B"],
-        "tests/report/programs.py:24",
+        "tests/report/programs.py:25",
     )  # the call, not the helper's line
-    assert (w_in[0], w_in[-1]) == ("w_in", "tests/report/programs.py:25")
-    assert (w_out[0], w_out[-1]) == ("w_out", "tests/report/programs.py:26")
+    assert (w_in[0], w_in[-1]) == ("w_in", "tests/report/programs.py:26")
+    assert (w_out[0], w_out[-1]) == ("w_out", "tests/report/programs.py:27")
 
 
 def test_gradients_name_the_forward_line():
@@ -283,7 +283,7 @@ def test_no_absolute_path_is_shown(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = report_of("megatron").text(200)
     assert str(ROOT) not in text
-    assert "report/programs.py:29" in text
+    assert "report/programs.py:30" in text
 
 
 def test_bytes_and_times_read_well():
