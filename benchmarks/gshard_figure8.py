@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
 
 TOKENS, GROUP, M, H, HEADS, SEQUENCE = 2048, 1024, 1024, 8192, 16 * 128, 128

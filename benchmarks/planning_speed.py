@@ -19,9 +19,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
-from sbp.api import Jitted
+from sbp.api.jit import Jitted
 from sbp.infer.check import Checker
-from sbp.mesh import mesh_spec
+from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
 

@@ -1,27 +1,27 @@
 """sbp: a distributed type system for JAX. Annotate a few tensors; every other type is inferred,
 checked, priced and run."""
 
-from sbp.annotate import annotate as annotate
-from sbp.annotate import partial as partial
-from sbp.annotate import replicate as replicate
-from sbp.annotate import shard as shard
-from sbp.annotate import split as split
-from sbp.api import Jitted as Jitted
-from sbp.api import Plan as Plan
-from sbp.api import jit as jit
+from sbp.annotations import annotate as annotate
+from sbp.annotations import partial as partial
+from sbp.annotations import replicate as replicate
+from sbp.annotations import shard as shard
+from sbp.annotations import split as split
+from sbp.api.jit import Jitted as Jitted
+from sbp.api.jit import Plan as Plan
+from sbp.api.jit import jit as jit
 from sbp.errors import Diagnostic as Diagnostic
 from sbp.errors import SbpError as SbpError
 from sbp.errors import SbpInternalError as SbpInternalError
 from sbp.errors import SbpTypeError as SbpTypeError
 from sbp.errors import SbpWarning as SbpWarning
+from sbp.handwritten.region import manual as manual
 from sbp.layout import Layout as Layout
 from sbp.limits import Budget as Budget
 from sbp.limits import forbid as forbid
 from sbp.limits import policy as policy
-from sbp.manual import manual as manual
-from sbp.mesh import HARDWARE as HARDWARE
-from sbp.mesh import Hardware as Hardware
-from sbp.mesh import make_mesh as make_mesh
+from sbp.machine.mesh import HARDWARE as HARDWARE
+from sbp.machine.mesh import Hardware as Hardware
+from sbp.machine.mesh import make_mesh as make_mesh
 from sbp.report.report import Report as Report
 from sbp.run.partial import Partial as Partial
 from sbp.shardmap.check import check_shard_map as check_shard_map

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.annotate import Pin, annotate_p
+from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError
 from sbp.types import Atom, B, NdSbp, Split
 

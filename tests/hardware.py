@@ -1,6 +1,6 @@
 """Hardware for tests: small programs on it are planned as large ones are on real devices."""
 
-from sbp.mesh import Hardware
+from sbp.machine.mesh import Hardware
 
 SENDS_FREELY = Hardware(
     name="sends freely",

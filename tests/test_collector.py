@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sbp.collector import YOUNG, collecting_less
+from sbp.trace.collector import YOUNG, collecting_less
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from sbp.infer.rows import EMPTY, RowTable, Tables
 from sbp.infer.space import INFINITE, Code, Spaces
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import MONOIDS
 

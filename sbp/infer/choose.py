@@ -12,7 +12,7 @@ from sbp.infer.rows import Tables
 from sbp.infer.space import Spaces
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
 
 NOTHING: Mapping[int, float] = MappingProxyType({})

@@ -19,14 +19,14 @@ from typing import Any, Literal
 import numpy as np
 
 from sbp import _jax
-from sbp.annotate import Pin
+from sbp.annotations import Pin
 from sbp.errors import Span
 from sbp.infer.problem import Demand, pinned_codes
 from sbp.infer.regime import POLICY_KINDS, Ban, Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, RowTable, Tables, row_sends
 from sbp.infer.space import Code, TypeSpace, decode
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import MONOIDS
 

@@ -13,7 +13,7 @@ from sbp import _jax
 from sbp.infer.regime import Rules
 from sbp.infer.rows import NdRow, row_sends, seen_codes
 from sbp.infer.space import Codes, Spaces, local_shape
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures import kernel_named
 from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS

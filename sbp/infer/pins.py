@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sbp.annotate import Pin
+from sbp.annotations import Pin
 from sbp.errors import SbpError, Span, nearest
 from sbp.infer.space import to_type
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node
 from sbp.types import NdSbp, Unreduced

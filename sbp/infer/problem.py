@@ -19,25 +19,23 @@ from typing import Any
 import numpy as np
 
 from sbp import _jax
-from sbp.annotate import Pin
+from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
-from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds, undominated
-from sbp.infer.costgraph import CostGraph
 from sbp.infer.regime import Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, NdRow, RowTable, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace, from_type, is_even, stack
 from sbp.infer.typing import Typing
 from sbp.limits import POLICIES, Budget, Policy
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
+from sbp.solve.axes import solve_axes
+from sbp.solve.costgraph import CostGraph
 from sbp.trace.graph import Constant, Graph, Node
+from sbp.trace.regions import WHILE_TRIPS
 from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
 """Seconds by which a row that carries a partial on is preferred to one that wants it reduced."""
-
-WHILE_TRIPS = 8
-"""Trips assumed of a while loop, whose count nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

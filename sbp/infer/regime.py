@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbp.limits import POLICIES, Budget, Policy, policies_in
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Sent, kernel_named
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node, Operand

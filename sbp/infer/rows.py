@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.annotate import Pin
+from sbp.annotations import Pin
 from sbp.errors import SbpError, warn
 from sbp.infer.regime import Regime
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.graph import Graph, Node

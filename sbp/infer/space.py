@@ -19,8 +19,8 @@ import numpy as np
 from sbp.errors import SbpInternalError
 from sbp.infer.regime import Rules
 from sbp.limits import Policy as Policy
-from sbp.mesh import MeshSpec
-from sbp.network import AlphaBeta
+from sbp.machine.mesh import MeshSpec
+from sbp.machine.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int

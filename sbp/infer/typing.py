@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, to_type
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from sbp.collector import collecting_less
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
 from sbp.infer.problem import Demand
@@ -17,10 +16,11 @@ from sbp.infer.regime import regime_of
 from sbp.infer.rows import Tables
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
+from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Graph
 from sbp.trace.numbering import twins
 

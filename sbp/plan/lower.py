@@ -8,14 +8,15 @@ from collections import defaultdict
 from typing import Any
 
 from sbp import _jax
-from sbp.annotate import annotate_p
-from sbp.infer.problem import WHILE_TRIPS, Demand
+from sbp.annotations import annotate_p
+from sbp.infer.problem import Demand
 from sbp.infer.regime import Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, row_sends
 from sbp.infer.space import Codes, Spaces, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.regions import trips_of
 from sbp.types import MONOIDS
 
 
@@ -167,14 +168,3 @@ class _Lowering:
                 best = cost, parents
         assert best is not None
         return best[1]
-
-
-def trips_of(node: Node) -> int:
-    """How often a region's body runs."""
-    match node.op:
-        case "scan":
-            return int(node.params["length"])
-        case "while":
-            return WHILE_TRIPS
-        case _:
-            return 1

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec
-from sbp.plan.handwritten import handwritten_bytes
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register
 from sbp.plan.lower import lower
 from sbp.plan.memory import peak_memory

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sbp.errors import SbpInternalError
 from sbp.infer.regime import Regime
 from sbp.infer.space import Codes, stack
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
 from sbp.trace.graph import Node
 

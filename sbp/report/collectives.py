@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.space import Step, decode
-from sbp.plan.handwritten import handwritten_bytes
 from sbp.plan.ir import Apply, Block, Loop
 from sbp.plan.program import Program
 from sbp.plan.text import node_place, place, shape_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sbp.plan.compare import Difference, Sent, SentDifference, Side, ValueDifference, compare
+from sbp.explain.difference import Difference, Sent, SentDifference, Side, ValueDifference, compare
 from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.report import Shown
 from sbp.report.wording import bytes_text, counted, seconds_text

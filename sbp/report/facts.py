@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sbp import _jax
-from sbp.annotate import Pin
+from sbp.annotations import Pin
 from sbp.errors import Span
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Block, Box, Loop, Register, Source

@@ -4,7 +4,7 @@ hardware=..)` takes."""
 from __future__ import annotations
 
 from sbp.errors import bytes_text
-from sbp.hardware import HARDWARE, Hardware
+from sbp.machine.hardware import HARDWARE, Hardware
 from sbp.report.parts import Column, Page, Table, TableRow
 
 

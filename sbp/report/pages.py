@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sbp.errors import Diagnostic
-from sbp.infer.problem import WHILE_TRIPS
 from sbp.limits import policies_text
 from sbp.plan.program import Program
 from sbp.report import facts
@@ -25,6 +24,7 @@ from sbp.report.parts import (
     TableRow,
 )
 from sbp.report.wording import bytes_text, counted, listed, seconds_text
+from sbp.trace.regions import WHILE_TRIPS
 
 SHOWN_COLLECTIVES = 12
 SHOWN_SHORT = 8

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sbp.explain.moves import Alternative, Conversion
+from sbp.explain.origins import shown
+from sbp.explain.subjects import Subject
+from sbp.explain.why import AxisStory, Why
 from sbp.infer.space import decode
-from sbp.mesh import MeshSpec
-from sbp.plan.moves import Alternative, Conversion
-from sbp.plan.origins import shown
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
-from sbp.plan.subjects import Subject
-from sbp.plan.why import AxisStory, Why
 from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.report import Shown
 from sbp.report.wording import axes_text, bytes_text, change_text, counted, seconds_text

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
 from sbp.infer.space import Step, decode
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.trace.graph import Node
 

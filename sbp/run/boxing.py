@@ -15,7 +15,7 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, decode, local_shape
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures.shards import neutral
 from sbp.types import Split, Unreduced
 

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sbp import _jax
 from sbp.infer.space import Codes
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.run.interpret import Interpreter
 

@@ -13,7 +13,7 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, offsets
 from sbp.signatures import rule_for

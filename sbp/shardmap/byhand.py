@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sbp.plan.source import source_text, users_span
 from sbp.shardmap.excess import close
 from sbp.shardmap.held import Doubt, Fault, Held, Value
 from sbp.shardmap.state import State
+from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Constant, Node
 from sbp.types import B, P
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp.errors import Diagnostic, SbpError
-from sbp.mesh import MeshSpec, mesh_spec
+from sbp.machine.mesh import MeshSpec, mesh_spec
 from sbp.report.report import Report
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import Analysis, analyse

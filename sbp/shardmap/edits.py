@@ -12,9 +12,9 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import Span
-from sbp.plan.handwritten import handwritten_bytes
-from sbp.plan.lower import trips_of
+from sbp.handwritten.traffic import handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
+from sbp.trace.regions import trips_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sbp.errors import Help
-from sbp.mesh import MeshSpec
-from sbp.plan.source import expression_at, source_text, users_span
+from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.edits import Edit, Reduce, bytes_sent, edited
 from sbp.shardmap.regions import Analysis, analyse
 from sbp.shardmap.sites import Read, Site, Sites
 from sbp.shardmap.state import Finding, Note
 from sbp.shardmap.words import primary
+from sbp.source.reader import expression_at, source_text, users_span
 from sbp.trace.graph import Graph, Node
 
 MAX_HELPS = 3

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sbp.plan.source import source_text, users_span
 from sbp.shardmap.byhand import divided
 from sbp.shardmap.excess import COMPARES, excess_of
 from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
@@ -18,6 +17,7 @@ from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for
 from sbp.signatures.rule import names
+from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from sbp.plan.source import source_text, users_span
 from sbp.shardmap.held import UNKNOWN, Doubt, Held, Value, unsure
 from sbp.shardmap.state import State
 from sbp.signatures.rule import names
+from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Constant, Node
 from sbp.types import B, P, Unreduced
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbp.errors import SbpError, Span
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.shardmap.body import run
 from sbp.shardmap.collectives import names_of

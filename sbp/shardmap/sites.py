@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
-from sbp.plan.source import expression_at, source_text, users_span
+from sbp.source.reader import expression_at, source_text, users_span
 from sbp.trace.graph import Graph, Node, Operand
 
 _KEEPS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "copy")

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from sbp.errors import Diagnostic, Help, Label
-from sbp.mesh import MeshSpec
-from sbp.plan.source import scope_of, source_text, users_span
+from sbp.explain.names import scope_of
+from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.held import Kind
 from sbp.shardmap.state import Finding, Note
+from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 
 _CODES: dict[Kind, str] = {

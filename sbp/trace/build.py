@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sbp import _jax
-from sbp.collector import collecting_less
 from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 _INLINED = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp.mesh import Hardware
+from sbp.machine.mesh import Hardware
 
 FLOATS = ("float32", "bfloat16", "float16")
 INTEGERS = ("int32", "int8", "uint32", "uint8", "int16")

@@ -17,7 +17,7 @@ from jax import lax
 
 import sbp
 from sbp import B, P, S
-from sbp.mesh import Hardware
+from sbp.machine.mesh import Hardware
 """
 
 _SLOT = re.compile(r"\{(\w+)\}")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sbp.errors import Diagnostic
-from sbp.plan.source import source_text
 from sbp.report.report import Report
+from sbp.source.reader import source_text
 from tests.gallery.broken import GALLERY, Broken, expectations
 from tests.gallery.repair import load, pinned_inputs, pins_of, repaired, without_pins
 

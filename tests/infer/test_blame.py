@@ -16,18 +16,19 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import Diagnostic
+from sbp.explain import faults as blame
+from sbp.explain import helps
+from sbp.explain.edits import Case
+from sbp.explain.faults import explain
 from sbp.infer.check import Checker
 from sbp.infer.problem import Demand
 from sbp.infer.space import Policy
-from sbp.mesh import HARDWARE, mesh_spec
+from sbp.machine.mesh import HARDWARE, mesh_spec
 from sbp.moe import model as moe_model
 from sbp.moe.config import preset
 from sbp.moe.gating import expert_capacity, top2_gating
 from sbp.moe.layout import Layout
 from sbp.moe.step import batch_shapes
-from sbp.plan import blame, helps
-from sbp.plan.blame import explain
-from sbp.plan.edits import Case
 from sbp.trace.build import trace
 
 MESH = AbstractMesh((8,), ("tensor",))

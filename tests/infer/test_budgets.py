@@ -13,14 +13,14 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError
-from sbp.hardware import HARDWARE
+from sbp.explain.budgets import nearest_budget
+from sbp.explain.edits import Case
+from sbp.explain.faults import explain
+from sbp.explain.insertions import axis_rows
 from sbp.infer.check import Checker
 from sbp.infer.rows import Tables
-from sbp.mesh import mesh_spec
-from sbp.plan.blame import explain
-from sbp.plan.budgets import nearest_budget
-from sbp.plan.edits import Case
-from sbp.plan.insertions import axis_rows
+from sbp.machine.hardware import HARDWARE
+from sbp.machine.mesh import mesh_spec
 from sbp.plan.ir import Apply, Box, Loop
 from sbp.signatures import kernel_named
 

@@ -20,7 +20,7 @@ from sbp.infer.problem import Demand
 from sbp.infer.rows import NdRow
 from sbp.infer.space import from_type
 from sbp.limits import Policy
-from sbp.mesh import MeshSpec, mesh_spec
+from sbp.machine.mesh import MeshSpec, mesh_spec
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 from sbp.types import parse

@@ -14,9 +14,9 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.cli import main
-from sbp.hardware import HARDWARE, Network, hardware_of_kind
-from sbp.mesh import MeshSpec, mesh_spec
-from sbp.network import lay_out
+from sbp.machine.hardware import HARDWARE, Network, hardware_of_kind
+from sbp.machine.mesh import MeshSpec, mesh_spec
+from sbp.machine.network import lay_out
 
 GATHERS = ("all_gather", "reduce_scatter")
 KINDS = (*GATHERS, "all_reduce", "all_to_all", "permute")

@@ -13,18 +13,18 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
-from sbp.infer import solver
-from sbp.infer.axes import solve_axes
 from sbp.infer.cost import row_seconds
-from sbp.infer.costgraph import CostGraph
-from sbp.infer.reduction import Core
 from sbp.infer.rows import RowTable, native_partials
-from sbp.infer.solver import Search, Solution
 from sbp.infer.space import is_even
 from sbp.infer.typing import Typing
-from sbp.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Box
 from sbp.plan.lower import lower
+from sbp.solve import search as solver
+from sbp.solve.axes import solve_axes
+from sbp.solve.costgraph import CostGraph
+from sbp.solve.reduction import Core
+from sbp.solve.search import Search, Solution
 
 # ---- cost graphs --------------------------------------------------------------------------------
 

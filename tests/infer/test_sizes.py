@@ -14,15 +14,15 @@ from jax.export import SymbolicScope, symbolic_shape
 
 import sbp
 from sbp import _jax
+from sbp.api.symbolic import SizedCall, SizedReport
 from sbp.errors import SbpError, SbpInternalError, SbpWarning
 from sbp.infer.check import certify
-from sbp.infer.conditions import points
-from sbp.infer.scope import Fact, Scope
-from sbp.infer.sizes import explore, numbers
 from sbp.infer.typing import Typing
 from sbp.signatures import registered
-from sbp.symbolic import SizedCall, SizedReport
-from sbp.trace.sizes import value_of
+from sbp.sizes.conditions import points
+from sbp.sizes.exploration import explore, numbers
+from sbp.sizes.expressions import value_of
+from sbp.sizes.scope import Fact, Scope
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 F32 = jnp.float32

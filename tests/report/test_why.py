@@ -18,9 +18,9 @@ import pytest
 
 import sbp
 from sbp.errors import SbpError
+from sbp.explain.names import Names
 from sbp.limits import Policy
 from sbp.plan import fit
-from sbp.plan.source import Names
 from sbp.report.why import explanation
 from sbp.trace.graph import Graph
 from sbp.trace.numbering import Twins

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 import sbp
 from sbp.infer.space import Step, TypeSpace, decode
-from sbp.mesh import Hardware, MeshSpec
+from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run.boxing import Boxing
 from sbp.signatures.laws import Types, assemble, localised, place
 from sbp.types import Broadcast

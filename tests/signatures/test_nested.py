@@ -15,7 +15,7 @@ from samples import FILL, Equation, equation, f, i, keys
 
 from sbp.infer.rows import RowTable
 from sbp.infer.space import decode
-from sbp.mesh import mesh_spec
+from sbp.machine.mesh import mesh_spec
 from sbp.signatures import kernel_named
 from sbp.signatures.oracle import Layout, ListPlace, Oracle
 from sbp.trace.graph import Node

@@ -8,9 +8,9 @@ import pytest
 from jax.export import symbolic_shape
 from samples import SAMPLES, equation, primitives
 
-from sbp.infer.sizes import Size
-from sbp.infer.sizing import Aval
 from sbp.signatures import Op, rule_for
+from sbp.sizes.claims import Aval
+from sbp.sizes.exploration import Size
 
 
 def rows(op, shapes, n):

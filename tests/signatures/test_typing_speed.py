@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from sbp.infer.rows import RowTable, native_partials
-from sbp.mesh import mesh_spec
+from sbp.machine.mesh import mesh_spec
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 

@@ -1,0 +1,203 @@
+"""What makes a plan dear, when there is one: annotations that cost time, and values that fill the
+memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from sbp import _jax
+from sbp.errors import Diagnostic, Help, Label, bytes_text
+from sbp.explain.edits import Case
+from sbp.explain.names import Names, pinned_text, scope_of
+from sbp.infer.choose import choose
+from sbp.infer.constraints import PinSite
+from sbp.infer.problem import Demand
+from sbp.infer.rows import Tables
+from sbp.infer.space import Codes, local_shape, to_type
+from sbp.limits import Policy
+from sbp.machine.mesh import MeshSpec
+from sbp.plan.ir import Register
+from sbp.plan.program import Program
+from sbp.source.reader import source_text, users_span
+from sbp.trace.graph import Graph, Node
+
+DEARER = 0.9
+"""An annotation is costly when the plan without it takes at most this share of the time ..."""
+
+FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
+"""... and saves at least so much time; or sends at most that share of the bytes, when there are
+more of them than this."""
+
+
+def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
+    """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
+    ways.
+
+    A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are
+    halved, and most programs are cleared by one solution without any annotation.
+    """
+    case = Case(program.graph, Tables(program.mesh), demand, boxing)
+    sites = [s for s in case.sites() if s.source == "annotation" and s.span][:20]
+    size = sum(1 for _ in case.graph.walk())
+    if not sites or (size > 1500 and len(sites) > 4):
+        return ()
+    budget = itertools.count()
+    most = 40 if size <= 300 else max(4, 12_000 // size)
+
+    def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float | None:
+        if next(budget) >= most:
+            return None
+        trial = functools.reduce(Case.drop, pins, case)
+        typing = choose(
+            trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables, cutoff=limit
+        )
+        return None if typing is None else typing.seconds
+
+    def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:
+        found = seconds(pins, limit)
+        if found is None or found > limit:
+            return []
+        if len(pins) == 1:
+            return list(pins)
+        half = len(pins) // 2
+        return [*cheaper(pins[:half], limit), *cheaper(pins[half:], limit)]
+
+    # A memory limit may be in the program's price, which is then too high: enough to clear most
+    # programs with one solution.
+    free = seconds(sites, DEARER * program.cost.seconds)
+    if free is None or free > DEARER * program.cost.seconds:
+        return ()
+    whole = seconds(())
+    if whole is None:
+        return ()
+    found: list[Diagnostic] = []
+    dear = cheaper(sites, DEARER * whole)
+    annotated = case.plan() if dear else None  # as a plan, what gradients keep is counted
+    for site in dear:
+        without = case.drop(site).plan()
+        assert without is not None and annotated is not None
+        if without.cost.seconds <= DEARER * annotated.cost.seconds and _matters(
+            program, annotated.cost.seconds, without
+        ):
+            found.append(_costly(case, site, program, annotated.cost.seconds, without))
+    return tuple(sorted(found, key=lambda d: d.labels[0].span))
+
+
+def _matters(program: Program, whole: float, without: Program) -> bool:
+    """Whether what an annotation costs is worth a word; it is a tenth of the plan, but that may be
+    a microsecond."""
+    sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
+    return whole - without.cost.seconds >= FLOOR_SECONDS or (
+        sent > FLOOR_BYTES and left <= DEARER * sent
+    )
+
+
+def _costly(
+    case: Case, site: PinSite, program: Program, whole: float, without: Program
+) -> Diagnostic:
+    assert site.span is not None
+    rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
+    price = (
+        f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
+    )
+    price += (
+        f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
+    )
+    text = f"drop `{source_text(site.span)}` at line {site.span.line}"
+    return Diagnostic(
+        code="costly-annotation",
+        severity="warning",
+        title=(
+            f"pinning {Names.of(case.graph).site(site)} to {pinned_text(site, case.mesh)} makes the"
+            f" plan {100 * rise:.0f} % dearer"
+        ),
+        labels=(Label(span=site.span, text=price, primary=True),),
+        helps=(Help(text=text, bytes_per_device=without.cost.bytes_per_device),),
+        scope=scope_of(site.nodes[0]),
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
+    """Says that no plan fits the memory limit, what is largest in the one of least memory, and
+    which split would make it smaller."""
+    names, mesh, graph = Names.of(least.graph), least.mesh, least.typing.graph
+    live = {
+        *least.block.inputs,
+        *least.fullest,
+        *(s for s in least.block.outputs if isinstance(s, Register)),
+    }
+    held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
+    notes, labels = list[str](), list[Label]()
+    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r))[:4]:
+        size, shape, maker = (
+            _size(graph, mesh, value, codes),
+            graph.avals[value].shape,
+            names.makers.get(value),
+        )
+        name = names.value(value) or _told(maker)
+        text = (
+            f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)}"
+            " per device"
+        )
+        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
+        if ways:
+            smaller, k, code = min(ways)
+            text += f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+        else:
+            local = local_shape(shape, codes, mesh.sizes)
+            halved = [mesh.names[k] for k, c in enumerate(codes) if c > 0 and local[c - 1] % 2 == 0]
+            text += f"; twice the devices on `{halved[0]}` would halve it" if halved else ""
+        notes.append(text)
+        span = maker and users_span(maker)
+        if span and all(label.span != span for label in labels):
+            labels.append(
+                Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels)
+            )
+    found = bytes_text(least.cost.peak_memory_bytes)
+    return Diagnostic(
+        code="memory-limit",
+        severity="error",
+        title=(
+            f"no typing fits {bytes_text(limit)} per device; the least that was found is {found}"
+            " per device"
+        ),
+        labels=tuple(labels),
+        notes=tuple(notes),
+        helps=(
+            Help(
+                text=f"memory_limit={math.ceil(least.cost.peak_memory_bytes)}",
+                bytes_per_device=least.cost.bytes_per_device,
+            ),
+        ),
+    )
+
+
+def _told(maker: Node | None) -> str:
+    """A value without a name, by what makes it."""
+    span = maker and users_span(maker)
+    if maker is None or span is None:
+        return "a value"
+    what = "a cotangent" if maker.backward else "a result"
+    return f"{what} of `{source_text(span, 40)}` at line {span.line}"
+
+
+def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
+    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(
+        graph.avals[value].dtype
+    )
+
+
+def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
+    """Types with one more split, on a mesh axis where the value is whole and a dim that divides."""
+    for k, n in enumerate(mesh.sizes):
+        local = local_shape(shape, codes, mesh.sizes)
+        for dim, size in enumerate(local):
+            if n > 1 and codes[k] == 0 and size % n == 0 and size:
+                yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))

@@ -1,0 +1,370 @@
+"""Helps that leave all pins as they are: annotations before the line of a fault, and policies that
+allow more."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sbp.annotations import annotate_p
+from sbp.errors import Span
+from sbp.explain.edits import Case, alike, in_gradient
+from sbp.explain.names import Names
+from sbp.infer.check import CheckResult
+from sbp.infer.constraints import End, System, allowed
+from sbp.infer.regime import regime_of
+from sbp.infer.space import Code, encode
+from sbp.limits import POLICIES, Policy, boxing_text, policy_mark, with_policy
+from sbp.signatures import rule_for
+from sbp.source.reader import first_argument, source_text, users_span
+from sbp.trace.graph import Graph, Node
+
+
+def policy_at(case: Case, node: Node, position: int) -> Policy:
+    """The policy that holds for what a node reads on one mesh axis: that of its region, of the axis
+    or of the program."""
+    return regime_of(case.graph, case.mesh, case.boxing, case.demand).at(node).policies[position]
+
+
+def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
+    """The rows of a node on one mesh axis that the policy there allows."""
+    ins, outs = (
+        [case.graph.aval(o) for o in node.inputs],
+        [case.graph.avals[o] for o in node.outputs],
+    )
+    table = case.tables.at(communicates=policy_at(case, node, position) == "auto")
+    return (
+        table.axis_rows(node, ins, outs, case.mesh.sizes[position])
+        if rule_for(node.op) is not None
+        else ()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A candidate: its words, how to make it, and what it does to the constraints.
+
+    Arguments:
+      text: what the user is told.
+      make: the edited program.
+      without: (mesh axis, name) of constraints that the edit takes away.
+      assumed: literals of states on the fault's mesh axis, one of which holds after it; empty for
+          any.
+      instead: the text of a smaller edit that makes this one superfluous where it is accepted.
+    """
+
+    text: str
+    make: Callable[[], Case]
+    without: frozenset[tuple[str, str]]
+    assumed: tuple[str, ...] = ()
+    instead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Insertions:
+    """Annotations before the line of a fault.
+
+    Arguments:
+      base: the program.
+      fault: what is wrong.
+      made: for each operand of the line the codes that it comes in.
+      node: where it shows.
+      names: of the program's values.
+      system: the constraints of the fault's mesh axis.
+      large: whether candidates are few.
+    """
+
+    base: Case
+    fault: CheckResult
+    made: Mapping[int, tuple[Code, ...]]
+    node: Node
+    names: Names
+    system: System
+    large: bool
+
+    def edits(self) -> Iterator[Edit]:
+        """Annotations before the line: on the operands that do not fit a row that the others fit,
+        then on what enters the line."""
+        node, text = self.node, source_text(users_span(self.node), limit=10_000)
+        if self.fault.sink[0].kind == "region":
+            yield from self.at_region()
+            return
+        if node.span == users_span(node):
+            wanted: list[dict[int, Code]] = []
+            policy = policy_at(self.base, node, self.system.position)
+            for row in axis_rows(self.base, node, self.system.position):
+                codes = {i: encode(row.ins[i]) for i in self.made}
+                wrong = {
+                    i: c
+                    for i, c in codes.items()
+                    if not any(allowed(m, c, policy) for m in self.made[i])
+                }
+                each = {(node.inputs[i], c) for i, c in wrong.items()}
+                if (
+                    wrong
+                    and min(wrong.values()) >= 0
+                    and len({o for o, _ in each}) == len(each)
+                    and wrong not in wanted
+                ):
+                    wanted.append(wrong)
+            for wrong in wanted:
+                if len(wrong) == min(map(len, wanted)):  # no more annotations than it takes
+                    values = {
+                        node.inputs[i]: (self.names.operand(node, i), c) for i, c in wrong.items()
+                    }
+                    yield from self.insertion(values)
+        for value in self.entering():
+            name = self.names.entering(value, node, alone=True)
+            if name and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text):
+                yield from (
+                    edit
+                    for code in self.codes(value)
+                    for edit in self.insertion({value: (name, code)})
+                )
+
+    def at_region(self) -> Iterator[Edit]:
+        """Annotations of what enters a loop or branch."""
+        for c, wanted in zip(self.fault.sink, self.fault.wanted, strict=True):
+            value = c.convert.value if c.convert else -1
+            entered = [i for i, o in enumerate(self.node.inputs) if o == value]
+            maker = self.names.makers.get(value)
+            name = self.names.value(value)
+            if self.node.op == "cond" and c.operand == 0 and "predicate" in c.because.text:
+                name = first_argument(self.node)
+                while (
+                    maker is not None
+                    and maker.op == "convert_element_type"
+                    and maker.span == self.node.span
+                ):
+                    value = maker.inputs[0]
+                    maker = self.names.makers.get(value) if isinstance(value, int) else None
+            if entered and name and isinstance(value, int):
+                for code in (c for c in self.codes(value) if c in wanted):
+                    yield from self.insertion({value: (name, code)})
+
+    def entering(self) -> list[int]:
+        """The values that bring the pinned types into the line, last ones first."""
+        here = users_span(self.node)
+        found: dict[int, None] = {}
+        for c in reversed(self.fault.equations):
+            maker = self.names.makers.get(c.convert.value) if c.convert else None
+            if (
+                c.convert
+                and c.node
+                and users_span(c.node) == here
+                and (maker is None or users_span(maker) != here)
+            ):
+                found[c.convert.value] = None
+        return list(found)
+
+    def codes(self, value: int) -> list[Code]:
+        """What a value may be annotated as: B, and splits of a dim that divides. Under vmap the
+        user does not see all dims."""
+        shape = self.base.graph.avals[value].shape
+        n = self.base.mesh.sizes[self.system.position]
+        split = not self.large and "vmap(" not in self.node.scope
+        return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
+
+    def insertion(self, values: Mapping[Any, tuple[str, Code]]) -> Iterator[Edit]:
+        """Annotations of values, by name, before the line that reads them; none when the user has
+        no name for one of them."""
+        axis, line = self.fault.mesh_axis, users_span(self.node)
+        readers = [
+            n
+            for n in self.base.graph.walk()
+            if users_span(n) == line and not in_gradient(n) and n.op != annotate_p.name
+        ]
+        calls, freed, assumed = list[str](), set[tuple[str, str]](), tuple[str, ...]()
+        make: Callable[[], Case] = functools.partial(_same, self.base)
+        for value, (name, code) in values.items():
+            reader = next((n for n in readers if value in n.inputs), None)
+            maker = self.names.makers.get(value)
+            inline = (
+                maker is not None
+                and maker.op == annotate_p.name
+                and maker.span
+                and line
+                and maker.span.line == line.line
+            )
+            if reader is None or not name or inline or (code > 0 and "vmap(" in self.node.scope):
+                return
+            number = reader.inputs.index(value)
+            lines = dict.fromkeys(n.inputs[number] for n in readers if alike(n, reader))
+            reads = [
+                c
+                for c in self.system.constraints
+                if c.convert is not None and c.convert.value in lines
+            ]
+            freed |= {(axis, c.name) for c in reads}
+            others = [
+                self.names.value(o) for o in lines if o != value
+            ]  # what a library does to each leaf of a tree in one line
+            for each in dict.fromkeys(
+                (name, *(o for o in others if o.isidentifier() and name.isidentifier()))
+            ):
+                calls.append(
+                    f'sbp.replicate({each}, "{axis}")'
+                    if code == 0
+                    else f'sbp.split({each}, {code - 1}, "{axis}")'
+                )
+            ends = (
+                c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value
+            )
+            end = next(ends, None)
+            assumed = assumed or (states_of(self.system, end, code) if end else ())
+            if end and not assumed:
+                return
+            make = functools.partial(_inserted, make, reader, number, self.system.position, code)
+        if line:
+            where = "before" if all(name.isidentifier() for name, _ in values.values()) else "at"
+            yield Edit(
+                f"{' and '.join(calls)} {where} line {line.line}", make, frozenset(freed), assumed
+            )
+
+
+def _same(case: Case) -> Case:
+    return case
+
+
+def _inserted(make: Callable[[], Case], node: Node, number: int, position: int, code: Code) -> Case:
+    return make().insert(node, number, position, code)
+
+
+def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
+    """The literals of the states in which an end has a code."""
+    return tuple(
+        f"s{end.variable}_{i}"
+        for i, s in enumerate(system.variables[end.variable].states)
+        if s[end.column] == code
+    )
+
+
+# ---- policies -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The policy that a fault is due to.
+
+    Arguments:
+      node: what reads under it, where the fault shows if it holds there.
+      policy: which.
+      origin: whether it is the program's, that of the mesh axis, or that of a region around the
+          node.
+    """
+
+    node: Node | None
+    policy: Policy
+    origin: Literal["program", "axis", "region"]
+
+
+def blamed(case: Case, fault: CheckResult) -> Blamed | None:
+    """The policy that a fault is due to, if it is to one: where the fault shows, else the last
+    place before that has one."""
+    if not fault.policy:
+        return None
+    regime, position = (
+        regime_of(case.graph, case.mesh, case.boxing, case.demand),
+        case.mesh.names.index(fault.mesh_axis),
+    )
+    for c in (*fault.sink, *reversed(fault.equations)):
+        policy = (
+            c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
+        )
+        if policy != "auto":
+            return Blamed(c.node, policy, regime.origin(c.node, position))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Looser:
+    """A policy that allows more.
+
+    Arguments:
+      text: what the user is told.
+      make: a program under it.
+      wide: whether it changes more than the line of the fault, so that it is for when nothing less
+          gives a typing.
+    """
+
+    text: str
+    make: Callable[[Case], Case]
+    wide: bool = False
+
+
+def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
+    """The policies that allow more in place of one that is to blame, on one mesh axis; those of the
+    program on all that have no other.
+
+    Regions have no names, and what two of them share is not told apart: so a region's policy gives
+    way at the line alone, or in all regions that have it.
+    """
+    names = case.mesh.names
+    per_axis: tuple[Policy | None, ...] = case.demand.policies or (None,) * len(names)
+    looser, axis = POLICIES[: POLICIES.index(found.policy)][::-1], names[position]
+    line = users_span(found.node) if found.node else None
+    if found.origin == "program":
+        for policy in looser:
+            yield Looser(
+                boxing_text(policy, case.demand.policies, names), functools.partial(_based, policy)
+            )
+        return
+    if found.origin == "axis":
+        for policy in looser:
+            other: tuple[Policy | None, ...] = tuple(
+                policy if k == position else p for k, p in enumerate(per_axis)
+            )
+            yield Looser(boxing_text(case.boxing, other, names), functools.partial(_on_axes, other))
+        return
+    if line:
+        for policy in looser:
+            here = functools.partial(_under, line, policy_mark(policy, axis))
+            yield Looser(f'put line {line.line} under sbp.policy("{policy}", "{axis}")', here)
+    for policy in looser:
+        text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
+        yield Looser(text, functools.partial(_everywhere, found.policy, policy, axis), wide=True)
+
+
+def _based(policy: Policy, case: Case) -> Case:
+    return replace(case, boxing=policy)
+
+
+def _on_axes(policies: tuple[Policy | None, ...], case: Case) -> Case:
+    return replace(case, demand=replace(case.demand, policies=policies))
+
+
+def _under(line: Span, mark: str, case: Case) -> Case:
+    """The program with a line in a region of its own, and so all that is called from there."""
+
+    def visit(graph: Graph, inside: bool) -> Graph:
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            here = inside or any(
+                s.file == line.file and line.line <= s.line <= (line.end_line or line.line)
+                for s in node.stack
+            )
+            regions = tuple(visit(r, here) for r in node.regions)
+            nodes.append(
+                replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions)
+            )
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(case, graph=visit(case.graph, False))
+
+
+def _everywhere(old: Policy, new: Policy, axis: str, case: Case) -> Case:
+    """The program with another policy in all regions that have one on a mesh axis."""
+
+    def visit(graph: Graph) -> Graph:
+        nodes = (
+            replace(
+                n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))
+            )
+            for n in graph.nodes
+        )
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(case, graph=visit(case.graph))

@@ -1,0 +1,248 @@
+"""What a report calls the values of a program: the user's own names, or what makes the value."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbp import _jax
+from sbp.infer.constraints import PinSite
+from sbp.infer.space import Code, decode
+from sbp.limits import policies_in
+from sbp.machine.mesh import MeshSpec
+from sbp.source.reader import called_text, expression_at, operand_texts, users_span, within
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+
+def behind_vmap(site: PinSite, code: Code) -> int | None:
+    """How many dims of vmap stand before those that the user sees where a pin is written; None when
+    that is not known.
+
+    Arguments:
+      site: the pin.
+      code: what it asks on one mesh axis.
+    """
+    if not any("vmap(" in n.scope for n in site.nodes):
+        return 0
+    expression = expression_at(site.span)[0]
+    written = (
+        expression.args[1]
+        if isinstance(expression, ast.Call) and len(expression.args) > 1
+        else None
+    )
+    if code <= 0 or not isinstance(written, ast.Constant) or not isinstance(written.value, int):
+        return None
+    batch = code - 1 - written.value
+    return (
+        batch if batch > 0 else None
+    )  # behind dims of vmap, or beside them: the first is what `in_axes=0` gives
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the user calls the values of a program.
+
+    Arguments:
+      graph: the program.
+      makers: for each value, the node that makes it.
+      inputs: for each input of the program, its number.
+    """
+
+    graph: Graph
+    makers: dict[int, Node]
+    inputs: dict[int, int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Names:
+        makers = {v: node for node in graph.walk() for v in node.outputs}
+        return cls(graph, makers, {v: number for number, v in enumerate(graph.inputs)})
+
+    def value(self, operand: Operand) -> str:
+        """The name of a value: of an input, or what its line assigns it to; empty when it has
+        none."""
+        if isinstance(operand, Constant):
+            return ""
+        if operand in self.inputs and self.graph.input_names:
+            return self.graph.input_names[self.inputs[operand]]
+        maker = self.makers.get(operand)
+        return "" if maker is None or maker.backward else expression_at(maker.span)[1]
+
+    def operand(self, node: Node, number: int) -> str:
+        """The name of an operand where it is read; empty when the user has none for it."""
+        operand = node.inputs[number]
+        maker = self.makers.get(operand) if isinstance(operand, int) else None
+        if node.backward:
+            return "the cotangent" if maker is not None and maker.backward else self.value(operand)
+        if maker is not None and maker.span == node.span:  # a value inside a library function
+            return ""
+        texts = operand_texts(node) or self._einsum_texts(node)
+        name = texts[number] if texts and len(texts[number]) <= 40 else self.value(operand)
+        if (
+            not name
+            and maker is not None
+            and maker.span
+            and node.span
+            and within(maker.span, node.span)
+        ):
+            expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
+            name = called_text(expression, maker.span.file) if expression is not None else ""
+        return name if len(name) <= 40 else ""
+
+    def _einsum_texts(self, node: Node) -> list[str]:
+        """The operands of an einsum of two, which may have changed sides: one of them has to be
+        known by its name."""
+        call = expression_at(node.span)[0]
+        if (
+            node.op != "dot_general"
+            or node.span is None
+            or not isinstance(call, ast.Call)
+            or len(call.args) != 3
+        ):
+            return []
+        texts = [called_text(a, node.span.file) for a in call.args[1:]]
+        names = [
+            self.value(o) or (self.entering(o, node) if isinstance(o, int) else "")
+            for o in node.inputs
+        ]
+        if names[0] == texts[0] or names[1] == texts[1]:
+            return texts
+        return texts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
+
+    def shown(self, node: Node) -> tuple[str, ...]:
+        """What each operand of a node is called where it is told of: none without a word, no two
+        values alike."""
+        names = [self._word(node, number) for number in range(len(node.inputs))]
+        for number in _ambiguous(names, node):
+            operand = node.inputs[number]
+            maker = self.makers.get(operand) if isinstance(operand, int) else None
+            if names[number] == "the cotangent" and maker is not None and maker.span:
+                names[number] += f" from line {maker.span.line}"
+        for number in _ambiguous(names, node):
+            names[number] += f" (operand {number})"
+        return tuple(names)
+
+    def _word(self, node: Node, number: int) -> str:
+        """What an operand is called, by what makes it when the user has no name for it."""
+        operand = node.inputs[number]
+        name = self.operand(node, number)
+        if isinstance(operand, Constant):
+            return name or (
+                "a constant"
+                if operand.aval.shape or _jax.is_extended(operand.aval.dtype)
+                else f"{np.asarray(operand.value)}"
+            )
+        maker = self.makers.get(operand)
+        if not name and maker is not None and maker.span == node.span and maker.op in _RESHAPED:
+            return self._word(maker, 0)  # what it was before
+        if not name and maker is not None and maker.span == node.span and not maker.regions:
+            return f"the result of its {maker.op}"
+        return name or self.entering(operand, node) or f"operand {number}"
+
+    def entering(self, value: int, reader: Node, *, alone: bool = False) -> str:
+        """The name of what a call returns and a node outside of it reads, as `g` of `g =
+        jax.grad(loss)(w)`.
+
+        Arguments:
+          value: what is read.
+          reader: the node that reads it.
+          alone: whether the name must be that of one array, not of a tree of them.
+        """
+        maker = self.makers.get(value)
+        if maker is None:
+            return self.value(value)
+        shared = sum(
+            a == b for a, b in zip(reversed(maker.stack), reversed(reader.stack), strict=False)
+        )
+        outer = len(maker.stack) - shared - 1
+        if outer < 1:
+            return self.value(value)
+        within = maker.stack[outer:]
+        name = expression_at(within[0])[1]
+        if not name or not alone:
+            return name
+        inside = {
+            n.id
+            for n in self.graph.walk()
+            if n.stack[-len(within) :] == within and n.scope == maker.scope
+        }
+        read = {
+            o
+            for n in self.graph.walk()
+            if n.id not in inside
+            for o in n.inputs
+            if isinstance(o, int)
+        }
+        return (
+            name
+            if {v for v in read if v in self.makers and self.makers[v].id in inside} == {value}
+            else ""
+        )
+
+    def site(self, site: PinSite) -> str:
+        """The name of what a pin stands on."""
+        match site.source:
+            case "input":
+                names = self.graph.input_names
+                return names[site.position] if names else f"input {site.position}"
+            case "output":
+                return f"output {site.position}"
+            case _:
+                expression, name = expression_at(site.span)
+                if not name and expression is not None and site.span:
+                    name = called_text(expression, site.span.file)
+                name = name if name and len(name) <= 40 else "this value"
+                asked = isinstance(expression, ast.Call) and any(
+                    k.arg == "cotangent" for k in expression.keywords
+                )
+                return (
+                    f"the cotangent of {name}"
+                    if asked and all(n.backward for n in site.nodes)
+                    else name
+                )
+
+
+_RESHAPED = (
+    "broadcast_in_dim",
+    "convert_element_type",
+    "reshape",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+)
+"""Operators that are not worth a word inside a library function."""
+
+_UNTOLD = ("rematted_computation", "checkpoint", "while", "body", "cond", "scan", "closed_call")
+
+
+def _ambiguous(names: list[str], node: Node) -> list[int]:
+    """The operands whose name is that of another value, too."""
+    return [
+        i
+        for i, name in enumerate(names)
+        if any(n == name and node.inputs[k] != node.inputs[i] for k, n in enumerate(names))
+    ]
+
+
+def scope_of(node: Node) -> str:
+    """Where a node stands, such as `in ffn/expert_mlp, forward`."""
+    span = users_span(node)
+    if node.backward and span:
+        return f"in the gradient of line {span.line}"
+    parts = re.sub(r"\b(transpose|jvp|vmap|jit)\(|\)", "", node.scope).split("/")
+    named = [p for p in parts if p and "->" not in p and p not in _UNTOLD and not policies_in(p)]
+    called = [
+        s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
+    ]
+    return f"in {'/'.join(named or called)}, forward" if named or called else "forward"
+
+
+def pinned_text(site: PinSite, mesh: MeshSpec) -> str:
+    """What a pin asks, such as `data:S(0) tensor:B`."""
+    return " ".join(
+        f"{axis}:{decode(c)!r}"
+        for axis, c in zip(mesh.names, site.codes, strict=True)
+        if c is not None
+    )

@@ -1,0 +1,178 @@
+"""What-ifs: a program with a value, an operand, an input or an output pinned to another type, as an
+annotation in the source would."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sbp.annotations import Pin, annotate_p
+from sbp.explain.edits import Case, rewrite
+from sbp.explain.subjects import Subject, is_recomputed, kind_of
+from sbp.infer.check import CheckResult
+from sbp.infer.space import Code, decode
+from sbp.plan.program import Program
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.types import NdSbp
+
+Wanted = Mapping[int, Code]
+"""Atoms asked on some mesh axes, by the position of the axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Case):
+    """A program with everything that its types are chosen by, and what-ifs that change it."""
+
+    def fault(self) -> CheckResult:
+        """Why there is no plan, as far as one mesh axis alone says so."""
+        return self.checker().check()
+
+    # ---- edits ----------------------------------------------------------------------------------
+
+    def pin(self, subject: Subject, wanted: Wanted) -> Question:
+        """The program with a subject pinned on some mesh axes: what is pinned there already gives
+        way, what is on others stays."""
+        match subject.kind:
+            case "input" | "output":
+                return self._demand(subject, wanted)
+            case "annotation":
+                return self._repin(subject, wanted, ())
+            case "made":
+                return self._after(subject, self._pin_of(wanted))
+
+    def unpin(self, subject: Subject, position: int) -> Question:
+        """The program with a pinned subject left free on a mesh axis."""
+        if subject.kind == "annotation":
+            return self._repin(subject, {}, (position,))
+        return self._demand(subject, {position: None})
+
+    def _pin_of(self, wanted: Wanted) -> Pin:
+        return Pin(NdSbp({self.mesh.names[k]: decode(c) for k, c in sorted(wanted.items())}))
+
+    def _demand(self, subject: Subject, change: Mapping[int, Code | None]) -> Question:
+        given = self.demand.inputs if subject.kind == "input" else self.demand.outputs
+        free = (None,) * len(self.mesh.sizes)
+        codes = tuple(change.get(k, c) for k, c in enumerate(given[subject.position] or free))
+        asked = tuple(
+            (None if codes == free else codes) if i == subject.position else t
+            for i, t in enumerate(given)
+        )
+        inputs, outputs = (
+            (asked, self.demand.outputs) if subject.kind == "input" else (self.demand.inputs, asked)
+        )
+        return dataclasses.replace(
+            self, demand=dataclasses.replace(self.demand, inputs=inputs, outputs=outputs)
+        )
+
+    def _repin(self, subject: Subject, wanted: Wanted, free: tuple[int, ...]) -> Question:
+        values, at = set(subject.values), dict[int, Pin | None]()
+        for node in self.graph.walk():
+            if node.op == annotate_p.name and node.outputs[0] in values:
+                pin: Pin = node.params["pin"]
+                complete = {
+                    a: pin.type.get(a)
+                    for a in self.mesh.names
+                    if a in pin.type or (pin.complete and a not in pin.type.free)
+                }
+                atoms = complete | {self.mesh.names[k]: decode(c) for k, c in wanted.items()}
+                kept = {a: t for a, t in atoms.items() if self.mesh.names.index(a) not in free}
+                at[node.id] = Pin(NdSbp(kept)) if kept else None
+        return dataclasses.replace(self, graph=rewrite(self.graph, at=at))
+
+    def _after(self, subject: Subject, pin: Pin) -> Question:
+        own = _own_reads(self.graph, subject)
+        # A copy that only the operation's own gradient reads is not annotated in the source's
+        # program either: JAX drops it as dead.
+        read = {o for n in self.graph.walk() for o in n.inputs if (n.id, o) not in own} | {
+            o for g in _graphs(self.graph) for o in g.outputs
+        }
+        # Readers inside of the expression, which are the operation's own gradient, read what the
+        # operation makes, as they do when the source annotates its result.
+        return dataclasses.replace(
+            self,
+            graph=rewrite(self.graph, after={v: pin for v in subject.values if v in read}, own=own),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
+    them is pinned.
+
+    Arguments:
+      program: the plan.
+      asked: the program.
+      pinned: for each value that was pinned by the edit, the annotation's result and which
+          annotation it is, in program order.
+    """
+
+    program: Program
+    asked: Graph
+    pinned: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, program: Program, asked: Graph) -> Types:
+        """Collects the pins of a plan."""
+        pins = (
+            n
+            for n in program.graph.walk()
+            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
+        )
+        found: dict[int, tuple[int, int]] = {}
+        for number, node in enumerate(pins):
+            if isinstance(value := node.inputs[0], int):
+                found.setdefault(value, (number, node.outputs[0]))
+        return cls(program, asked, found)
+
+    def type_of(self, subject: Subject) -> NdSbp:
+        """The type of a subject. A plan may have less in it: conversions that are not repeated take
+        what only fed them along."""
+        if subject.kind == "output":
+            return self.program.output_types[subject.position]
+        typing, values = self.program.typing, set(subject.values)
+        if subject.kind == "made":
+            pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+            if pinned:
+                return typing.type_of(min(pinned)[1])
+        held = [v for v in subject.values if v in typing.values]
+        if not held:  # the annotation was taken out; what it annotated stands for it
+            inputs = (
+                o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
+            )
+            held = [o for o in inputs if isinstance(o, int) and o in typing.values]
+        return typing.type_of(held[0])
+
+
+def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:
+    """Where an expression reads what it has made itself: (node id, value).
+
+    In a Python loop the next turn reads it as well, on the same line. So the nodes of the
+    expression are told apart by turns: of nodes alike the first belong to the first turn, in a
+    backward pass to the last one.
+    """
+    frame, makers = subject.frame, {v: node for node in graph.walk() for v in node.outputs}
+    alike: dict[object, list[Node]] = defaultdict(list)
+    for node in graph.walk():
+        if frame is not None and (frame == node.span or frame in node.stack):
+            alike[kind_of(node, graph), is_recomputed(node)].append(node)
+    turns = sum(not is_recomputed(makers[v]) for v in subject.values if v in makers)
+    turn: dict[int, int] = {}
+    for nodes in alike.values():
+        each = -(-len(nodes) // max(1, turns))
+        for number, node in enumerate(nodes):
+            turn[node.id] = turns - 1 - number // each if node.backward else number // each
+    return frozenset(
+        (node.id, o)
+        for nodes in alike.values()
+        for node in nodes
+        for o in node.inputs
+        if isinstance(o, int) and o in subject.values and turn.get(makers[o].id) == turn[node.id]
+    )
+
+
+def _graphs(graph: Graph) -> Iterator[Graph]:
+    yield graph
+    for node in graph.walk():
+        yield from node.regions

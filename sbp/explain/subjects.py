@@ -1,0 +1,351 @@
+"""What a user means by a name: the values of a variable, an input, an output or a source line."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sbp.errors import SbpError, Span, file_name
+from sbp.plan.text import place
+from sbp.source.reader import Targets, expression_at, names_at, source_text
+from sbp.trace.graph import Graph, Node
+
+_LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
+_REMATTED = "rematted_computation"
+
+
+def is_recomputed(node: Node) -> bool:
+    """Whether rematerialisation computes a forward line again here; such a node has the scope of a
+    gradient, but is none.
+
+    The trace adds the scope once to all that a differentiated `checkpoint` holds, JAX once more to
+    what is computed again.
+    """
+    *_, last = node.scope.rpartition(_REMATTED)
+    return node.backward and node.scope.count(_REMATTED) > 1 and "transpose(" not in last
+
+
+def in_gradient(node: Node) -> bool:
+    """Whether a node belongs to a backward pass and computes no forward line again."""
+    return node.backward and not is_recomputed(node)
+
+
+def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
+    """What nodes have in common that are traced from one place: a line that runs in each turn of a
+    Python loop, or is computed again.
+
+    JAX's own traceback tells the operations inside a library's function apart, which are one line
+    of the user.
+    """
+    shapes = tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs)
+    return (
+        node.op,
+        node.span,
+        getattr(node.source_info, "traceback", None),
+        in_gradient(node),
+        len(node.inputs),
+        shapes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Values that the program makes at one place and that have one meaning: one line of unrolled
+    layers is one subject.
+
+    Arguments:
+      label: what the user calls it; the source text where it has no name.
+      kind: how a type can be asked of it: at an input, an output, an annotation, or after the
+          operation that makes it.
+      values: value ids, the forward ones in program order first, then those that are computed
+          again.
+      frame: the user's expression; readers inside of it belong to the operation itself.
+      position: of the input or output.
+      gradient: whether it is a cotangent.
+    """
+
+    label: str
+    kind: Literal["input", "output", "annotation", "made"]
+    values: tuple[int, ...]
+    frame: Span | None = None
+    position: int = -1
+    gradient: bool = False
+
+    @property
+    def where(self) -> str:
+        """Its place in words; empty for inputs and outputs."""
+        if self.frame is None:
+            return ""
+        return f"{'in the gradient of' if self.gradient else 'at'} {place(self.frame)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a name stands for: the subject that is told, and others of the same name or line."""
+
+    subject: Subject
+    others: tuple[Subject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """All nodes below one expression of the user, in program order, and the values that leave
+    it."""
+
+    span: Span
+    nodes: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subjects:
+    """The subjects of a program.
+
+    Arguments:
+      graph: the program.
+      output_names: names of the results.
+      readers: for each value, the nodes that read it; a region's node for what its body returns,
+          None for a program output.
+      places: for each expression of the user, what is traced below it.
+    """
+
+    graph: Graph
+    output_names: tuple[str, ...]
+    readers: dict[int, list[Node | None]]
+    places: dict[Span, _Place]
+
+    @classmethod
+    def of(cls, graph: Graph, output_names: Sequence[str] = ()) -> Subjects:
+        """Reads them off a program."""
+        readers: dict[int, list[Node | None]] = defaultdict(list)
+        places: dict[Span, _Place] = {}
+
+        def visit(g: Graph, holder: Node | None) -> None:
+            for node in g.nodes:
+                for operand in node.inputs:
+                    if isinstance(operand, int):
+                        readers[operand].append(node)
+                for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
+                    places.setdefault(span, _Place(span)).nodes.append(node)
+                for region in node.regions:
+                    visit(region, node)
+            for operand in g.outputs:
+                if isinstance(operand, int):
+                    readers[operand].append(holder)
+
+        visit(graph, None)
+        return cls(graph=graph, output_names=tuple(output_names), readers=readers, places=places)
+
+    # ---- look-up --------------------------------------------------------------------------------
+
+    def find(self, name: str | int) -> Found:
+        """The subject of a name.
+
+        Arguments:
+          name: a variable, an input's path, an output's path, a line number, "line 12",
+            "file.py:12" or "gradient of line 12"; "input x" and "output x" where a variable has the
+            same name.
+
+        Raises:
+          SbpError: when nothing has that name; it tells the nearest names.
+        """
+        text = str(name).strip()
+        line = _LINE.fullmatch(text)
+        found = self._on_line(line) if line else [*self._boundary(text), *self.variables(text)]
+        if not found:
+            raise SbpError(f"no value of the program is called {text!r}{self._nearest(text)}")
+        return Found(subject=found[-1], others=tuple(found[:-1]))
+
+    def variables(self, name: str) -> list[Subject]:
+        """The values assigned to a variable, by the order of the assignments."""
+        places = sorted(
+            (p for p in self.places.values() if any(name in g for g in names_at(p.span))),
+            key=lambda p: len(p.nodes),
+        )
+        return sorted(
+            _distinct(s for p in places for s in self.subjects_of(p) if s.label == name),
+            key=lambda s: s.values[0],
+        )
+
+    def names(self) -> list[str]:
+        """All names that `find` knows, lines left out."""
+        variables = {
+            s.label
+            for at in self.places.values()
+            if names_at(at.span)
+            for s in self.subjects_of(at)
+        }
+        return sorted(
+            {
+                *self.graph.input_names,
+                *self.output_names,
+                *(v for v in variables if v.isidentifier()),
+            }
+        )
+
+    def _boundary(self, text: str) -> list[Subject]:
+        found = []
+        for number, (value, name) in enumerate(
+            zip(self.graph.inputs, self.graph.input_names, strict=False)
+        ):
+            if text in (name, f"input {name}"):
+                found.append(Subject(label=name, kind="input", values=(value,), position=number))
+        for number, (operand, name) in enumerate(
+            zip(self.graph.outputs, self.output_names, strict=False)
+        ):
+            if text in (name, f"output {name}") and isinstance(operand, int):
+                found.append(Subject(label=name, kind="output", values=(operand,), position=number))
+        return found
+
+    def _on_line(self, asked: re.Match[str]) -> list[Subject]:
+        """The subjects of a line, the one that its number means last: what its outermost expression
+        makes, not a gradient."""
+        number, file, gradient = int(asked["line"]), asked["file"], bool(asked["gradient"])
+        at = [
+            p
+            for s, p in self.places.items()
+            if s.line <= number <= max(s.line, s.end_line) and _is_file(s.file, file)
+        ]
+        # An expression of several lines is meant by its later lines only where nothing begins
+        # there.
+        at = [p for p in at if p.span.line == number] or at
+        files = sorted({file_name(p.span.file) for p in at})
+        if len(files) > 1:
+            raise SbpError(
+                f"line {number} is in {' and in '.join(files)}; name one of them, such as"
+                f' "{files[0]}:{number}"'
+            )
+        innermost = sorted(at, key=lambda p: len(p.nodes))
+        found = _distinct(
+            s for p in innermost for s in self.subjects_of(p) if s.gradient or not gradient
+        )
+        return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
+
+    def _nearest(self, text: str) -> str:
+        known = self.names()
+        close = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
+        if _LINE.fullmatch(text):
+            lines = sorted(
+                {s.line for s in self.places},
+                key=lambda n: (abs(n - int(re.findall(r"\d+", text)[-1])), n),
+            )[:3]
+            return (
+                f"; lines near it with values: {', '.join(map(str, sorted(lines)))}"
+                if lines
+                else ""
+            )
+        if close:
+            return "; did you mean " + " or ".join(f'"{c}"' for c in close) + "?"
+        more = f" and {len(known) - 12} more" if len(known) > 12 else ""
+        return f"; known: {', '.join(known[:12])}{more}" if known else ""
+
+    # ---- subjects of an expression --------------------------------------------------------------
+
+    def subjects_of(self, at: _Place) -> list[Subject]:
+        """What leaves an expression, in the order in which it is first made: alike values are one
+        subject."""
+        inside = {n.id for n in at.nodes}
+        made: dict[Any, list[int]] = defaultdict(list)
+        again: dict[Any, list[int]] = defaultdict(list)
+        makers: dict[Any, Node] = {}
+        for node in at.nodes:
+            for number, value in enumerate(node.outputs):
+                key = (*kind_of(node, self.graph), number)
+                if is_recomputed(node):
+                    again[key].append(value)
+                    continue
+                leaves = node.op != "optimization_barrier" and self._leaves(value, inside)
+                # In a Python loop only the last turn's value leaves the line: the next turn reads
+                # the others there.
+                if leaves or not in_gradient(node):
+                    made[key].append(value)
+                if leaves:
+                    makers.setdefault(key, node)
+        kinds = {key: made[key] for key in sorted(makers, key=lambda k: min(made[k]))}
+        labels = _labels(at, {key: makers[key] for key in kinds})
+        return [
+            Subject(
+                label=labels[key],
+                kind=(
+                    "annotation"
+                    if makers[key].op == "sbp_annotate" and makers[key].params["pin"] is not None
+                    else "made"
+                ),
+                values=(*values, *again[key]),
+                frame=at.span,
+                gradient=in_gradient(makers[key]),
+            )
+            for key, values in kinds.items()
+        ]
+
+    def _leaves(self, value: int, inside: set[int]) -> bool:
+        return any(
+            reader is None or reader.id not in inside for reader in self.readers.get(value, ())
+        )
+
+
+def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
+    """The variable that each value is assigned to; the source text for those that have none."""
+    labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].op)
+    targets = names_at(at.span)
+    forward, backward = (
+        [k for k in makers if not in_gradient(makers[k])],
+        [k for k in makers if in_gradient(makers[k])],
+    )
+    transformed = _transformed(at.span)
+    if transformed:
+        groups = [backward] if transformed == "grad" else [forward[-1:], backward]
+    else:
+        groups = (
+            [forward[-1:]]
+            if len(targets) == 1 and len(targets[0]) == 1
+            else _results(forward, makers, targets)
+        )
+    for names, group in zip(targets, groups, strict=False):
+        for number, key in enumerate(group if names else ()):
+            labels[key] = names[number] if len(names) == len(group) else names[0]
+    return labels
+
+
+def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> list[list[Any]]:
+    """For each of several targets, what it takes of the results of the one node that makes them
+    all."""
+    if not kinds or len({makers[k].id for k in kinds}) > 1:
+        return []
+    node = makers[kinds[0]]
+    if node.op == "scan" and len(targets) == 2:
+        counts = [node.params["num_carry"]]
+    elif len(node.outputs) == sum(map(len, targets)):
+        counts = list(itertools.accumulate(map(len, targets)))[:-1]
+    else:
+        return []
+    ends = [0, *counts, len(node.outputs)]
+    return [[k for k in kinds if start <= k[-1] < stop] for start, stop in itertools.pairwise(ends)]
+
+
+def _distinct(found: Iterable[Subject]) -> list[Subject]:
+    """Each value once."""
+    kept: dict[tuple[int, ...], Subject] = {}
+    for subject in found:
+        kept.setdefault(subject.values, subject)
+    return list(kept.values())
+
+
+def _is_file(path: str, asked: str | None) -> bool:
+    shown = file_name(path)
+    return asked in (None, shown, path) or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
+
+
+def _transformed(span: Span) -> str:
+    """Whether an expression is `grad(f)(..)` or `value_and_grad(f)(..)`, whose results are
+    gradients; empty otherwise."""
+    expression, _ = expression_at(span)
+    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Call):
+        called = ast.unparse(expression.func.func).rsplit(".", 1)[-1]
+        return called if called in ("grad", "value_and_grad") else ""
+    return ""

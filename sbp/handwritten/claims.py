@@ -1,0 +1,239 @@
+"""Whether a hand-written region keeps the types it claims: its body is run on random values for
+every device of the mesh at once.
+
+Named axes are bound by nested `vmap`, so that no device is needed. A result that claims B must be
+equal for all its readers; what a P operand's parts are must not matter as long as their reduction
+is the same. S results and P results claim nothing: any parts are parts of some value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import _jax
+from sbp.machine.mesh import MeshSpec
+from sbp.signatures.laws import Types, assemble, localised, place
+from sbp.trace.evaluate import evaluate
+from sbp.trace.graph import Graph, Node
+from sbp.types import B, NdSbp, Unreduced
+
+CHECKED_ELEMENTS = 2**22
+"""Claims are checked on the region's real shapes up to this many elements of any value over all
+devices."""
+
+TOLERANCE = {8: 1e-8, 4: 1e-3, 2: 1e-1, 1: 5e-1}
+"""Relative tolerance by bytes of one real number: parts that cancel lose digits, a claim that does
+not hold loses all."""
+
+Placed = dict[tuple[int, ...], np.ndarray]
+"""The part of each device, by its index on each mesh axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One operand or result of a region.
+
+    Arguments:
+      type: how it is held.
+      atoms: the same, one atom for each mesh axis.
+      shape: its shape as the whole program sees it.
+      dtype: its dtype.
+    """
+
+    type: NdSbp
+    atoms: Types
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one device's part."""
+        return localised(self.shape, self.atoms, sizes)
+
+
+def stacked(ins: Sequence[Held], captured: int, mesh: MeshSpec, shards: Sequence[Any]) -> list[Any]:
+    """Shards as a body takes them: the `captured` first ones plainly, the others with one leading
+    dim for each mesh axis."""
+    ones = (1,) * len(mesh.sizes)
+    shapes = [
+        h.local(mesh.sizes) if i < captured else ones + h.local(mesh.sizes)
+        for i, h in enumerate(ins)
+    ]
+    return [x.reshape(s) for x, s in zip(shards, shapes, strict=True)]
+
+
+def false_claims(
+    graph: Graph, ins: Sequence[Held], outs: Sequence[Held], captured: int, mesh: MeshSpec
+) -> tuple[list[str], str]:
+    """What a region claims though it does not hold.
+
+    Arguments:
+      graph: the body, from shards to shards as `stacked` makes them.
+      ins: its operands.
+      outs: its results.
+      captured: how many of the first operands are arrays that it closes over.
+      mesh: the mesh.
+
+    Returns:
+      One text for each claim that does not hold; and why the region could not be tried, empty where
+      it was.
+    """
+    sizes = mesh.sizes
+    broadcast = [
+        i
+        for i, h in enumerate(outs)
+        if any(a == B and n > 1 for a, n in zip(h.atoms, sizes, strict=True))
+    ]
+    partial = [
+        i
+        for i, h in enumerate(ins)
+        if any(isinstance(a, Unreduced) and n > 1 for a, n in zip(h.atoms, sizes, strict=True))
+    ]
+    if not broadcast and not partial:
+        return [], ""
+    largest = mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0)
+    if largest > CHECKED_ELEMENTS:
+        return (
+            [],
+            (
+                f"a value in it has {largest:,} elements over all devices, and only"
+                f" {CHECKED_ELEMENTS:,} are tried"
+            ),
+        )
+    try:
+        first = _outcome(graph, ins, captured, mesh, 0)
+        second = _outcome(graph, ins, captured, mesh, 1) if partial else first
+    except (
+        NotImplementedError,
+        AssertionError,
+    ) as error:  # collectives that `vmap` has no rule for
+        return (
+            [],
+            (
+                "its collectives cannot be run without devices"
+                f" ({(str(error).splitlines() or ['?'])[0]})"
+            ),
+        )
+    found = [text for i in broadcast for text in _unequal(first[i], outs[i], i, mesh)]
+    reader = (0,) * len(sizes)
+    for i, h in enumerate(outs if partial else ()):
+        if _differ(
+            *(assemble(values[i], h.atoms, sizes, h.shape, reader) for values in (first, second))
+        ):
+            which = ", ".join(f"operand {k - captured} ({ins[k].type!r})" for k in partial)
+            found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
+    return found, ""
+
+
+def _unequal(values: Placed, held: Held, number: int, mesh: MeshSpec) -> Iterator[str]:
+    """Mesh axes on which a result claims B though its readers see different values."""
+    zeros = (0,) * len(mesh.sizes)
+    want = assemble(values, held.atoms, mesh.sizes, held.shape, zeros)
+    for k, ((name, n), atom) in enumerate(zip(mesh.axes, held.atoms, strict=True)):
+        for i in range(1, n if atom == B else 0):
+            if _differ(
+                assemble(
+                    values, held.atoms, mesh.sizes, held.shape, (*zeros[:k], i, *zeros[k + 1 :])
+                ),
+                want,
+            ):
+                yield (
+                    f"result {number} claims B on mesh axis `{name}`, but index {i} holds another"
+                    " value than index 0"
+                )
+                break
+
+
+def _outcome(
+    graph: Graph, ins: Sequence[Held], captured: int, mesh: MeshSpec, way: int
+) -> list[Placed]:
+    """The results of all devices on random operands, which are the same for every `way`; the parts
+    of P operands are not."""
+    ones = len(mesh.sizes)
+
+    def one(*shards: Any) -> list[Any]:
+        results = evaluate(graph, stacked(ins, captured, mesh, shards), _ONE_AXIS_AT_A_TIME)
+        return [y.reshape(y.shape[ones:]) for y in results]
+
+    emulated: Callable[..., Any] = one
+    for name in reversed(mesh.names):
+        emulated = jax.vmap(emulated, axis_name=name)
+    with jax.ensure_compile_time_eval():
+        spread = [
+            _spread(h, mesh.sizes, np.random.default_rng([7, i]), np.random.default_rng([way, i]))
+            for i, h in enumerate(ins)
+        ]
+        results = jax.device_get([_plain(y) for y in jax.jit(emulated)(*spread)])
+    return [{index: np.asarray(y[index]) for index in np.ndindex(*mesh.sizes)} for y in results]
+
+
+def _spread(
+    held: Held, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator
+) -> Any:
+    """Random values of an operand, parted among the devices by its type: an array with one leading
+    dim for each mesh axis."""
+    key = _jax.is_extended(held.dtype)
+    dtype = np.dtype(np.uint32) if key else np.dtype(held.dtype)
+    shape = (*held.shape, *_jax.key_shape(held.dtype)) if key else held.shape
+    if dtype == np.bool_:
+        x = values.integers(0, 2, shape).astype(np.bool_)
+    elif jnp.issubdtype(dtype, np.integer):
+        x = np.asarray(values.integers(0, 8, shape)).astype(dtype)
+    else:
+        x = np.asarray(values.standard_normal(shape)).astype(dtype)
+    placed = place(np.asarray(x), held.atoms, sizes, ways)
+    out = np.stack([placed[index] for index in np.ndindex(*sizes)])
+    out = out.reshape(*sizes, *out.shape[1:])
+    return _jax.wrap_key(out, held.dtype) if key else out
+
+
+def _plain(y: Any) -> Any:
+    return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
+
+
+def _differ(got: np.ndarray, want: np.ndarray) -> bool:
+    if not jnp.issubdtype(want.dtype, np.inexact):
+        return not np.array_equal(got, want)
+    wide, itemsize = np.dtype(np.float64), want.dtype.itemsize
+    if jnp.issubdtype(want.dtype, np.complexfloating):
+        wide, itemsize = np.dtype(np.complex128), itemsize // 2
+    got, want = got.astype(wide), want.astype(wide)
+    finite = np.isfinite(want) & np.isfinite(got)
+    scale = max(1e-6, float(np.max(np.abs(want), where=finite, initial=0.0)))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - want) <= TOLERANCE[itemsize] * scale
+    return not bool(np.where(finite, near, ~np.isfinite(want) & ~np.isfinite(got)).all())
+
+
+def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
+    """An all-gather axis by axis, the inner one first; `vmap` has none over several axes."""
+    p = node.params
+    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
+    if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
+        return _jax.bind(node.primitive, args, p)
+    (x,) = args
+    for name in reversed(names):
+        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=True)
+    return [x]
+
+
+def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
+    """A reduce-scatter axis by axis, the outer one first."""
+    p = node.params
+    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
+    if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
+        return _jax.bind(node.primitive, args, p)
+    (x,) = args
+    for name in names:
+        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=True)
+    return [x]
+
+
+_ONE_AXIS_AT_A_TIME = {"all_gather": _gather, "reduce_scatter": _scatter}

@@ -1,0 +1,440 @@
+"""`sbp.manual`: a region written by hand with named-axis collectives, whose claimed types are
+checked when it is traced.
+
+The region becomes one `jax.shard_map` in which every mesh axis is mentioned in every operand and
+result: what is not split has a leading dim over the axis. A B operand is broadcast to it and a P
+result reduced over it, in plain sight: the gradient of a B operand is then P, to be reduced where
+that is cheapest, and JAX's own rules need no reduction inside the region.
+
+    >>> import jax.numpy as jnp
+    >>> from jax import lax
+    >>> matmul = manual(lambda x, w: lax.psum(x @ w, "model"),
+    ...     in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    >>> matmul(jnp.ones((2, 4)), jnp.ones((4, 3))).shape  # outside sbp.jit: axes of size 1
+    (2, 3)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from sbp import _jax
+from sbp.annotations import as_type
+from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, Span, warn
+from sbp.handwritten.claims import Held, false_claims, stacked
+from sbp.machine.mesh import MeshSpec
+from sbp.signatures.factors import admissible
+from sbp.signatures.region import parts_p, pick_p
+from sbp.signatures.shards import neutral
+from sbp.trace.build import body_graph
+from sbp.types import Broadcast, NdSbp, Split, Unreduced
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scope:
+    """The `sbp.jit` that is tracing, and the regions that it has checked."""
+
+    mesh: MeshSpec
+    checked: set[str] = field(default_factory=set)
+
+
+_SCOPE: ContextVar[_Scope | None] = ContextVar("sbp_manual_scope", default=None)
+
+
+@contextlib.contextmanager
+def tracing_for(mesh: MeshSpec) -> Iterator[None]:
+    """While `sbp.jit` traces a function for a mesh: `manual` regions are made for it, and no trace
+    made for another is taken."""
+    token = _SCOPE.set(_Scope(mesh))
+    try:
+        with _jax.own_traces(f"sbp.jit {mesh}"):
+            yield
+    finally:
+        _SCOPE.reset(token)
+
+
+# ---- the public function ------------------------------------------------------------------------
+
+
+def manual(
+    fn: Callable[..., Any], in_types: Any, out_types: Any, *, padded: bool = False
+) -> Callable[..., Any]:
+    """A region written by hand: `fn` sees the shards of one device and may use collectives over the
+    names of the mesh axes.
+
+    Arguments:
+      fn: takes positional arrays or pytrees of them, returns a pytree of arrays.
+      in_types: for each argument a pytree prefix of complete types: how `fn` takes it. B: each
+        device has the whole; P: each has a part, and `fn` must depend on the reduction of the parts
+        alone.
+      out_types: a pytree prefix of types for what `fn` returns. B: it is equal on all devices; P:
+          it is still to be reduced.
+      padded: a split dim that does not divide comes in blocks rounded up, with padding of
+        unspecified content; split results keep their padded length. Without it such a dim is an
+        error.
+
+    Returns:
+      A function of global arrays. Inside `sbp.jit` it runs on the mesh, with gradients; elsewhere
+      on axes of size 1.
+
+    Raises (when it is called):
+      SbpTypeError: `manual-types` when `fn` does not keep the types it claims.
+      SbpError: `unknown-axis`, `dim-out-of-range`, `type-syntax`, `bad-argument` for a dim that
+          does not divide.
+
+    >>> total = manual(lambda x: lax.psum(x.sum(), "data"), in_types="data:S(0)", out_types="B")
+    >>> float(total(jnp.arange(4.0)))
+    6.0
+    """
+    if not callable(fn):
+        raise SbpError(f"sbp.manual takes a function, got {fn!r}")
+    made = _jax.caller_span()
+
+    @functools.wraps(fn)
+    def region(*args: Any) -> Any:
+        scope = _SCOPE.get()
+        if scope is None:
+            return _alone(fn, in_types, out_types, args)
+        return _Region(fn, scope, padded, made).run(in_types, out_types, args)
+
+    return region
+
+
+def _is_type(x: Any) -> bool:
+    return x is None or isinstance(
+        x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast
+    )
+
+
+def _leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list[NdSbp]:
+    """The type of each leaf of a pytree of arrays, from a prefix of types."""
+    leaves, structure = jax.tree.flatten(tree)
+    found: list[NdSbp] = [NdSbp()] * len(leaves)
+
+    def assign(t: Any, subtree: Any) -> None:
+        for i in jax.tree.leaves(subtree):
+            if t is None:
+                raise SbpError(
+                    f"{where} leaves a type open; a manual region needs complete types, such"
+                    ' as "B"',
+                    code="type-syntax",
+                )
+            own = as_type(t, np.ndim(leaves[i]), mesh.names if mesh else None)
+            if own.free:
+                raise SbpError(
+                    f"{where}: {own!r} leaves an axis open; a manual region needs complete types",
+                    code="type-syntax",
+                )
+            for name, atom in own.items():
+                if mesh is not None:
+                    mesh.size(name)
+                if isinstance(atom, Unreduced) and atom.monoid not in admissible(leaves[i].dtype):
+                    raise SbpError(f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}")
+            found[i] = own
+
+    try:
+        jax.tree.map(
+            assign, types, jax.tree.unflatten(structure, range(len(leaves))), is_leaf=_is_type
+        )
+    except ValueError as error:
+        raise SbpError(
+            f"{where} is no prefix of what it types: {str(error).splitlines()[0]}"
+        ) from error
+    return found
+
+
+def _per_argument(in_types: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    types = in_types if isinstance(in_types, tuple) else (in_types,)
+    if len(types) != len(args):
+        raise SbpError(
+            f"in_types of the manual region has {len(types)} entries for {len(args)} arguments;"
+            " give one each"
+        )
+    return types
+
+
+def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
+    """The region on axes of size 1: those its types name, and those its collectives ask for."""
+    args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
+    types = [
+        t
+        for e, a in zip(_per_argument(in_types, args), args, strict=True)
+        for t in _leaf_types(e, a, "in_types", None)
+    ]
+    names = list(dict.fromkeys(name for t in types for name in t))
+    while True:
+        inner = fn
+        for name in names:
+            inner = jax.vmap(inner, axis_size=1, axis_name=name)
+        lifted = jax.tree.map(lambda x: x[(None,) * len(names)], args)
+        try:
+            outs = inner(*lifted)
+        except NameError as error:
+            missing = _jax.unbound_axis(error)
+            if missing is None or missing in names:
+                raise
+            names.append(missing)
+            continue
+        result = jax.tree.map(lambda y: y[(0,) * len(names)], outs)
+        _leaf_types(out_types, result, "out_types", None)
+        return result
+
+
+# ---- inside sbp.jit -----------------------------------------------------------------------------
+
+
+class _Region:
+    """One call of a manual region on the mesh of the `sbp.jit` that is tracing."""
+
+    def __init__(
+        self, fn: Callable[..., Any], scope: _Scope, padded: bool, made: Span | None
+    ) -> None:
+        self.fn, self.scope, self.mesh, self.padded, self.made = fn, scope, scope.mesh, padded, made
+        names, sizes = self.mesh.names, self.mesh.sizes
+        self.abstract = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+        self.ones = (1,) * len(sizes)
+        self.name = getattr(fn, "__name__", "the function")
+        self.span: Span | None = _jax.caller_span()
+
+    def run(self, in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
+        """Traces the body on local shapes, checks its claims, and binds it between the conversions
+        of its operands and results."""
+        args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
+        flat, tree = jax.tree.flatten(args)
+        types = [
+            t
+            for e, a in zip(_per_argument(in_types, args), args, strict=True)
+            for t in _leaf_types(e, a, "in_types", self.mesh)
+        ]
+        flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
+        ins = [self.held(x, t) for x, t in zip(flat, types, strict=True)]
+        body, closed_over, out_tree, local_outs = self.body(ins, tree)
+        ins = [*(self.held(c, NdSbp()) for c in closed_over), *ins]
+        out_claims = _leaf_types(
+            out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
+        )
+        outs = [self.whole(o, t) for o, t in zip(local_outs, out_claims, strict=True)]
+        captured = len(closed_over)
+        self.check(body, ins, outs, captured)
+        encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
+        mapped = jax.shard_map(
+            lambda *shards: self.shards(body, ins, outs, captured, shards),
+            mesh=self.abstract,
+            in_specs=tuple(self.spec(h) for h in ins),
+            out_specs=tuple(self.spec(h) for h in outs),
+            check_vma=False,
+        )
+        results = mapped(*encoded)
+        return jax.tree.unflatten(
+            out_tree, [self.decode(y, h) for y, h in zip(results, outs, strict=True)]
+        )
+
+    # ---- operands and results -------------------------------------------------------------------
+
+    def held(self, x: Any, t: NdSbp) -> Held:
+        return Held(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
+
+    def whole(self, local: Any, t: NdSbp) -> Held:
+        """A result as the whole program sees it: split dims are as long as their blocks
+        together."""
+        shape = list(local.shape)
+        for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True):
+            if isinstance(atom, Split):
+                shape[atom.dim] *= n
+        return Held(t, t.over(self.mesh.names), tuple(shape), local.dtype)
+
+    def even(self, x: Any, t: NdSbp, number: int) -> Any:
+        """An operand whose split dims divide: padded block by block where that is asked for."""
+        for dim, size in enumerate(x.shape):
+            counts = [
+                n
+                for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True)
+                if atom == Split(dim)
+            ]
+            if size % math.prod(counts) == 0:
+                continue
+            if not self.padded:
+                raise SbpError(
+                    f"operand {number} of manual region {self.name!r} has {size} elements on dim"
+                    f" {dim}, which {math.prod(counts)} devices do not share evenly under {t!r};"
+                    " pad it, or pass padded=True to get blocks that are rounded up"
+                )
+            x = _padded(x, dim, counts)
+        return x
+
+    def spec(self, held: Held) -> PartitionSpec:
+        """Leading dims for the axes that split no dim, in the order of the mesh, then the tensor's
+        own."""
+        leading = [
+            name
+            for name, atom in zip(self.mesh.names, held.atoms, strict=True)
+            if not isinstance(atom, Split)
+        ]
+        dims: list[tuple[str, ...]] = [()] * len(held.shape)
+        for name, atom in zip(self.mesh.names, held.atoms, strict=True):
+            if isinstance(atom, Split):
+                dims[atom.dim] = (*dims[atom.dim], name)
+        return PartitionSpec(*leading, *(d or None for d in dims))
+
+    def encode(self, x: Any, held: Held) -> Any:
+        for name, n, atom in reversed(
+            list(zip(self.mesh.names, self.mesh.sizes, held.atoms, strict=True))
+        ):
+            if isinstance(atom, Unreduced):
+                x = parts_p.bind(x, mesh_axis=name, n=n, monoid=atom.monoid)
+            elif not isinstance(atom, Split):
+                x = jnp.broadcast_to(x, (n, *x.shape))
+        return x
+
+    def decode(self, y: Any, held: Held) -> Any:
+        for name, atom in zip(self.mesh.names, held.atoms, strict=True):
+            if isinstance(atom, Unreduced):
+                y = _reduced(y, atom.monoid)
+            elif not isinstance(atom, Split):
+                y = pick_p.bind(y, mesh_axis=name)
+        return y
+
+    # ---- the body -------------------------------------------------------------------------------
+
+    def body(self, ins: Sequence[Held], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
+        """The body as a jaxpr from shards to shards, each with one leading dim of size 1 per mesh
+        axis.
+
+        Returns:
+          The jaxpr; the arrays that `fn` closes over, which are its first operands; the tree and
+          the local shapes of the results.
+        """
+        seen: list[Any] = []
+
+        def local(*shards: Any) -> Any:
+            out = self.fn(
+                *jax.tree.unflatten(tree, [x.reshape(x.shape[len(self.ones) :]) for x in shards])
+            )
+            leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
+            seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
+            return tuple(y.reshape(*self.ones, *y.shape) for y in leaves)
+
+        spec = PartitionSpec(*self.mesh.names)
+        mapped = jax.shard_map(
+            local, mesh=self.abstract, in_specs=(spec,) * len(ins), out_specs=spec, check_vma=False
+        )
+        shapes = [
+            jax.ShapeDtypeStruct((*self.mesh.sizes, *h.local(self.mesh.sizes)), h.dtype)
+            for h in ins
+        ]
+        outer, consts = _jax.open_jaxpr(jax.make_jaxpr(mapped)(*shapes))
+        out_tree, outs = seen[-1]
+        if len(outer.eqns) != 1:
+            raise SbpInternalError(f"a manual region traces to one equation, got\n{outer}")
+        (eqn,) = outer.eqns
+        values = dict(zip(outer.constvars, consts, strict=True))
+        closed_over = [
+            v.val if isinstance(v, _jax.Literal) else values[v]
+            for v in eqn.invars[: len(eqn.invars) - len(ins)]
+        ]
+        if list(eqn.invars[len(closed_over) :]) != list(outer.invars):
+            raise SbpInternalError(
+                f"the operands of a manual region are not where they are expected:\n{outer}"
+            )
+        return eqn.params["jaxpr"], [jnp.asarray(c) for c in closed_over], out_tree, outs
+
+    def shards(
+        self,
+        body: Any,
+        ins: Sequence[Held],
+        outs: Sequence[Held],
+        captured: int,
+        shards: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """The body on shards with the leading dims of their specs, instead of one for each mesh
+        axis."""
+        results = _jax.eval_jaxpr(body, stacked(ins, captured, self.mesh, shards))
+        leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in outs]
+        return tuple(
+            y.reshape((1,) * k + y.shape[len(self.ones) :])
+            for y, k in zip(results, leading, strict=True)
+        )
+
+    # ---- the claims -----------------------------------------------------------------------------
+
+    def check(self, body: Any, ins: Sequence[Held], outs: Sequence[Held], captured: int) -> None:
+        """Refuses a region whose claims do not hold, with all that do not; warns of one that cannot
+        be tried."""
+        key = f"{body}\n{[h.type for h in ins]}\n{[h.type for h in outs]}"
+        if key in self.scope.checked:
+            return
+        self.scope.checked.add(key)
+        where = f" at {self.span}" if self.span else ""
+        found, untried = false_claims(body_graph(body), ins, outs, captured, self.mesh)
+        if untried:
+            text = (
+                f"the types that manual region {self.name!r}{where} claims are not checked:"
+                f" {untried}"
+            )
+            warn("manual-types", text, span=self.span, stacklevel=4)
+        if found:
+            at = self.span or self.made
+            labels = [Label(span=at, text=found[0], primary=True)] if at else []
+            if at and self.made and (self.made.file, self.made.line) != (at.file, at.line):
+                labels.append(Label(span=self.made, text="its types are claimed here"))
+            notes = (
+                *found[1 if labels else 0 :],
+                "the region was run on random values, device by device",
+            )
+            title = f"manual region `{self.name}` does not keep the types it claims"
+            raise SbpTypeError(
+                [
+                    Diagnostic(
+                        code="manual-types",
+                        severity="error",
+                        title=title,
+                        labels=tuple(labels),
+                        notes=notes,
+                    )
+                ]
+            )
+
+
+def _reduced(y: Any, monoid: str) -> Any:
+    """The reduction of the leading dim."""
+    match monoid:
+        case "sum":
+            return jnp.sum(y, 0, dtype=y.dtype)
+        case "max":
+            return jnp.max(y, 0)
+        case "min":
+            return jnp.min(y, 0)
+        case "prod":
+            return jnp.prod(y, 0, dtype=y.dtype)
+        case _:
+            return lax.reduce(
+                y,
+                neutral(monoid, y.dtype),
+                lax.bitwise_and if monoid == "and" else lax.bitwise_or,
+                (0,),
+            )
+
+
+def _padded(x: Any, dim: int, counts: Sequence[int]) -> Any:
+    """`x` with each block of a nested split rounded up, outer axis first; zeros stand for the
+    unspecified content."""
+    shape = x.shape
+    x = jnp.moveaxis(x, dim, -1)
+    for n in counts:
+        size = -(-x.shape[-1] // n)
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, n * size - x.shape[-1])])
+        x = x.reshape(*x.shape[:-1], n, size)
+    x = x.reshape(*(s for i, s in enumerate(shape) if i != dim), -1)
+    return jnp.moveaxis(x, -1, dim)

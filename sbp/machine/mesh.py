@@ -1,0 +1,130 @@
+"""The mesh: named axes, outer first, and the hardware that stands under them. Works with no devices
+present."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from sbp.errors import SbpError, nearest
+from sbp.machine.hardware import HARDWARE as HARDWARE
+from sbp.machine.hardware import Hardware as Hardware
+from sbp.machine.hardware import hardware_of_kind
+from sbp.machine.network import AlphaBeta, alpha_beta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSpec:
+    """Named mesh axes with their sizes, outer first, and the hardware below.
+
+    Arguments:
+      axes: (name, size) pairs; the order is the nesting order of splits of one dim.
+      hardware: the device kind that costs are counted on.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    hardware: Hardware
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, outer first."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Axis sizes, outer first."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        """Product of the axis sizes."""
+        return math.prod(self.sizes)
+
+    def size(self, mesh_axis: str) -> int:
+        """The size of one axis; raises `unknown-axis` with the nearest name."""
+        sizes = dict(self.axes)
+        if mesh_axis not in sizes:
+            raise SbpError(
+                f"the mesh has no axis {mesh_axis!r}{nearest(mesh_axis, self.names)}",
+                code="unknown-axis",
+            )
+        return sizes[mesh_axis]
+
+    def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
+        """What a collective costs over the mesh axes at these positions (`sbp.network.alpha_beta`).
+
+        >>> mesh = MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"])
+        >>> mesh.collective("all_gather", (0,)).of(450e6) > 1e-3
+        True
+        """
+        return alpha_beta(self.hardware, self.axes, kind, positions)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.axes)
+
+
+def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None) -> MeshSpec:
+    """Reads axes and device kind from a JAX mesh.
+
+    Arguments:
+      mesh: a `jax.sharding.Mesh` (Auto or Explicit) or an `AbstractMesh`.
+      hardware: a `Hardware`, the name of one in `HARDWARE`, or None for the mesh's own device kind
+          (`tpu-v3` for an abstract mesh).
+
+    Raises:
+      SbpError: `unknown-option` for a hardware name that is not in the table, `unknown-axis` for a
+        slow axis that the mesh does not have, `bad-argument` for another kind of mesh.
+
+    >>> mesh_spec(jax.sharding.AbstractMesh((2, 4), ("data", "model"))).num_devices
+    8
+    """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise SbpError(f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}")
+    axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
+    if hardware is None:
+        hardware = _hardware_of(mesh)
+    elif isinstance(hardware, str):
+        if hardware not in HARDWARE:
+            raise SbpError(
+                f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option"
+            )
+        hardware = HARDWARE[hardware]
+    if not isinstance(hardware, Hardware):
+        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {hardware!r}")
+    spec = MeshSpec(axes=axes, hardware=hardware)
+    for mesh_axis, _ in hardware.slow_axes:
+        spec.size(mesh_axis)
+    return spec
+
+
+def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
+    if isinstance(mesh, AbstractMesh):
+        return HARDWARE["tpu-v3"]
+    device = mesh.devices.flat[0]
+    return hardware_of_kind(device.device_kind, device.platform)
+
+
+def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
+    """A mesh over the first devices that are present, with Auto axes.
+
+    Raises:
+      SbpError: `mesh-devices` when the mesh is larger than the devices present.
+
+    >>> make_mesh((1,), ("data",)).shape["data"]
+    1
+    """
+    devices = jax.devices()
+    need = math.prod(axis_sizes)
+    if need > len(devices):
+        raise SbpError(
+            f"a mesh of {' x '.join(map(str, axis_sizes))} = {need} devices, but {len(devices)}"
+            " present; take a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate host"
+            f" devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
+            code="mesh-devices",
+        )
+    return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), tuple(axis_names))

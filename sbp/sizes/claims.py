@@ -1,0 +1,268 @@
+"""What a typing asks of sizes: for each node that its row is offered, for each value that its split
+leaves every device something.
+
+These are the conditions that `sbp.infer.check.certify` evaluates at one choice of sizes, as
+predicates that can be asked for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbp.errors import Span
+from sbp.infer.problem import Demand, pinned_codes
+from sbp.infer.regime import Regime, regime_of
+from sbp.infer.rows import NdRow, nests
+from sbp.infer.space import Code, Codes, encode, is_even, to_type
+from sbp.infer.typing import Typing
+from sbp.limits import Policy
+from sbp.machine.mesh import MeshSpec
+from sbp.signatures import Op, all_b, kernel_named, rule_for
+from sbp.signatures.region import REGION_OPS, region_rows
+from sbp.sizes.exploration import Lift
+from sbp.sizes.expressions import is_symbolic, map_sizes, shape_text
+from sbp.trace.graph import Graph, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One thing that a typing asks of sizes.
+
+    Arguments:
+      text: what it asks.
+      key: equal for claims that ask the same.
+      holds: whether it is so, for sizes that are lifted.
+      span: the user's line.
+    """
+
+    text: str
+    key: Any = field(repr=False)
+    holds: Callable[[Lift], bool] = field(repr=False)
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aval:
+    """Shape and dtype as a rule sees them; sizes may be any kind of number."""
+
+    shape: tuple[Any, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Any:
+        return math.prod(self.shape)
+
+
+def claims_of(graph: Graph, typing: Typing, demand: Demand) -> tuple[Claim, ...]:
+    """What a typing asks of the sizes of its program, inputs and outputs first; each thing once.
+
+    Arguments:
+      graph: the program with symbolic sizes.
+      typing: of the same program at one choice of them.
+      demand: what was asked there, for the policies of mesh axes.
+    """
+    found: dict[Any, Claim] = {}
+    regime = regime_of(typing.graph, typing.mesh, typing.boxing, demand)
+    for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing, regime)):
+        found.setdefault(claim.key, claim)
+    return tuple(found.values())
+
+
+# ---- boundary -----------------------------------------------------------------------------------
+
+
+def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
+    names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
+    for name, value in zip(names, graph.inputs, strict=True):
+        yield from _even(f"input {name}", graph.avals[value], typing.values[value], typing.mesh)
+    for number, (operand, codes) in enumerate(zip(graph.outputs, typing.outputs, strict=True)):
+        yield from _even(f"output {number}", graph.aval(operand), codes, typing.mesh)
+
+
+def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]:
+    if is_symbolic([aval]) and any(c > 0 for c in codes):
+        shape = tuple(aval.shape)
+        yield Claim(
+            text=(
+                f"{what} of shape {shape_text(shape)} divides evenly under {to_type(codes, mesh)!r}"
+            ),
+            key=("even", str(shape), codes),
+            holds=lambda lift: is_even([lift(d) for d in shape], codes, mesh.sizes),
+        )
+
+
+# ---- nodes --------------------------------------------------------------------------------------
+
+
+def _inside(graph: Graph, program: Graph, typing: Typing, regime: Regime) -> Iterator[Claim]:
+    mesh = typing.mesh
+    for node in graph.nodes:
+        match node.op:
+            case "dim_as_value":
+                continue
+            case "sbp_annotate":
+                pin = node.params["pin"]
+                pinned = (
+                    (0,) * len(mesh.sizes)
+                    if pin is None
+                    else tuple(c or 0 for c in pinned_codes(pin, mesh))
+                )
+                yield from _large(
+                    node, program.avals[node.outputs[0]], typing.rows[node.id].outs[0], pinned, mesh
+                )
+            case "optimization_barrier":
+                for value, codes in zip(node.outputs, typing.rows[node.id].outs, strict=True):
+                    yield from _large(node, program.avals[value], codes, (), mesh)
+            case _ if node.regions:
+                for number, region in enumerate(node.regions):
+                    for value in region.inputs:
+                        yield from _large(
+                            node, program.avals[value], typing.values[value], (), mesh
+                        )
+                    for operand, codes in zip(
+                        region.outputs, typing.region_outputs[node.id, number], strict=True
+                    ):
+                        yield from _large(node, program.aval(operand), codes, (), mesh)
+                    yield from _inside(region, program, typing, regime)
+            case _:
+                yield from _row(node, program, typing, regime.at(node).policies)
+
+
+def _large(node: Node, aval: Any, codes: Codes, pinned: Codes, mesh: MeshSpec) -> Iterator[Claim]:
+    """A split that nobody pinned leaves each device something (`TypeSpace`)."""
+    shape = tuple(aval.shape)
+    if any(c > 0 and is_symbolic([(shape[c - 1],)]) for c in codes):
+        yield Claim(
+            text=(
+                f"a value of {node.op} of shape {shape_text(shape)} is large enough for"
+                f" {to_type(codes, mesh)!r}"
+            ),
+            key=("large", str(shape), codes, pinned),
+            holds=lambda lift: _large_enough([lift(d) for d in shape], codes, pinned, mesh.sizes),
+            span=node.span,
+        )
+
+
+def _large_enough(shape: Sequence[Any], codes: Codes, pinned: Codes, sizes: Sequence[int]) -> bool:
+    forced = [k for k, c in enumerate(pinned) if c > 0 and shape[c - 1] < _parts(c, pinned, sizes)]
+    free = tuple(0 if k in forced else c for k, c in enumerate(codes))
+    return all(shape[c - 1] >= _parts(c, free, sizes) for c in sorted(set(free)) if c > 0)
+
+
+def _parts(code: Code, codes: Codes, sizes: Sequence[int]) -> int:
+    return math.prod(n for c, n in zip(codes, sizes, strict=True) if c == code)
+
+
+def _row(
+    node: Node, program: Graph, typing: Typing, policies: tuple[Policy, ...]
+) -> Iterator[Claim]:
+    """A node's row is among those that its rule gives, axis by axis, the inner ones on what the
+    outer ones leave (`RowTable`)."""
+    mesh, row = typing.mesh, typing.rows[node.id]
+    avals = [program.aval(o) for o in node.inputs], [program.avals[v] for v in node.outputs]
+
+    def lifted(lift: Lift) -> dict[str, Any]:
+        return {
+            k: v if isinstance(v, Graph) else map_sizes(v, lift) for k, v in node.params.items()
+        }
+
+    same = all(v is node.params[k] for k, v in lifted(lambda size: None).items())
+    if same and not is_symbolic([*avals[0], *avals[1]]):
+        return
+    if not any(c for t in (*row.ins, *row.outs) for c in t):
+        return  # all B is always a row
+
+    def holds(lift: Lift) -> bool:
+        ins, outs = (
+            tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals
+        )
+        return _offered(node, lifted(lift), ins, outs, row, mesh, policies, ())
+
+    shown = (
+        ", ".join(repr(to_type(c, mesh)) for c in row.ins),
+        ", ".join(repr(to_type(c, mesh)) for c in row.outs),
+    )
+    shapes = " ".join(shape_text(a.shape) for a in avals[0])
+    yield Claim(
+        text=f"{node.op} on {shapes} takes {shown[0]} to {shown[1]}",
+        key=(
+            node.op,
+            _text(node.params),
+            *(tuple((str(a.shape), a.dtype) for a in side) for side in avals),
+            row.ins,
+            row.outs,
+            policies,
+        ),
+        holds=holds,
+        span=node.span,
+    )
+
+
+def _text(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((k, id(v) if isinstance(v, Graph) else str(v)) for k, v in sorted(params.items()))
+
+
+def _offered(
+    node: Node,
+    params: dict[str, Any],
+    ins: tuple[Aval, ...],
+    outs: tuple[Aval, ...],
+    row: NdRow,
+    mesh: MeshSpec,
+    policies: tuple[Policy, ...],
+    kernels: tuple[str, ...],
+) -> bool:
+    position = len(kernels)
+    if position == len(mesh.sizes):
+        return nests(NdRow(row.ins, row.outs, kernels))
+    name, n = mesh.axes[position]
+    codes_in, codes_out = tuple(t[position] for t in row.ins), tuple(t[position] for t in row.outs)
+    if n == 1:
+        return _offered(node, params, ins, outs, row, mesh, policies, (*kernels, "local"))
+    op = Op(node.op, params, ins, outs, n)
+    found = rule_for(node.op)
+    rows = (
+        region_rows(op, name)
+        if node.op in REGION_OPS
+        else (all_b(op),)
+        if found is None
+        else found.rows(op)
+    )
+    for r in rows:
+        kernel = kernel_named(r.kernel)
+        if (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) != (codes_in, codes_out):
+            continue
+        if kernel.communicates and not (
+            policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)
+        ):
+            continue
+        if kernel.gathers is not None and r.kernel in kernels:
+            continue
+        if not all(
+            c <= 0 or a.shape[c - 1] >= n
+            for a, c in zip((*ins, *outs), (*codes_in, *codes_out), strict=True)
+        ):
+            continue
+        inner = tuple(
+            a if k == kernel.gathers else _localised(a, c, n)
+            for k, (a, c) in enumerate(zip(ins, codes_in, strict=True))
+        )
+        inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
+        if _offered(node, params, inner, inner_outs, row, mesh, policies, (*kernels, r.kernel)):
+            return True
+    return False
+
+
+def _localised(aval: Aval, code: Code, n: int) -> Aval:
+    if code <= 0:
+        return aval
+    shape = list(aval.shape)
+    shape[code - 1] = -(-shape[code - 1] // n)
+    return Aval(tuple(shape), aval.dtype)

@@ -1,0 +1,267 @@
+"""Symbolic sizes in a traced program: expressions such as `8*b`, their values, and the program at
+one choice of them.
+
+An expression is what `jax.export.symbolic_shape` makes. Its text is the common ground of all who
+ask for its value: integers here, Z3's integers in `sbp.sizes.exploration`.
+
+    >>> import jax
+    >>> (size,) = jax.export.symbolic_shape("8*b + 4")
+    >>> value_of(str(size), {"b": 3})
+    28
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import _jax
+from sbp.errors import SbpError, SbpInternalError
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+Point = Mapping[str, int]
+"""A number for each symbol."""
+
+Functions = Mapping[str, Callable[[Any, Any], Any]]
+"""What the functions of an expression mean for one kind of number."""
+
+INTEGERS: Functions = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
+
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_COMPARED: dict[type, str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def parsed(text: str) -> ast.expr:
+    """The syntax tree of a size or of a constraint on sizes, as `jax.export` writes them."""
+    return ast.parse(text.replace("^", "**"), mode="eval").body
+
+
+def value_of(text: str, values: Mapping[str, Any], functions: Functions = INTEGERS) -> Any:
+    """The value of a size, or the truth of a constraint, over any kind of number.
+
+    Arguments:
+      text: such as `8*b + mod(s, 4)` or `b >= 2`.
+      values: a number for each symbol.
+      functions: floordiv, mod, max and min of such numbers.
+    """
+
+    def of(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int(value)):
+                return value
+            case ast.Name(id=name):
+                return values[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -of(operand)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+                return functools.reduce(operator.mul, [of(left)] * power)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return _ARITHMETIC[type(op)](of(left), of(right))
+            case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in functions:
+                return functions[name](of(left), of(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return COMPARISONS[_COMPARED[type(op)]](of(left), of(right))
+            case _:
+                raise SbpInternalError(f"no size: {text!r}")
+
+    return of(parsed(text))
+
+
+def symbols_in(text: str) -> frozenset[str]:
+    """The symbols of an expression."""
+    tree = ast.walk(parsed(text))
+    return frozenset(n.id for n in tree if isinstance(n, ast.Name)) - INTEGERS.keys()
+
+
+def is_symbolic(shapes: Iterable[Any]) -> bool:
+    """Whether any of some shapes, or of what has a shape, has a symbolic size."""
+    return any(jax.export.is_symbolic_dim(d) for x in shapes for d in getattr(x, "shape", x))
+
+
+def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
+    """Raises `symbolic-sizes` for a shape with a symbolic size, where a number is needed."""
+    for aval in avals:
+        if is_symbolic([aval]):
+            raise SbpError(
+                f"{what} needs concrete sizes, got the shape {shape_text(aval.shape)}; give"
+                " numbers, and use .check for symbolic sizes",
+                code="symbolic-sizes",
+            )
+
+
+def shape_text(shape: Iterable[Any]) -> str:
+    """A shape, such as `(8*b, 128)`."""
+    sizes = [str(d) for d in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def constraints_of(dims: Iterable[Any]) -> tuple[str, ...]:
+    """What the scope of symbolic sizes says of them.
+
+    Raises:
+      SbpError: `symbolic-sizes` for sizes of different scopes.
+    """
+    scopes = {id(d.scope): d.scope for d in dims}
+    if len(scopes) > 1:
+        raise SbpError(
+            "the inputs have symbolic sizes of different scopes, so that equal names need not mean"
+            " equal sizes; make all shapes with one jax.export.SymbolicScope: symbolic_shape(..,"
+            " scope=scope)",
+            code="symbolic-sizes",
+        )
+    return tuple(c for scope in scopes.values() for c in _jax.scope_constraints(scope))
+
+
+def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
+    """A parameter of an equation with each symbolic size replaced; the same object where it has
+    none.
+
+    Raises:
+      SbpError: `symbolic-sizes` where a size stands inside of a compiled or traced body.
+    """
+    if jax.export.is_symbolic_dim(value):
+        return of(value)
+    match value:
+        case tuple() | list():
+            items = [map_sizes(v, of) for v in value]
+            if all(a is b for a, b in zip(items, value, strict=True)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        case dict():
+            return {k: map_sizes(v, of) for k, v in value.items()}
+        case np.ndarray():
+            return value
+        case _ if (
+            hasattr(value, "shape") and hasattr(value, "update") and is_symbolic([value])
+        ):  # an aval
+            return value.update(shape=map_sizes(tuple(value.shape), of))
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type | Graph):
+            changed = {
+                f.name: map_sizes(getattr(value, f.name), of)
+                for f in dataclasses.fields(value)
+                if f.init
+            }
+            same = all(v is getattr(value, k) for k, v in changed.items())
+            return value if same else dataclasses.replace(value, **changed)
+        case _:
+            if _jax.is_jaxpr(value) and is_symbolic(_jax.avals_in(value)):
+                raise SbpError(
+                    "a symbolic size inside of a body that sbp does not type", code="symbolic-sizes"
+                )
+            return value
+
+
+def graph_at(graph: Graph, point: Point) -> Graph:
+    """A program traced with symbolic sizes, at one choice of them. Values and nodes keep their
+    numbers.
+
+    Where a size is a number of the program (a mean divides by it), it becomes a constant.
+
+    Raises:
+      SbpError: `symbolic-sizes` for a primitive whose body has symbolic sizes and is not typed by
+          sbp.
+    """
+    at = lambda size: value_of(str(size), point)  # noqa: E731
+    avals = {
+        v: _jax.empty_aval(map_sizes(a.shape, at), a.dtype, a.weak_type)
+        for v, a in graph.avals.items()
+    }
+    constants: dict[int, Constant] = {}
+
+    def of(operand: Operand) -> Operand:
+        if isinstance(operand, Constant):
+            return operand
+        return constants.get(operand, operand)
+
+    def visit(g: Graph) -> Graph:
+        nodes: list[Node] = []
+        for node in g.nodes:
+            if node.op == "dim_as_value":
+                (out,) = node.outputs
+                constants[out] = Constant(
+                    np.asarray(at(node.params["dim"]), avals[out].dtype), avals[out]
+                )
+                continue
+            try:
+                params = {
+                    k: visit(v) if isinstance(v, Graph) else map_sizes(v, at)
+                    for k, v in node.params.items()
+                }
+            except SbpError as error:
+                raise SbpError(
+                    f"{node.op} has {error.message}; give numbers there",
+                    code=error.code,
+                    span=node.span,
+                ) from error
+            inputs = tuple(of(o) for o in node.inputs)
+            nodes.append(
+                dataclasses.replace(
+                    node,
+                    params=params,
+                    inputs=inputs,
+                    regions=tuple(visit(r) for r in node.regions),
+                )
+            )
+        outputs = tuple(of(o) for o in g.outputs)
+        return dataclasses.replace(g, nodes=tuple(nodes), outputs=outputs, avals=avals)
+
+    return visit(graph)
+
+
+def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | None] | None:
+    """The first nodes in which two traces of one program differ, but for the arithmetic of sizes;
+    None when they do not.
+
+    A program may be traced into other operations when its sizes have no numbers: `x[:n]` is a
+    gather then, and a slice otherwise.
+    """
+    for mine, theirs in itertools.zip_longest(_computing(graph), _computing(other)):
+        if (
+            mine is None
+            or theirs is None
+            or (mine.op, len(mine.outputs)) != (theirs.op, len(theirs.outputs))
+        ):
+            return mine, theirs
+        for a, b in zip(mine.regions, theirs.regions, strict=False):
+            found = first_difference(a, b)
+            if found is not None:
+                return found
+    return None
+
+
+def _computing(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph that compute with what is not known beforehand."""
+    known: set[Operand] = set()
+    for node in graph.nodes:
+        if node.inputs and all(isinstance(o, Constant) or o in known for o in node.inputs):
+            known |= set(node.outputs)
+        else:
+            yield node

@@ -1,0 +1,143 @@
+"""Minimisation by variable elimination (bucket elimination): exact while tables stay small, by
+clear choices where they do not."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbp.solve.reduction import Core
+
+
+@dataclass(slots=True, eq=False)
+class _Table:
+    scope: tuple[int, ...]
+    costs: np.ndarray
+
+
+def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
+    """The cheapest states of a core.
+
+    Variables go in the order of the smallest table they leave; ties by number. Where the next table
+    would be larger than `table_limit` entries, the variable whose best state leads the second by
+    most, as far as its own tables tell, is set to it.
+
+    Returns:
+      The states, and how many variables were set rather than eliminated; with 0 the states are
+      optimal.
+    """
+    return _Elimination(core, table_limit).run()
+
+
+class _Elimination:
+    def __init__(self, core: Core, table_limit: int) -> None:
+        self.limit = table_limit
+        self.sizes = {v: len(u) for v, u in core.unary.items()}
+        self.tables: dict[int, set[_Table]] = {v: set() for v in self.sizes}
+        self.leads: dict[int, tuple[float, int]] = {}
+        self.order: list[tuple[int, tuple[int, ...], np.ndarray]] = []
+        for v, u in core.unary.items():
+            self.enter(_Table((v,), u))
+            for w, t in core.near[v].items():
+                if v < w:
+                    self.enter(_Table((v, w), t))
+
+    def enter(self, table: _Table) -> None:
+        for v in table.scope:
+            self.tables[v].add(table)
+            self.leads.pop(v, None)
+
+    def leave(self, table: _Table) -> None:
+        for v in table.scope:
+            self.tables[v].discard(table)
+            self.leads.pop(v, None)
+
+    def scope_of(self, v: int) -> tuple[int, ...]:
+        return tuple(sorted({w for t in self.tables[v] for w in t.scope} - {v}))
+
+    def weight(self, v: int) -> int:
+        return math.prod(self.sizes[w] for w in self.scope_of(v)) * self.sizes[v]
+
+    def run(self) -> tuple[dict[int, int], int]:
+        left = set(self.sizes)
+        queue = [(self.weight(v), v) for v in left]
+        heapq.heapify(queue)
+        conditioned = 0
+        while queue:
+            expected, v = heapq.heappop(queue)
+            if v not in left:
+                continue
+            current = self.weight(v)
+            if current > expected:
+                heapq.heappush(queue, (current, v))
+                continue
+            if current > self.limit:
+                heapq.heappush(queue, (current, v))
+                v, scope = self.condition(left)
+                conditioned += 1
+            else:
+                scope = self.solve_away(v)
+            left.discard(v)
+            for x in scope:
+                heapq.heappush(queue, (self.weight(x), x))
+        states: dict[int, int] = {}
+        for v, scope, best in reversed(self.order):
+            states[v] = int(best[tuple(states[x] for x in scope)])
+        return states, conditioned
+
+    def solve_away(self, v: int) -> tuple[int, ...]:
+        scope = self.scope_of(v)
+        parts = sorted(self.tables[v], key=lambda t: t.scope)
+        joined = _join((*scope, v), [(t.scope, t.costs) for t in parts], self.sizes)
+        self.order.append((v, scope, joined.argmin(axis=-1).astype(np.int32)))
+        for t in parts:
+            self.leave(t)
+        if scope:
+            self.enter(_Table(scope, joined.min(axis=-1)))
+        return scope
+
+    def condition(self, left: set[int]) -> tuple[int, tuple[int, ...]]:
+        """Sets the variable whose best state leads by most, weighed by how many tables that makes
+        smaller."""
+        for v in left:
+            if v not in self.leads:
+                self.leads[v] = self.lead_of(v)
+        v = min(left, key=lambda v: (-self.leads[v][0], v))
+        state = self.leads[v][1]
+        scope = self.scope_of(v)
+        for t in sorted(self.tables[v], key=lambda t: t.scope):
+            self.leave(t)
+            rest = tuple(x for x in t.scope if x != v)
+            if rest:
+                self.enter(_Table(rest, np.take(t.costs, state, axis=t.scope.index(v))))
+        self.order.append((v, (), np.array(state)))
+        return v, scope
+
+    def lead_of(self, v: int) -> tuple[float, int]:
+        marginal = np.zeros(self.sizes[v])
+        for t in sorted(self.tables[v], key=lambda t: t.scope):
+            axis = t.scope.index(v)
+            marginal += t.costs.min(axis=tuple(i for i in range(len(t.scope)) if i != axis))
+        if len(marginal) == 1:
+            return math.inf, 0
+        best, second = np.partition(marginal, 1)[:2]
+        margin = float(second - best) if math.isfinite(second) else 1e30
+        return margin * (1 + len(self.tables[v])), int(marginal.argmin())
+
+
+def _join(
+    scope: tuple[int, ...], parts: list[tuple[tuple[int, ...], np.ndarray]], sizes: dict[int, int]
+) -> np.ndarray:
+    """The sum of tables over the union of their scopes, axes in the order of `scope`."""
+    total = np.zeros([sizes[v] for v in scope])
+    place = {v: i for i, v in enumerate(scope)}
+    for part, costs in parts:
+        order = sorted(range(len(part)), key=lambda i: place[part[i]])
+        shape = [1] * len(scope)
+        for v in part:
+            shape[place[v]] = sizes[v]
+        total += costs.transpose(order).reshape(shape)
+    return total

@@ -1,0 +1,259 @@
+"""Exact reductions of a cost graph: states that cannot win are dropped, variables with at most two
+neighbours are solved away.
+
+These are the R0, R1 and R2 reductions of partitioned Boolean quadratic problems, with Goldstein's
+dominance between them. Unary chains of a program (`exp` of `sub` of ..) vanish here, so that what
+is left is the part where types truly meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sbp.solve.costgraph import CostGraph
+
+FEW, MORE, CHUNK = 12, 48, 4096
+"""Columns of a table that are compared before all are, for all pairs and for those that are left,
+and pairs that are compared at once."""
+
+HUGE = 1e30
+"""Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
+
+TIE = 1e-15
+"""Seconds below which two costs count as equal; ties go to the state that comes first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solved:
+    """A variable that was solved away: its best state for each state of its neighbours, in the
+    numbering of that moment.
+
+    Arguments:
+      variable: the variable.
+      scope: its neighbours then.
+      best: its best state, an array over the states of `scope`.
+      kept: the original numbers of the variable's states then.
+      scope_kept: the same for each neighbour.
+    """
+
+    variable: int
+    scope: tuple[int, ...]
+    best: np.ndarray
+    kept: np.ndarray
+    scope_kept: tuple[np.ndarray, ...]
+
+
+@dataclass(slots=True)
+class Core:
+    """What is left of a cost graph, and how to extend a solution of it to the whole.
+
+    Arguments:
+      unary: costs of the variables that are left, by variable.
+      near: their neighbours, with matrices seen from their side.
+      kept: for every variable of the whole graph, the original numbers of its states.
+      solved: what was solved away, in order.
+      constant: cost that the solved variables have in any case (a part of every solution).
+    """
+
+    unary: dict[int, np.ndarray]
+    near: dict[int, dict[int, np.ndarray]]
+    kept: list[np.ndarray]
+    solved: list[Solved] = field(default_factory=list)
+    constant: float = 0.0
+    feasible: bool = True
+
+    @staticmethod
+    def of(graph: CostGraph) -> Core:
+        """The whole graph as a core."""
+        near = graph.neighbours()
+        return Core(
+            unary=dict(enumerate(graph.unary)),
+            near={v: near[v] for v in range(len(near))},
+            kept=[np.arange(len(u)) for u in graph.unary],
+        )
+
+    def reduce(self, touched: list[int] | None = None) -> None:
+        """Applies dominance and the R-rules until none fits."""
+        pending = (
+            sorted(self.unary, reverse=True) if touched is None else sorted(touched, reverse=True)
+        )
+        queued = set(pending)
+        while pending:
+            v = pending.pop()
+            queued.discard(v)
+            if v not in self.unary:
+                continue
+            changed = self._drop_states(v)
+            if not self.feasible:
+                return
+            if len(self.unary[v]) == 1:
+                changed |= self._settle(v)
+            elif len(self.near[v]) <= 2:
+                changed |= self._solve_away(v)
+            for w in sorted(changed - queued, reverse=True):
+                if w in self.unary:
+                    queued.add(w)
+                    pending.append(w)
+
+    def _drop_states(self, v: int) -> set[int]:
+        unary = self.unary[v]
+        tables = [self.near[v][w] for w in sorted(self.near[v])]
+        alive = np.isfinite(unary)
+        for table in tables:
+            alive &= np.isfinite(table).any(axis=1)
+        if not alive.any():
+            self.feasible = False
+            return set()
+        if alive.sum() > 1:
+            alive = undominated(unary, tables, alive)
+        return set() if alive.all() else self.keep(v, alive)
+
+    def keep(self, v: int, alive: np.ndarray) -> set[int]:
+        """Keeps the given states of a variable; returns the neighbours that this touches."""
+        self.unary[v] = self.unary[v][alive]
+        self.kept[v] = self.kept[v][alive]
+        for w, table in self.near[v].items():
+            smaller = np.ascontiguousarray(table[alive])
+            self.near[v][w] = smaller
+            self.near[w][v] = smaller.T
+        return set(self.near[v])
+
+    def _settle(self, v: int) -> set[int]:
+        """A variable with one state becomes unary costs of its neighbours."""
+        unary, near = self.unary.pop(v), self.near.pop(v)
+        for w, table in near.items():
+            del self.near[w][v]
+            self.unary[w] = self.unary[w] + table[0]
+        self.constant += float(unary[0])
+        self._record(v, (), np.array(0))
+        return set(near)
+
+    def _solve_away(self, v: int) -> set[int]:
+        unary, near = self.unary.pop(v), self.near.pop(v)
+        scope = tuple(sorted(near))
+        for w in scope:
+            del self.near[w][v]
+        if not scope:
+            self.constant += float(unary.min())
+            self._record(v, scope, np.array(unary.argmin()))
+        elif len(scope) == 1:
+            (a,) = scope
+            joined = unary[:, None] + near[a]
+            self._record(v, scope, joined.argmin(axis=0))
+            self.unary[a] = self.unary[a] + joined.min(axis=0)
+        else:
+            a, b = scope
+            table, best = _least_over(unary[:, None] + near[a], near[b])
+            self._record(v, scope, best)
+            if b in self.near[a]:
+                table = table + self.near[a][b]
+            self.near[a][b] = table
+            self.near[b][a] = table.T
+        return set(scope)
+
+    def _record(self, v: int, scope: tuple[int, ...], best: np.ndarray) -> None:
+        self.solved.append(Solved(v, scope, best, self.kept[v], tuple(self.kept[w] for w in scope)))
+
+    def extend(self, states: dict[int, int]) -> list[int]:
+        """States of the whole graph, in its own numbering, from states of the core."""
+        full = self.extend_over(states)
+        return [full[v] for v in range(len(self.kept))]
+
+    def extend_over(self, states: dict[int, int]) -> dict[int, int]:
+        """The same for the variables that the core and what it has solved away speak of."""
+        full = {v: int(self.kept[v][s]) for v, s in states.items()}
+        for one in reversed(self.solved):
+            at = tuple(
+                int(np.searchsorted(kept, full[w]))
+                for w, kept in zip(one.scope, one.scope_kept, strict=True)
+            )
+            full[one.variable] = int(one.kept[int(one.best[at])])
+        return full
+
+    def fork(self) -> Core:
+        """A copy that can be reduced further without touching this one."""
+        return Core(
+            unary=dict(self.unary),
+            near={v: dict(n) for v, n in self.near.items()},
+            kept=list(self.kept),
+            solved=list(self.solved),
+            constant=self.constant,
+        )
+
+
+def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) -> np.ndarray:
+    """State s goes when some r has u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= 0
+    (Goldstein's criterion).
+
+    A few columns of each table refute nearly all pairs; only the others are compared over all
+    columns.
+    """
+    index = np.flatnonzero(alive)
+    own, near = unary[index], [table[index] for table in tables]
+    worst = _worst_of_all(own, [_some_columns(t, FEW) for t in near])  # [s, r], from below
+    np.fill_diagonal(worst, np.inf)
+    losers, winners = np.nonzero(worst <= TIE)
+    for some in (MORE, None):
+        columns = [t if some is None else _some_columns(t, some) for t in near]
+        left = [
+            _worst(own, columns, losers[i : i + CHUNK], winners[i : i + CHUNK]) <= TIE
+            for i in range(0, len(losers), CHUNK)
+        ]
+        keep = np.concatenate(left) if left else np.zeros(0, dtype=bool)
+        losers, winners = losers[keep], winners[keep]
+    out = alive.copy()
+    gone: set[int] = set()
+    beaten: dict[int, list[int]] = {}
+    for s, r in zip(losers.tolist(), winners.tolist(), strict=True):
+        beaten.setdefault(s, []).append(r)
+    for s in sorted(beaten, reverse=True):
+        # A tie must not remove both: whoever is gone removes nobody.
+        if any(r not in gone for r in beaten[s]):
+            gone.add(s)
+    out[index[sorted(gone)]] = False
+    return out
+
+
+def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least of left[s, i] + right[s, j] over s, and the first s that has it, as arrays [i, j]:
+    one s at a time, in the cache."""
+    least = np.full((left.shape[1], right.shape[1]), np.inf)
+    best = np.zeros(least.shape, dtype=np.int32)
+    total, less = np.empty_like(least), np.empty(least.shape, dtype=bool)
+    for s in range(len(left)):
+        np.add(left[s][:, None], right[s][None, :], out=total)
+        np.less(total, least, out=less)
+        np.copyto(least, total, where=less)
+        np.copyto(best, s, where=less)
+    return least, best
+
+
+def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
+    return np.ascontiguousarray(table[:, :: -(-table.shape[1] // number)])
+
+
+def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
+    """The same as `_worst` for all pairs, as an array [s, r]: column by column, since whole rows of
+    pairs are faster than chosen ones."""
+    total = own[None, :] - own[:, None]
+    most, difference = np.empty_like(total), np.empty_like(total)
+    with np.errstate(invalid="ignore"):
+        for t in near:
+            most.fill(-HUGE)
+            for column in np.ascontiguousarray(t.T):
+                np.subtract(column[None, :], column[:, None], out=difference)
+                np.fmax(most, difference, out=most)
+            total += most
+    return total
+
+
+def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """For pairs of states, the most that r costs more than s over these columns; what both forbid
+    does not matter."""
+    total = own[r] - own[s]
+    with np.errstate(invalid="ignore"):
+        for t in near:
+            total = total + np.fmax.reduce(t[r] - t[s], axis=1, initial=-HUGE)
+    return total
