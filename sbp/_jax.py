@@ -49,18 +49,9 @@ MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe`
 # is a user of sbp.
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_FILES = "_jax annotate api call claims cli errors layout manual mesh symbolic types"
-for _entry in (
-    *(f"{name}.py" for name in _FILES.split()),
-    "trace",
-    "infer",
-    "plan",
-    "run",
-    "signatures",
-    "report",
-    "shardmap",
-):
-    _source_info.register_exclusion(_HERE + _entry)
+for _entry in sorted(os.listdir(_HERE)):
+    if _entry != "moe":
+        _source_info.register_exclusion(_HERE + _entry)
 
 
 def open_jaxpr(value: Any) -> tuple[Jaxpr, Sequence[Any]]:
