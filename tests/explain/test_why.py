@@ -634,7 +634,7 @@ def test_every_line_can_be_asked_about(name):
 # ---- determinism --------------------------------------------------------------------------------
 
 _PRINT_ALL = """
-from tests.report.test_why import ASKED
+from tests.explain.test_why import ASKED
 from tests.report.why_programs import plan
 for name in ("accumulated_step", "parallel_block"):
     made, asked = plan(name), ASKED[name]
