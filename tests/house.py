@@ -1,0 +1,368 @@
+"""The rules that keep the shape of the package, each a function from syntax trees to violations.
+
+A rule yields `Violation`s: a key that stays the same when lines move, and a sentence that names the
+file and what to change there. `tests/test_house.py` runs the rules on `sbp/`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbp.signatures import REFUSED, known_primitives
+from sbp.signatures.fallback import FALLBACK
+from sbp.signatures.rule import names
+
+ROOT = Path(__file__).parents[1]
+
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 6
+MAX_MODULE_LINES = 400
+MAX_COLUMNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One place that breaks a rule.
+
+    Arguments:
+      key: the file and the name in it, without line numbers.
+      message: the file with its line, and what to change.
+    """
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A source file, read and parsed.
+
+    Arguments:
+      path: relative to the checkout, with forward slashes.
+      source: its text.
+      tree: its syntax tree.
+    """
+
+    path: str
+    source: str
+    tree: ast.Module
+
+
+def module(path: str, source: str) -> Module:
+    """A module from its text."""
+    return Module(path, source, ast.parse(source))
+
+
+def package(folder: Path = ROOT / "sbp") -> tuple[Module, ...]:
+    """All modules below a folder, sorted by path."""
+    return tuple(
+        module(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
+        for path in sorted(folder.rglob("*.py"))
+    )
+
+
+Rule = Callable[[tuple[Module, ...]], Iterator[Violation]]
+
+# ---- size ---------------------------------------------------------------------------------------
+
+WIDE: Mapping[str, str] = {
+    "sbp/api/jit.py: jit": "the public signature of `sbp.jit`",
+}
+"""Functions that may have more than six parameters, each with its reason."""
+
+
+def functions_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """Functions have at most 60 lines, their docstrings included."""
+    for m in modules:
+        for name, node in _functions(m.tree):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield Violation(
+                    f"{m.path}: {name}",
+                    f"{m.path}:{node.lineno}: `{name}` has {lines} lines, at most"
+                    f" {MAX_FUNCTION_LINES}: split it into functions with names",
+                )
+
+
+def parameters_are_few(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """Functions have at most six parameters, `self` and `cls` not counted."""
+    for m in modules:
+        for name, node in _functions(m.tree):
+            a = node.args
+            every = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+            count = sum(p is not None and p.arg not in ("self", "cls") for p in every)
+            key = f"{m.path}: {name}"
+            if count > MAX_PARAMETERS and key not in WIDE:
+                yield Violation(
+                    key,
+                    f"{m.path}:{node.lineno}: `{name}` has {count} parameters, at most"
+                    f" {MAX_PARAMETERS}: put those that travel together into a frozen dataclass",
+                )
+
+
+def modules_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """Modules have at most 400 lines."""
+    for m in modules:
+        lines = m.source.count("\n")
+        if lines > MAX_MODULE_LINES:
+            yield Violation(
+                m.path, f"{m.path}: {lines} lines, at most {MAX_MODULE_LINES}: split the module"
+            )
+
+
+def lines_are_narrow(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """Lines have at most 100 columns."""
+    for m in modules:
+        for number, line in enumerate(m.source.splitlines(), 1):
+            if len(line) > MAX_COLUMNS:
+                yield Violation(
+                    f"{m.path}: {line.strip()[:40]}",
+                    f"{m.path}:{number}: {len(line)} columns, at most {MAX_COLUMNS}: break the"
+                    " line",
+                )
+
+
+def _functions(
+    tree: ast.AST, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name, node
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from _functions(node, f"{prefix}{node.name}." if named else prefix)
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def class_names_are_unique(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """No two classes of the package have one name."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for m in modules:
+        for node in ast.walk(m.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{m.path}:{node.lineno}")
+    for name, where in places.items():
+        if len(where) > 1:
+            yield Violation(
+                name, f"class `{name}` is defined at {' and '.join(where)}: rename all but one"
+            )
+
+
+# ---- one reader each ----------------------------------------------------------------------------
+
+
+def linecache_is_read_in_source(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """`linecache` is imported in `sbp/source/` only."""
+    for m in modules:
+        if not m.path.startswith("sbp/source/"):
+            for line in _imports(m.tree, "linecache"):
+                yield Violation(
+                    m.path,
+                    f"{m.path}:{line}: reads the user's file itself: call `sbp.source` instead",
+                )
+
+
+PATTERNS: Mapping[str, str] = {
+    "sbp/_jax.py": "messages and frame names of JAX",
+    "sbp/errors.py": "paths of installed libraries",
+    "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
+    "sbp/plan/text.py": "the text form of a plan",
+    "sbp/signatures/custom.py": "names that users register",
+    "sbp/types.py": "the text form of a type",
+}
+"""Modules that may use regular expressions, with what they read; also all of `sbp/source/`."""
+
+
+def patterns_read_what_users_write(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """Regular expressions are used only where text from outside is read."""
+    for m in modules:
+        if m.path not in PATTERNS and not m.path.startswith("sbp/source/"):
+            for line in _imports(m.tree, "re"):
+                yield Violation(
+                    m.path,
+                    f"{m.path}:{line}: uses regular expressions: make what is looked for a field"
+                    " of the value; if the text comes from outside, name the module with what it"
+                    " reads in PATTERNS of tests/house.py",
+                )
+
+
+def _imports(tree: ast.Module, name: str) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and any(a.name == name for a in node.names):
+            yield node.lineno
+        if isinstance(node, ast.ImportFrom) and node.module == name:
+            yield node.lineno
+
+
+# ---- shown text ---------------------------------------------------------------------------------
+
+SHOWN = frozenset(
+    names("because claim detail message note notes reason said shown text title where words")
+)
+"""Names of attributes whose text a reader sees."""
+
+READS = frozenset(
+    names(
+        "count endswith find index partition removeprefix removesuffix rfind rpartition rsplit split"
+        " splitlines startswith strip lstrip rstrip isidentifier isdigit"
+    )
+)
+"""Methods of `str` that look into a text."""
+
+
+def shown_text_is_not_read(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """No code looks into a text that is shown: into an attribute named as in `SHOWN`."""
+    for m in modules:
+        for node in ast.walk(m.tree):
+            attribute = _reads_shown(node)
+            if attribute is not None:
+                code = " ".join(ast.unparse(node).split())[:60]
+                yield Violation(
+                    f"{m.path}: {code}",
+                    f"{m.path}:{getattr(node, 'lineno', 0)}: `{code}` looks into `.{attribute}`,"
+                    " which is shown: make the fact a field where the text is made, and read that",
+                )
+
+
+def _reads_shown(node: ast.AST) -> str | None:
+    """The attribute whose text an expression looks into, or None."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=args):
+            return next(filter(None, map(_shown, args)), None)
+        case ast.Call(func=ast.Attribute(value=receiver, attr=method)) if method in READS:
+            return _shown(receiver)
+        case ast.Subscript(value=value, slice=ast.Slice()):
+            return _shown(value)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            for op, right in zip(ops, comparators, strict=True):
+                if isinstance(op, ast.In | ast.NotIn) and _shown(right):
+                    return _shown(right)
+                if isinstance(op, ast.Eq | ast.NotEq) and isinstance(right, ast.Constant):
+                    return _shown(left) if right.value else None
+        case _:
+            pass
+    return None
+
+
+def _shown(node: ast.expr) -> str | None:
+    """The name of the attribute in `SHOWN` that an expression is, or is made from."""
+    match node:
+        case ast.Attribute(attr=attr) if attr in SHOWN:
+            return attr
+        case ast.Call(func=ast.Attribute(value=receiver, attr=attr)):
+            return attr if attr in SHOWN else _shown(receiver)
+        case ast.Subscript(value=value):
+            return _shown(value)
+        case _:
+            return None
+
+
+# ---- JAX's names --------------------------------------------------------------------------------
+
+REGION_PARAMETERS = frozenset(
+    names("num_carry num_consts cond_nconsts body_nconsts cond_jaxpr body_jaxpr branches")
+)
+REGION_READERS = (
+    "sbp/_jax.py",
+    "sbp/trace/",
+    "sbp/plan/verify.py",
+)  # the last one: on purpose, so that it does not share a mistake
+
+
+def regions_are_read_in_trace(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """The parameters of `scan`, `while` and `cond` are read in `_jax`, `trace/` and the plan's
+    verifier only."""
+    for m in modules:
+        if m.path.startswith(REGION_READERS):
+            continue
+        for node in ast.walk(m.tree):
+            if isinstance(node, ast.Constant) and node.value in REGION_PARAMETERS:
+                yield Violation(
+                    f"{m.path}: {node.value}",
+                    f"{m.path}:{node.lineno}: reads `{node.value}`: ask `sbp.trace.regions` what"
+                    " enters and leaves the region",
+                )
+
+
+PRIMITIVES = frozenset({*known_primitives(), *FALLBACK, *REFUSED})
+PRIMITIVE_PLACES = (
+    "sbp/_jax.py",
+    "sbp/signatures/",
+    "sbp/trace/",
+    "sbp/shardmap/collectives.py",
+    "sbp/plan/verify.py",  # reads the program on its own, on purpose
+    "sbp/moe/",
+)
+OTHER_MEANINGS: Mapping[str, str] = {
+    **dict.fromkeys(("max", "min", "and", "or"), "a monoid"),
+    **dict.fromkeys(("all_gather", "all_to_all", "reduce_scatter", "slice"), "a boxing step"),
+    "reduce": "a boxing policy",
+    "pin": "the parameter of an annotation",
+    **dict.fromkeys(("name", "empty", "complex", "split", "check", "mul"), "an English word"),
+}
+"""Names of primitives that also mean something else: counted only beside an attribute `op`."""
+
+
+def primitives_are_named_in_signatures(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """Names of primitives are literals only in `signatures/`, `trace/`, `_jax` and the table of
+    collectives of `shardmap/`."""
+    for m in modules:
+        if m.path.startswith(PRIMITIVE_PLACES):
+            continue
+        beside = {
+            id(constant)
+            for node in ast.walk(m.tree)
+            if isinstance(node, ast.Compare)
+            and any(isinstance(x, ast.Attribute) and x.attr == "op" for x in ast.walk(node))
+            for constant in ast.walk(node)
+        }
+        defined = {
+            id(argument)
+            for node in ast.walk(m.tree)
+            if isinstance(node, ast.Call) and "Primitive" in ast.unparse(node.func)
+            for argument in node.args
+        }
+        for node in ast.walk(m.tree):
+            if isinstance(node, ast.Constant) and id(node) not in defined:
+                for name in _primitives(node, id(node) in beside):
+                    yield Violation(
+                        f"{m.path}: {name}",
+                        f"{m.path}:{node.lineno}: names the primitive `{name}`: give its rule in"
+                        " sbp/signatures/ a trait and ask for that",
+                    )
+
+
+def _primitives(node: ast.Constant, beside_op: bool) -> Iterator[str]:
+    """The names of primitives in a literal: one name, or several with blanks between them."""
+    if not isinstance(node.value, str):
+        return
+    words = node.value.split()
+    if not words or not all(w in PRIMITIVES for w in words):
+        return
+    if len(words) == 1 and node.value != words[0]:
+        return
+    for word in words:
+        if beside_op or len(words) > 1 or word not in OTHER_MEANINGS:
+            yield word
+
+
+RULES: Mapping[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        class_names_are_unique,
+        functions_are_short,
+        parameters_are_few,
+        modules_are_short,
+        lines_are_narrow,
+        linecache_is_read_in_source,
+        patterns_read_what_users_write,
+        shown_text_is_not_read,
+        regions_are_read_in_trace,
+        primitives_are_named_in_signatures,
+    )
+}
