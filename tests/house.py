@@ -208,8 +208,8 @@ SHOWN = frozenset(
 
 READS = frozenset(
     names(
-        "count endswith find index partition removeprefix removesuffix rfind rpartition rsplit split"
-        " splitlines startswith strip lstrip rstrip isidentifier isdigit"
+        "count endswith find index partition removeprefix removesuffix rfind rpartition rsplit"
+        " split splitlines startswith strip lstrip rstrip isidentifier isdigit"
     )
 )
 """Methods of `str` that look into a text."""
