@@ -137,11 +137,63 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceEdit:
+    """A replacement of one piece of a source file.
+
+    Arguments:
+      span: the piece, with 1-based lines and columns; columns count UTF-8 bytes, as those of `ast`
+          do. A span that ends where it starts is a place for an insertion.
+      replacement: the text that stands there after the edit.
+      imports: import statements that the file needs and does not have, such as `import sbp`.
+    """
+
+    span: Span
+    replacement: str
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionEdit:
+    """Another value for an argument of a call, where no source text has to change.
+
+    Arguments:
+      option: the argument: `boxing`, `in_types`, `out_types`, `memory_limit` or `budgets` of
+          `sbp.jit`, `constraints` of `jax.export.symbolic_shape`.
+      value: its new value as the call takes it; where `position` is given, that of one part: a
+          type text or None for one array, the new `above` (bytes) for one budget.
+      position: the number of the array among the flat inputs or outputs, or that of the budget;
+          None where `value` is the whole argument.
+      function: the function that is called.
+    """
+
+    option: str
+    value: Any
+    position: int | None = None
+    function: str = "sbp.jit"
+
+
+Edit = SourceEdit | OptionEdit
+"""One change of a program; the edits of a help belong together, and spans are those of the text
+before any of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
-    """An edit that the checker has accepted, with the bytes each device sends per call after it."""
+    """A change that the checker has accepted, with the price of the program after it.
+
+    Arguments:
+      text: the change in words; nothing reads it.
+      edits: the change itself, in source order; it can be made by these fields alone.
+      bytes_per_device: bytes that one device sends per call after the change.
+      peak_memory_bytes: memory of one device after the change; None where no plan was made.
+      clears_all_errors: whether the program has no error left after the change.
+    """
 
     text: str
+    edits: tuple[Edit, ...]
     bytes_per_device: float
+    peak_memory_bytes: float | None
+    clears_all_errors: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,14 +208,28 @@ def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequen
     >>> policies_text("auto", (), axes), policies_text("auto", ("reduce", None), axes)
     ('auto', '{"dcn": "reduce"}')
     """
-    told = {
+    option = boxing_option(base, per_axis, names)
+    if isinstance(option, str):
+        return option
+    return "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in option.items()) + "}"
+
+
+def boxing_option(
+    base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]
+) -> Policy | dict[str, Policy]:
+    """The policies of a program as the value of `boxing`; the arguments are those of
+    `policies_text`.
+
+    >>> boxing_option("reduce", (), ("dcn",)), boxing_option("auto", ("reduce",), ("dcn",))
+    ('reduce', {'dcn': 'reduce'})
+    """
+    if not any(per_axis):
+        return base
+    return {
         name: policy or base
         for name, policy in zip(names, per_axis, strict=False)
         if policy or base != "auto"
     }
-    if not any(per_axis):
-        return base
-    return "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in told.items()) + "}"
 
 
 def boxing_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:

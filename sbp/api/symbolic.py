@@ -19,6 +19,7 @@ from sbp.errors import (
     Diagnostic,
     Help,
     Label,
+    OptionEdit,
     SbpError,
     SbpInternalError,
     SbpTypeError,
@@ -338,13 +339,21 @@ def _limited(
         and not any("!=" in t for t in found.terms)
     ):
         quoted = ", ".join(f'"{t}"' for t in found.terms)
-        sent = report.program.cost.bytes_per_device
         helps = (
             Help(
                 text=(
                     f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
                 ),
-                bytes_per_device=sent,
+                edits=(
+                    OptionEdit(
+                        option="constraints",
+                        value=tuple(found.terms),
+                        function="jax.export.symbolic_shape",
+                    ),
+                ),
+                bytes_per_device=report.program.cost.bytes_per_device,
+                peak_memory_bytes=report.program.cost.peak_memory_bytes,
+                clears_all_errors=True,
             ),
         )
     yield Diagnostic(

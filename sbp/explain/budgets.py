@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from sbp.errors import Diagnostic, Help, bytes_text
-from sbp.explain.edits import Case
+from sbp.errors import Diagnostic, Help, OptionEdit, bytes_text
+from sbp.explain.edits import Case, priced
 from sbp.infer.problem import Demand
 from sbp.infer.regime import regime_of
 from sbp.limits import Budget
@@ -98,7 +98,8 @@ def budget_help(case: Case, number: int) -> Help | None:
             else "the least that was found"
         )
     text = f"allow {bytes_text(budget.above)} in `{case.demand.budgets[number]}`, {what}"
-    return Help(text=text, bytes_per_device=program.cost.bytes_per_device)
+    edit = OptionEdit(option="budgets", position=number, value=budget.above)
+    return priced(text, (edit,), program, clears_all_errors=True)
 
 
 def _is_least(case: Case, number: int, size: float) -> bool:

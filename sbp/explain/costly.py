@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Help, Label, bytes_text
-from sbp.explain.edits import Case
+from sbp.errors import Diagnostic, Label, OptionEdit, bytes_text
+from sbp.explain.edits import Case, priced
 from sbp.explain.names import Names, pinned_text, scope_of
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite
@@ -115,7 +115,7 @@ def _costly(
             f" plan {100 * rise:.0f} % dearer"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        helps=(Help(text=text, bytes_per_device=without.cost.bytes_per_device),),
+        helps=(priced(text, (), without, clears_all_errors=True),),
         scope=scope_of(site.nodes[0]),
     )
 
@@ -160,7 +160,10 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
             labels.append(
                 Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels)
             )
-    found = bytes_text(least.cost.peak_memory_bytes)
+    found, enough = (
+        bytes_text(least.cost.peak_memory_bytes),
+        math.ceil(least.cost.peak_memory_bytes),
+    )
     return Diagnostic(
         code="memory-limit",
         severity="error",
@@ -171,9 +174,11 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         labels=tuple(labels),
         notes=tuple(notes),
         helps=(
-            Help(
-                text=f"memory_limit={math.ceil(least.cost.peak_memory_bytes)}",
-                bytes_per_device=least.cost.bytes_per_device,
+            priced(
+                f"memory_limit={enough}",
+                (OptionEdit(option="memory_limit", value=enough),),
+                least,
+                clears_all_errors=True,
             ),
         ),
     )

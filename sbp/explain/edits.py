@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import Span
+from sbp.errors import Edit, Help, Span
 from sbp.explain.subjects import in_gradient
 from sbp.infer.check import Checker
 from sbp.infer.constraints import PinSite, pin_sites
@@ -148,6 +148,27 @@ class Case:
         return dataclasses.replace(
             self, graph=rewrite(self.graph, before={n.id: (operand, pin) for n in entered})
         )
+
+
+def priced(
+    text: str, edits: tuple[Edit, ...], program: Program, *, clears_all_errors: bool
+) -> Help:
+    """A help with the price of the plan after it.
+
+    Arguments:
+      text: the change in words.
+      edits: the change itself.
+      program: the plan that was made after the change.
+      clears_all_errors: whether the plan is that of the whole program, and not of the program
+          without the pins of its other errors.
+    """
+    return Help(
+        text=text,
+        edits=edits,
+        bytes_per_device=program.cost.bytes_per_device,
+        peak_memory_bytes=program.cost.peak_memory_bytes,
+        clears_all_errors=clears_all_errors,
+    )
 
 
 def alike(node: Node, line: Node) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
 from sbp.explain.budgets import budget_help, impossible_budgets
-from sbp.explain.edits import Case
-from sbp.explain.helps import CLEARS_ALL, LARGE, MAX_HELPS, Arriving, Repair, Trials
+from sbp.explain.edits import Case, priced
+from sbp.explain.helps import LARGE, MAX_HELPS, Arriving, Repair, Trials
 from sbp.explain.insertions import axis_rows, blamed
 from sbp.explain.names import Names, behind_vmap, pinned_text, scope_of
 from sbp.explain.regions import atoms_text, carry_of, left, region_words
@@ -394,7 +394,7 @@ class _Fault:
             scope = "" if policy.origin == "program" else f" on `{self.axis}` {where}"
             yield f'boxing is "{policy.policy}"{scope}, so {what} {where}'
         others = len(self.trials.faults) - 1
-        if others and any(not h.text.endswith(CLEARS_ALL) for h in helps):
+        if others and any(not h.clears_all_errors for h in helps):
             yield (
                 f"helps are priced with the other {others} error{'s' * (others > 1)} out of the way"
             )
@@ -559,7 +559,7 @@ def _lines(spans: Sequence[Span], here: Span | None) -> str:
 
 
 def _help(text: str, program: Program) -> Help:
-    return Help(text=text, bytes_per_device=program.cost.bytes_per_device)
+    return priced(text, (), program, clears_all_errors=True)
 
 
 def _sides(shown: Sequence[str], operands: Sequence[int], beside: Sequence[int] = ()) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import Help
-from sbp.explain.edits import Case, in_gradient
-from sbp.explain.insertions import Edit, Insertions, Looser, blamed, loosened, states_of
+from sbp.explain.edits import Case, in_gradient, priced
+from sbp.explain.insertions import Candidate, Insertions, Looser, blamed, loosened, states_of
 from sbp.explain.names import Names, behind_vmap
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, PinSite, System
@@ -81,7 +81,7 @@ class Trials:
     faults: Sequence[CheckResult]
     same: Sequence[Sequence[CheckResult]] = ()
     size: int = 0
-    by_policy: dict[str, Program | None] = field(default_factory=dict)
+    by_policy: dict[Any, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class Trials:
 
     def policy(self, looser: Looser) -> Program | None:
         """The plan under another policy, the same for all faults."""
-        if looser.text not in self.by_policy:
+        if looser.key not in self.by_policy:
             case = looser.make(self.case)
             free = all(
                 p == "auto"
@@ -153,8 +153,8 @@ class Trials:
                 )
             )
             hopeless = not free and case.checker().check(explain=False).status == "unsat"
-            self.by_policy[looser.text] = None if hopeless else case.plan()
-        return self.by_policy[looser.text]
+            self.by_policy[looser.key] = None if hopeless else case.plan()
+        return self.by_policy[looser.key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,53 +190,44 @@ class Repair:
         the way."""
         base, gone = self.base()
         enough, most = self.trials.plans(self.shown)
-        found: list[tuple[float, int, Help]] = []
+        found: list[_Found] = []
         told: set[str] = set()
-        taken: set[str] = set()
+        taken: list[Candidate] = []
+        whole = len(self.trials.faults) == 1
         made = 0
         if self.trials.size > HUGE:
             found = self.by_policy(base, 0)
-        for number, edit in enumerate(self.edits(base) if not found else ()):
-            if edit.text in told or edit.instead in taken or made >= (enough if found else most):
+        for number, one in enumerate(self.candidates(base) if not found else ()):
+            if one.text in told or one.instead in taken or made >= (enough if found else most):
                 continue
-            told.add(edit.text)
-            if not self.trials.may_hold(self.fault.mesh_axis, gone | edit.without, edit.assumed):
+            told.add(one.text)
+            if not self.trials.may_hold(self.fault.mesh_axis, gone | one.without, one.assumed):
                 continue
             made += 1
-            program = edit.make().plan()
+            program = one.make().plan()
             if program is not None:
-                price = program.cost.bytes_per_device
-                found.append(
-                    (
-                        price,
-                        number,
-                        Help(text=edit.text + self.became(program), bytes_per_device=price),
-                    )
-                )
-                taken.add(edit.text)
+                text = one.text + self.became(program)
+                help_ = priced(text, one.edits, program, clears_all_errors=whole)
+                found.append(_Found(number, help_, one.inserts))
+                taken.append(one)
         if self.trials.size <= HUGE and (not found or not self.trials.large):
             found += self.by_policy(base, len(told))
-        return tuple(h for _, _, h in _chosen(found))
+        return tuple(f.help for f in _chosen(found))
 
-    def by_policy(self, base: Case, number: int) -> list[tuple[float, int, Help]]:
+    def by_policy(self, base: Case, number: int) -> list[_Found]:
         """Policies that allow more; in a large program the first that does."""
-        found: list[tuple[float, int, Help]] = []
+        found: list[_Found] = []
         several, wide = len(self.trials.faults) > 1, False
         for looser in self.policies():
             if found and (self.trials.large or looser.wide > wide):
                 break
-            program, every = self.trials.policy(looser), CLEARS_ALL if several else ""
+            program, whole = self.trials.policy(looser), True
             if program is None and several and not self.trials.large:
-                program, every = looser.make(base).plan(), ""
+                program, whole = looser.make(base).plan(), False
             if program is not None:
-                price = program.cost.bytes_per_device
-                found.append(
-                    (
-                        price,
-                        number + len(found),
-                        Help(text=looser.text + every, bytes_per_device=price),
-                    )
-                )
+                text = looser.text + (CLEARS_ALL if several and whole else "")
+                help_ = priced(text, looser.edits, program, clears_all_errors=whole)
+                found.append(_Found(number + len(found), help_))
                 wide = looser.wide
         return found
 
@@ -287,19 +278,19 @@ class Repair:
 
     # ---- candidates -----------------------------------------------------------------------------
 
-    def edits(self, base: Case) -> Iterator[Edit]:
+    def candidates(self, base: Case) -> Iterator[Candidate]:
         """One operand of the line brought to a row, a split moved to another dim, a pin dropped."""
         if users_span(self.node) and not in_gradient(self.node):
             made = self.trials.arriving(self.fault).made
             yield from Insertions(
                 base, self.fault, made, self.node, self.names, self.system, self.trials.large
-            ).edits()
+            ).candidates()
         for pin in self.fault.pins:
             site = base.site(pin.site) if pin.site else None
             if site is not None:
                 yield from self.moves(base, pin, site)
 
-    def moves(self, base: Case, pin: Constraint, site: PinSite) -> Iterator[Edit]:
+    def moves(self, base: Case, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
         """A pin moved to another dim, or dropped."""
         k, axis, where = self.position, self.fault.mesh_axis, self.where(site)
         name = self.names.site(site)
@@ -322,32 +313,36 @@ class Repair:
                     else f"split {name} on dim {shown} {where}"
                 )
                 if states:
-                    yield Edit(
-                        text,
-                        functools.partial(base.repin, site, k, 1 + dim),
-                        frozenset({(axis, pin.name)}),
-                        states,
+                    yield Candidate(
+                        text=text,
+                        edits=(),
+                        make=functools.partial(base.repin, site, k, 1 + dim),
+                        without=frozenset({(axis, pin.name)}),
+                        assumed=states,
                     )
         several = sum(c is not None for c in site.codes) > 1
-        smaller = ""
+        smaller: Candidate | None = None
         if several or site.source != "annotation":
             note = "" if site.source == "annotation" else f' ("{axis}:?")'
-            smaller = f"leave {name} free on `{axis}` {where}{note}"
-            yield Edit(
-                smaller, functools.partial(base.drop, site, k), frozenset({(axis, pin.name)})
+            smaller = Candidate(
+                text=f"leave {name} free on `{axis}` {where}{note}",
+                edits=(),
+                make=functools.partial(base.drop, site, k),
+                without=frozenset({(axis, pin.name)}),
             )
+            yield smaller
         if several or site.source == "annotation":
             text = (
                 f"drop `{source_text(site.span)}` {where}"
                 if site.span
                 else f"leave {name} free {where}"
             )
-            yield Edit(
-                text,
-                functools.partial(base.drop, site),
-                frozenset((a, pin.name) for a in base.mesh.names),
-                (),
-                smaller,
+            yield Candidate(
+                text=text,
+                edits=(),
+                make=functools.partial(base.drop, site),
+                without=frozenset((a, pin.name) for a in base.mesh.names),
+                instead=smaller,
             )
 
     def twins(self, site: PinSite) -> list[Constraint]:
@@ -370,11 +365,21 @@ class Repair:
         return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
 
 
-def _chosen(found: Sequence[tuple[float, int, Help]]) -> list[tuple[float, int, Help]]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A help that was accepted: its number among the candidates, and whether it is an annotation
+    more."""
+
+    number: int
+    help: Help
+    inserts: bool = False
+
+
+def _chosen(found: Sequence[_Found]) -> list[_Found]:
     """The cheapest helps, cheapest first; if there is one that leaves all pins as they are, one of
     that kind among them."""
-    ranked = sorted(found, key=lambda f: f[:2])
-    inserted = [f for f in ranked if f[2].text.startswith("sbp.")]
+    ranked = sorted(found, key=lambda f: (f.help.bytes_per_device, f.number))
+    inserted = [f for f in ranked if f.inserts]
     if inserted and inserted[0] not in ranked[:MAX_HELPS]:
         ranked[MAX_HELPS - 1] = inserted[0]
     return ranked[:MAX_HELPS]

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sbp.annotations import annotate_p
-from sbp.errors import Span
+from sbp.errors import Edit, OptionEdit, Span
 from sbp.explain.edits import Case, alike, in_gradient
 from sbp.explain.names import Names
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import End, System, allowed
 from sbp.infer.regime import regime_of
 from sbp.infer.space import Code, encode
-from sbp.limits import POLICIES, Policy, boxing_text, policy_mark, with_policy
+from sbp.limits import POLICIES, Policy, boxing_option, boxing_text, policy_mark, with_policy
 from sbp.signatures import rule_for
 from sbp.source.reader import first_argument, source_text, users_span
 from sbp.trace.graph import Graph, Node
@@ -43,24 +43,28 @@ def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """A candidate: its words, how to make it, and what it does to the constraints.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A change that may give a typing: its words, its edits, and what it does to the constraints.
 
     Arguments:
-      text: what the user is told.
-      make: the edited program.
-      without: (mesh axis, name) of constraints that the edit takes away.
-      assumed: literals of states on the fault's mesh axis, one of which holds after it; empty for
-          any.
-      instead: the text of a smaller edit that makes this one superfluous where it is accepted.
+      text: the change in words.
+      edits: the change itself.
+      make: the program after it.
+      without: (mesh axis, name) of constraints that the change takes away.
+      assumed: literals of states on the fault's mesh axis, one of which holds after the change;
+          empty for any.
+      inserts: whether it is an annotation more, which leaves all pins as they are.
+      instead: a smaller change; where that is accepted, this one is not needed.
     """
 
     text: str
+    edits: tuple[Edit, ...]
     make: Callable[[], Case]
     without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
-    instead: str = ""
+    inserts: bool = False
+    instead: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Insertions:
     system: System
     large: bool
 
-    def edits(self) -> Iterator[Edit]:
+    def candidates(self) -> Iterator[Candidate]:
         """Annotations before the line: on the operands that do not fit a row that the others fit,
         then on what enters the line."""
         node, text = self.node, source_text(users_span(self.node), limit=10_000)
@@ -120,12 +124,12 @@ class Insertions:
             name = self.names.entering(value, node, alone=True)
             if name and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text):
                 yield from (
-                    edit
+                    candidate
                     for code in self.codes(value)
-                    for edit in self.insertion({value: (name, code)})
+                    for candidate in self.insertion({value: (name, code)})
                 )
 
-    def at_region(self) -> Iterator[Edit]:
+    def at_region(self) -> Iterator[Candidate]:
         """Annotations of what enters a loop or branch."""
         for c, wanted in zip(self.fault.sink, self.fault.wanted, strict=True):
             value = c.convert.value if c.convert else -1
@@ -168,7 +172,7 @@ class Insertions:
         split = not self.large and "vmap(" not in self.node.scope
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
-    def insertion(self, values: Mapping[Any, tuple[str, Code]]) -> Iterator[Edit]:
+    def insertion(self, values: Mapping[Any, tuple[str, Code]]) -> Iterator[Candidate]:
         """Annotations of values, by name, before the line that reads them; none when the user has
         no name for one of them."""
         axis, line = self.fault.mesh_axis, users_span(self.node)
@@ -220,8 +224,13 @@ class Insertions:
             make = functools.partial(_inserted, make, reader, number, self.system.position, code)
         if line:
             where = "before" if all(name.isidentifier() for name, _ in values.values()) else "at"
-            yield Edit(
-                f"{' and '.join(calls)} {where} line {line.line}", make, frozenset(freed), assumed
+            yield Candidate(
+                text=f"{' and '.join(calls)} {where} line {line.line}",
+                edits=(),
+                make=make,
+                without=frozenset(freed),
+                assumed=assumed,
+                inserts=True,
             )
 
 
@@ -284,13 +293,17 @@ class Looser:
     """A policy that allows more.
 
     Arguments:
-      text: what the user is told.
+      key: which policy, and where.
+      text: the change in words.
+      edits: the change itself.
       make: a program under it.
       wide: whether it changes more than the line of the fault, so that it is for when nothing less
           gives a typing.
     """
 
+    key: tuple[Any, ...]
     text: str
+    edits: tuple[Edit, ...]
     make: Callable[[Case], Case]
     wide: bool = False
 
@@ -309,7 +322,10 @@ def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
     if found.origin == "program":
         for policy in looser:
             yield Looser(
-                boxing_text(policy, case.demand.policies, names), functools.partial(_based, policy)
+                (policy,),
+                boxing_text(policy, case.demand.policies, names),
+                (boxing_edit(policy, case.demand.policies, names),),
+                functools.partial(_based, policy),
             )
         return
     if found.origin == "axis":
@@ -317,15 +333,35 @@ def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
             other: tuple[Policy | None, ...] = tuple(
                 policy if k == position else p for k, p in enumerate(per_axis)
             )
-            yield Looser(boxing_text(case.boxing, other, names), functools.partial(_on_axes, other))
+            yield Looser(
+                (axis, policy),
+                boxing_text(case.boxing, other, names),
+                (boxing_edit(case.boxing, other, names),),
+                functools.partial(_on_axes, other),
+            )
         return
     if line:
         for policy in looser:
             here = functools.partial(_under, line, policy_mark(policy, axis))
-            yield Looser(f'put line {line.line} under sbp.policy("{policy}", "{axis}")', here)
+            text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
+            yield Looser((axis, policy, line), text, (), here)
     for policy in looser:
         text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-        yield Looser(text, functools.partial(_everywhere, found.policy, policy, axis), wide=True)
+        everywhere = functools.partial(_everywhere, found.policy, policy, axis)
+        yield Looser((axis, policy, found.policy), text, (), everywhere, wide=True)
+
+
+def boxing_edit(
+    base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]
+) -> OptionEdit:
+    """The edit that gives `sbp.jit` these policies.
+
+    Arguments:
+      base: the policy of mesh axes without one of their own.
+      per_axis: the policy of each mesh axis, or None.
+      names: the mesh axes.
+    """
+    return OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
 
 
 def _based(policy: Policy, case: Case) -> Case:

@@ -98,7 +98,13 @@ class Helper:
         if any(self.accepted(finding, e) is not None for e in choice.contrary):
             return None
         text = edit.text if len(right) == 1 or choice.contrary else choice.either
-        return Help(text=text, bytes_per_device=bytes_sent(made))
+        return Help(
+            text=text,
+            edits=(),
+            bytes_per_device=bytes_sent(made),
+            peak_memory_bytes=None,
+            clears_all_errors=False,
+        )
 
     def accepted(self, finding: Finding, edit: Edit) -> Graph | None:
         """The edited program, where the finding is gone, nothing else is, and nothing that the edit

@@ -2,7 +2,7 @@
 
 import linecache
 
-from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
+from sbp.errors import Diagnostic, Help, Label, RuleRow, SourceEdit, Span
 
 FILE, OTHER = "moe/ffn.py", "moe/layout.py"
 SOURCE = """import sbp
@@ -52,11 +52,19 @@ STYLE_EXAMPLE = Diagnostic(
     helps=(
         Help(
             text='sbp.replicate(x, "tensor") before line 12; h becomes S(1)',
+            edits=(
+                SourceEdit(span=span(12, 5, 5), replacement='x = sbp.replicate(x, "tensor")\n    '),
+            ),
             bytes_per_device=6 * 2**20,
+            peak_memory_bytes=64 * 2**20,
+            clears_all_errors=True,
         ),
         Help(
             text="split w_in on dim 0 at line 4; h becomes P(sum), reduced later",
+            edits=(SourceEdit(span=span(4, 29, 30), replacement="0"),),
             bytes_per_device=24 * 2**20,
+            peak_memory_bytes=48 * 2**20,
+            clears_all_errors=True,
         ),
     ),
 )
