@@ -1,15 +1,10 @@
-"""The text form of a plan: every local operation, every collective and every region on its own
-line; it parses back.
+"""Program -> plan text: each local operation, each collective and each region has its own line.
 
->>> head = "plan x=2 boxing=auto 0 B per device {"
->>> text = [head, "  input %0: f32[4] x:S(0)  # a", "  return %0", "}"]
->>> str(parse_listing("\\n".join(text))).splitlines() == text
-True
+`sbp.plan.parse.parse_listing` reads the text back.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -17,17 +12,23 @@ from typing import Any, assert_never
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import SbpError, Span, file_name
+from sbp.errors import Span, file_name
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node
-from sbp.types import NdSbp, parse
+from sbp.types import NdSbp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
-    """A register where it is defined: its name, dtype and shape (empty for a conversion), type; for
-    an argument the user's name."""
+class ListedValue:
+    """A register where it is defined.
+
+    Arguments:
+      name: of the register, `%3`.
+      shape: dtype and whole shape, `f32[8,16]`; empty for the result of a conversion.
+      type: its type.
+      argument: the user's name of an argument; empty for other registers.
+    """
 
     name: str
     shape: str
@@ -43,11 +44,19 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """An operation; `kernels`: on which mesh axes it runs another kernel than the primitive itself,
-    `bytes_sent`: what those send."""
+class ListedOperation:
+    """An operation.
 
-    results: tuple[Value, ...]
+    Arguments:
+      results: the registers it defines.
+      op: the primitive.
+      kernels: `axis=kernel` for each mesh axis on which another kernel than the primitive runs.
+      operands: registers and constants.
+      bytes_sent: bytes that one device sends inside those kernels each time the operation runs.
+      comment: the source line.
+    """
+
+    results: tuple[ListedValue, ...]
     op: str
     kernels: tuple[str, ...] = ()
     operands: tuple[str, ...]
@@ -56,10 +65,19 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """One boxing step with the bytes one device sends each time it runs."""
+class ListedConversion:
+    """One step of a conversion: a collective, or a local slice, mask or pad.
 
-    result: Value
+    Arguments:
+      result: the register it defines.
+      kind: `all_reduce`, `slice`, ..
+      mesh_axes: names of the mesh axes it runs over.
+      operand: the register it converts.
+      bytes_sent: bytes that one device sends each time it runs.
+      comment: the node that needs the result.
+    """
+
+    result: ListedValue
     kind: str
     mesh_axes: tuple[str, ...]
     operand: str
@@ -68,41 +86,44 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """A scan, while or cond: its bodies run `trips` times each time it runs."""
+class ListedRegion:
+    """A scan, while or cond whose bodies run `trips` times each time it runs."""
 
-    results: tuple[Value, ...]
+    results: tuple[ListedValue, ...]
     op: str
     operands: tuple[str, ...]
     trips: int
-    bodies: tuple[Body, ...]
+    bodies: tuple[ListedBody, ...]
     comment: str = ""
 
 
-Line = Operation | Conversion | Region
+ListedLine = ListedOperation | ListedConversion | ListedRegion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """Lines in order, from inputs to what is returned."""
+class ListedBody:
+    """The lines of a program or of the body of a region, in order."""
 
-    inputs: tuple[Value, ...]
-    lines: tuple[Line, ...]
+    inputs: tuple[ListedValue, ...]
+    lines: tuple[ListedLine, ...]
     returned: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A plan as text: `parse_listing(str(listing)) == listing`.
+    """A plan as lines: `parse_listing(str(listing)) == listing`.
 
-    `mesh` has names and sizes of the mesh axes, outer first; `bytes_per_device` is what one device
-    sends per call.
+    Arguments:
+      mesh: names and sizes of the mesh axes, outer first.
+      boxing: the boxing policy.
+      bytes_per_device: bytes that one device sends per call.
+      body: the lines.
     """
 
     mesh: tuple[tuple[str, int], ...]
     boxing: str
     bytes_per_device: float
-    body: Body
+    body: ListedBody
 
     def __str__(self) -> str:
         axes = "".join(f"{name}={size} " for name, size in self.mesh)
@@ -118,23 +139,23 @@ def _comment(text: str) -> str:
     return f"  # {text}" if text else ""
 
 
-def _body_lines(body: Body, indent: str) -> Iterator[str]:
+def _body_lines(body: ListedBody, indent: str) -> Iterator[str]:
     for given in body.inputs:
         yield f"{indent}input {given}{_comment(given.argument)}"
     for line in body.lines:
         match line:
-            case Operation():
+            case ListedOperation():
                 kernels = f"<{', '.join(line.kernels)}>" if line.kernels else ""
                 call = f"{line.op}{kernels}({', '.join(line.operands)})"
                 sent = f"  {_figure(line.bytes_sent)} B" if line.bytes_sent else ""
                 yield f"{indent}{_results(line.results)}{call}{sent}{_comment(line.comment)}"
-            case Conversion():
+            case ListedConversion():
                 call = f"{line.kind}[{', '.join(line.mesh_axes)}]({line.operand})"
                 yield (
                     f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)}"
                     f" B{_comment(line.comment)}"
                 )
-            case Region():
+            case ListedRegion():
                 trips = "1 trip" if line.trips == 1 else f"{line.trips} trips"
                 call = f"{line.op}({', '.join(line.operands)})"
                 yield f"{indent}{_results(line.results)}{call}  {trips}{_comment(line.comment)}"
@@ -147,28 +168,33 @@ def _body_lines(body: Body, indent: str) -> Iterator[str]:
     yield f"{indent}return {', '.join(body.returned)}".rstrip()
 
 
-def _results(results: tuple[Value, ...]) -> str:
+def _results(results: tuple[ListedValue, ...]) -> str:
     return ", ".join(map(str, results)) + " = " if results else ""
 
 
-# ---- plan -> listing ----------------------------------------------------------------------------
+# ---- words -------------------------------------------------------------------------------------
 
 
 def place(span: Span) -> str:
-    """A span as `file:line`."""
+    """A source position as `file:line`."""
     return f"{file_name(span.file)}:{span.line}"
 
 
 def node_place(node: Node) -> str:
-    """Where a node comes from: its line, for a gradient the forward line."""
+    """The source line of a node as a phrase: `at file:line`; `in the gradient of file:line` for a
+    node of a backward pass."""
     if node.span is None:
         return "in generated code"
     return f"in the gradient of {place(node.span)}" if node.backward else f"at {place(node.span)}"
 
 
 def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ()) -> str:
-    """Dtype and shape in short; the shape of one device's shard when codes and axis sizes are
-    given.
+    """Dtype and shape in short form, such as `f32[8,16]`.
+
+    Arguments:
+      aval: shape and dtype.
+      codes: a type; with it, the shape is that of one device's shard.
+      sizes: sizes of the mesh axes, needed with `codes`.
 
     >>> shape_text(_jax.empty_aval((8, 16), np.dtype("float32")))
     'f32[8,16]'
@@ -189,7 +215,7 @@ def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ())
 
 
 def constant_text(constant: Constant) -> str:
-    """A constant as an operand: a scalar by its value, an array by its shape."""
+    """A constant as an operand: the value of a scalar, the shape of an array."""
     shape = shape_text(constant.aval)
     if not constant.aval.shape and not _jax.is_extended(constant.aval.dtype):
         value = np.asarray(constant.value).item()
@@ -198,11 +224,17 @@ def constant_text(constant: Constant) -> str:
     return f"const:{shape}"
 
 
-def listing(program: Any) -> Listing:
-    """Program -> Listing: registers are numbered in the order of their appearance, a converted
-    value gets primes.
+# ---- plan -> listing ----------------------------------------------------------------------------
 
-    `program` is a `sbp.plan.program.Program`, which prints itself with this.
+
+def listing(program: Any) -> Listing:
+    """Program -> Listing.
+
+    Registers are numbered in the order of their definition. A converted value keeps its number and
+    gets one prime for each conversion: `%3'`.
+
+    Arguments:
+      program: a `sbp.plan.program.Program`.
     """
     body = _Writer(program.mesh, program.graph).body(program.block, program.graph.input_names)
     sent = float(program.cost.bytes_per_device)
@@ -224,10 +256,10 @@ class _Writer:
         self.primes[value] = count
         return f"%{number}{chr(39) * count}"
 
-    def define(self, register: Register, *, shape: bool = True, argument: str = "") -> Value:
+    def define(self, register: Register, *, shape: bool = True, argument: str = "") -> ListedValue:
         name = self.names[register] = self.fresh(register.value)
         text = shape_text(self.graph.avals[register.value]) if shape else ""
-        return Value(
+        return ListedValue(
             name=name, shape=text, type=to_type(register.codes, self.mesh), argument=argument
         )
 
@@ -237,10 +269,10 @@ class _Writer:
             return constant_text(source.constant) + (f"{{{t!r}}}" if any(source.codes) else "")
         return self.names[source]
 
-    def body(self, block: Block, input_names: Sequence[str] = ()) -> Body:
+    def body(self, block: Block, input_names: Sequence[str] = ()) -> ListedBody:
         names = [*input_names, *[""] * (len(block.inputs) - len(input_names))]
         inputs = tuple(self.define(r, argument=n) for r, n in zip(block.inputs, names, strict=True))
-        lines: list[Line] = []
+        lines: list[ListedLine] = []
         for instruction in block.instructions:
             match instruction:
                 case Apply(node=node):
@@ -255,7 +287,7 @@ class _Writer:
                     outs = tuple(map(self.define, instruction.outs))
                     sent, where = instruction.bytes_sent, node_place(node)
                     lines.append(
-                        Operation(
+                        ListedOperation(
                             results=outs,
                             op=node.op,
                             kernels=kernels,
@@ -271,7 +303,7 @@ class _Writer:
                     outs = tuple(map(self.define, instruction.outs))
                     bodies = tuple(self.body(b) for b in instruction.blocks)
                     lines.append(
-                        Region(
+                        ListedRegion(
                             results=outs,
                             op=node.op,
                             operands=ins,
@@ -282,11 +314,11 @@ class _Writer:
                     )
                 case _:
                     assert_never(instruction)
-        return Body(
+        return ListedBody(
             inputs=inputs, lines=tuple(lines), returned=tuple(map(self.operand, block.outputs))
         )
 
-    def conversions(self, box: Box) -> Iterator[Conversion]:
+    def conversions(self, box: Box) -> Iterator[ListedConversion]:
         reader = box.reader
         comment = (
             "needed at the end" if reader is None else f"needed by {reader.op} {node_place(reader)}"
@@ -295,7 +327,7 @@ class _Writer:
         for step in box.steps:
             result = self.define(Register(box.target.value, step.target), shape=False)
             axes = tuple(self.mesh.names[i] for i in step.mesh_axes)
-            yield Conversion(
+            yield ListedConversion(
                 result=result,
                 kind=step.kind,
                 mesh_axes=axes,
@@ -304,154 +336,3 @@ class _Writer:
                 comment=comment,
             )
             operand = result.name
-
-
-# ---- text -> listing ----------------------------------------------------------------------------
-
-_NAME = r"%\d+'*"
-_SHAPE = r"[\w<>]+\[[\d,]*\]"
-_OPERAND = rf"(?:{_NAME}|const:{_SHAPE}(?:\{{[^}}]*\}})?|[-+\w.]+:\w+(?:\{{[^}}]*\}})?)"
-_COMMENT = re.compile(r"  # (.*)$")
-_HEAD = re.compile(r"plan ((?:\w+=\d+ )*)boxing=(\w+) (\S+) B per device \{")
-_VALUE = re.compile(rf"({_NAME}): (?:({_SHAPE}) )?(\S.*)")
-_CALL = re.compile(
-    rf"([\w:.-]+)(?:<([^>]*)>|\[([^\]]*)\])?\(((?:{_OPERAND}(?:, {_OPERAND})*)?)\)(?:  (\S+)"
-    r" (B|trips?))?"
-)
-_OPERANDS = re.compile(_OPERAND)
-
-
-def parse_listing(text: str) -> Listing:
-    """Reads the text form of a plan.
-
-    Raises:
-      SbpError: `type-syntax` with the line number.
-    """
-    return _Reader(text).listing()
-
-
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self.lines = text.rstrip("\n").split("\n")
-        self.at = 0
-        self.axes: tuple[str, ...] = ()
-
-    def fail(self, expected: str, at: int | None = None) -> SbpError:
-        number = self.at if at is None else at
-        shown = self.lines[number].strip() if number < len(self.lines) else "the end of the text"
-        return SbpError(
-            f"plan text does not parse at line {number + 1}: expected {expected}\n  {shown}",
-            code="type-syntax",
-        )
-
-    def next(self, expected: str) -> tuple[str, str]:
-        """The next line and its comment."""
-        if self.at >= len(self.lines):
-            raise self.fail(expected)
-        line = self.lines[self.at]
-        self.at += 1
-        found = _COMMENT.search(line)
-        return (line[: found.start()] if found else line).strip(), found.group(1) if found else ""
-
-    def listing(self) -> Listing:
-        expected = "plan AXIS=SIZE .. boxing=POLICY BYTES B per device {"
-        found = _HEAD.fullmatch(self.next(expected)[0])
-        if found is None:
-            raise self.fail(expected, self.at - 1)
-        mesh = tuple(
-            (name, int(size)) for name, size in (pair.split("=") for pair in found.group(1).split())
-        )
-        self.axes = tuple(name for name, _ in mesh)
-        sent = self.number(found.group(3))
-        body = self.body()
-        if self.at != len(self.lines):
-            raise self.fail("nothing after the plan's closing brace")
-        return Listing(mesh=mesh, boxing=found.group(2), bytes_per_device=sent, body=body)
-
-    def number(self, text: str) -> float:
-        try:
-            return float(text)
-        except ValueError:
-            raise self.fail(f"a number, not {text!r}", self.at - 1) from None
-
-    def value(self, text: str, argument: str = "") -> Value:
-        found = _VALUE.fullmatch(text)
-        if found is None:
-            raise self.fail("%NUMBER: SHAPE TYPE", self.at - 1)
-        try:
-            t = parse(found.group(3), mesh_axes=self.axes)
-        except SbpError as error:
-            raise self.fail(f"a type ({error.message.splitlines()[0]})", self.at - 1) from None
-        return Value(name=found.group(1), shape=found.group(2) or "", type=t, argument=argument)
-
-    def operands(self, text: str, known: set[str]) -> tuple[str, ...]:
-        found = tuple(_OPERANDS.findall(text))
-        if ", ".join(found) != text:
-            raise self.fail("operands separated by commas", self.at - 1)
-        for name in found:
-            if name.startswith("%") and name not in known:
-                raise self.fail(f"a register that is defined above, not {name}", self.at - 1)
-        return found
-
-    def body(self) -> Body:
-        inputs: list[Value] = []
-        lines: list[Line] = []
-        known: set[str] = set()
-        while True:
-            text, comment = self.next("a line, or return")
-            if text.startswith("input "):
-                inputs.append(self.value(text.removeprefix("input "), comment))
-                known.add(inputs[-1].name)
-            elif text == "return" or text.startswith("return "):
-                returned = self.operands(text.removeprefix("return").strip(), known)
-                if self.next("}")[0] != "}":
-                    raise self.fail("} after return", self.at - 1)
-                return Body(inputs=tuple(inputs), lines=tuple(lines), returned=returned)
-            else:
-                lines.append(self.line(text, comment, known))
-
-    def line(self, text: str, comment: str, known: set[str]) -> Line:
-        left, equals, right = text.rpartition(" = ")
-        found = _CALL.fullmatch(right)
-        if found is None:
-            raise self.fail("RESULTS = OPERATION(OPERANDS)", self.at - 1)
-        results = tuple(self.value(v) for v in re.split(r", (?=%)", left)) if equals else ()
-        op, kernels, axes, inner, figure, unit = found.groups()
-        operands = self.operands(inner, known)
-        known.update(r.name for r in results)
-        if unit == "B" and not kernels:
-            if axes is None or len(results) != 1 or len(operands) != 1:
-                raise self.fail("%NUMBER: TYPE = COLLECTIVE[AXES](OPERAND)  BYTES B", self.at - 1)
-            over, sent = tuple(axes.split(", ")), self.number(figure)
-            return Conversion(
-                result=results[0],
-                kind=op,
-                mesh_axes=over,
-                operand=operands[0],
-                bytes_sent=sent,
-                comment=comment,
-            )
-        if unit and unit != "B":
-            trips = int(self.number(figure))
-            bodies: list[Body] = []
-            while self.at < len(self.lines) and self.lines[self.at].strip() == "{":
-                self.at += 1
-                bodies.append(self.body())
-            return Region(
-                results=results,
-                op=op,
-                operands=operands,
-                trips=trips,
-                bodies=tuple(bodies),
-                comment=comment,
-            )
-        names = tuple(kernels.split(", ")) if kernels else ()
-        own = self.number(figure) if unit else 0.0
-        return Operation(
-            results=results,
-            op=op,
-            kernels=names,
-            operands=operands,
-            bytes_sent=own,
-            comment=comment,
-        )

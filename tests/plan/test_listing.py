@@ -6,14 +6,15 @@ import re
 import pytest
 
 from sbp.errors import SbpError
-from sbp.plan.text import Conversion, Operation, Region, listing, parse_listing
+from sbp.plan.parse import parse_listing
+from sbp.plan.text import ListedConversion, ListedOperation, ListedRegion, listing
 from tests.report.programs import PROGRAMS, plan
 
 
 def all_lines(body):
     for line in body.lines:
         yield line
-        if isinstance(line, Region):
+        if isinstance(line, ListedRegion):
             for inner in line.bodies:
                 yield from all_lines(inner)
 
@@ -32,9 +33,9 @@ def test_bytes_of_the_lines_add_up(name):
     def sent(body, times):
         total = 0.0
         for line in body.lines:
-            if isinstance(line, Conversion):
+            if isinstance(line, ListedConversion):
                 total += line.bytes_sent * times
-            elif isinstance(line, Region):
+            elif isinstance(line, ListedRegion):
                 inner = [sent(inner, times * line.trips) for inner in line.bodies]
                 total += (
                     max(inner) if line.op == "cond" else sum(inner)
@@ -55,8 +56,8 @@ def test_registers_are_numbered_in_order_of_appearance():
 def test_what_a_listing_says():
     made = listing(plan("megatron").program)
     kinds = [type(line) for line in all_lines(made.body)]
-    assert kinds.count(Conversion) == 1
-    (reduction,) = (line for line in made.body.lines if isinstance(line, Conversion))
+    assert kinds.count(ListedConversion) == 1
+    (reduction,) = (line for line in made.body.lines if isinstance(line, ListedConversion))
     assert (reduction.kind, reduction.mesh_axes, reduction.bytes_sent) == (
         "all_reduce",
         ("model",),
@@ -69,17 +70,21 @@ def test_what_a_listing_says():
 
 def test_regions_hold_their_trips_and_bodies():
     scans = [
-        line for line in all_lines(listing(plan("layers").program).body) if isinstance(line, Region)
+        line
+        for line in all_lines(listing(plan("layers").program).body)
+        if isinstance(line, ListedRegion)
     ]
     assert [(s.op, s.trips, len(s.bodies)) for s in scans] == [("scan", 6, 1), ("scan", 6, 1)]
     (loop,) = (
         line
         for line in all_lines(listing(plan("iterate").program).body)
-        if isinstance(line, Region)
+        if isinstance(line, ListedRegion)
     )
     assert (loop.op, len(loop.bodies)) == ("while", 2)
     (branch,) = (
-        line for line in all_lines(listing(plan("choose").program).body) if isinstance(line, Region)
+        line
+        for line in all_lines(listing(plan("choose").program).body)
+        if isinstance(line, ListedRegion)
     )
     assert (branch.op, branch.trips, len(branch.bodies)) == ("cond", 1, 2)
 
@@ -104,10 +109,10 @@ def test_hand_written_text():
     made = parse_listing(TEXT)
     assert str(made) == TEXT
     operation, _, region = made.body.lines
-    assert isinstance(operation, Operation) and isinstance(region, Region)
+    assert isinstance(operation, ListedOperation) and isinstance(region, ListedRegion)
     assert region.operands == ("0:i32", "%2'", "-0.5:f32", "const:bf16[4]{data:S(0)}")
     first = region.bodies[0].lines[0]
-    assert isinstance(first, Operation)
+    assert isinstance(first, ListedOperation)
     assert first.kernels == ("data=halo", "model=mask")
 
 
