@@ -32,6 +32,7 @@ from sbp.plan.text import place
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Graph, Node
+from sbp.trace.regions import interface_of
 
 MAX_FAULTS, MAX_FAULTS_LARGE, MAX_ROWS = 5, 3, 4
 
@@ -407,11 +408,8 @@ class _Fault:
         number = carry_of(node, self.found.sink[0])
         if number is None:
             return
-        body = node.regions[-1]
-        value = body.inputs[
-            number
-            + (node.params["num_consts"] if node.op == "scan" else node.params["body_nconsts"])
-        ]
+        region, position = interface_of(node).entering("carry")[number].inputs[0]
+        value = node.regions[region].inputs[position]
         for c in self.found.equations:
             span = (
                 users_span(c.node)

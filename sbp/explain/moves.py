@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sbp.explain.origins import Origins, atoms, carried
+from sbp.explain.origins import Origins, atoms
 from sbp.explain.pinning import Question, Types, Wanted
 from sbp.explain.subjects import Subject, in_gradient
 from sbp.infer.constraints import pin_sites
@@ -21,7 +21,8 @@ from sbp.plan.program import Cost, Program
 from sbp.plan.text import node_place
 from sbp.signatures import Op, rule_for
 from sbp.source.reader import source_text
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Node
+from sbp.trace.regions import bodies_of, interface_of
 from sbp.types import B, NdSbp, Split
 
 
@@ -192,7 +193,7 @@ class Moves:
         for node in nodes:
             for number, operand in enumerate(node.inputs):
                 if isinstance(operand, int) and operand in mine:
-                    mine.update(body.inputs[i] for body, i in _passed(node, number))
+                    mine.update(body.inputs[i] for body, i in bodies_of(node, number))
         return frozenset(mine)
 
     @functools.cached_property
@@ -212,14 +213,14 @@ class Moves:
                 if operand in reached and any(
                     typing.rows[node.id].ins[number][k] < 0 for k in axes
                 ):
-                    made |= {body.inputs[i] for body, i in _passed(node, number)} | set(
+                    made |= {body.inputs[i] for body, i in bodies_of(node, number)} | set(
                         () if node.regions else node.outputs
                     )
-            for number, body in enumerate(node.regions):
-                if node.op != "while" or number:
-                    made |= {
-                        v for v, o in zip(node.outputs, body.outputs, strict=True) if o in reached
-                    }
+            made |= {
+                node.outputs[e.result]
+                for e in interface_of(node).exits
+                if e.result >= 0 and node.regions[e.region].outputs[e.output] in reached
+            }
             return {v for v in made if any(typing.values[v][k] < 0 for k in axes)}
 
         before = 0
@@ -294,10 +295,10 @@ class Moves:
             text = f"pinned as {after!r} by `{source_text(reader.span)}` {node_place(reader)}"
             return _Reason(text, "without that pin", lambda: self.without_pin(reader, changed))
         what = f"{reader.op} {_quote(reader)}{node_place(reader)}"
-        if reader.op == "cond" and number == 0:
+        if reader.regions and interface_of(reader).entries[number].kind == "predicate":
             return _Reason(f"it is the predicate of {what}, which every device has to know")
         if reader.regions:
-            bodies = _passed(reader, number)
+            bodies = bodies_of(reader, number)
             is_carry = any(body.inputs[i] in self.origins.carries for body, i in bodies)
             kept = "carried as" if is_carry else "taken into the body as"
             values = [body.inputs[i] for body, i in bodies]
@@ -394,10 +395,10 @@ class Moves:
             return self.at_output(number, box, changed)
         holder, region = placed.holders[-1]
         what = f"{holder.op} {_quote(holder)}{node_place(holder)}"
-        if holder.op == "while" and region == 0:
+        left = interface_of(holder).leaving(region)[number]
+        if left.kind == "predicate":
             return _Reason(f"it is the predicate of {what}, which every device has to know")
-        carries = carried(holder, region)
-        is_carry = number < len(carries)
+        is_carry = left.kind == "carry"
         kept = "carried as" if is_carry else "returned as"
         holds = [
             Hold(
@@ -412,7 +413,7 @@ class Moves:
             else f"{kept} {after!r} by the body of {what}"
         )
         if is_carry and box.source.codes[k] < 0:
-            carry = holder.regions[region].inputs[carries[number]]
+            carry = holder.regions[region].inputs[left.entered(region)]
             blocker = self.blocker(carry, k, box.source.codes[k])
             if blocker is not None:
                 text += (
@@ -549,7 +550,7 @@ def inner_codes(
 ) -> tuple[Code | None, ...]:
     """Codes of a region's operand as its body has them: of a stacked operand, those of one
     slice."""
-    stacked = node.op == "scan" and number >= node.params["num_consts"] + node.params["num_carry"]
+    stacked = interface_of(node).entries[number].kind == "slice"
     return asked(tuple(c - 1 if stacked and c > 0 else c for c in codes), changed)
 
 
@@ -577,21 +578,3 @@ def _quote(node: Node) -> str:
     """The user's expression with a blank behind it."""
     text = source_text(node.span, 44).replace("`", "'")
     return f"`{text}` " if text else ""
-
-
-def _passed(node: Node, number: int) -> list[tuple[Graph, int]]:
-    """The bodies that get an operand of a region, and where."""
-    match node.op:
-        case "scan":
-            return [(node.regions[0], number)]
-        case "cond":
-            return [(r, number - 1) for r in node.regions] if number else []
-        case "while":
-            conds, bodies = node.params["cond_nconsts"], node.params["body_nconsts"]
-            if number < conds:
-                return [(node.regions[0], number)]
-            if number < conds + bodies:
-                return [(node.regions[1], number - conds)]
-            return [(node.regions[0], number - bodies), (node.regions[1], number - conds)]
-        case _:
-            return []

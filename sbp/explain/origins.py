@@ -15,6 +15,7 @@ from sbp.infer.typing import Typing
 from sbp.plan.text import node_place
 from sbp.source.reader import expression_at, source_text
 from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.regions import Entry, interface_of
 
 MAX_LINKS = 200
 """Rows of a chain that are told; of a longer one the last is told, too."""
@@ -59,7 +60,7 @@ class Origins:
       typing: the program with its types.
       demand: what was asked of inputs and outputs.
       names: of the program's values.
-      holders: for the inputs of bodies: the node, the number of the body and that of the input.
+      holders: for the inputs of bodies: the node, and the entry that feeds the input.
       carries: those of them that a loop carries.
       lasts: the last links of chains that have been followed, by value and position of the mesh
           axis.
@@ -68,20 +69,19 @@ class Origins:
     typing: Typing
     demand: Demand
     names: Names
-    holders: dict[int, tuple[Node, int, int]]
+    holders: dict[int, tuple[Node, Entry]]
     carries: frozenset[int]
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @classmethod
     def of(cls, typing: Typing, demand: Demand) -> Origins:
         """Prepares a program: who holds the regions whose inputs are values."""
-        holders: dict[int, tuple[Node, int, int]] = {}
-        carries: set[int] = set()
+        holders: dict[int, tuple[Node, Entry]] = {}
         for node in typing.graph.walk():
-            for number, region in enumerate(node.regions):
-                holders.update({v: (node, number, i) for i, v in enumerate(region.inputs)})
-                carries.update(region.inputs[i] for i in carried(node, number))
-        return cls(typing, demand, Names.of(typing.graph), holders, frozenset(carries))
+            for region, fed in zip(node.regions, interface_of(node).fed, strict=True):
+                holders.update({v: (node, e) for v, e in zip(region.inputs, fed, strict=True)})
+        carries = frozenset(v for v, (_, entry) in holders.items() if entry.kind == "carry")
+        return cls(typing, demand, Names.of(typing.graph), holders, carries)
 
     @property
     def graph(self) -> Graph:
@@ -145,22 +145,11 @@ class Origins:
     def _argument(self, value: int) -> str:
         if value not in self.holders:
             return "an input"
-        node, outer = self._outer(value)
-        if value in self.carries:
+        node, entry = self.holders[value]
+        if entry.kind == "carry":
             return f"the carry of {node.op}"
-        stacked = (
-            node.op == "scan" and outer >= node.params["num_consts"] + node.params["num_carry"]
-        )
-        return f"{'a slice of ' if stacked else ''}{self.label(node.inputs[outer])}"
-
-    def _outer(self, value: int) -> tuple[Node, int]:
-        """The region that a body's input belongs to, and the number of the operand that it is."""
-        node, region, number = self.holders[value]
-        if node.op == "while":
-            conds, bodies = node.params["cond_nconsts"], node.params["body_nconsts"]
-            before = (0, conds) if number not in carried(node, region) else (bodies, conds)
-            return node, number + before[region]
-        return node, number + (node.op == "cond")
+        outside = self.label(node.inputs[entry.operand])
+        return f"a slice of {outside}" if entry.kind == "slice" else outside
 
     def _lead(self, value: int, k: int) -> int | None:
         """The value whose atom leads to that of a value; always one that the program makes before
@@ -168,13 +157,14 @@ class Origins:
         if value in self.names.inputs:
             return None
         if value in self.holders:
-            node, outer = self._outer(value)
-            return _value(node.inputs[outer])
+            node, entry = self.holders[value]
+            return _value(node.inputs[entry.operand])
         node = self.names.makers[value]
         if node.op == "sbp_annotate":
             return None if self._is_pinned(node, k) else _value(node.inputs[0])
         if node.regions:
-            return _value(_returning(node).outputs[node.outputs.index(value)])
+            left = interface_of(node).exit_to(node.outputs.index(value))
+            return _value(node.regions[left.region].outputs[left.output])
         lead = self._lead_of_row(node, self.typing.values[value][k], k)
         return None if lead is None else _value(node.inputs[lead])
 
@@ -325,8 +315,8 @@ class Origins:
         ]
 
     def _body_input(self, value: int, code: Code, k: int) -> list[Link]:
-        node, outer = self._outer(value)
-        kept = value in self.carries
+        node, entry = self.holders[value]
+        outer, kept = entry.operand, entry.kind == "carry"
         text = (
             "one type over all trips, chosen with what the body returns"
             if kept
@@ -343,16 +333,11 @@ class Origins:
         return [link, *self._converted(node, outer, self.typing.rows[node.id].ins[outer][k], k)]
 
     def _region_output(self, node: Node, value: int, code: Code, k: int) -> list[Link]:
-        number = node.outputs.index(value)
-        body = _returning(node)
-        region = node.regions.index(body)
-        operand = body.outputs[number]
-        returned = self.typing.region_outputs[node.id, region][number][k]
-        text = (
-            f"what the body of {node.op} carries"
-            if number < len(carried(node, region))
-            else f"what the body of {node.op} returns"
-        )
+        left = interface_of(node).exit_to(node.outputs.index(value))
+        operand = node.regions[left.region].outputs[left.output]
+        returned = self.typing.region_outputs[node.id, left.region][left.output][k]
+        does = "carries" if left.kind == "carry" else "returns"
+        text = f"what the body of {node.op} {does}"
         links = [
             Link(
                 kind="carry",
@@ -380,22 +365,6 @@ class Origins:
         return links
 
 
-def carried(node: Node, region: int) -> range:
-    """The positions of a body's carries among its inputs."""
-    match node.op:
-        case "scan":
-            return range(
-                node.params["num_consts"], node.params["num_consts"] + node.params["num_carry"]
-            )
-        case "while":
-            return range(
-                node.params["cond_nconsts"] if region == 0 else node.params["body_nconsts"],
-                len(node.regions[region].inputs),
-            )
-        case _:
-            return range(0)
-
-
 def atoms(codes: list[Code]) -> str:
     """Codes in notation.
 
@@ -419,11 +388,6 @@ def shown(links: tuple[Link, ...]) -> tuple[Link, ...]:
 
 def _named(link: Link) -> bool:
     return link.subject.strip("`").isidentifier() and link.subject.startswith("`")
-
-
-def _returning(node: Node) -> Graph:
-    """The body that a region's results are told by: of a cond the first branch."""
-    return node.regions[len(node.regions) - 1 if node.op == "while" else 0]
 
 
 def _value(operand: Operand) -> int | None:

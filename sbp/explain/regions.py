@@ -11,6 +11,7 @@ from sbp.infer.check import CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.space import Code, decode
 from sbp.trace.graph import Node
+from sbp.trace.regions import interface_of
 
 
 def atoms_text(codes: Sequence[Code]) -> str:
@@ -42,7 +43,7 @@ def region_words(
     first, made = fault.sink[0], fault.made[0]
     edge = _edge(first)
     if edge == "predicate" or (
-        edge == "constant" and node.op == "while" and first.operand < node.params["cond_nconsts"]
+        edge == "constant" and interface_of(node).entries[first.operand].decides
     ):
         hint = "; reduce it first" if left(made) == "partial" else ""
         what, said = f"the predicate of {subject}", "the predicate"
@@ -109,14 +110,9 @@ def carry_of(node: Node, constraint: Constraint) -> int | None:
     edge = _edge(constraint)
     if edge == "carry":
         return constraint.operand
-    if edge != "initial carry":
-        return None
-    before = (
-        node.params["num_consts"]
-        if node.op == "scan"
-        else node.params["cond_nconsts"] + node.params["body_nconsts"]
+    return (
+        interface_of(node).entries[constraint.operand].number if edge == "initial carry" else None
     )
-    return constraint.operand - before
 
 
 def _branch(node: Node, constraint: Constraint, text: str) -> str:

@@ -15,6 +15,7 @@ from sbp.errors import SbpError, Span, file_name
 from sbp.plan.text import place
 from sbp.source.reader import Targets, expression_at, names_at, source_text
 from sbp.trace.graph import Graph, Node
+from sbp.trace.regions import interface_of
 
 _LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
 _REMATTED = "rematted_computation"
@@ -319,7 +320,7 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
         return []
     node = makers[kinds[0]]
     if node.op == "scan" and len(targets) == 2:
-        counts = [node.params["num_carry"]]
+        counts = [len(interface_of(node).entering("carry"))]
     elif len(node.outputs) == sum(map(len, targets)):
         counts = list(itertools.accumulate(map(len, targets)))[:-1]
     else:

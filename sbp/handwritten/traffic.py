@@ -8,7 +8,7 @@ from typing import Any
 
 from sbp import _jax
 from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import trips_of
+from sbp.trace.regions import amount
 
 
 def handwritten_bytes(node: Node) -> float:
@@ -21,7 +21,7 @@ def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
     total = 0.0
     for node in graph.nodes:
         inner = [_of_body(region, sizes) for region in node.regions]
-        total += max(inner) if node.op == "cond" else trips_of(node) * sum(inner)
+        total += amount(node, inner)
         total += _of_collective(graph, node, sizes)
     return total
 

@@ -16,7 +16,7 @@ from sbp.infer.space import Codes, Spaces, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import trips_of
+from sbp.trace.regions import LOOPS, trips_of
 from sbp.types import MONOIDS
 
 
@@ -110,12 +110,12 @@ class _Lowering:
             ins = tuple(fetch(o, c, node) for o, c in zip(node.inputs, row.ins, strict=True))
             outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
             if node.regions:
-                self.loops += node.op in ("scan", "while")
+                self.loops += node.op in LOOPS
                 blocks = tuple(
                     self.block(r, typing.region_outputs[node.id, i], node)
                     for i, r in enumerate(node.regions)
                 )
-                self.loops -= node.op in ("scan", "while")
+                self.loops -= node.op in LOOPS
                 instructions.append(
                     Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
                 )

@@ -19,6 +19,7 @@ from sbp.plan.memory import peak_memory
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.graph import Graph
+from sbp.trace.regions import amount
 from sbp.types import NdSbp
 
 
@@ -156,7 +157,7 @@ def bytes_sent(block: Block) -> float:
             total += instruction.bytes_sent
         elif isinstance(instruction, Loop):
             inner = [bytes_sent(b) for b in instruction.blocks]
-            total += max(inner) if instruction.node.op == "cond" else instruction.trips * sum(inner)
+            total += amount(instruction.node, inner)
         elif instruction.node.op == "shard_map":
             total += handwritten_bytes(instruction.node)
         else:

@@ -1,5 +1,9 @@
 """The plan's equation, checked after lowering and after every pass: each instruction reads what is
-there in the type its row takes."""
+there in the type its row takes.
+
+This module shares no walk with the code that makes plans. It reads the parameters of `scan` and
+`while` itself and does not ask `trace.regions`: a fault there must not hide itself here.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from sbp.report.facts import Spot, output_name, spots
 from sbp.report.wording import annotation_span, axes_text, change_text, listed, node_text, quoted
 from sbp.signatures import Op, kernel_named, rule_for
 from sbp.trace.graph import Node
+from sbp.trace.regions import interface_of
 from sbp.types import Unreduced
 
 _RETURNED = "returned as "
@@ -203,25 +204,14 @@ def _origins(program: Program) -> dict[int, str]:
 
 def _region_input(loop: Loop, position: int, number: int, outer: Callable[[int], str]) -> str:
     """What an argument of a body is: an operand from outside, a carry, or a slice for each trip."""
-    params = loop.node.params
-    carry = f"the carry of {loop.node.op} {node_place(loop.node)}"
-    match loop.node.op:
-        case "scan":
-            consts = params["num_consts"]
-            if consts <= number < consts + params["num_carry"]:
-                return carry
-            return outer(number) if number < consts else f"a slice of {outer(number)}"
-        case "while":
-            own = params["cond_nconsts"] if position == 0 else params["body_nconsts"]
-            return (
-                outer(number + (params["cond_nconsts"] if position else 0))
-                if number < own
-                else carry
-            )
-        case "cond":
-            return outer(number + 1)
+    entry = interface_of(loop.node).fed[position][number]
+    match entry.kind:
+        case "carry":
+            return f"the carry of {loop.node.op} {node_place(loop.node)}"
+        case "slice":
+            return f"a slice of {outer(entry.operand)}"
         case _:
-            return outer(number)
+            return outer(entry.operand)
 
 
 def _needed(program: Program, spot: Spot, step: Step, output_names: tuple[str, ...]) -> str:

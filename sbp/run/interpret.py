@@ -18,7 +18,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Sou
 from sbp.run.boxing import Boxing, extent, offsets
 from sbp.signatures import rule_for
 from sbp.signatures.region import REGION_OPS, parts
-from sbp.trace.evaluate import evaluate
+from sbp.trace.evaluate import evaluate, run_regions
 from sbp.trace.graph import Graph, Node
 
 
@@ -200,43 +200,6 @@ class Interpreter:
             return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
 
     def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
-        """Runs a region with JAX's own control flow over our bodies."""
-        node, blocks = instruction.node, instruction.blocks
-        match node.op:
-            case "scan":
-                return self.scan(node, blocks[0], args)
-            case "while":
-                c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-                cond_consts, body_consts, init = args[:c], args[c : c + b], args[c + b :]
-                return list(
-                    lax.while_loop(
-                        lambda carry: self.block(blocks[0], [*cond_consts, *carry])[0],
-                        lambda carry: tuple(self.block(blocks[1], [*body_consts, *carry])),
-                        tuple(init),
-                    )
-                )
-            case "cond":
-                index, *operands = args
-                branches = [lambda *ops, b=b: tuple(self.block(b, ops)) for b in blocks]
-                return list(lax.switch(index, branches, *operands))
-            case _:
-                raise SbpInternalError(f"no region {node.op}")
-
-    def scan(self, node: Node, block: Block, args: list[Any]) -> list[Any]:
-        """Runs a scan; carry shards keep their dtype."""
-        c, k = node.params["num_consts"], node.params["num_carry"]
-        consts, init, xs = args[:c], args[c : c + k], args[c + k :]
-
-        def body(carry: Any, x: Any) -> Any:
-            out = self.block(block, [*consts, *carry, *x])
-            return tuple(out[:k]), tuple(out[k:])
-
-        carry, ys = lax.scan(
-            body,
-            tuple(init),
-            tuple(xs),
-            length=node.params["length"],
-            reverse=node.params["reverse"],
-            unroll=node.params["unroll"],
-        )
-        return [*carry, *ys]
+        """Runs a node with regions: JAX's own control flow over the blocks."""
+        blocks = instruction.blocks
+        return run_regions(instruction.node, args, lambda n, values: self.block(blocks[n], values))

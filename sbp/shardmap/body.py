@@ -11,6 +11,7 @@ from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, join, joined, 
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
 from sbp.trace.graph import Constant, Graph, Node
+from sbp.trace.regions import interface_of
 from sbp.types import B, Split
 
 TURNS = 12
@@ -59,22 +60,18 @@ def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
             return local(state, node, ins)
 
 
-def _fixpoint(
-    state: State,
-    node: Node,
-    graph: Graph,
-    before: list[Value],
-    carry: list[Value],
-    after: list[Value],
-) -> list[Value]:
+def _fixpoint(state: State, node: Node, region: int, ins: list[Value]) -> list[Value]:
     """The results of a loop's body once its carry keeps the types that it has. What is found in a
     turn before is found: it is run, too."""
+    interface, graph = interface_of(node), node.regions[region]
+    carry = interface.operands("carry", ins)
+    slices = [_without_lead(v) for v in interface.operands("slice", ins)]
     count = len(carry)
     turns = TURNS + TURNS_EACH * count
     doubt = Doubt(node, f"a carry of {node.op} is held otherwise with every turn")
     given_up = Value((replace(UNKNOWN, doubt=doubt),) * len(state.sizes))
     for turn in range(2 * turns):
-        out = run(state, graph, [*before, *carry, *after])
+        out = run(state, graph, interface.inputs(region, ins, carries=carry, slices=slices))
         wider = [join(a, b, node) for a, b in zip(carry, out[:count], strict=True)]
         if wider == carry:
             return [*wider, *out[count:]]
@@ -87,16 +84,11 @@ def _fixpoint(
 
 
 def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
-    c, k = node.params["num_consts"], node.params["num_carry"]
-    out = _fixpoint(
-        state,
-        node,
-        node.regions[0],
-        ins[:c],
-        ins[c : c + k],
-        [_without_lead(v) for v in ins[c + k :]],
-    )
-    return [*out[:k], *(_with_lead(v) for v in out[k:])]
+    interface = interface_of(node)
+    out = _fixpoint(state, node, 0, ins)
+    return [
+        _with_lead(out[e.output]) if e.kind == "stacked" else out[e.output] for e in interface.exits
+    ]
 
 
 def _without_lead(v: Value) -> Value:
@@ -118,17 +110,17 @@ def _shifted(h: Held, by: int) -> Held:
 
 
 def _while(state: State, node: Node, ins: list[Value]) -> list[Value]:
-    c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-    test, turn = node.regions
-    carry = _fixpoint(state, node, turn, ins[c : c + b], ins[c + b :], [])
-    (go,) = run(state, test, [*ins[:c], *carry])
+    carry = _fixpoint(state, node, 1, ins)
+    (go,) = run(state, node.regions[0], interface_of(node).inputs(0, ins, carries=carry))
     varies = _predicate(state, node, go)
     return [_varying(v, varies) for v in carry]
 
 
 def _cond(state: State, node: Node, ins: list[Value]) -> list[Value]:
-    outs = [run(state, branch, ins[1:]) for branch in node.regions]
-    varies = _predicate(state, node, ins[0])
+    interface = interface_of(node)
+    outs = [run(state, b, interface.inputs(n, ins)) for n, b in enumerate(node.regions)]
+    (chosen,) = interface.operands("predicate", ins)
+    varies = _predicate(state, node, chosen)
     return [_varying(joined(values, node), varies) for values in zip(*outs, strict=True)]
 
 

@@ -14,7 +14,7 @@ from sbp import _jax
 from sbp.errors import Span
 from sbp.handwritten.traffic import handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
-from sbp.trace.regions import trips_of
+from sbp.trace.regions import amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,7 @@ def bytes_sent(graph: Graph) -> float:
     total = 0.0
     for node in graph.nodes:
         inner = [bytes_sent(region) for region in node.regions]
-        total += (
-            (max(inner) if node.op == "cond" else trips_of(node) * sum(inner)) if inner else 0.0
-        )
+        total += amount(node, inner)
         total += handwritten_bytes(node) if node.op == "shard_map" else 0.0
     return total
 

@@ -12,6 +12,7 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import SbpError
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.regions import interface_of
 
 Special = Mapping[str, Callable[[Node, Sequence[Any]], list[Any]]]
 """Primitives to run in another way, by name."""
@@ -57,35 +58,54 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
     return [read(o) for o in graph.outputs]
 
 
+def run_regions(
+    node: Node, args: Sequence[Any], run: Callable[[int, Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """Runs a scan, while or cond with JAX's own control flow.
+
+    Arguments:
+      node: the node.
+      args: values of its operands.
+      run: runs a region, by number, on the values of its inputs.
+
+    Returns:
+      The values of the node's results.
+    """
+    interface = interface_of(node)
+    initial = tuple(interface.operands("carry", args))
+    match node.op:
+        case "scan":
+
+            def step(carry: Any, x: Any) -> Any:
+                out = run(0, interface.inputs(0, args, carries=carry, slices=x))
+                return tuple(out[: len(initial)]), tuple(out[len(initial) :])
+
+            options = {name: node.params[name] for name in ("length", "reverse", "unroll")}
+            carry, ys = lax.scan(step, initial, tuple(interface.operands("slice", args)), **options)
+            return [*carry, *ys]
+        case "while":
+            return list(
+                lax.while_loop(
+                    lambda carry: run(0, interface.inputs(0, args, carries=carry))[0],
+                    lambda carry: tuple(run(1, interface.inputs(1, args, carries=carry))),
+                    initial,
+                )
+            )
+        case _:
+            branches = [
+                lambda *values, n=n: tuple(run(n, values)) for n in range(len(node.regions))
+            ]
+            (index,) = interface.operands("predicate", args)
+            return list(lax.switch(index, branches, *interface.operands("constant", args)))
+
+
 def _run(node: Node, args: list[Any], special: Special) -> list[Any]:
     if node.op in special:
         return special[node.op](node, args)
     params = node.params
-
-    def body(number: int, values: Sequence[Any]) -> list[Any]:
-        return evaluate(node.regions[number], values, special)
-
+    if node.regions:
+        return run_regions(node, args, lambda n, values: evaluate(node.regions[n], values, special))
     match node.op:
-        case "scan":
-            c, k = params["num_consts"], params["num_carry"]
-
-            def step(carry: Any, x: Any) -> Any:
-                out = body(0, [*args[:c], *carry, *x])
-                return tuple(out[:k]), tuple(out[k:])
-
-            options = {name: params[name] for name in ("length", "reverse", "unroll")}
-            carry, ys = lax.scan(step, tuple(args[c : c + k]), tuple(args[c + k :]), **options)
-            return [*carry, *ys]
-        case "while":
-            c, b = params["cond_nconsts"], params["body_nconsts"]
-            go: Callable[[Any], Any] = lambda carry: body(0, [*args[:c], *carry])[0]  # noqa: E731
-            turn: Callable[[Any], Any] = lambda carry: tuple(body(1, [*args[c : c + b], *carry]))  # noqa: E731
-            return list(lax.while_loop(go, turn, tuple(args[c + b :])))
-        case "cond":
-            branches = [
-                lambda *values, n=n: tuple(body(n, values)) for n in range(len(node.regions))
-            ]
-            return list(lax.switch(args[0], branches, *args[1:]))
         case "optimization_barrier":
             return _jax.optimization_barrier(args)
         case "sbp_annotate":

@@ -18,6 +18,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.regions import interface_of
 
 SAME = frozenset({"sbp_annotate", "optimization_barrier"})
 """Operations whose results equal their operands, one by one."""
@@ -86,18 +87,19 @@ class Numbering:
 
     def _scan(self, node: Node) -> None:
         (body,) = node.regions
-        consts, carry = node.params["num_consts"], node.params["num_carry"]
+        interface = interface_of(node)
         # The index that values depend on: one for all loops of a length side by side, another for
         # each depth.
         index = (self._inside, int(node.params["length"]))
-        for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
-            if position < consts:
+        for entry, value in zip(interface.fed[0], body.inputs, strict=True):
+            operand = node.inputs[entry.operand]
+            if entry.kind == "constant":
                 self._of[value] = (
                     self._number(("same", self.of(operand)))
                     if isinstance(operand, Constant)
                     else self._of[operand]
                 )
-            elif position >= consts + carry:
+            elif entry.kind == "slice":
                 whole: tuple[Any, ...] = (
                     self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()
                 )
@@ -109,11 +111,12 @@ class Numbering:
         outside, self._inside = self._inside, index
         self.enter(body)
         self._inside = outside
-        for position, (operand, value) in enumerate(zip(body.outputs, node.outputs, strict=True)):
-            if position < carry:
+        for left in interface.exits:
+            value = node.outputs[left.result]
+            if left.kind == "carry":
                 self._new(value)
             else:
-                self._of[value] = self._number(("stack", index, self.of(operand)))
+                self._of[value] = self._number(("stack", index, self.of(body.outputs[left.output])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,256 @@
-"""Nodes with regions: how often their bodies run."""
+"""What enters and what leaves the regions of a `scan`, `while` or `cond`, as data.
+
+Readers loop over `interface_of(node)`. Two places read the parameters that count constants and
+carries: this module, and `plan.verify`, which checks plans without the code that made them.
+"""
 
 from __future__ import annotations
 
-from sbp.trace.graph import Node
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sbp.errors import SbpInternalError
+from sbp.trace.graph import Graph, Node
 
 WHILE_TRIPS = 8
 """Trips assumed of a `while` loop, whose count is unknown before it runs."""
+
+LOOPS = frozenset({"scan", "while"})
+"""Operators whose regions run more than once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What one operand of a node is to its regions.
+
+    Arguments:
+      kind: `predicate`: it chooses the branch and enters no region; `constant`: each trip and each
+          branch reads the same value; `carry`: the first trip reads it, later trips read what the
+          body returns; `slice`: each trip reads one index of its first dim.
+      operand: position among the operands of the node.
+      inputs: (region, position among the region's inputs) of each place where it enters; the body
+          of a `while` comes before its predicate.
+      number: position among the entries of its kind.
+      result: position of the node's result that is the last value of the carry; -1 for other kinds.
+      decides: whether only the predicate of a `while` reads it.
+    """
+
+    kind: Literal["predicate", "constant", "carry", "slice"]
+    operand: int
+    inputs: tuple[tuple[int, int], ...]
+    number: int
+    result: int = -1
+    decides: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """What one output of a region is to its node.
+
+    Arguments:
+      kind: `carry`: the next trip reads it; `stacked`: the results of all trips are stacked along a
+          new first dim; `result`: a branch returns it; `predicate`: it says whether a `while` goes
+          on.
+      region: number of the region.
+      output: position among the region's outputs.
+      number: position among the exits of its kind in this region.
+      result: position of the node's result; -1 for a predicate.
+      entry: the carry to which it returns; None for other kinds.
+    """
+
+    kind: Literal["carry", "stacked", "result", "predicate"]
+    region: int
+    output: int
+    number: int
+    result: int = -1
+    entry: Entry | None = None
+
+    def entered(self, region: int) -> int:
+        """Of a carry, its position among the inputs of a region."""
+        assert self.entry is not None
+        return next(position for r, position in self.entry.inputs if r == region)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """What enters and what leaves the regions of a node.
+
+    Arguments:
+      loop: whether regions run more than once.
+      entries: one for each operand, in order.
+      exits: one for each output of each region, in order.
+      fed: for each region and each of its inputs, the entry that feeds it.
+    """
+
+    loop: bool
+    entries: tuple[Entry, ...]
+    exits: tuple[Exit, ...]
+    fed: tuple[tuple[Entry, ...], ...]
+
+    def entering(self, kind: str) -> tuple[Entry, ...]:
+        """The entries of a kind."""
+        return tuple(e for e in self.entries if e.kind == kind)
+
+    def leaving(self, region: int) -> tuple[Exit, ...]:
+        """The exits of a region, one for each of its outputs."""
+        return tuple(e for e in self.exits if e.region == region)
+
+    def operands(self, kind: str, operands: Sequence[Any]) -> list[Any]:
+        """Of something that stands for each operand, what stands for those of a kind."""
+        return [operands[e.operand] for e in self.entering(kind)]
+
+    def inputs(
+        self,
+        region: int,
+        operands: Sequence[Any],
+        *,
+        carries: Sequence[Any] | None = None,
+        slices: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """What the inputs of a region are, in order.
+
+        Arguments:
+          region: number of the region.
+          operands: what stands for each operand of the node.
+          carries: what stands for each carry in this trip; None for the operands.
+          slices: what stands for each slice in this trip; None for the operands.
+        """
+        given = {"carry": carries, "slice": slices}
+
+        def of(entry: Entry) -> Any:
+            found = given.get(entry.kind)
+            return operands[entry.operand] if found is None else found[entry.number]
+
+        return [of(entry) for entry in self.fed[region]]
+
+    def exit_to(self, result: int) -> Exit:
+        """The exit that becomes a result of the node; of a `cond` the first branch's."""
+        return next(e for e in self.exits if e.result == result)
+
+
+def interface_of(node: Node) -> Interface:
+    """What enters and what leaves the regions of a node; nothing of a node without regions.
+
+    Raises:
+      SbpInternalError: for a node with regions that is no scan, while or cond.
+    """
+    ins, outs = len(node.inputs), len(node.outputs)
+    match node.op:
+        case "scan":
+            return _scan(node.params["num_consts"], node.params["num_carry"], ins, outs)
+        case "while":
+            return _while(node.params["cond_nconsts"], node.params["body_nconsts"], ins)
+        case "cond":
+            return _cond(len(node.regions), ins, outs)
+        case _ if node.regions:
+            raise SbpInternalError(f"no interface of the regions of {node.op}")
+        case _:
+            return _NONE
+
+
+_NONE = Interface(loop=False, entries=(), exits=(), fed=())
+
+
+@functools.lru_cache(maxsize=4096)
+def _scan(constants: int, carries: int, operands: int, results: int) -> Interface:
+    before = constants + carries
+    entries = (
+        *(Entry(kind="constant", operand=i, inputs=((0, i),), number=i) for i in range(constants)),
+        *(
+            Entry(kind="carry", operand=i, inputs=((0, i),), number=n, result=n)
+            for n, i in enumerate(range(constants, before))
+        ),
+        *(
+            Entry(kind="slice", operand=i, inputs=((0, i),), number=n)
+            for n, i in enumerate(range(before, operands))
+        ),
+    )
+    carry = tuple(
+        Exit(kind="carry", region=0, output=i, number=i, result=i, entry=entries[constants + i])
+        for i in range(carries)
+    )
+    stacked = tuple(
+        Exit(kind="stacked", region=0, output=i, number=i - carries, result=i)
+        for i in range(carries, results)
+    )
+    return Interface(loop=True, entries=entries, exits=(*carry, *stacked), fed=(entries,))
+
+
+@functools.lru_cache(maxsize=4096)
+def _while(of_cond: int, of_body: int, operands: int) -> Interface:
+    before = of_cond + of_body
+    cond = tuple(
+        Entry(kind="constant", operand=i, inputs=((0, i),), number=i, decides=True)
+        for i in range(of_cond)
+    )
+    body = tuple(
+        Entry(kind="constant", operand=of_cond + i, inputs=((1, i),), number=of_cond + i)
+        for i in range(of_body)
+    )
+    carries = tuple(
+        Entry(
+            kind="carry",
+            operand=before + i,
+            inputs=((1, of_body + i), (0, of_cond + i)),
+            number=i,
+            result=i,
+        )
+        for i in range(operands - before)
+    )
+    returned = tuple(
+        Exit(kind="carry", region=1, output=e.number, number=e.number, result=e.number, entry=e)
+        for e in carries
+    )
+    return Interface(
+        loop=True,
+        entries=(*cond, *body, *carries),
+        exits=(Exit(kind="predicate", region=0, output=0, number=0), *returned),
+        fed=((*cond, *carries), (*body, *carries)),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _cond(branches: int, operands: int, results: int) -> Interface:
+    predicate = Entry(kind="predicate", operand=0, inputs=(), number=0)
+    given = tuple(
+        Entry(
+            kind="constant",
+            operand=1 + i,
+            inputs=tuple((branch, i) for branch in range(branches)),
+            number=i,
+        )
+        for i in range(operands - 1)
+    )
+    exits = tuple(
+        Exit(kind="result", region=branch, output=i, number=i, result=i)
+        for branch in range(branches)
+        for i in range(results)
+    )
+    return Interface(loop=False, entries=(predicate, *given), exits=exits, fed=(given,) * branches)
+
+
+def bodies_of(node: Node, operand: int) -> list[tuple[Graph, int]]:
+    """The regions that an operand of a node enters, each with the position among its inputs."""
+    entries = interface_of(node).entries
+    places = entries[operand].inputs if entries else ()
+    return [(node.regions[region], position) for region, position in sorted(places)]
+
+
+def amount(node: Node, of_regions: Sequence[float]) -> float:
+    """What the regions of a node send or take when the node runs once.
+
+    Arguments:
+      node: the node.
+      of_regions: what each of its regions sends or takes when it runs once.
+
+    Returns:
+      Of a `cond` the most of any branch, of a loop the sum over its trips.
+    """
+    if not of_regions:
+        return 0.0
+    return trips_of(node) * sum(of_regions) if node.op in LOOPS else max(of_regions)
 
 
 def trips_of(node: Node) -> int:
