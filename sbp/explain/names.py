@@ -13,6 +13,7 @@ from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
 from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec
+from sbp.signatures import traits_of
 from sbp.source.reader import called_text, expression_at, operand_texts, users_span, within
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
@@ -135,7 +136,12 @@ class Names:
                 else f"{np.asarray(operand.value)}"
             )
         maker = self.makers.get(operand)
-        if not name and maker is not None and maker.span == node.span and maker.op in _RESHAPED:
+        if (
+            not name
+            and maker is not None
+            and maker.span == node.span
+            and traits_of(maker.op).unnamed
+        ):
             return self._word(maker, 0)  # what it was before
         if not name and maker is not None and maker.span == node.span and not maker.regions:
             return f"the result of its {maker.op}"
@@ -203,16 +209,6 @@ class Names:
                     else name
                 )
 
-
-_RESHAPED = (
-    "broadcast_in_dim",
-    "convert_element_type",
-    "reshape",
-    "squeeze",
-    "stop_gradient",
-    "transpose",
-)
-"""Operators that are not worth a word inside a library function."""
 
 _UNTOLD = ("rematted_computation", "checkpoint", "while", "body", "cond", "scan", "closed_call")
 

@@ -25,6 +25,7 @@ from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
+from sbp.trace.numbering import SAME
 from sbp.types import MONOIDS
 
 RLIMIT = 500_000_000
@@ -427,7 +428,7 @@ def _certify_rows(
     for node in graph.nodes:
         for region in node.regions:
             _certify_rows(typing, region, table, native)
-        if node.regions or node.op in ("sbp_annotate", "optimization_barrier"):
+        if node.regions or node.op in SAME:
             continue
         given = tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
         rows = table.rows(

@@ -14,23 +14,9 @@ from sbp.infer.regime import Rules
 from sbp.infer.rows import NdRow, row_sends, seen_codes
 from sbp.infer.space import Codes, Spaces, local_shape
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import kernel_named
+from sbp.signatures import kernel_named, traits_of
 from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS
-
-_MOVES = frozenset(
-    {
-        "reshape",
-        "broadcast_in_dim",
-        "transpose",
-        "squeeze",
-        "iota",
-        "convert_element_type",
-        "sbp_annotate",
-        "optimization_barrier",
-    }
-)
-"""Operations that XLA fuses into their consumers nearly always."""
 
 STEP_LATENCIES = 3.0
 """Latencies that a step of a ring is charged: it starts a message, a smaller product than the
@@ -40,22 +26,8 @@ FUSED_FRACTION = 0.25
 """Share of an elementwise operation's operands and results that reaches memory once XLA has fused
 it with its neighbours."""
 
-
-def dot_flops(node: Node, lhs: Sequence[int], rhs: Sequence[int]) -> float:
-    """Floating-point operations of a dot_general on operands of these (local) shapes: 2 x batch x
-    free x contracting."""
-    (_, rhs_contract), (_, rhs_batch) = node.params["dimension_numbers"]
-    free = math.prod(
-        size for d, size in enumerate(rhs) if d not in rhs_contract and d not in rhs_batch
-    )
-    return 2.0 * math.prod(lhs) * free
-
-
-def conv_flops(node: Node, rhs: Sequence[int], out: Sequence[int]) -> float:
-    """Floating-point operations of a conv_general_dilated with this (local) window and result: 2 x
-    result x window x input features."""
-    features = node.params["dimension_numbers"].rhs_spec[0]
-    return 2.0 * math.prod(out) * math.prod(size for d, size in enumerate(rhs) if d != features)
+FREE_FRACTION = 0.05
+"""The same share for an operation that XLA fuses into its consumers nearly always."""
 
 
 def _precision(node: Node) -> Literal["default", "high", "highest"]:
@@ -148,14 +120,11 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
         math.prod(s) * _jax.itemsize(graph.avals[o].dtype)
         for o, s in zip(node.outputs, outs, strict=True)
     )
-    match node.op:
-        case "dot_general":
-            flops = dot_flops(node, ins[0], ins[1])
-        case "conv_general_dilated":
-            flops = conv_flops(node, ins[1], outs[0])
-        case _:
-            fraction = 0.05 if node.op in _MOVES else FUSED_FRACTION
-            return fraction * traffic / hardware.hbm_bytes_per_second
+    traits = traits_of(node.op)
+    if traits.flops is None:
+        fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
+        return fraction * traffic / hardware.hbm_bytes_per_second
+    flops = traits.flops(node.params, ins, outs)
     itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
     return max(
         flops / hardware.product_flops_per_second(itemsize, _precision(node)),

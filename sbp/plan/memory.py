@@ -10,19 +10,8 @@ from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
-
-_FUSED = frozenset(
-    [
-        "broadcast_in_dim",
-        "iota",
-        "convert_element_type",
-        "reshape",
-        "squeeze",
-        "expand_dims",
-        "sbp_annotate",
-    ]
-)
-"""Results that XLA hardly ever keeps: they are recomputed inside their readers."""
+from sbp.signatures import traits_of
+from sbp.trace.graph import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +41,11 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
     donated = sum(size(block.inputs[i]) for i in aliased)
     held, live = _temporaries(block, size, top=True)
     return Peak(bytes=arguments + max(0.0, outputs - donated) + held, temporaries=live)
+
+
+def _is_inlined(node: Node) -> bool:
+    """Whether XLA hardly ever stores the results of a node: its readers compute them again."""
+    return traits_of(node.op).fusion == "inlined"
 
 
 def _inner(
@@ -84,7 +78,7 @@ def _temporaries(
     for at, instruction in enumerate(block.instructions):
         inner, within = _inner(instruction, size)
         outs = (instruction.target,) if isinstance(instruction, Box) else instruction.outs
-        fused = isinstance(instruction, Apply) and instruction.node.op in _FUSED
+        fused = isinstance(instruction, Apply) and _is_inlined(instruction.node)
         for register in outs:
             bytes_ = 0.0 if fused or (top and register in kept) else size(register)
             if register in last or register in kept:

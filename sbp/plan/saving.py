@@ -22,7 +22,7 @@ from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, local_shape, stack
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
-from sbp.signatures.effects import EFFECTS
+from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.numbering import Numbering
 
@@ -296,7 +296,7 @@ class _Saving:
 def _acts(node: Node) -> bool:
     """Whether a node is there for more than its results."""
     return (
-        node.op in EFFECTS
+        traits_of(node.op).effect
         or not node.outputs
         or any(_acts(n) for region in node.regions for n in region.nodes)
     )

@@ -7,42 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sbp.signatures.rule import names
-
-ALIKE = frozenset(
-    names("""
-    abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin cumsum
-    dynamic_slice dynamic_update_slice gather imag max min neg optimization_barrier pad real
-    reduce_max reduce_min reduce_precision reduce_sum reshape rev scatter scatter-add scatter-sub
-    select_n slice sort split squeeze stack stop_gradient sub tie tile top_k transpose unstack
-""")
-)
-"""Homogeneous of degree 1 in all their operands together: these have one excess."""
-
-INDICES = {
-    "dynamic_slice": 1,
-    "dynamic_update_slice": 2,
-}
-"""From which operand on all are indices."""
-
-_INDEX = {"gather": 1, "scatter": 1, "scatter-add": 1, "scatter-sub": 1, "select_n": 0}
-"""The one operand that is an index or a predicate."""
-
-SCALE_FREE = frozenset(names("is_finite sign"))
-"""Of a multiple of a value these say the same."""
-
-COMPARES = frozenset(names("eq ge gt le lt ne"))
-"""Of equal multiples of two values these say the same."""
-
-PRODUCTS = frozenset(names("conv_general_dilated dot_general mul ragged_dot ragged_dot_general"))
-"""Homogeneous of degree 1 in each of two operands."""
+from sbp.signatures import traits_of
 
 Clash = Literal["clash"]
-
-
-def is_index(op: str, operand: int) -> bool:
-    """Whether an operand only says where: it has no excess."""
-    return operand >= INDICES.get(op, operand + 1) or _INDEX.get(op) == operand
 
 
 def excess_of(
@@ -65,27 +32,33 @@ def excess_of(
     >>> excess_of("add", {}, [1, 0], [False, False])
     'clash'
     """
+    traits = traits_of(op)
+    indices = traits.indices if traits.scales == "together" else ()
     numbers = [
-        e for i, (e, f) in enumerate(zip(found, free, strict=True)) if not f and not is_index(op, i)
+        e for i, (e, f) in enumerate(zip(found, free, strict=True)) if not f and i not in indices
     ]
-    if op in ALIKE:
-        if None in numbers:
-            return None
-        return "clash" if len(set(numbers)) > 1 else next(iter(numbers), 0)
-    if op in SCALE_FREE or (op in COMPARES and None not in numbers and len(set(numbers)) == 1):
-        return 0
     counted = [0 if f else e for e, f in zip(found, free, strict=True)]
-    if op in PRODUCTS:
-        return _total(counted[:2])
-    if op == "div":
-        return _total([counted[0], None if counted[1] is None else -counted[1]])
-    if op in ("integer_pow", "square"):
-        return None if counted[0] is None else counted[0] * params.get("y", 2)
-    if op == "sqrt" and counted[0] is not None and counted[0] % 2 == 0:
-        return counted[0] // 2
-    if any(numbers):
-        return None if None in numbers else "clash"
-    return 0
+    match traits.scales:
+        case "together":
+            if None in numbers:
+                return None
+            return "clash" if len(set(numbers)) > 1 else next(iter(numbers), 0)
+        case "never":
+            return 0
+        case "compared" if None not in numbers and len(set(numbers)) == 1:
+            return 0
+        case "each":
+            return _total(counted[:2])
+        case "ratio":
+            return _total([counted[0], None if counted[1] is None else -counted[1]])
+        case "power":
+            return None if counted[0] is None else counted[0] * params.get("y", 2)
+        case "root" if counted[0] is not None and counted[0] % 2 == 0:
+            return counted[0] // 2
+        case _ if any(numbers):
+            return None if None in numbers else "clash"
+        case _:
+            return 0
 
 
 def _total(terms: Sequence[int | None]) -> int | None:

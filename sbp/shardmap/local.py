@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sbp.shardmap.byhand import divided
-from sbp.shardmap.excess import COMPARES, excess_of
+from sbp.shardmap.excess import excess_of
 from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
-from sbp.signatures import rule_for
-from sbp.signatures.rule import names
+from sbp.signatures import rule_for, traits_of
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
-_MOVES = frozenset(
-    names(
-        "broadcast_in_dim convert_element_type copy neg reshape reduce_precision squeeze"
-        " stop_gradient transpose"
-    )
-)
-"""What leaves a sum the sum of as many elements."""
-
 _EXTREMES = (Unreduced("max"), Unreduced("min"))
-
-_PICKS = frozenset(
-    names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_sum sort top_k")
-)
-"""What does not mind the order of the elements, and picks from all candidates."""
-
-_OPAQUE = frozenset(names("pure_callback io_callback"))
-"""What may do anything with a device's part, and linear things too."""
-
-_FOLDS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "add_any": np.add,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "neg": np.negative,
-    "sqrt": np.sqrt,
-    "sub": np.subtract,
-    "square": np.square,
-}
-"""Operations on constants that are worth knowing: counts, and the cotangents that gradients start
-from."""
 
 
 def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
@@ -76,12 +44,11 @@ def _constant(node: Node, ins: Sequence[Value]) -> Any:
     consts = [v.const for v in ins]
     if not consts or any(c is None for c in consts):
         return None
-    if node.op in _MOVES and node.op != "neg":
-        return consts[0]
-    if node.op not in _FOLDS:
-        return None
-    with np.errstate(all="ignore"):
-        return np.asarray(_FOLDS[node.op](*consts)).item()
+    traits = traits_of(node.op)
+    if traits.numpy is not None:
+        with np.errstate(all="ignore"):
+            return np.asarray(traits.numpy(*consts)).item()
+    return consts[0] if traits.carries else None
 
 
 def _lengths(
@@ -95,7 +62,7 @@ def _lengths(
             for d in node.params["axes"]
         ]
         return (*ins[0].lengths, *summed), node
-    return (ins[0].lengths, ins[0].added) if node.op in _MOVES else ((), None)
+    return (ins[0].lengths, ins[0].added) if traits_of(node.op).carries else ((), None)
 
 
 # ---- readings -----------------------------------------------------------------------------------
@@ -113,9 +80,11 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own
         # affair.
         routed = replace(UNKNOWN, tag="routed")
-        return [routed if sick.kind == "local" and node.op in COMPARES else faulty(sick)] * len(
-            node.outputs
-        )
+        return [
+            routed
+            if sick.kind == "local" and traits_of(node.op).scales == "compared"
+            else faulty(sick)
+        ] * len(node.outputs)
     whole = [h.made for h in held if h.reduced and B in h.atoms]
     own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:
@@ -174,15 +143,20 @@ def _excess(node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms) 
 def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: int | None) -> Held:
     made = next((h.made for h in held if h.made), None)
     result = Held(atoms, excess, made=made)
-    share = node.op in _MOVES or node.op in ("mul", "div", "add", "sub")
+    share = traits_of(node.op).carries or node.op in ("mul", "div", "add", "sub")
     doubt = next(
-        (h.doubt for h in held if h.doubt and (h.doubt.lasting or node.op not in _PICKS)), None
+        (
+            h.doubt
+            for h in held
+            if h.doubt and (h.doubt.lasting or not traits_of(node.op).orderless)
+        ),
+        None,
     )
     return replace(
         result,
-        tag=held[0].tag if node.op in _MOVES and result.partial else "",
+        tag=held[0].tag if traits_of(node.op).carries and result.partial else "",
         copies=next((h.copies for h in held if h.copies), None),
-        share=share and any(h.share for h in held),
+        share=bool(share) and any(h.share for h in held),
         twice=next((h.twice for h in held if h.twice), None),
         doubt=doubt or (off_and_unknown(node, held) if excess is None else None),
         under=(
@@ -241,7 +215,7 @@ def _unreadable(
     """No signature for any reading."""
     partial = tuple(i for i, h in enumerate(held) if h.partial)
     split = [i for i, h in enumerate(held) if h.split]
-    if rule_for(node.op) is None or node.op in _OPAQUE:
+    if rule_for(node.op) is None or traits_of(node.op).opaque:
         state.unanalysed(node, f"sbp has no signature for {node.op}")
         return UNKNOWN
     if partial:

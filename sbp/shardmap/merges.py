@@ -18,23 +18,15 @@ import numpy as np
 
 from sbp.shardmap.held import UNKNOWN, Doubt, Held, Value, unsure
 from sbp.shardmap.state import State
-from sbp.signatures.rule import names
+from sbp.signatures import traits_of
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Constant, Node
 from sbp.types import B, P, Unreduced
 
 AND, OR, MAX, MIN = (Unreduced(m) for m in ("and", "or", "max", "min"))
 
-_SHAPES = frozenset(names("broadcast_in_dim copy reshape squeeze stop_gradient transpose"))
-"""What hands elements on as they are."""
-
-_KEEP_PLACE = frozenset(names("convert_element_type copy neg reduce_precision stop_gradient"))
-"""What leaves every element where it is, and commutes with sums."""
-
 _OF_PARTS = ("nonlinear", "product", "ratio", "mixed", "added", "scales")
 """Faults of what a device computed from its own part: it may well ask whether that is finite."""
-
-_PRODUCTS = frozenset(names("dot_general mul"))
 
 
 def put_right(
@@ -139,7 +131,11 @@ def _log_sum_exp(node: Node, held: Sequence[Held]) -> Held | None:
     first = held[0]
     if node.op == "log" and first.fault and first.fault.kind == "mixed":
         return replace(first, tag="log")
-    if len(held) == 1 and first.tag in ("log", "lse", "weight") and node.op in _SHAPES:
+    if (
+        len(held) == 1
+        and first.tag in ("log", "lse", "weight")
+        and traits_of(node.op).carries in ("arranged", "copied")
+    ):
         return first if first.fault else None
     if node.op == "exp" and first.tag == "lse" and first.fault:
         return Held(frozenset({P}), made=first.fault.made, tag="weight")
@@ -165,7 +161,7 @@ def _weighted(node: Node, held: Sequence[Held]) -> Held | None:
     """What a device found of its own shard, times the weight of the shard."""
     if node.op in ("add", "add_any") and len(held) == 2:
         return _spread(node, held)
-    if node.op not in _PRODUCTS or len(held) != 2:
+    if not traits_of(node.op).multiplies or len(held) != 2:
         return None
     for i, (one, other) in enumerate((held, held[::-1])):
         fault = one.fault
@@ -228,7 +224,7 @@ def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held
     if stack is None or len(held) != 1:
         return None
     dim, part = stack
-    if node.op in _KEEP_PLACE:
+    if traits_of(node.op).carries in ("copied", "rounded", "negated"):
         return held[0]
     if node.op != "reduce_sum":
         return None
@@ -259,7 +255,7 @@ def unknown(node: Node, held: Sequence[Held]) -> Held:
     if not routed or result.fault:
         return result
     partial = any(h.partial == P and h.made for h in held)
-    if node.op in _PRODUCTS and partial and not node.backward and not result.doubt:
+    if traits_of(node.op).multiplies and partial and not node.backward and not result.doubt:
         what = source_text(users_span(node)) or node.op
         text = (
             f"`{what}` multiplies a partial value with what each device's own tokens came to; that"
@@ -274,7 +270,7 @@ def off_and_unknown(node: Node, held: Sequence[Held]) -> Doubt | None:
     whether it makes that good."""
     if (
         node.backward
-        or node.op not in (*_PRODUCTS, "div")
+        or not (traits_of(node.op).multiplies or node.op == "div")
         or not any(h.excess is None for h in held)
     ):
         return None

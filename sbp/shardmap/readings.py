@@ -15,20 +15,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp import _jax
-from sbp.signatures import rule_for
-from sbp.signatures.elementwise import ELEMENTWISE
+from sbp.signatures import rule_for, traits_of
 from sbp.signatures.rule import Op, Row
 from sbp.signatures.shifting import reshape_groups
 from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, Split, Unreduced
 
 Atoms = tuple[Atom, ...]
-
-BY_PLACE = frozenset(
-    {"iota", "iota_2x32_shape", "random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"}
-)
-"""What counts from 0 on every device: their split rows are about the slice of the global count,
-which plain local ones do not draw."""
 
 WHOLE_DIM = {
     "prefix": "runs over each shard alone",
@@ -40,7 +33,6 @@ WHOLE_DIM = {
 """Kernels of operations that need a dim whole, and what the plain local operation does to a split
 one."""
 
-_ELEMENTWISE = frozenset(ELEMENTWISE)
 _IDEMPOTENT = ("max", "min", "and", "or")
 
 
@@ -84,7 +76,7 @@ class Reader:
 
     def _all_rows(self, node: Node, ins: Atoms, n: int) -> Iterator[Row]:
         rule = rule_for(node.op)
-        if rule is None or node.op in BY_PLACE:
+        if rule is None or traits_of(node.op).generates:
             if all(a == B for a in ins):
                 yield Row(ins, (B,) * len(node.outputs))
             return
@@ -97,7 +89,7 @@ class Reader:
         op_ins = tuple(_scaled(v, a, n) for v, a in zip(avals, ins, strict=True))
         rank = max((len(v.shape) for v in outs), default=0)
         splits: list[Atom] = [Split(d) for d in range(rank)]
-        if node.op in _ELEMENTWISE:
+        if traits_of(node.op).elementwise:
             splits = [s for s in splits if _together(s, ins, avals, outs[0].shape)]
         if (
             node.op == "broadcast_in_dim" and ins[0] == B
@@ -179,7 +171,7 @@ def ways(
     for i, own in enumerate(readings):
         others = set().union(*(r for k, r in enumerate(readings) if k != i))
         options: set[Atom] = set(own)
-        if uniform[i] and node.op in _ELEMENTWISE:
+        if uniform[i] and traits_of(node.op).elementwise:
             options &= others | {B}
         if B in own:
             options |= {

@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
+from sbp.signatures import traits_of
 from sbp.source.reader import expression_at, source_text, users_span
 from sbp.trace.graph import Graph, Node, Operand
-
-_KEEPS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "copy")
-"""What a line does to an operand to fit it in: the user's operand is what it was before."""
 
 _SUMS = ("psum", "psum_invariant")
 
@@ -347,7 +345,7 @@ class Sites:
         operand = node.inputs[index]
         while isinstance(operand, int) and operand in self.makers:
             maker = self.makers[operand][0]
-            if maker.span != node.span or maker.op not in _KEEPS:
+            if maker.span != node.span or not traits_of(maker.op).adapts:
                 break
             operand = maker.inputs[0]
         return operand

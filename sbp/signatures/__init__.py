@@ -22,6 +22,7 @@ from sbp.signatures.custom import registered as registered
 from sbp.signatures.custom import unregister as unregister
 from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.fallback import REFUSED as REFUSED
+from sbp.signatures.fallback import traits_of as traits_of
 from sbp.signatures.rule import Kernel as Kernel
 from sbp.signatures.rule import LocalContext as LocalContext
 from sbp.signatures.rule import Op as Op
@@ -34,3 +35,4 @@ from sbp.signatures.rule import kernel_named as kernel_named
 from sbp.signatures.rule import known_kernels as known_kernels
 from sbp.signatures.rule import known_primitives as known_primitives
 from sbp.signatures.rule import rule_for as rule_for
+from sbp.signatures.traits import Traits as Traits

@@ -4,6 +4,7 @@ partial; bilinear in the operands."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sbp.signatures.factors import FactorMap, admissible, multilinear_rows, spli
 from sbp.signatures.rotation import rotated, rotation_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
+from sbp.signatures.traits import Shape, Traits
 from sbp.types import Atom, B, P, Split, Unreduced
 
 OR = Unreduced("or")
@@ -91,13 +93,30 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [rotated(ctx, m, (lhs, rhs), product)]
 
 
-@rule("dot_general", local=_dot_local)
+def dot_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
+    """Floating-point operations: 2 x batch x free x contracted."""
+    (_, contracted), (_, batch) = params["dimension_numbers"]
+    free = math.prod(
+        size for d, size in enumerate(ins[1]) if d not in contracted and d not in batch
+    )
+    return 2.0 * math.prod(ins[0]) * free
+
+
+@rule(
+    "dot_general",
+    traits=Traits(pointwise=True, contracts=True, scales="each", multiplies=True, flops=dot_flops),
+    local=_dot_local,
+)
 def _dot_general(op: Op) -> Sequence[Row]:
     m = dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape))
     return [*_rows(op, m), *rotation_rows(op, m)]
 
 
-@rule("scaled_dot", local=lambda ctx, args: bind_with(ctx, args))
+@rule(
+    "scaled_dot",
+    traits=Traits(pointwise=True, contracts=True),
+    local=lambda ctx, args: bind_with(ctx, args),
+)
 def _scaled_dot(op: Op) -> Sequence[Row]:
     """A product with a scale for each block of the contracted dims, which split at the bounds of
     blocks."""

@@ -3,6 +3,7 @@ the image alone or of both operands."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from sbp.signatures.factors import FactorMap, admissible, split_rows
 from sbp.signatures.halo import Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
+from sbp.signatures.traits import Shape, Traits
 from sbp.types import B, P, Split
 
 
@@ -100,6 +102,13 @@ def _groups(
     }
 
 
+def conv_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
+    """Floating-point operations: 2 x result x window x input features."""
+    features = params["dimension_numbers"].rhs_spec[0]
+    window = math.prod(size for d, size in enumerate(ins[1]) if d != features)
+    return 2.0 * math.prod(outs[0]) * window
+
+
 @exchanges("conv_general_dilated")
 def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
@@ -109,7 +118,11 @@ def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     return []
 
 
-@rule("conv_general_dilated", local=_conv_local)
+@rule(
+    "conv_general_dilated",
+    traits=Traits(pointwise=True, contracts=True, scales="each", flops=conv_flops),
+    local=_conv_local,
+)
 def _conv_general_dilated(op: Op) -> Sequence[Row]:
     """Image and kernel by their factors; feature or batch groups split whole groups."""
     numbers = op.params["dimension_numbers"]

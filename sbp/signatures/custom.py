@@ -35,6 +35,7 @@ from sbp.signatures.rule import (
     remove_rule,
     rule_for,
 )
+from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced, parse
 
 RowLike = Row | str
@@ -251,7 +252,12 @@ def register(
         name=name, rows=rows, even=even, samples=tuple(samples), place=_jax.caller_span()
     )
     add_rule(
-        Rule(name=name, rows=custom.rows_of, local=None if local is None else _on_parts(local))
+        Rule(
+            name=name,
+            rows=custom.rows_of,
+            traits=Traits(),
+            local=None if local is None else _on_parts(local),
+        )
     )
     _CUSTOM[name] = custom
 

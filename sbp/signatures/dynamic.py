@@ -3,6 +3,7 @@ what falls on its shard."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax import lax
 from sbp.signatures.factors import Dims, FactorMap, moved_rows, owned_monoid, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import picked_along
+from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 # Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
@@ -80,7 +82,11 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@rule("dynamic_slice", local=_dynamic_slice_local)
+@rule(
+    "dynamic_slice",
+    traits=Traits(moves=True, scales="together", indices=range(1, sys.maxsize)),
+    local=_dynamic_slice_local,
+)
 def _dynamic_slice(op: Op) -> Sequence[Row]:
     dims, cut = _kept(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
@@ -122,7 +128,11 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
     )
 
 
-@rule("dynamic_update_slice", local=_dynamic_update_slice_local)
+@rule(
+    "dynamic_update_slice",
+    traits=Traits(moves=True, scales="together", indices=range(2, sys.maxsize)),
+    local=_dynamic_update_slice_local,
+)
 def _dynamic_update_slice(op: Op) -> Sequence[Row]:
     dims, cut = _kept(op, op.ins[1])
     starts = (B,) * (len(op.ins) - 2)

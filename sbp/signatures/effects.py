@@ -8,6 +8,7 @@ from typing import Any
 from jax import lax
 
 from sbp.signatures.rule import LocalContext, Rule, add_rule, all_b, bind_with, replicated
+from sbp.signatures.traits import Traits
 
 
 def _once(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -19,17 +20,19 @@ def _once(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return []
 
 
-EFFECTS = ("debug_callback", "debug_print", "io_callback")
-"""Operations that are there for what they do."""
-
-for _name in EFFECTS:
+for _name in ("debug_callback", "debug_print", "io_callback"):
     add_rule(
         Rule(
             name=_name,
             rows=lambda op: (all_b(op),),
+            traits=Traits(effect=True, opaque=_name == "io_callback"),
             local=_once,
             reason="an effect happens once and sees whole values",
         )
     )
 
-replicated("pure_callback", reason="the host function sees whole values")
+replicated(
+    "pure_callback",
+    reason="the host function sees whole values",
+    traits=Traits(opaque=True),
+)

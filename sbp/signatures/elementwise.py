@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,48 +17,73 @@ from sbp.signatures.factors import (
     moved_rows,
     multilinear_rows,
 )
-from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, bind_with, names, rule
+from sbp.signatures.rule import (
+    LocalContext,
+    Op,
+    Row,
+    Rule,
+    add_rule,
+    bind_with,
+    names,
+    rule,
+    rule_for,
+)
+from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
 
-ELEMENTWISE = names("""
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
-    clz complex conj convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp
-    exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma
-    log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or
-    philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32
-    threefry4x32 tie xor zeta
-""")
+_of = functools.partial(Traits, elementwise=True, pointwise=True)
+
+ELEMENTWISE: dict[str, Traits] = {
+    **dict.fromkeys(
+        names("""
+            acos acosh and asin atan2 atanh bessel_i0e bessel_i1e complex cos cosh digamma eq_to
+            erf_inv igamma igamma_grad_a igammac le_to lgamma log log1p log2 lt_to
+            one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow
+            regularized_incomplete_beta rem rsqrt shift_left sin tan threefry2x32 threefry4x32 xor
+            zeta
+        """),
+        _of(),
+    ),
+    **dict.fromkeys(names("abs conj imag real tie"), _of(scales="together")),
+    **dict.fromkeys(names("add add_any"), _of(monotone="++", scales="together", numpy=np.add)),
+    **dict.fromkeys(
+        names("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic round sinh tanh"),
+        _of(monotone="+"),
+    ),
+    "clamp": _of(monotone="+++"),
+    **dict.fromkeys(names("clz erfc not"), _of(monotone="-")),
+    "convert_element_type": _of(
+        carries="rounded", scales="together", fusion="inlined", unnamed=True, adapts=True
+    ),
+    "copy": _of(moves=True, carries="copied", scales="together", adapts=True),
+    "div": _of(scales="ratio", numpy=np.divide),
+    **dict.fromkeys(names("eq ge gt le lt ne"), _of(scales="compared")),
+    "integer_pow": _of(scales="power"),
+    "is_finite": _of(scales="never"),
+    "max": _of(monotone="++", scales="together", numpy=np.maximum),
+    "min": _of(monotone="++", scales="together", numpy=np.minimum),
+    "mul": _of(scales="each", multiplies=True, numpy=np.multiply),
+    "name": _of(moves=True),
+    "neg": _of(carries="negated", monotone="-", scales="together", numpy=np.negative),
+    "nextafter": _of(monotone="++"),
+    "reduce_precision": _of(carries="rounded", monotone="+", scales="together"),
+    "select_n": _of(scales="together", indices=range(1)),
+    **dict.fromkeys(names("shift_right_arithmetic shift_right_logical"), _of(monotone="+.")),
+    "sign": _of(monotone="+", scales="never"),
+    "sqrt": _of(scales="root", numpy=np.sqrt),
+    "square": _of(scales="power", numpy=np.square),
+    "stop_gradient": _of(moves=True, carries="copied", scales="together", unnamed=True),
+    "sub": _of(monotone="+-", scales="together", numpy=np.subtract),
+}
+"""Elementwise primitives with their traits: a new one is entered here.
+
+A function is `monotone` on its *whole* domain (sqrt is not: a part may be negative). What rises
+carries P(max) and P(min), what falls swaps them; the other operands are B.
+"""
 
 _LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
-_COPIES = frozenset(names("copy name stop_gradient"))
 
-MONOTONE: dict[str, str] = {
-    **dict.fromkeys(
-        names(
-            "asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign"
-            " sinh tanh"
-        ),
-        "+",
-    ),
-    **dict.fromkeys(names("add add_any max min nextafter"), "++"),
-    "clamp": "+++",
-    "clz": "-",
-    "erfc": "-",
-    "mulhi": "++",
-    "neg": "-",
-    "not": "-",
-    "shift_right_arithmetic": "+.",
-    "shift_right_logical": "+.",
-    "sub": "+-",
-}
-"""For each operand, whether the function rises or falls in it, on its *whole* domain (sqrt does
-not: a part may be negative).
-
-What rises carries P(max) and P(min), what falls swaps them; the other operands are B. A dot is an
-operand that it does neither in.
-"""
+"""Sums of parts pass through these in all operands at once."""
 
 _OF_UNSIGNED = frozenset(names("clz shift_right_logical"))
 """Monotone on unsigned integers alone: they see a sign as a bit."""
@@ -131,12 +157,14 @@ def partial_rows(op: Op) -> list[Row]:
         return []
     has = admissible(op.ins[0].dtype)
     rows: list[Row] = []
-    if op.name in _COPIES:
+    found = rule_for(op.name)
+    traits = found.traits if found is not None else Traits()
+    if traits.moves:
         rows += moved_rows(op)
     if op.name in _LINEAR and "sum" in has:
         rows += linear_rows(op)
-    if op.name in MONOTONE and "max" in has and _rises_on(op):
-        rows += monotone_rows(op, MONOTONE[op.name])
+    if traits.monotone and "max" in has and _rises_on(op):
+        rows += monotone_rows(op, traits.monotone)
     if op.name in _RISES_ABOVE and is_float(op.ins[0].dtype):
         rows += monoid_rows(op, "min")
     if op.name in _COMPARISONS and "max" in has:
@@ -270,7 +298,7 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, args)
 
 
-rule(*ELEMENTWISE, local=_local)(elementwise_rows)
+rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=_local)(elementwise_rows)
 
 
 def _barrier_rows(op: Op) -> Sequence[Row]:
@@ -288,6 +316,7 @@ add_rule(
     Rule(
         name="optimization_barrier",
         rows=_barrier_rows,
+        traits=Traits(moves=True, scales="together", fusion="free"),
         local=lambda ctx, args: _jax.optimization_barrier(args),
     )
 )

@@ -6,6 +6,9 @@ takes apart or infer types as a region.
 
 from __future__ import annotations
 
+from sbp.signatures.rule import rule_for
+from sbp.signatures.traits import Traits
+
 _TABLE: dict[str, str] = {
     "taken apart by the trace: its body's equations are typed in its place": (
         """
@@ -83,3 +86,20 @@ REFUSED: dict[str, str] = {
     ),
 }
 """Primitives that no type is right for."""
+
+_TRAITS: dict[str, Traits] = {
+    "rng_uniform": Traits(generates="draws"),
+    "sbp_annotate": Traits(fusion="inlined"),
+}
+"""Traits of primitives that have no rule."""
+
+
+def traits_of(name: str) -> Traits:
+    """The traits of a primitive; the defaults for one without a rule.
+
+    >>> import sbp.signatures
+    >>> traits_of("transpose").moves, traits_of("mul").scales, traits_of("unheard_of").moves
+    (True, 'each', False)
+    """
+    found = rule_for(name)
+    return found.traits if found is not None else _TRAITS.get(name, Traits())

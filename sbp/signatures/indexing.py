@@ -22,6 +22,7 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import clipped, without_padding
+from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 add_kernel(
@@ -178,7 +179,9 @@ def _as_int32(index: Any) -> Any:
     )
 
 
-@rule("gather", local=_gather_local)
+@rule(
+    "gather", traits=Traits(moves=True, scales="together", indices=range(1, 2)), local=_gather_local
+)
 def _gather(op: Op) -> Sequence[Row]:
     numbers, mode = op.params["dimension_numbers"], _MODE.from_any(op.params["mode"])
     params = op.params | {"slice_sizes": _localised_sizes(op)}
@@ -345,6 +348,15 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [lax.slice(out, margin, [m + size for m, size in zip(margin, local, strict=True)])]
 
 
+def _scatter_traits(name: str) -> Traits:
+    return Traits(
+        moves=name == "scatter",
+        scatters=_SCATTER_MONOID.get(name, ""),
+        scales="together" if name in ("scatter", "scatter-add", "scatter-sub") else "",
+        indices=range(1, 2),
+    )
+
+
 @rule(
     "scatter",
     "scatter-add",
@@ -352,6 +364,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     "scatter-mul",
     "scatter-min",
     "scatter-max",
+    traits=_scatter_traits,
     local=_scatter_local,
 )
 def _scatter(op: Op) -> Sequence[Row]:

@@ -9,6 +9,7 @@ from typing import Any
 from sbp.signatures.factors import FactorMap, linear_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import without_padding
+from sbp.signatures.traits import Traits
 
 _CORE: dict[str, tuple[int, ...]] = {
     "cholesky": (2,),
@@ -40,7 +41,7 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, args)
 
 
-@rule(*_CORE, local=_local)
+@rule(*_CORE, traits=lambda name: Traits(linear_map=name in _LINEAR_IN), local=_local)
 def _batched(op: Op) -> Sequence[Row]:
     batch = len(op.ins[0].shape) - _CORE[op.name][0]
     letters = tuple(f"b{i}" for i in range(batch))
@@ -58,7 +59,11 @@ def _batched(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("symmetric_product", local=lambda ctx, args: bind_with(ctx, (_summed(ctx, args[0]), args[1])))
+@rule(
+    "symmetric_product",
+    traits=Traits(),
+    local=lambda ctx, args: bind_with(ctx, (_summed(ctx, args[0]), args[1])),
+)
 def _symmetric_product(op: Op) -> Sequence[Row]:
     """alpha a a' + beta c: contracts the columns of a onto a partial c."""
     letters = tuple(f"b{i}" for i in range(len(op.ins[0].shape) - 2))
@@ -72,7 +77,7 @@ def _summed(ctx: LocalContext, a: Any) -> Any:
     return without_padding(ctx, 0, a, (a.ndim - 1,), "sum")
 
 
-@rule("fft", local=_local)
+@rule("fft", traits=Traits(linear_map=True), local=_local)
 def _fft(op: Op) -> Sequence[Row]:
     """Linear; the transformed dims are the last ones."""
     batch = len(op.ins[0].shape) - len(op.params["fft_lengths"])

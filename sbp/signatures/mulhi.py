@@ -11,6 +11,7 @@ from jax import lax
 
 from sbp.signatures.elementwise import elementwise_rows
 from sbp.signatures.rule import LocalContext, rule
+from sbp.signatures.traits import Traits
 
 
 def high_half(x: Any, y: Any) -> Any:
@@ -43,4 +44,4 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [high_half(*jnp.broadcast_arrays(*args))]
 
 
-rule("mulhi", local=_local)(elementwise_rows)
+rule("mulhi", traits=Traits(monotone="++"), local=_local)(elementwise_rows)

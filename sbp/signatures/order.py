@@ -15,6 +15,7 @@ from sbp import _jax
 from sbp.signatures.factors import FactorMap, admissible, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
 from sbp.signatures.shards import without_padding
+from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 _NOWHERE = np.int32(np.iinfo(np.int32).max)
@@ -65,7 +66,7 @@ add_kernel(
 )
 
 
-@rule("argmax", "argmin", local=_extreme_local)
+@rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
 def _extreme(op: Op) -> Sequence[Row]:
     dims = _dims(op, op.params["axes"][0])
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
@@ -116,7 +117,7 @@ add_kernel(
 )
 
 
-@rule("top_k", local=_top_k_local)
+@rule("top_k", traits=Traits(scales="together", orderless=True), local=_top_k_local)
 def _top_k(op: Op) -> Sequence[Row]:
     axis = _top_k_axis(op.params, len(op.ins[0].shape))
     dims = _dims(op, axis)
@@ -195,7 +196,7 @@ add_kernel(
 )
 
 
-@rule("sort", local=_sort_local)
+@rule("sort", traits=Traits(moves=True, scales="together", orderless=True), local=_sort_local)
 def _sort(op: Op) -> Sequence[Row]:
     axis = int(op.params["dimension"])
     dims = _dims(op, axis)

@@ -14,6 +14,7 @@ from sbp.signatures.factors import FactorMap, admissible, monoid_rows, split_row
 from sbp.signatures.halo import bytes_beside
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
 from sbp.signatures.shards import neutral
+from sbp.signatures.traits import Traits
 from sbp.types import Split
 
 _MONOID = {"cumsum": "sum", "cummax": "max", "cummin": "min", "cumprod": "prod"}
@@ -72,7 +73,18 @@ add_kernel(
 )
 
 
-@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", local=_cumulative_local)
+def _traits(name: str) -> Traits:
+    monoid = _MONOID.get(name, "")
+    return Traits(
+        pointwise=bool(monoid),
+        reduces=monoid,
+        scales="together" if monoid in ("sum", "max", "min") else "",
+    )
+
+
+@rule(
+    "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", traits=_traits, local=_cumulative_local
+)
 def _cumulative(op: Op) -> Sequence[Row]:
     axis = int(op.params["axis"])
     dims = tuple(None if d == axis else f"d{d}" for d in range(len(op.ins[0].shape)))

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import z3
 
-from sbp.signatures.elementwise import ELEMENTWISE, MONOTONE
+from sbp.signatures.fallback import traits_of
 from sbp.signatures.indices import INDEX_THEOREMS, OF_KERNEL, neutral_padding
-from sbp.signatures.rule import Op, Row, names, rule_for
+from sbp.signatures.rule import Op, Row, rule_for
 from sbp.signatures.scalars import SCALAR as SCALAR
 from sbp.signatures.scalars import cast, join, variable
 from sbp.signatures.theorems import Outcome, Theorem, decide
@@ -29,55 +29,16 @@ Status = Literal["proved", "enumerated", "assumed"]
 
 Term = Any
 
-_MOVES = frozenset(
-    names(
-        """broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather name
-    optimization_barrier pad reshape rev scatter select_and_gather_add slice sort split squeeze
-    stack stop_gradient tile transpose unstack"""
-    )
-)
-"""Each element of a result is an element of some operand, chosen by what is B: the law is that of
-the identity."""
-
-_REDUCES = {
-    f"{kind}{m}": m
-    for kind in ("reduce_", "reduce_window_", "cum")
-    for m in ("sum", "max", "min", "prod", "and", "or")
-}
-_CONTRACTS = frozenset(names("dot_general ragged_dot_general conv_general_dilated scaled_dot"))
-_LINEAR_MAPS = frozenset(
-    names("fft ormqr select_and_scatter_add triangular_solve tridiagonal_solve")
-)
-"""Linear in one operand, by factors that the others give."""
-
-_POINTWISE = (
-    frozenset(ELEMENTWISE)
-    | _CONTRACTS
-    | _REDUCES.keys()
-    | frozenset(names("broadcast_in_dim squeeze transpose"))
-)
-"""Each index of a split dim is computed alike and alone, by the primitive's definition; a loop that
-is contracted is a join."""
-
-_COUNTS = frozenset(names("iota iota_2x32_shape random_bits"))
-"""What depends on the index itself, which shards count from their offset."""
-_SCATTERS = {
-    "scatter-add": "sum",
-    "scatter-sub": "sum",
-    "scatter-mul": "prod",
-    "scatter-min": "min",
-    "scatter-max": "max",
-}
-
 
 def scalar_function(op: Op) -> Callable[..., Term] | None:
     """The function of a primitive on one element of each operand; for a reduction, on two elements
     of its operand."""
     if op.name in SCALAR:
         return SCALAR[op.name]
-    if op.name in _REDUCES:
-        return lambda x: join(_REDUCES[op.name], x[0], x[1])
-    if op.name in _CONTRACTS:
+    traits = traits_of(op.name)
+    if traits.reduces:
+        return lambda x: join(traits.reduces, x[0], x[1])
+    if traits.contracts:
         if op.outs[0].dtype == np.bool_:
             return lambda x, y, *rest: z3.Or(z3.And(x[0], y[0]), z3.And(x[1], y[1]))
         return lambda x, y, *rest: x[0] * y[0] + x[1] * y[1]
@@ -85,16 +46,17 @@ def scalar_function(op: Op) -> Callable[..., Term] | None:
         return lambda x: functools.reduce(lambda p, q: p * q, [x] * op.params["y"])
     if op.name in ("convert_element_type", "bitcast_convert_type"):
         return cast(op.ins[0].dtype, op.outs[0].dtype)
-    if op.name in _SCATTERS:
+    if traits.scatters:
         sign = -1 if op.name == "scatter-sub" else 1
-        return lambda x, index, y: join(_SCATTERS[op.name], x, sign * y if sign < 0 else y)
+        return lambda x, index, y: join(traits.scatters, x, sign * y if sign < 0 else y)
     return None
 
 
 def _shape_of(op: Op, position: int) -> int:
     """How many elements of an operand the scalar function takes: two where the primitive
     reduces."""
-    return 2 if op.name in _REDUCES or (op.name in _CONTRACTS and position < 2) else 0
+    traits = traits_of(op.name)
+    return 2 if traits.reduces or (traits.contracts and position < 2) else 0
 
 
 def theorem(op: Op, row: Row) -> Theorem | None:
@@ -114,15 +76,14 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if len(partial) != 1:
         return None
     (out,) = partial
-    if op.name in _MOVES or (
-        op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype
-    ):
+    traits = traits_of(op.name)
+    if traits.moves or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
         if {a for a in row.ins if isinstance(a, Unreduced)} != {out}:
             return None
         return law([op.outs[row.outs.index(out)].dtype], [out], out, lambda x: x, [0], ())
     if any(isinstance(a, Broadcast) for a in row.outs):
         return None
-    if op.name in _LINEAR_MAPS:
+    if traits.linear_map:
         a, b = _operand("a", op.outs[0].dtype, 2)
         return law([op.outs[0].dtype], [out], out, lambda x: a * x[0] + b * x[1], [2], ())
     dtypes_ = [a.dtype for a in op.ins]
@@ -130,11 +91,11 @@ def theorem(op: Op, row: Row) -> Theorem | None:
         dtypes_ = [np.dtype(np.float32)] * 2  # an order, whatever is ordered
     function, premises = scalar_function(op), ()
     if (
-        op.name in MONOTONE
+        traits.monotone
         and op.name not in SCALAR
         and all(a.monoid in ("max", "min") for a in row.ins if isinstance(a, Unreduced))
     ):
-        return _monotone(MONOTONE[op.name], row)
+        return _monotone(traits.monotone, row)
     ordered = (
         op.name == "convert_element_type"
         and out.monoid in ("max", "min")
@@ -241,17 +202,16 @@ def index_theorem(op: Op, row: Row) -> str | None:
         return OF_KERNEL[row.kernel]
     if row.kernel != "local" or not any(isinstance(a, Split) for a in (*row.ins, *row.outs)):
         return None
-    if op.name in _COUNTS:
+    traits = traits_of(op.name)
+    if traits.generates == "counter":
         return "counter"
-    if op.name not in _POINTWISE and not (
-        op.name in _SCATTERS and isinstance(row.outs[0], Unreduced)
-    ):
+    if not traits.pointwise and not (traits.scatters and isinstance(row.outs[0], Unreduced)):
         return None
     partial = {a for a in (*row.ins, *row.outs) if isinstance(a, Unreduced)}
     if not partial:
         return "one_holder"
     (out,) = set(row.outs)
-    joins = op.name in _REDUCES or op.name in _CONTRACTS or op.name in _SCATTERS
+    joins = traits.reduces or traits.contracts or traits.scatters
     return out.monoid if joins and isinstance(out, Unreduced) and partial == {out} else None
 
 

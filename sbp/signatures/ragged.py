@@ -17,6 +17,7 @@ from sbp.signatures.contraction import bilinear_rows, dot_factors
 from sbp.signatures.factors import Dims, FactorMap, admissible, split_rows
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import without_padding
+from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, P, Split
 
 add_kernel(
@@ -133,7 +134,9 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [kept(out, roles.out)]
 
 
-@rule("ragged_dot_general", local=_local)
+@rule(
+    "ragged_dot_general", traits=Traits(pointwise=True, contracts=True, scales="each"), local=_local
+)
 def _ragged_dot_general(op: Op) -> Sequence[Row]:
     if len(op.ins) != 3 or op.params.get("group_offset") is not None:
         return []

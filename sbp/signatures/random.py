@@ -14,11 +14,13 @@ from sbp import _jax
 from sbp.signatures.elementwise import split_atoms
 from sbp.signatures.factors import FactorMap, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, replicated, rule
+from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split
 
 replicated(
     "rng_bit_generator",
     reason="the algorithm's state is one stream: a slice of the draw needs the whole draw",
+    traits=Traits(generates="draws"),
 )
 
 _HARDWARE = {
@@ -49,30 +51,30 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, args)
 
 
-@rule("random_wrap", "random_unwrap", "random_clone", local=_local)
+@rule("random_wrap", "random_unwrap", "random_clone", traits=Traits(), local=_local)
 def _words(op: Op) -> Sequence[Row]:
     """Keys as their words, and back."""
     return batch_rows(op)
 
 
-@rule("random_seed", local=_local)
+@rule("random_seed", traits=Traits(), local=_local)
 def _seed(op: Op) -> Sequence[Row]:
     return batch_rows(op) if str(op.outs[0].dtype) in _OF_EACH_KEY else []
 
 
-@rule("random_split", local=_local)
+@rule("random_split", traits=Traits(), local=_local)
 def _random_split(op: Op) -> Sequence[Row]:
     """Batches of keys split; the new dims of a split are a few words, that every device derives
     alike."""
     return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
 
 
-@rule("random_fold_in", local=_local)
+@rule("random_fold_in", traits=Traits(), local=_local)
 def _fold_in(op: Op) -> Sequence[Row]:
     return split_atoms(op) if _each_key_alone(op, op.ins[0]) else []
 
 
-@rule("random_gamma", local=_local)
+@rule("random_gamma", traits=Traits(generates="draws"), local=_local)
 def _random_gamma(op: Op) -> Sequence[Row]:
     """A key for each of some leading dims; the other dims draw by the position in the whole, and
     JAX tells them apart inside."""
@@ -122,7 +124,7 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [lax.convert_element_type(high ^ low, dtype)]
 
 
-@rule("random_bits", local=_random_bits_local)
+@rule("random_bits", traits=Traits(generates="counter"), local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
     """Splits of any dim of a draw by threefry with partitionable counters below 2**32, and of the
     keys' dims by most keys."""
@@ -142,7 +144,7 @@ def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return list(counters(shape, whole, [ctx.out_offset(0, d) for d in range(len(shape))]))
 
 
-@rule("iota_2x32_shape", local=_iota_2x32_local)
+@rule("iota_2x32_shape", traits=Traits(generates="counter"), local=_iota_2x32_local)
 def _iota_2x32(op: Op) -> Sequence[Row]:
     """The counters themselves."""
     dims = tuple(f"d{i}" for i in range(len(op.outs[0].shape)))

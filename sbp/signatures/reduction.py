@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sbp.signatures.factors import Dims, FactorMap, admissible, monoid_rows, split_rows
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.rule import LocalContext, Op, Row, bind_with, names, rule
 from sbp.signatures.shards import without_padding
+from sbp.signatures.traits import Traits
 
 _MONOID = {
     "reduce_sum": "sum",
@@ -17,6 +18,18 @@ _MONOID = {
     "reduce_and": "and",
     "reduce_or": "or",
 }
+
+_ORDERLESS = frozenset(names("reduce_sum reduce_max reduce_min reduce_and reduce_or"))
+_SCALED = frozenset(names("reduce_sum reduce_max reduce_min"))
+
+
+def _traits(name: str) -> Traits:
+    return Traits(
+        pointwise=True,
+        reduces=_MONOID[name],
+        orderless=name in _ORDERLESS,
+        scales="together" if name in _SCALED else "",
+    )
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -35,7 +48,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     )
 
 
-@rule(*_MONOID, local=_reduce_local)
+@rule(*_MONOID, traits=_traits, local=_reduce_local)
 def _reduce(op: Op) -> Sequence[Row]:
     dims = _dims(len(op.ins[0].shape))
     kept = tuple(d for i, d in enumerate(dims) if i not in op.params["axes"])
@@ -48,13 +61,13 @@ def _reduce(op: Op) -> Sequence[Row]:
     return [*rows, *(monoid_rows(op, monoid) if monoid else [])]
 
 
-@rule("reduce_xor", local=_local)
+@rule("reduce_xor", traits=Traits(), local=_local)
 def _reduce_whole(op: Op) -> Sequence[Row]:
     dims = _dims(len(op.ins[0].shape), lambda d: d in op.params["axes"])
     return split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
 
 
-@rule("reduce", local=_local)
+@rule("reduce", traits=Traits(), local=_local)
 def _reduce_by(op: Op) -> Sequence[Row]:
     """A reduction by any function, from initial values."""
     count = len(op.ins) // 2
@@ -63,7 +76,7 @@ def _reduce_by(op: Op) -> Sequence[Row]:
     return split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
 
 
-@rule("approx_top_k", local=_local)
+@rule("approx_top_k", traits=Traits(), local=_local)
 def _approx_top_k(op: Op) -> Sequence[Row]:
     axis = op.params["reduction_dimension"] % len(op.ins[0].shape)
     dims = _dims(len(op.ins[0].shape), lambda d: d == axis)

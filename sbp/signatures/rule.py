@@ -4,12 +4,14 @@ registry."""
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
+from sbp.signatures.traits import Traits
 from sbp.types import Atom, B
 
 
@@ -155,6 +157,7 @@ class Rule:
     Arguments:
       name: the primitive's name.
       rows: the rows for an op; all operands and results B is always among them.
+      traits: what the operator is, beside its rows.
       local: computes shards of the results from shards of the operands; None binds the primitive
           with the same parameters.
       reason: for a rule with the all-B row alone, why that is right.
@@ -162,6 +165,7 @@ class Rule:
 
     name: str
     rows: Callable[[Op], Sequence[Row]]
+    traits: Traits
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
     reason: str = ""
 
@@ -221,17 +225,44 @@ def known_primitives() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
+TraitsOf = Traits | Callable[[str], Traits]
+"""The traits of all primitives of one rule, or a function from a primitive's name to its traits."""
+
+
 def rule(
-    *names: str, local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
+    *names: str,
+    traits: TraitsOf | None = None,
+    local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None,
 ) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
-    """Decorator: `@rule("cumsum", "cummax")` on a function from an op to its rows besides all-B."""
+    """Decorator: `@rule("rev", traits=Traits(moves=True))` on a function from an op to its rows
+    besides all-B.
+
+    Arguments:
+      names: the primitives that the rule is for.
+      traits: what they are, beside their rows.
+      local: what runs on the shards, as in `Rule`.
+
+    Raises:
+      SbpInternalError: for a rule without traits, and for a second rule of a primitive.
+    """
 
     def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:
+        file = rows.__code__.co_filename if inspect.isfunction(rows) else "the rule's file"
         for name in names:
-            add_rule(Rule(name=name, rows=functools.partial(_with_all_b, rows), local=local))
+            known = _given_traits(name, traits, file)
+            all_rows = functools.partial(_with_all_b, rows)
+            add_rule(Rule(name=name, rows=all_rows, traits=known, local=local))
         return rows
 
     return enter
+
+
+def _given_traits(name: str, traits: TraitsOf | None, file: str) -> Traits:
+    if traits is None:
+        raise SbpInternalError(
+            f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in {file}"
+        )
+    return traits if isinstance(traits, Traits) else traits(name)
 
 
 def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
@@ -244,10 +275,21 @@ def all_b(op: Op) -> Row:
     return Row((B,) * len(op.ins), (B,) * len(op.outs))
 
 
-def replicated(*names: str, reason: str) -> None:
-    """Rules with the all-B row alone, with the reason why that is right."""
+def replicated(*names: str, reason: str, traits: TraitsOf | None = None) -> None:
+    """Enters rules that have the all-B row alone.
+
+    Arguments:
+      names: the primitives.
+      reason: why all-B alone is right.
+      traits: what the primitives are, beside their rows.
+
+    Raises:
+      SbpInternalError: for a rule without traits, and for a second rule of a primitive.
+    """
+    file = inspect.stack()[1].filename
     for name in names:
-        add_rule(Rule(name=name, rows=lambda op: (all_b(op),), reason=reason))
+        known = _given_traits(name, traits, file)
+        add_rule(Rule(name=name, rows=lambda op: (all_b(op),), traits=known, reason=reason))
 
 
 def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:

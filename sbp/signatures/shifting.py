@@ -15,6 +15,7 @@ from sbp.signatures.factors import FactorMap, moved_rows, owned_monoid, split_ro
 from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.shards import picked_along
+from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
 
 # Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
@@ -101,7 +102,7 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
     )
 
 
-@rule("slice", local=_slice_local)
+@rule("slice", traits=Traits(moves=True, scales="together"), local=_slice_local)
 def _slice(op: Op) -> Sequence[Row]:
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
     whole = [
@@ -154,7 +155,7 @@ def _split_exchanges(op: Op, row: Row) -> Exchanges:
     ]
 
 
-@rule("split", local=_split_local)
+@rule("split", traits=Traits(moves=True, scales="together"), local=_split_local)
 def _split(op: Op) -> Sequence[Row]:
     axis = op.params["axis"]
     dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.ins[0].shape)))
@@ -195,7 +196,7 @@ def _window_exchanges(op: Op, row: Row) -> Exchanges:
     return [windows.exchange(0, d, op.axis_size)]
 
 
-@rule("pad", local=_pad_local)
+@rule("pad", traits=Traits(moves=True, scales="together"), local=_pad_local)
 def _pad(op: Op) -> Sequence[Row]:
     """Operand and padding value together: a partial operand wants a partial value, so `pad(P, 1.0)`
     adds 1 once."""
@@ -233,7 +234,7 @@ def _rev_exchanges(op: Op, row: Row) -> Exchanges:
     return [Exchange(0, (d,), need, need.width)]
 
 
-@rule("rev", local=_rev_local)
+@rule("rev", traits=Traits(moves=True, scales="together"), local=_rev_local)
 def _rev(op: Op) -> Sequence[Row]:
     dims = tuple(
         None if i in op.params["dimensions"] else f"d{i}" for i in range(len(op.ins[0].shape))
@@ -291,7 +292,7 @@ def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
     ]
 
 
-@rule("concatenate", local=_concatenate_local)
+@rule("concatenate", traits=Traits(moves=True, scales="together"), local=_concatenate_local)
 def _concatenate(op: Op) -> Sequence[Row]:
     axis = int(op.params["dimension"])
     dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.outs[0].shape)))
@@ -422,7 +423,18 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     return [Exchange(0, tuple(order[d] for d in group), need, need.width)]
 
 
-@rule("reshape", local=_reshape_local)
+@rule(
+    "reshape",
+    traits=Traits(
+        moves=True,
+        carries="arranged",
+        scales="together",
+        fusion="inlined",
+        unnamed=True,
+        adapts=True,
+    ),
+    local=_reshape_local,
+)
 def _reshape(op: Op) -> Sequence[Row]:
     """The leading dim of each group of dims splits: where the axis divides both sides or the dim is
     kept, locally; else elements move."""

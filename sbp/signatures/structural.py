@@ -11,6 +11,7 @@ from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, monoid_rows, moved_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.traits import Traits
 
 
 def _dims(rank: int) -> Dims:
@@ -21,14 +22,37 @@ def _same(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, args)
 
 
-@rule("transpose", local=_same)
+@rule(
+    "transpose",
+    traits=Traits(
+        moves=True,
+        carries="arranged",
+        pointwise=True,
+        scales="together",
+        fusion="free",
+        unnamed=True,
+    ),
+    local=_same,
+)
 def _transpose(op: Op) -> Sequence[Row]:
     dims = _dims(len(op.ins[0].shape))
     out = tuple(dims[i] for i in op.params["permutation"])
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
 
 
-@rule("broadcast_in_dim", local=lambda ctx, args: bind_with(ctx, args[:1], shape=ctx.local_outs[0]))
+@rule(
+    "broadcast_in_dim",
+    traits=Traits(
+        moves=True,
+        carries="arranged",
+        pointwise=True,
+        scales="together",
+        fusion="inlined",
+        unnamed=True,
+        adapts=True,
+    ),
+    local=lambda ctx, args: bind_with(ctx, args[:1], shape=ctx.local_outs[0]),
+)
 def _broadcast_in_dim(op: Op) -> Sequence[Row]:
     """Dims that the operand lacks, or has with size 1, split freely: every part is the same."""
     out: list[str | None] = [f"new{i}" for i in range(len(op.outs[0].shape))]
@@ -39,7 +63,19 @@ def _broadcast_in_dim(op: Op) -> Sequence[Row]:
     return [*split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))), *moved_rows(op)]
 
 
-@rule("squeeze", local=_same)
+@rule(
+    "squeeze",
+    traits=Traits(
+        moves=True,
+        carries="arranged",
+        pointwise=True,
+        scales="together",
+        fusion="inlined",
+        unnamed=True,
+        adapts=True,
+    ),
+    local=_same,
+)
 def _squeeze(op: Op) -> Sequence[Row]:
     gone = {d % len(op.ins[0].shape) for d in op.params["dimensions"]}
     dims = tuple(None if i in gone else f"d{i}" for i in range(len(op.ins[0].shape)))
@@ -47,7 +83,7 @@ def _squeeze(op: Op) -> Sequence[Row]:
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
 
 
-@rule("stack", local=_same)
+@rule("stack", traits=Traits(moves=True, scales="together"), local=_same)
 def _stack(op: Op) -> Sequence[Row]:
     dims = list(_dims(len(op.ins[0].shape)))
     out = [*dims[: op.params["axis"]], None, *dims[op.params["axis"] :]]
@@ -57,20 +93,20 @@ def _stack(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("unstack", local=_same)
+@rule("unstack", traits=Traits(moves=True, scales="together"), local=_same)
 def _unstack(op: Op) -> Sequence[Row]:
     dims = tuple(None if i == op.params["axis"] else f"d{i}" for i in range(len(op.ins[0].shape)))
     out = tuple(d for d in dims if d is not None)
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,) * len(op.outs))), *moved_rows(op)]
 
 
-@rule("tile", local=_same)
+@rule("tile", traits=Traits(moves=True, scales="together"), local=_same)
 def _tile(op: Op) -> Sequence[Row]:
     dims = tuple(f"d{i}" if times == 1 else None for i, times in enumerate(op.params["reps"]))
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op)]
 
 
-@rule("bitcast_convert_type", local=_same)
+@rule("bitcast_convert_type", traits=Traits(), local=_same)
 def _bitcast_convert_type(op: Op) -> Sequence[Row]:
     """Dims split, except the last one of the side with the narrower dtype, which holds the pieces
     of one element."""
@@ -106,12 +142,14 @@ def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ]
 
 
-@rule("iota", local=_iota_local)
+@rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)
 def _iota(op: Op) -> Sequence[Row]:
     return split_rows(op, FactorMap(ins=((),) * len(op.ins), outs=(_dims(len(op.outs[0].shape)),)))
 
 
-@rule("empty", local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0]))
+@rule(
+    "empty", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0])
+)
 def _empty(op: Op) -> Sequence[Row]:
     """Zeros where JAX is without an uninitialised buffer, anything where it has one: of any
     type."""

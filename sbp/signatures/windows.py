@@ -22,6 +22,7 @@ from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.shards import neutral
 from sbp.signatures.shifting import halo_rows, split_dim
+from sbp.signatures.traits import Traits
 
 
 def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
@@ -117,7 +118,13 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     ]
 
 
-@rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", local=_reduce_local)
+@rule(
+    "reduce_window_sum",
+    "reduce_window_max",
+    "reduce_window_min",
+    traits=lambda name: Traits(pointwise=True, reduces=name.rsplit("_", 1)[-1]),
+    local=_reduce_local,
+)
 def _reduce_window(op: Op) -> Sequence[Row]:
     dims, slides = _dims(op, op.ins[0], op.outs[0])
     monoid = op.name.rsplit("_", 1)[-1]
@@ -129,7 +136,7 @@ def _reduce_window(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("reduce_window", local=_reduce_by_local)
+@rule("reduce_window", traits=Traits(), local=_reduce_by_local)
 def _reduce_window_by(op: Op) -> Sequence[Row]:
     """By any function, from initial values, which are the padding too."""
     count = len(op.ins) // 2
@@ -166,7 +173,7 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, xs, **(_without_padding(ctx.params, dims) if dims else {}))
 
 
-@rule("select_and_gather_add", local=_gather_local)
+@rule("select_and_gather_add", traits=Traits(moves=True), local=_gather_local)
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window chooses by the second operand; linear in the
     first."""
@@ -229,7 +236,7 @@ def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
 
 
-@rule("select_and_scatter_add", local=_scatter_local)
+@rule("select_and_scatter_add", traits=Traits(linear_map=True), local=_scatter_local)
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that it chooses by the second operand; linear in
     the first."""
@@ -242,7 +249,7 @@ def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("select_and_scatter", local=lambda ctx, args: bind_with(ctx, args))
+@rule("select_and_scatter", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args))
 def _select_and_scatter(op: Op) -> Sequence[Row]:
     """By any pair of functions, from an initial value: dims that windows do not slide along."""
     dims, _ = _dims(op, op.ins[0], op.ins[1])

@@ -19,11 +19,13 @@ from sbp.signatures import (
     Op,
     Row,
     Rule,
+    Traits,
     add_rule,
     all_b,
     known_kernels,
     known_primitives,
     rule_for,
+    traits_of,
 )
 from sbp.signatures.rule import _KERNELS, _RULES, add_kernel, replicated, rule
 from sbp.types import B, P, S
@@ -52,7 +54,14 @@ def entered(
 ) -> None:
     """Puts a rule in the place of another for one test."""
     monkeypatch.setitem(
-        _RULES, name, Rule(name=name, rows=lambda op: (all_b(op), *rows(op)), reason=reason)
+        _RULES,
+        name,
+        Rule(
+            name=name,
+            rows=lambda op: (all_b(op), *rows(op)),
+            traits=traits_of(name),
+            reason=reason,
+        ),
     )
 
 
@@ -62,9 +71,9 @@ def test_a_rule_entered_twice_is_refused_at_import():
     with pytest.raises(SbpInternalError, match="two rules for primitive 'neg'"):
         add_rule(before)
     with pytest.raises(SbpInternalError, match="two rules for primitive 'neg'"):
-        rule("neg")(lambda op: [])
+        rule("neg", traits=Traits())(lambda op: [])
     with pytest.raises(SbpInternalError, match="two rules for primitive 'neg'"):
-        replicated("neg", reason="none")
+        replicated("neg", reason="none", traits=Traits())
     assert rule_for("neg") is before
 
 
@@ -117,7 +126,9 @@ def test_a_row_that_does_not_hold_is_refused(
 
 
 def test_a_rule_without_the_row_that_always_holds_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(_RULES, "neg", Rule(name="neg", rows=lambda op: (Row((S(0),), (S(0),)),)))
+    monkeypatch.setitem(
+        _RULES, "neg", Rule(name="neg", rows=lambda op: (Row((S(0),), (S(0),)),), traits=Traits())
+    )
     with pytest.raises(AssertionError):
         test_laws.test_rows_hold("neg")
 
