@@ -20,7 +20,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.laws import Types, assemble, localised, place
+from sbp.signatures.laws.parts import Types, assemble, localised, place
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node
 from sbp.types import B, NdSbp, Unreduced

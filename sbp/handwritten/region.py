@@ -36,8 +36,8 @@ from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeErr
 from sbp.handwritten.claims import Held, false_claims, stacked
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
+from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.region import parts_p, pick_p
-from sbp.signatures.shards import neutral
 from sbp.trace.build import body_graph
 from sbp.types import Broadcast, NdSbp, Split, Unreduced
 

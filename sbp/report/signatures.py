@@ -12,7 +12,7 @@ from sbp.report.equations import sample
 from sbp.report.parts import Column, Page, Paragraph, Section, Table, TableRow
 from sbp.report.wording import counted
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
-from sbp.signatures.proofs import row_status
+from sbp.signatures.laws.proofs import row_status
 
 AXIS_SIZE = 4
 """Size of the mesh axis that sample rows are shown for; it divides every dim of the samples."""

@@ -16,7 +16,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.shards import neutral
+from sbp.signatures.kernels.shards import neutral
 from sbp.types import Split, Unreduced
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.signatures.shards import neutral
+from sbp.signatures.kernels.shards import neutral
 from sbp.types import NdSbp, Unreduced
 
 

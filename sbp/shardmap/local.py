@@ -80,11 +80,8 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
         # What is told apart by comparison, a place in a shard below a capacity, is a group's own
         # affair.
         routed = replace(UNKNOWN, tag="routed")
-        return [
-            routed
-            if sick.kind == "local" and traits_of(node.op).scales == "compared"
-            else faulty(sick)
-        ] * len(node.outputs)
+        compared = traits_of(node.op).scales == "compared"
+        return [routed if sick.kind == "local" and compared else faulty(sick)] * len(node.outputs)
     whole = [h.made for h in held if h.reduced and B in h.atoms]
     own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from sbp import _jax
 from sbp.signatures import rule_for, traits_of
+from sbp.signatures.families.shifting import reshape_groups
 from sbp.signatures.rule import Op, Row
-from sbp.signatures.shifting import reshape_groups
 from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, Split, Unreduced
 

@@ -1,22 +1,10 @@
 """Signatures: which operand types of a primitive give which result types on one mesh axis.
-Importing the families fills the registry."""
 
-from sbp.signatures import contraction as contraction
-from sbp.signatures import convolution as convolution
-from sbp.signatures import dynamic as dynamic
-from sbp.signatures import effects as effects
-from sbp.signatures import elementwise as elementwise
-from sbp.signatures import indexing as indexing
-from sbp.signatures import linalg as linalg
-from sbp.signatures import mulhi as mulhi
-from sbp.signatures import order as order
-from sbp.signatures import prefix as prefix
-from sbp.signatures import ragged as ragged
-from sbp.signatures import random as random
-from sbp.signatures import reduction as reduction
-from sbp.signatures import shifting as shifting
-from sbp.signatures import structural as structural
-from sbp.signatures import windows as windows
+`families` holds the rules of primitives, `kernels` what their rows run on shards where that is not
+the primitive itself, `laws` what S, B and P mean and the proofs of rows.
+"""
+
+from sbp.signatures import families as families
 from sbp.signatures.custom import register as register
 from sbp.signatures.custom import registered as registered
 from sbp.signatures.custom import unregister as unregister

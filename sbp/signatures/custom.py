@@ -23,8 +23,8 @@ from sbp import _jax
 from sbp.errors import SbpError, Span, nearest
 from sbp.signatures.factors import admissible
 from sbp.signatures.fallback import FALLBACK, REFUSED
-from sbp.signatures.laws import parts
-from sbp.signatures.oracle import Oracle
+from sbp.signatures.laws.oracle import Oracle
+from sbp.signatures.laws.parts import parts
 from sbp.signatures.rule import (
     LocalContext,
     Op,

@@ -18,8 +18,8 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import SbpError
 from sbp.signatures.factors import moved_rows
+from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.rule import Op, Row, all_b
-from sbp.signatures.shards import neutral
 from sbp.types import Atom, B, Split, Unreduced
 
 # ---- the primitives -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import sbp
 from sbp.infer.space import Step, TypeSpace, decode
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run.boxing import Boxing
-from sbp.signatures.laws import Types, assemble, localised, place
+from sbp.signatures.laws.parts import Types, assemble, localised, place
 from sbp.types import Broadcast
 
 Shape = tuple[int, ...]

@@ -21,8 +21,8 @@ from samples import Equation
 from sbp import _jax
 from sbp.signatures import Op, Row, rule_for
 from sbp.signatures.factors import admissible
-from sbp.signatures.laws import combine, difference, parts
-from sbp.signatures.oracle import _keys_like, _words
+from sbp.signatures.laws.oracle import _keys_like, _words
+from sbp.signatures.laws.parts import combine, difference, parts
 from sbp.signatures.rule import names
 from sbp.types import Atom, B, Broadcast, Split, Unreduced
 

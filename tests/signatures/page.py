@@ -12,7 +12,7 @@ from sbp.plan.text import shape_text
 from sbp.report.signatures import KNOWN, family
 from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives, rule_for
 from sbp.signatures.fallback import FALLBACK, REFUSED
-from sbp.signatures.proofs import row_status
+from sbp.signatures.laws.proofs import row_status
 from sbp.types import Split, Unreduced
 
 SIZES = (2, 3, 4)

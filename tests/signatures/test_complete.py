@@ -14,7 +14,7 @@ from enumeration import Enumeration, missing, redrawn
 from samples import SAMPLES, b, bf, c, equation, f, i, primitives, u
 
 from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.elementwise import ELEMENTWISE
+from sbp.signatures.families.elementwise import ELEMENTWISE
 from sbp.signatures.rule import names
 from sbp.types import P, S
 

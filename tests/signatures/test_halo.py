@@ -14,9 +14,9 @@ from jax import lax
 from samples import equation, f, i
 
 from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.exchange import Need, elements_sent, rounds
-from sbp.signatures.halo import Windows
-from sbp.signatures.oracle import Oracle
+from sbp.signatures.kernels.exchange import Need, elements_sent, rounds
+from sbp.signatures.kernels.halo import Windows
+from sbp.signatures.laws.oracle import Oracle
 from sbp.types import B, P, S
 
 

@@ -10,7 +10,7 @@ import z3
 from samples import SAMPLES, equation, primitives
 
 from sbp.signatures import Op, known_kernels
-from sbp.signatures.indices import (
+from sbp.signatures.laws.indices import (
     INDEX_THEOREMS,
     OF_KERNEL,
     neutral_padding,
@@ -19,8 +19,8 @@ from sbp.signatures.indices import (
     own_update,
     ragged_shard,
 )
-from sbp.signatures.proofs import index_theorem, row_status, status
-from sbp.signatures.theorems import Theorem, decide
+from sbp.signatures.laws.proofs import index_theorem, row_status, status
+from sbp.signatures.laws.theorems import Theorem, decide
 from sbp.types import MONOIDS
 
 STATED = [(name, n) for name, (_, sizes) in sorted(INDEX_THEOREMS.items()) for n in sizes]

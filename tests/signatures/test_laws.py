@@ -13,8 +13,8 @@ from jax import lax
 from samples import SAMPLES, Equation, b, equation, f, i, primitives
 
 from sbp.signatures import Op, Row, all_b, kernel_named, known_kernels, known_primitives, rule_for
-from sbp.signatures.laws import combine, parts
-from sbp.signatures.oracle import Oracle
+from sbp.signatures.laws.oracle import Oracle
+from sbp.signatures.laws.parts import combine, parts
 from sbp.signatures.rule import names
 from sbp.types import MONOIDS, Atom, B, P, S
 

@@ -17,7 +17,7 @@ from sbp.infer.rows import RowTable
 from sbp.infer.space import decode
 from sbp.machine.mesh import mesh_spec
 from sbp.signatures import kernel_named
-from sbp.signatures.oracle import Layout, ListPlace, Oracle
+from sbp.signatures.laws.oracle import Layout, ListPlace, Oracle
 from sbp.trace.graph import Node
 from sbp.types import MONOIDS, B, P, S
 

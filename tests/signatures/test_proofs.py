@@ -12,7 +12,7 @@ from jax import lax
 from samples import SAMPLES, b, equation, f, i, primitives
 
 from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.proofs import (
+from sbp.signatures.laws.proofs import (
     SCALAR,
     Theorem,
     contraction,

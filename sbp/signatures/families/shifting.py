@@ -10,11 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.exchange import Need, fetch
 from sbp.signatures.factors import FactorMap, moved_rows, owned_monoid, split_rows
-from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.exchange import Need, fetch
+from sbp.signatures.kernels.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.shards import picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.shards import picked_along
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
 

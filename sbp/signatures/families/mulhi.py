@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.elementwise import elementwise_rows
+from sbp.signatures.families.elementwise import elementwise_rows
 from sbp.signatures.rule import LocalContext, rule
 from sbp.signatures.traits import Traits
 

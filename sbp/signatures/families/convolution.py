@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sbp.signatures.contraction import bilinear_rows
 from sbp.signatures.factors import FactorMap, admissible, split_rows
-from sbp.signatures.halo import Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.families.contraction import bilinear_rows
+from sbp.signatures.kernels.halo import Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.shards import without_padding
 from sbp.signatures.traits import Shape, Traits
 from sbp.types import B, P, Split
 

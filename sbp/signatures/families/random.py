@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.elementwise import split_atoms
 from sbp.signatures.factors import FactorMap, split_rows
+from sbp.signatures.families.elementwise import split_atoms
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, replicated, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sbp.signatures.factors import Dims, FactorMap, admissible, monoid_rows, split_rows
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, names, rule
-from sbp.signatures.shards import without_padding
 from sbp.signatures.traits import Traits
 
 _MONOID = {

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from sbp.signatures.exchange import Need, fetch, of_device
 from sbp.signatures.factors import (
     FactorMap,
     admissible,
@@ -18,10 +17,11 @@ from sbp.signatures.factors import (
     moved_rows,
     split_rows,
 )
-from sbp.signatures.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.families.shifting import halo_rows, split_dim
+from sbp.signatures.kernels.exchange import Need, fetch, of_device
+from sbp.signatures.kernels.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.shards import neutral
-from sbp.signatures.shifting import halo_rows, split_dim
 from sbp.signatures.traits import Traits
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import FactorMap, admissible, monoid_rows, split_rows
-from sbp.signatures.halo import bytes_beside
+from sbp.signatures.kernels.halo import bytes_beside
+from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
-from sbp.signatures.shards import neutral
 from sbp.signatures.traits import Traits
 from sbp.types import Split
 

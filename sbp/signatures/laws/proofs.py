@@ -17,12 +17,12 @@ import numpy as np
 import z3
 
 from sbp.signatures.fallback import traits_of
-from sbp.signatures.indices import INDEX_THEOREMS, OF_KERNEL, neutral_padding
+from sbp.signatures.laws.indices import INDEX_THEOREMS, OF_KERNEL, neutral_padding
+from sbp.signatures.laws.scalars import SCALAR as SCALAR
+from sbp.signatures.laws.scalars import cast, join, variable
+from sbp.signatures.laws.theorems import Outcome, Theorem, decide
+from sbp.signatures.laws.theorems import counterexample as counterexample
 from sbp.signatures.rule import Op, Row, rule_for
-from sbp.signatures.scalars import SCALAR as SCALAR
-from sbp.signatures.scalars import cast, join, variable
-from sbp.signatures.theorems import Outcome, Theorem, decide
-from sbp.signatures.theorems import counterexample as counterexample
 from sbp.types import Broadcast, Split, Unreduced
 
 Status = Literal["proved", "enumerated", "assumed"]

@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, admissible
-from sbp.signatures.halo import bytes_beside
+from sbp.signatures.kernels.halo import bytes_beside
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
-from sbp.signatures.shards import without_padding
 from sbp.types import Atom, B, Split
 
 ROTATIONS = ("rotate_lhs", "rotate_rhs")

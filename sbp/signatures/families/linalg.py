@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp.signatures.factors import FactorMap, linear_rows, split_rows
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.shards import without_padding
 from sbp.signatures.traits import Traits
 
 _CORE: dict[str, tuple[int, ...]] = {

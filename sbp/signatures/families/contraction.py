@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.signatures.factors import FactorMap, admissible, multilinear_rows, split_rows
-from sbp.signatures.rotation import rotated, rotation_rows
+from sbp.signatures.kernels.rotation import rotated, rotation_rows
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.shards import without_padding
 from sbp.signatures.traits import Shape, Traits
 from sbp.types import Atom, B, P, Split, Unreduced
 

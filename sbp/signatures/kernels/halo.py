@@ -19,7 +19,7 @@ from typing import Any
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.exchange import Need, elements_sent, fetch, of_device
+from sbp.signatures.kernels.exchange import Need, elements_sent, fetch, of_device
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 
 

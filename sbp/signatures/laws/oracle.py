@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.laws import Types, assemble, difference, localised, place
+from sbp.signatures.laws.parts import Types, assemble, difference, localised, place
 from sbp.signatures.rule import Op, Row, kernel_named, rule_for
 from sbp.types import Broadcast, P, Split
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, moved_rows, owned_monoid, split_rows
+from sbp.signatures.kernels.shards import picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.shards import picked_along
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 

@@ -13,10 +13,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.contraction import bilinear_rows, dot_factors
 from sbp.signatures.factors import Dims, FactorMap, admissible, split_rows
+from sbp.signatures.families.contraction import bilinear_rows, dot_factors
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.shards import without_padding
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, P, Split
 

@@ -20,8 +20,8 @@ from sbp.signatures.factors import (
     owned_monoid,
     split_rows,
 )
+from sbp.signatures.kernels.shards import clipped, without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.shards import clipped, without_padding
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import z3
 
-from sbp.signatures.theorems import Theorem
+from sbp.signatures.laws.theorems import Theorem
 
 Term = Any
 

@@ -13,8 +13,8 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.factors import FactorMap, admissible, split_rows
+from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
-from sbp.signatures.shards import without_padding
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 

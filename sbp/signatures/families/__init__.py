@@ -1,0 +1,18 @@
+"""The rules of primitives, by family. Importing the families fills the registry."""
+
+from sbp.signatures.families import contraction as contraction
+from sbp.signatures.families import convolution as convolution
+from sbp.signatures.families import dynamic as dynamic
+from sbp.signatures.families import effects as effects
+from sbp.signatures.families import elementwise as elementwise
+from sbp.signatures.families import indexing as indexing
+from sbp.signatures.families import linalg as linalg
+from sbp.signatures.families import mulhi as mulhi
+from sbp.signatures.families import order as order
+from sbp.signatures.families import prefix as prefix
+from sbp.signatures.families import ragged as ragged
+from sbp.signatures.families import random as random
+from sbp.signatures.families import reduction as reduction
+from sbp.signatures.families import shifting as shifting
+from sbp.signatures.families import structural as structural
+from sbp.signatures.families import windows as windows
