@@ -25,12 +25,20 @@ from sbp.types import Atom, B, NdSbp, Split, Unreduced, parse
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What an annotation pins: a type, whether axes it does not name are B, or a device assignment
-    to be matched to the mesh."""
+    """What an annotation pins.
+
+    Arguments:
+      type: the type.
+      complete: whether axes that the type does not name are B.
+      device_assignment: a GShard device assignment, to be matched to the mesh.
+      reduce_dtype: "float32" where 16-bit parts are summed in float32 on the way to the type; None
+        leaves that to `sbp.jit`.
+    """
 
     type: NdSbp
     complete: bool = False
     device_assignment: tuple[Any, ...] | None = None
+    reduce_dtype: str | None = None
 
     def batched(self, dim: int) -> Pin:
         """The same pin on a tensor with a new dim at `dim`."""
@@ -42,7 +50,7 @@ class Pin:
             raise SbpError(
                 "shard(device_assignment) under vmap has no meaning; use split or annotate there"
             )
-        return Pin(NdSbp(moved, self.type.free), self.complete)
+        return Pin(NdSbp(moved, self.type.free), self.complete, reduce_dtype=self.reduce_dtype)
 
 
 annotate_p = _jax.Primitive("sbp_annotate")
@@ -162,19 +170,45 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
     return NdSbp(atoms)
 
 
-def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int) -> Pin | None:
+def reduce_dtype_name(reduce_dtype: Any) -> str | None:
+    """The `reduce_dtype` of `sbp.jit` and `annotate` by its name.
+
+    Raises:
+      SbpError: `unknown-option` for anything but float32 and None.
+
+    >>> reduce_dtype_name(jnp.float32)
+    'float32'
+    """
+    if reduce_dtype is None:
+        return None
+    try:
+        name = np.dtype(reduce_dtype).name
+    except TypeError:
+        name = ""
+    if name != "float32":
+        raise SbpError(
+            "reduce_dtype is jnp.float32, or None for the platform's own sums; got"
+            f" {reduce_dtype!r}",
+            code="unknown-option",
+        )
+    return name
+
+
+def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int, reduce_dtype: str | None) -> Pin | None:
     if type is not None and atoms:
         raise SbpError("annotate takes a type or atoms by axis, not both")
     if type is not None:
-        return Pin(as_type(type, ndim), complete=True)
+        return Pin(as_type(type, ndim), complete=True, reduce_dtype=reduce_dtype)
     if not atoms:
         return None
     t = NdSbp(atoms)
     check_rank(t, ndim)
-    return Pin(t)
+    return Pin(t, reduce_dtype=reduce_dtype)
 
 
-def annotate(x: Any, /, type: Any = None, *, cotangent: Any = None, **atoms: Atom) -> Any:
+def annotate(
+    x: Any, /, type: Any = None, *, cotangent: Any = None, reduce_dtype: Any = None, **atoms: Atom
+) -> Any:
     """Pins the type of `x` on the named mesh axes and leaves the others to inference.
 
     Arguments:
@@ -182,20 +216,23 @@ def annotate(x: Any, /, type: Any = None, *, cotangent: Any = None, **atoms: Ato
       type: a complete type (axes it does not name are B): an NdSbp, a type text, a PartitionSpec or
           NamedSharding.
       cotangent: a complete type for the cotangent of `x`; None leaves it to inference.
+      reduce_dtype: `jnp.float32` accumulates 16-bit parts of `x` in float32 where they are summed
+          over devices to get its type, and those of its cotangent where `cotangent` is given; None
+          leaves it to the `reduce_dtype` of `sbp.jit`.
       **atoms: `S(dim)`, `B` or `P` by mesh axis name.
 
     Returns:
       `x`, unchanged in value and shape.
 
     Raises:
-      SbpError: `dim-out-of-range`, `type-syntax`, `mixed-monoids`.
+      SbpError: `dim-out-of-range`, `type-syntax`, `mixed-monoids`, `unknown-option`.
 
     >>> annotate(jnp.zeros((8, 4)), data=Split(0), model=B).shape
     (8, 4)
     """
     x = _array(x)
-    pin = _pin_of(type, atoms, x.ndim)
-    ct = None if cotangent is None else Pin(as_type(cotangent, x.ndim), complete=True)
+    wide = reduce_dtype_name(reduce_dtype)
+    pin, ct = _pin_of(type, atoms, x.ndim, wide), _pin_of(cotangent, {}, x.ndim, wide)
     if pin is None and ct is None:
         raise SbpError("annotate needs a type, atoms by mesh axis, or a cotangent type")
     return annotate_p.bind(x, pin=pin, cotangent=ct)

@@ -39,6 +39,7 @@ class Options:
     static_argnames: str | Sequence[str]
     donate_argnums: int | Sequence[int]
     donate_argnames: str | Sequence[str]
+    reduce_dtype: str | None
 
 
 def is_type_leaf(x: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import numbers
 import warnings
@@ -15,7 +14,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp import _jax
-from sbp.annotations import Pin, annotate_p
+from sbp.annotations import Pin, annotate_p, reduce_dtype_name
 from sbp.api.call import (
     CallReader,
     Options,
@@ -259,17 +258,15 @@ class Jitted:
         out_leaves, out_tree = jax.tree.flatten(out_shape)
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)
+        by_axis = self.options.axis_policies
         demand = Demand(
             inputs=tuple(codes_of(t, spec) for t in boundary),
             outputs=tuple(codes_of(t, spec) for t in out_wanted),
             tied=tied,
+            policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
+            budgets=self.options.budgets,
+            reduce_dtype=self.options.reduce_dtype,
         )
-        policies = (
-            tuple(self.options.axis_policies.get(name) for name in spec.names)
-            if self.options.axis_policies
-            else ()
-        )
-        demand = dataclasses.replace(demand, policies=policies, budgets=self.options.budgets)
         return Traced(
             graph=graph,
             demand=demand,
@@ -548,6 +545,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     budgets: Sequence[Budget] = (),
+    reduce_dtype: Any = None,
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
     local operations and collectives.
@@ -566,6 +564,9 @@ def jit(
       hardware: what costs are counted on; None takes the mesh's device kind.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
       budgets: collectives that the plan may not have, from `sbp.forbid`.
+      reduce_dtype: `jnp.float32` accumulates sums of 16-bit parts over devices in float32, for the
+        same bytes: an all-to-all along a tensor dim, a local sum, and an all-gather. None leaves
+        them to the platform, as in `jax.jit`.
 
     Returns:
       A function with `check` and `plan`.
@@ -609,6 +610,7 @@ def jit(
         static_argnames=static_argnames,
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
+        reduce_dtype=reduce_dtype_name(reduce_dtype),
     )
     return Jitted(fn, mesh, options)
 

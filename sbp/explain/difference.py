@@ -194,6 +194,7 @@ def _settings(this: Side, other: Side) -> Iterator[tuple[str, str, str]]:
         *_policies(a, b),
         ("memory limit", *limits),
         ("budgets", *(_several(map(_budget, q.demand.budgets)) for q in (a, b))),
+        ("reduce_dtype", *(q.demand.reduce_dtype or "the platform's own" for q in (a, b))),
         ("donated", *(_several(f"`{name}`" for name in side.donated) for side in (this, other))),
     ]
     yield from ((what, x, y) for what, x, y in pairs if x != y)

@@ -78,7 +78,7 @@ class Question(Case):
                 }
                 atoms = complete | {self.mesh.names[k]: decode(c) for k, c in wanted.items()}
                 kept = {a: t for a, t in atoms.items() if self.mesh.names.index(a) not in free}
-                at[node.id] = Pin(NdSbp(kept)) if kept else None
+                at[node.id] = Pin(NdSbp(kept), reduce_dtype=pin.reduce_dtype) if kept else None
         return dataclasses.replace(self, graph=rewrite(self.graph, at=at))
 
     def _after(self, subject: Subject, pin: Pin) -> Question:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jax import lax
@@ -65,30 +65,38 @@ def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
 def undominated(
     rows: Sequence[NdRow],
     seconds: np.ndarray,
-    node: Node,
-    graph: Graph,
+    avals: Sequence[Any],
+    float32: Sequence[bool],
     spaces: Spaces,
     rules: Rules,
 ) -> np.ndarray:
     """Which rows can be in a cheapest typing: those that no other row replaces with conversions
     before and behind it.
 
+    Arguments:
+      rows: the rows of a node.
+      seconds: what each costs.
+      avals: of each operand, then of each result.
+      float32: for each of them, whether its partial sums are accumulated in float32.
+      spaces: type spaces of the mesh.
+      rules: the strictest rules on conversions in the program.
+
     Of rows that replace each other at no cost the first one stays. A type too small for its mesh
     axes has no conversions here.
     """
-    avals = [*(graph.aval(o) for o in node.inputs), *(graph.avals[v] for v in node.outputs)]
+    operands = len(rows[0].ins) if rows else 0
     # instead[k, l]: what row l costs where row k was, operands and results brought to its types and
     # back.
     instead = np.broadcast_to(seconds, (len(rows), len(rows))).copy()
     for position, aval in enumerate(avals):
-        is_operand = position < len(node.inputs)
-        types = [
-            r.ins[position] if is_operand else r.outs[position - len(node.inputs)] for r in rows
-        ]
+        is_operand = position < operands
+        types = [r.ins[position] if is_operand else r.outs[position - operands] for r in rows]
         distinct = sorted(set(types))
         if len(distinct) > 1:
             monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
-            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids)
+            space = spaces.of(
+                tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, float32=float32[position]
+            )
             known = [t in space.index for t in distinct]
             at = [space.index.get(t, 0) for t in distinct]
             boxing = space.seconds(rules)[np.ix_(at, at)].copy()

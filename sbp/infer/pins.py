@@ -68,7 +68,11 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
             t = placement(
                 g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where, node.span
             )
-            return dataclasses.replace(node, params=node.params | {"pin": Pin(t, complete=True)})
+            return dataclasses.replace(
+                node,
+                params=node.params
+                | {"pin": dataclasses.replace(pin, type=t, device_assignment=None)},
+            )
         check_axes(pin.type, mesh, where, node.span)
         check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where, node.span)
         return node

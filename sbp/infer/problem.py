@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
+from sbp.infer.accumulation import float32_sums
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.regime import Regime, Rules, detour, regime_of
 from sbp.infer.rows import EMPTY, NdRow, RowTable, row_sends
@@ -50,6 +51,8 @@ class Demand:
           returns for it.
       policies: the boxing policy of each mesh axis where it is not the program's; empty for none.
       budgets: collectives that no plan may have.
+      reduce_dtype: "float32" where all sums of 16-bit parts are accumulated in float32; None leaves
+          them to the platform, but for annotations that say otherwise.
     """
 
     inputs: tuple[tuple[int | None, ...] | None, ...]
@@ -57,6 +60,7 @@ class Demand:
     tied: tuple[tuple[int, int], ...] = ()
     policies: tuple[Policy | None, ...] = ()
     budgets: tuple[Budget, ...] = ()
+    reduce_dtype: str | None = None
 
     def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
         """The monoids of the program's inputs that are pinned partial."""
@@ -106,6 +110,7 @@ class Problem:
     held: frozenset[tuple[int, bool]] = frozenset()
     shares: Mapping[int, float] = field(default_factory=dict)
     _regime: Regime = field(init=False)
+    _float32: frozenset[int] = field(init=False)
     _strictest: Rules = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
     native: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -126,6 +131,7 @@ class Problem:
         self._regime = regime_of(self.graph, self.mesh, self.boxing, self.demand)
         self._strictest = self._regime.strictest(self.graph)
         self.native = self.table.native(self.graph, self.demand.partial_inputs(self.graph))
+        self._float32 = float32_sums(self.graph, self.demand.reduce_dtype, self._carried)
         for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
             types = self._boundary_types(self.graph.avals[value], wanted)
             self.makers[value] = self._value_end(value, types, price=True)
@@ -136,7 +142,13 @@ class Problem:
 
     # ---- ends -----------------------------------------------------------------------------------
 
-    def _space(self, aval: Any, monoids: frozenset[str], codes: Sequence[Codes] = ()) -> TypeSpace:
+    def _space(
+        self,
+        aval: Any,
+        monoids: frozenset[str],
+        codes: Sequence[Codes] = (),
+        float32: bool = False,
+    ) -> TypeSpace:
         forced = set()
         for t in codes:
             for position, c in enumerate(t):
@@ -145,7 +157,7 @@ class Problem:
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
         return self.spaces.of(
-            tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced)
+            tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced), float32
         )
 
     def _boundary_types(
@@ -229,6 +241,19 @@ class Problem:
                 case _:
                     self._node(graph, node, weight)
 
+    def _carried(self, node: Node) -> Iterator[int]:
+        """The operands of a node whose parts of a sum some row of it hands on."""
+        if node.op in ("sbp_annotate", "optimization_barrier"):
+            yield from range(len(node.inputs))
+            return
+        given = tuple(
+            self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
+        )
+        ins = tuple(self.graph.aval(o) for o in node.inputs)
+        outs = tuple(self.graph.avals[o] for o in node.outputs)
+        rows = self.table.rows(node, ins, outs, given)
+        yield from (k for k in range(len(ins)) if any(c < 0 for row in rows for c in row.ins[k]))
+
     def _node(self, graph: Graph, node: Node, weight: float) -> None:
         native = tuple(
             self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
@@ -236,7 +261,8 @@ class Problem:
         ins = tuple(graph.aval(o) for o in node.inputs)
         outs = tuple(graph.avals[o] for o in node.outputs)
         rows, rules = self.table.rows(node, ins, outs, native), self._rules(node)
-        key = id(rows), node.op, rules
+        float32 = tuple(o in self._float32 for o in (*node.inputs, *node.outputs))
+        key = id(rows), node.op, rules, float32
         if key not in self._row_costs:
             every = rows
             if not rules.unlimited:
@@ -258,7 +284,7 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(rows, seconds, node, graph, self.spaces, self._strictest)
+            kept = undominated(rows, seconds, (*ins, *outs), float32, self.spaces, self._strictest)
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
                 seconds[kept],
@@ -453,9 +479,9 @@ class Problem:
             aval = self.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
             monoids = self.native.get(value, EMPTY)
-            space = self._space(
-                aval, detour(aval.dtype, monoids) if self.demand.budgets else monoids, sorted(every)
-            )
+            if self.demand.budgets:
+                monoids = detour(aval.dtype, monoids)
+            space = self._space(aval, monoids, sorted(every), value in self._float32)
             groups: dict[Rules | None, list[_End]] = defaultdict(list)
             for end in ends:
                 groups[end.rules].append(end)
@@ -546,6 +572,7 @@ class Problem:
             rows=rows,
             region_outputs=returned,
             outputs=outputs,
+            float32=self._float32,
             # Without what was charged for memory: no typing that holds as little is cheaper than
             # this bound.
             seconds=solution.cost - charged + waived,

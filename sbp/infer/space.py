@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from sbp.errors import SbpInternalError
+from sbp.infer.accumulation import Float32Sum, block_dim
 from sbp.infer.regime import Rules
 from sbp.limits import Policy as Policy
 from sbp.machine.mesh import MeshSpec
@@ -107,6 +108,7 @@ class Step:
       target: codes after.
       bytes_sent: bytes one device sends (ring optimum, padding counted).
       seconds: alpha-beta time.
+      float32: how the step sums where the user chose float32; None for the platform's own sum.
     """
 
     kind: StepKind
@@ -115,6 +117,7 @@ class Step:
     target: Codes
     bytes_sent: float
     seconds: float
+    float32: Float32Sum | None = None
 
 
 LOCAL: frozenset[str] = frozenset({"slice", "mask", "zero_pad"})
@@ -131,6 +134,9 @@ _CHANGES: dict[tuple[str, str], StepKind] = {
 }
 
 
+_SUM = encode(Unreduced("sum"))
+
+
 def _kind(code: Code) -> str:
     return "B" if code == 0 else "S" if code > 0 else "P"
 
@@ -145,6 +151,7 @@ class TypeSpace:
       monoids: monoids that may occur.
       forced: (mesh axis position, dim) splits that are wanted though the dim is smaller than the
           axis.
+      float32: whether partial sums are accumulated in float32 (`Float32Sum`).
     """
 
     def __init__(
@@ -154,9 +161,10 @@ class TypeSpace:
         mesh: MeshSpec,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]] = frozenset(),
+        float32: bool = False,
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
-        self.forced = forced
+        self.forced, self.float32 = forced, float32
         choices = []
         for position, n in enumerate(self.sizes):
             codes = [
@@ -217,16 +225,8 @@ class TypeSpace:
         for count in range(2, len(reduced) + 1):
             for axes in itertools.combinations(reduced, count):
                 target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                steps.append(
-                    self._step(
-                        "all_reduce",
-                        axes,
-                        source,
-                        target,
-                        math.prod(self.sizes[i] for i in axes),
-                        here,
-                    )
-                )
+                n = math.prod(self.sizes[i] for i in axes)
+                steps.append(self._step("all_reduce", axes, source, target, n, here))
         split = tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1)
         for count in range(2, len(split) + 1):
             for axes in itertools.combinations(split, count):
@@ -234,16 +234,8 @@ class TypeSpace:
                     c != source[i] or k in axes for i in axes for k, c in enumerate(source) if k > i
                 ):
                     target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                    steps.append(
-                        self._step(
-                            "all_gather",
-                            axes,
-                            source,
-                            target,
-                            math.prod(self.sizes[i] for i in axes),
-                            here,
-                        )
-                    )
+                    n = math.prod(self.sizes[i] for i in axes)
+                    steps.append(self._step("all_gather", axes, source, target, n, here))
         return steps
 
     def _step(
@@ -257,6 +249,12 @@ class TypeSpace:
     ) -> Step:
         there = float(self.local_bytes[self.index[target]])
         share = (n - 1) / n
+        how = None
+        if self.float32 and source[axes[0]] == _SUM and kind in ("all_reduce", "reduce_scatter"):
+            part, scattered = local_shape(self.shape, source, self.sizes), target[axes[0]]
+            how = Float32Sum(scattered - 1 if scattered else block_dim(part, n))
+            if how.dim is not None:
+                return self._float32_step(kind, axes, source, target, n, how)
         run: str = kind
         match kind:
             case "all_reduce":
@@ -271,9 +269,30 @@ class TypeSpace:
                 sent = share * self._exchanged(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
-        return Step(
-            kind, axes, source, target, sent, self._step_seconds(run, axes, sent, max(here, there))
-        )
+        seconds = self._step_seconds(run, axes, sent, max(here, there))
+        return Step(kind, axes, source, target, sent, seconds, how)
+
+    def _float32_step(
+        self,
+        kind: StepKind,
+        axes: tuple[int, ...],
+        source: Codes,
+        target: Codes,
+        n: int,
+        how: Float32Sum,
+    ) -> Step:
+        """A sum in float32: an all-to-all, a pass that reads n blocks and writes one, and for an
+        all-reduce an all-gather."""
+        assert how.dim is not None
+        padded = float(self._exchanged(source, how.dim, n))
+        sent = (n - 1) / n * padded
+        seconds = self._step_seconds("all_to_all", axes, sent, padded)
+        seconds += (1 + 1 / n) * padded / self.mesh.hardware.hbm_bytes_per_second
+        if kind == "all_reduce":
+            there = float(self.local_bytes[self.index[target]])
+            seconds += self._step_seconds("all_gather", axes, sent, max(padded / n, there))
+            sent *= 2
+        return Step(kind, axes, source, target, sent, seconds, how)
 
     def _step_seconds(
         self, kind: str, axes: tuple[int, ...], sent: float, buffer_bytes: float
@@ -337,7 +356,7 @@ class TypeSpace:
 
 
 class Spaces:
-    """The type spaces of a program, one per shape and dtype."""
+    """The type spaces of a program, one per shape, dtype and way of summing."""
 
     def __init__(self, mesh: MeshSpec) -> None:
         self.mesh = mesh
@@ -349,8 +368,9 @@ class Spaces:
         itemsize: int,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]],
+        float32: bool,
     ) -> TypeSpace:
-        return TypeSpace(shape, itemsize, self.mesh, monoids, forced)
+        return TypeSpace(shape, itemsize, self.mesh, monoids, forced, float32)
 
     def of(
         self,
@@ -358,6 +378,7 @@ class Spaces:
         itemsize: int,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]] = frozenset(),
+        float32: bool = False,
     ) -> TypeSpace:
-        """The space of one shape."""
-        return self._get(shape, itemsize, monoids, forced)
+        """The space of one shape; `float32` where its partial sums are accumulated in float32."""
+        return self._get(shape, itemsize, monoids, forced, float32)

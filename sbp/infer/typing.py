@@ -25,6 +25,7 @@ class Typing:
           nodes included).
       region_outputs: for (node id, region), the types in which that body returns its results.
       outputs: the types in which the program returns its results.
+      float32: the values whose 16-bit parts are summed in float32 (`reduce_dtype`).
       seconds: the modelled time of the program.
       lower_bound: no typing is cheaper in the model.
       saved_seconds: modelled time that conversions took which `plan.saving` does not repeat;
@@ -44,6 +45,7 @@ class Typing:
     lower_bound: float
     saved_seconds: float = 0.0
     keeps: bool = True
+    float32: frozenset[int] = field(default=frozenset(), repr=False)
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any
 
 from sbp import _jax
 from sbp.annotations import annotate_p
@@ -33,7 +32,9 @@ def lower(typing: Typing, demand: Demand | None = None) -> Block:
     """
     demand = demand or Demand(inputs=(), outputs=())
     return _Lowering(
-        typing, Spaces(typing.mesh), regime_of(typing.graph, typing.mesh, typing.boxing, demand)
+        typing,
+        Spaces(typing.mesh),
+        regime_of(typing.graph, typing.mesh, typing.boxing, demand),
     ).block(typing.graph, typing.outputs)
 
 
@@ -45,13 +46,16 @@ class _Lowering:
         self.loops = 0
         self.zero: Codes = (0,) * len(typing.mesh.sizes)
 
-    def space(self, aval: Any, types: list[Codes]) -> TypeSpace:
-        """A space that holds the given types."""
+    def space(self, value: int, types: list[Codes]) -> TypeSpace:
+        """A space of a value that holds the given types."""
+        aval = self.typing.graph.avals[value]
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
         monoids = detour(aval.dtype, monoids) if self.regime.budgets else monoids
         shape = tuple(aval.shape)
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        return self.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, forced)
+        return self.spaces.of(
+            shape, _jax.itemsize(aval.dtype), monoids, forced, value in self.typing.float32
+        )
 
     def needs(self, node: Node) -> tuple[Codes, ...]:
         return self.typing.rows[node.id].ins
@@ -90,7 +94,7 @@ class _Lowering:
                 )
                 source = fetch(operand, parent, reader)
                 assert isinstance(source, Register)
-                space = self.space(typing.graph.avals[operand], [parent, codes])
+                space = self.space(operand, [parent, codes])
                 target = Register(operand, codes)
                 steps = space.path(parent, codes, rules)
                 instructions.append(
@@ -134,7 +138,7 @@ class _Lowering:
 
     def reached(self, value: int, held: list[Codes], target: Codes, rules: Rules) -> Codes:
         """Of the types that are there, the one from which the rules reach a type most cheaply."""
-        space = self.space(self.typing.graph.avals[value], [*held, target])
+        space = self.space(value, [*held, target])
         seconds = space.seconds(rules)[:, space.index[target]]
         return min(held, key=lambda t: (float(seconds[space.index[t]]), t))
 
@@ -142,7 +146,7 @@ class _Lowering:
         """For each wanted type, the type it is made from: the cheapest order of acquiring them,
         each from what is there by then."""
         made = self.typing.values[value]
-        space = self.space(self.typing.graph.avals[value], [made, *types])
+        space = self.space(value, [made, *types])
         seconds = space.seconds()
         targets = sorted(t for t in types if t != made)
         orders = list(itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from sbp.errors import SbpError
+from sbp.infer.accumulation import Float32Sum
 from sbp.plan.text import (
     ListedBody,
     ListedConversion,
@@ -19,6 +20,7 @@ from sbp.plan.text import (
     ListedRegion,
     ListedValue,
     Listing,
+    float32_text,
 )
 from sbp.types import parse
 
@@ -33,6 +35,7 @@ _CALL = re.compile(
     r" (B|trips?))?"
 )
 _OPERANDS = re.compile(_OPERAND)
+_FLOAT32 = re.compile(r"float32 along dim (\d+)|native: no dim for float32")
 
 
 def parse_listing(text: str) -> Listing:
@@ -101,6 +104,12 @@ class _Reader:
             name=found.group(1), shape=found.group(2) or "", type=t, argument=argument
         )
 
+    def float32(self, text: str) -> Float32Sum:
+        found = _FLOAT32.fullmatch(text)
+        if found is None:
+            raise self.fail(f"{float32_text(Float32Sum(0))!r}, not {text!r}", self.at - 1)
+        return Float32Sum(int(found.group(1)) if found.group(1) else None)
+
     def operands(self, text: str, known: set[str]) -> tuple[str, ...]:
         found = tuple(_OPERANDS.findall(text))
         if ", ".join(found) != text:
@@ -139,13 +148,15 @@ class _Reader:
         if unit == "B" and not kernels:
             if axes is None or len(results) != 1 or len(operands) != 1:
                 raise self.fail("%NUMBER: TYPE = COLLECTIVE[AXES](OPERAND)  BYTES B", self.at - 1)
-            over, sent = tuple(axes.split(", ")), self.number(figure)
+            over, _, how = axes.partition("; ")
+            sent = self.number(figure)
             return ListedConversion(
                 result=results[0],
                 kind=op,
-                mesh_axes=over,
+                mesh_axes=tuple(over.split(", ")),
                 operand=operands[0],
                 bytes_sent=sent,
+                float32=self.float32(how) if how else None,
                 comment=comment,
             )
         if unit and unit != "B":

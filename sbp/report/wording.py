@@ -13,7 +13,7 @@ from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
 from sbp.infer.space import Step, decode
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.text import place
+from sbp.plan.text import float32_text, place
 from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
@@ -54,10 +54,12 @@ def listed(names: Iterable[str], limit: int = 3) -> str:
 
 
 def change_text(step: Step) -> str:
-    """What a boxing step makes of the atoms on its mesh axes, `P(sum) -> S(0)`."""
+    """What a boxing step makes of the atoms on its mesh axes, `P(sum) -> S(0)`, and how it sums
+    where the user chose float32."""
     before = dict.fromkeys(repr(decode(step.source[i])) for i in step.mesh_axes)
     after = dict.fromkeys(repr(decode(step.target[i])) for i in step.mesh_axes)
-    return f"{', '.join(before)} -> {', '.join(after)}"
+    how = f" ({float32_text(step.float32)})" if step.float32 else ""
+    return f"{', '.join(before)} -> {', '.join(after)}{how}"
 
 
 def axes_text(step: Step, mesh: MeshSpec) -> str:

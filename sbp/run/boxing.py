@@ -82,10 +82,6 @@ def _local_reduce(x: Any, monoid: str, dim: int) -> Any:
             return lax.reduce(x, neutral("or", x.dtype), lax.bitwise_or, (dim,))
 
 
-def _is_half(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
-
-
 def pad_dim(x: Any, dim: int, size: int, value: Any = None) -> Any:
     """Pads one dim at its end up to `size`."""
     missing = size - x.shape[dim]
@@ -93,6 +89,14 @@ def pad_dim(x: Any, dim: int, size: int, value: Any = None) -> Any:
         return x
     config = [(0, missing if d == dim else 0, 0) for d in range(x.ndim)]
     return lax.pad(x, jnp.zeros((), x.dtype) if value is None else value, config)
+
+
+def _exchanged(x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
+    """All devices' parts of this device's block of `size` along `dim`: a new dim of `n` parts
+    stands at `dim`, ahead of the block."""
+    x = pad_dim(x, dim, n * size)
+    parts = x.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :])
+    return lax.all_to_all(parts, names, split_axis=dim, concat_axis=dim, tiled=True)
 
 
 def _first(x: Any, dim: int, size: int) -> Any:
@@ -104,13 +108,10 @@ class Boxing:
 
     Arguments:
       mesh: the mesh.
-      acc: `f32` sums 16-bit parts in float32 (all-to-all, local sum, all-gather: the bytes of an
-        all-reduce); `native` leaves the sum to the platform.
     """
 
-    def __init__(self, mesh: MeshSpec, acc: str = "f32") -> None:
+    def __init__(self, mesh: MeshSpec) -> None:
         self.mesh = mesh
-        self.acc = acc
 
     def run(self, x: Any, global_shape: Sequence[int], steps: Sequence[Step]) -> Any:
         """Applies steps in order to the shard of a tensor of `global_shape`. PRNG keys travel as
@@ -135,6 +136,13 @@ class Boxing:
         if 0 in global_shape:
             return jnp.zeros(there, x.dtype)  # nothing to send
         match step.kind, before, after:
+            case "all_reduce", _, _ if step.float32 and step.float32.dim is not None:
+                dim = step.float32.dim
+                total = self.float32_block(x, names, n, dim, -(-x.shape[dim] // n))
+                whole = lax.all_gather(total, names, axis=dim, tiled=True)
+                return _first(whole, dim, there[dim])
+            case "reduce_scatter", _, Split(dim=d) if step.float32:
+                return self.float32_block(x, names, n, d, there[d])
             case "all_reduce", Unreduced(monoid=monoid), _:
                 return self.all_reduce(x, monoid, names, n)
             case "reduce_scatter", Unreduced(monoid=monoid), Split(dim=d):
@@ -195,7 +203,7 @@ class Boxing:
     def all_reduce(self, x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
         """The reduction of all parts, on every device."""
         match monoid:
-            case "sum" if not self._widens(x.dtype):
+            case "sum":
                 return lax.psum(x, names)
             case "max" | "min":
                 return _extreme(x, monoid, names)
@@ -207,28 +215,24 @@ class Boxing:
                 blocks = lax.all_to_all(
                     flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True
                 )
-                total = self._local_reduce(blocks, monoid, 0)
+                total = _local_reduce(blocks, monoid, 0)
                 return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
                     x.shape
                 )
 
-    def _widens(self, dtype: Any) -> bool:
-        """Whether sums of a dtype are taken in float32."""
-        return _is_half(dtype) and self.acc == "f32"
-
-    def _local_reduce(self, x: Any, monoid: str, dim: int) -> Any:
-        if monoid == "sum" and self._widens(x.dtype):
-            return jnp.sum(x.astype(jnp.float32), dim).astype(x.dtype)
-        return _local_reduce(x, monoid, dim)
-
     def reduce_scatter(self, x: Any, monoid: str, name: str, n: int, dim: int, size: int) -> Any:
         """Each device's slice of the reduction."""
-        x = pad_dim(x, dim, n * size)
-        if monoid == "sum" and not self._widens(x.dtype):
-            return lax.psum_scatter(x, name, scatter_dimension=dim, tiled=True)
-        parts = x.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :])
-        parts = lax.all_to_all(parts, name, split_axis=dim, concat_axis=dim, tiled=True)
-        return self._local_reduce(parts, monoid, dim)
+        if monoid == "sum":
+            return lax.psum_scatter(
+                pad_dim(x, dim, n * size), name, scatter_dimension=dim, tiled=True
+            )
+        return _local_reduce(_exchanged(x, (name,), n, dim, size), monoid, dim)
+
+    def float32_block(self, x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
+        """Each device's block along `dim` of the sum, accumulated in float32, in the dtype of
+        `x`."""
+        parts = _exchanged(x, names, n, dim, size)
+        return jnp.sum(parts.astype(jnp.float32), dim).astype(x.dtype)
 
 
 def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:

@@ -83,13 +83,12 @@ class Interpreter:
     Arguments:
       graph: the program, for shapes.
       mesh: the mesh.
-      acc: how 16-bit parts are summed, see `Boxing`.
     """
 
-    def __init__(self, graph: Graph, mesh: MeshSpec, acc: str = "f32") -> None:
+    def __init__(self, graph: Graph, mesh: MeshSpec) -> None:
         self.graph = graph
         self.mesh = mesh
-        self.boxing = Boxing(mesh, acc)
+        self.boxing = Boxing(mesh)
 
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""
