@@ -83,16 +83,6 @@ class ModelConfig:
             raise SbpError("; ".join(faults), code="unknown-option")
 
     @property
-    def source_group_size(self) -> int:
-        """S of the encoder: tokens per group."""
-        return self.sequences_per_group * self.source_length
-
-    @property
-    def target_group_size(self) -> int:
-        """S of the decoder: tokens per group."""
-        return self.sequences_per_group * self.target_length
-
-    @property
     def sequences(self) -> int:
         """Sequence pairs per batch."""
         return self.groups * self.sequences_per_group

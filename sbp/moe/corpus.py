@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sbp.errors import SbpError
 from sbp.moe.config import TrainConfig
-from sbp.moe.phrases import LANGUAGES, Meaning, draw, render
+from sbp.moe.phrases import LANGUAGES, draw, render
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +34,15 @@ class Corpus:
 
 
 _HELDOUT_OF = 20
-"""One meaning in this many is held out, in every language at once."""
+"""One English text in this many is held out, in all languages."""
 
 
-def is_heldout(key: str | Meaning) -> bool:
-    """Whether a meaning (or, for files, an English text) belongs to the held-out part, by a hash of
-    it alone.
+def is_heldout(target: str) -> bool:
+    """Whether an English text belongs to the held-out part; a hash of the text decides.
 
-    The same meaning is held out in all languages, so no held-out English sentence is ever seen in
-    training.
+    The same text is held out in all languages, so training never sees a held-out English text.
     """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(target.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _HELDOUT_OF == 0
 
 
@@ -64,6 +62,8 @@ def language_counts(languages: Sequence[str], total: int, power: float) -> dict[
 def generate(train: TrainConfig) -> Corpus:
     """The embedded corpus, the same for the same configuration.
 
+    No held-out text, source or English, is a text of the training part.
+
     Arguments:
       train: gives `languages`, `train_pairs`, `heldout_per_language`, `power` and `seed`.
 
@@ -76,33 +76,34 @@ def generate(train: TrainConfig) -> Corpus:
             code="unknown-option",
         )
     languages = LANGUAGES[: train.languages]
-    training: list[Pair] = []
-    heldout: list[Pair] = []
+    parts: dict[bool, list[Pair]] = {True: [], False: []}  # keyed by whether a pair is held out
+    sources: dict[bool, set[str]] = {True: set(), False: set()}
     for language, count in language_counts(languages, train.train_pairs, train.power).items():
         # A generator per language: adding languages leaves the text of the others as it was.
         rng = random.Random(f"{train.seed} {language}")
-        seen: set[Meaning] = set()
+        seen: set[str] = set()
         room = {True: train.heldout_per_language, False: count}
         while any(room.values()):
             meaning = draw(rng)
-            out = is_heldout(meaning)
-            if not room[out] or (out and meaning in seen):
-                continue
             source, target = render(meaning, language), render(meaning, "en")
-            if (
-                source is None
-                or target is None
-                or (source == target and any(ch.isalpha() for ch in source))
-            ):
-                # CLDR says it in English only: nothing to translate.
+            if source is None or target is None or _is_english(source, target):
                 continue
-            seen.add(meaning)
+            out = is_heldout(target)
+            # Two meanings may render alike: 19 and 19.0, or a date with and without its weekday.
+            if not room[out] or source in sources[not out] or (out and source in seen):
+                continue
+            seen.add(source)
+            sources[out].add(source)
             room[out] -= 1
-            (heldout if out else training).append(
-                Pair(source=source, target=target, language=language)
-            )
+            parts[out].append(Pair(source=source, target=target, language=language))
+    training, heldout = parts[False], parts[True]
     random.Random(train.seed).shuffle(training)
     return Corpus(train=tuple(training), heldout=tuple(heldout), languages=languages)
+
+
+def _is_english(source: str, target: str) -> bool:
+    """Whether CLDR has the words in English only, so that there is nothing to translate."""
+    return source == target and any(ch.isalpha() for ch in source)
 
 
 def read_tsv(path: str | Path) -> tuple[Pair, ...]:
@@ -147,10 +148,15 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
 
 
 def from_pairs(pairs: Iterable[Pair], heldout_per_language: int) -> Corpus:
-    """Split the user's pairs: English texts that hash to the held-out part, at most so many per
-    language, are kept back.
+    """Split the user's pairs into a training part and a held-out part.
 
-    Pairs beyond that number are dropped, so that training never sees a held-out text.
+    A pair is held out when its English text hashes to the held-out part (`is_heldout`). Held-out
+    pairs beyond `heldout_per_language` are dropped, and so are training pairs whose source is a
+    held-out source: training never sees a held-out text.
+
+    Arguments:
+      pairs: the user's parallel text.
+      heldout_per_language: the largest number of held-out pairs of one language.
 
     Raises:
       SbpError: `bad-corpus` when either part would be empty.
@@ -165,8 +171,9 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int) -> Corpus:
         elif len(kept := heldout.setdefault(pair.language, [])) < heldout_per_language:
             kept.append(pair)
     languages = tuple(sorted(counts, key=lambda lang: (-counts[lang], lang)))
+    sources = {pair.source for kept in heldout.values() for pair in kept}
     corpus = Corpus(
-        train=tuple(training),
+        train=tuple(pair for pair in training if pair.source not in sources),
         heldout=tuple(pair for lang in languages for pair in heldout.get(lang, ())),
         languages=languages,
     )

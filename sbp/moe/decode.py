@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
-from sbp.moe.layout import PLAIN, Layout
 from sbp.moe.model import BOS, EOS, PAD, decode, encode
+from sbp.moe.sharding import PLAIN, Sharding
 
 
 def make_greedy_decoder(
-    cfg: ModelConfig, layout: Layout = PLAIN
+    cfg: ModelConfig, sharding: Sharding = PLAIN
 ) -> Callable[[Any, jax.Array], jax.Array]:
     """A function from (parameters, source [G, n, T_source]) to target ids [G, n, T_target], PAD
     behind EOS.
@@ -24,7 +24,7 @@ def make_greedy_decoder(
     """
 
     def greedy(params: Any, source: jax.Array) -> jax.Array:
-        memory, _, _ = encode(params, source, cfg, layout=layout)
+        memory, _, _ = encode(params, source, cfg, sharding=sharding)
         places = jnp.arange(cfg.target_length)
         # A group filled up with padding has nothing to say: it starts, and stays, at PAD.
         alive = jnp.any(source != PAD, axis=-1)
@@ -34,7 +34,7 @@ def make_greedy_decoder(
             carry: tuple[jax.Array, jax.Array], place: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             target_in, alive = carry
-            logits, _, _ = decode(params, memory, source, target_in, cfg, layout=layout)
+            logits, _, _ = decode(params, memory, source, target_in, cfg, sharding=sharding)
             ids = jnp.argmax(logits, axis=-1).reshape(target_in.shape)
             # One-hot instead of a dynamic slice: a select is local however the tensor is split.
             here = jnp.sum(jnp.where(places == place, ids, 0), axis=-1)

@@ -112,12 +112,13 @@ class TrainingDisplay:
 
 
 def show_evaluation(console: Console, result: Evaluation) -> None:
-    """Print BLEU by language group and sample translations."""
+    """Print BLEU by language group beside the baselines, and sample translations."""
     table = Table(title="held-out BLEU", title_justify="left")
     for name, justify in (
         ("languages", "left"),
         ("sentences", "right"),
         ("BLEU", "right"),
+        ("counting", "right"),
         ("copying", "right"),
         ("", "left"),
     ):
@@ -129,7 +130,12 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
             else " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)
         )
         table.add_row(
-            score.name, str(score.sentences), f"{score.bleu:.1f}", f"{score.copy_bleu:.1f}", codes
+            score.name,
+            str(score.sentences),
+            f"{score.bleu:.1f}",
+            f"{score.counting_bleu:.1f}",
+            f"{score.copy_bleu:.1f}",
+            codes,
         )
     console.print(table)
     samples = Table(title="sample translations", title_justify="left")
@@ -142,7 +148,9 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
     console.print(samples)
     good = sum(score.reaches_target for score in result.languages)
     console.print(
-        f"BLEU {result.overall.bleu:.1f}, copying the source {result.overall.copy_bleu:.1f}; {good}"
+        f"BLEU {result.overall.bleu:.1f}, filling templates by counting"
+        f" {result.overall.counting_bleu:.1f}, copying the source"
+        f" {result.overall.copy_bleu:.1f}; {good}"
         f" of {len(result.languages)} languages reach 20 and three times"
         f" copying\n{result.signature}"
         + (

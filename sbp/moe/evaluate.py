@@ -1,5 +1,5 @@
-"""Held-out translation quality: greedy decoding, BLEU by language group, against copying the
-source."""
+"""Held-out translation quality: greedy decoding, and BLEU beside two baselines, copying the source
+and counting (`sbp.moe.counting`)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from sbp.moe.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """BLEU of some languages: the model's, and that of handing back the source."""
+    """BLEU of some languages: of the model, of copying the source, and of counting."""
 
     name: str
     languages: tuple[str, ...]
     sentences: int
     bleu: float
     copy_bleu: float
+    counting_bleu: float
 
     @property
     def reaches_target(self) -> bool:
@@ -83,13 +84,18 @@ def language_groups(languages: Sequence[str], groups: int = 4) -> list[tuple[str
 
 
 def evaluate(
-    pairs: Sequence[Pair], texts: Sequence[str], languages: Sequence[str], left_out: int = 0
+    pairs: Sequence[Pair],
+    texts: Sequence[str],
+    counted: Sequence[str],
+    languages: Sequence[str],
+    left_out: int = 0,
 ) -> Evaluation:
     """Score translations.
 
     Arguments:
       pairs: held-out pairs.
-      texts: a translation of each.
+      texts: the model's translation of each.
+      counted: the translation of each by `sbp.moe.counting`.
       languages: order of the languages, most training text first.
       left_out: how many held-out pairs were not translated.
     """
@@ -104,6 +110,7 @@ def evaluate(
             sentences=len(rows),
             bleu=metric.corpus_score([texts[i] for i in rows], references).score,
             copy_bleu=metric.corpus_score([pairs[i].source for i in rows], references).score,
+            counting_bleu=metric.corpus_score([counted[i] for i in rows], references).score,
         )
 
     present = [code for code in languages if any(pair.language == code for pair in pairs)]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
 from sbp.moe.gating import GatingMetrics, expert_capacity, top2_gating
-from sbp.moe.layout import Layout
+from sbp.moe.sharding import Sharding
 
 Params = Mapping[str, jax.Array]
 
@@ -89,7 +89,7 @@ def moe_feed_forward(
     cfg: ModelConfig,
     *,
     rnd: jax.Array | None = None,
-    layout: Layout,
+    sharding: Sharding,
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
     """Mixture-of-experts feed-forward (GShard section 3.1, Algorithm 2).
 
@@ -99,7 +99,7 @@ def moe_feed_forward(
       mask: [G, S], true for real tokens.
       cfg: the model.
       rnd: [G, S] uniform numbers for random routing when training, None when not.
-      layout: the mesh axes of groups and experts.
+      sharding: the mesh axes of groups and experts.
 
     Returns:
       outputs [G, S, M], zero for tokens without a slot; the auxiliary loss; counts.
@@ -114,11 +114,11 @@ def moe_feed_forward(
     gating = top2_gating(
         logits, capacity, mask=mask, rnd=rnd, counter=cfg.counter, aux_scale=cfg.aux_scale
     )
-    expert_in = layout.split_experts(params["expert_in"])
-    expert_out = layout.split_experts(params["expert_out"])
+    expert_in = sharding.split_experts(params["expert_in"])
+    expert_out = sharding.split_experts(params["expert_out"])
     dispatched = jnp.einsum("gsec,gsm->egcm", gating.dispatch.astype(x.dtype), x)
-    dispatched = layout.split_experts(dispatched)
+    dispatched = sharding.split_experts(dispatched)
     hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched, expert_in))
     outputs = jnp.einsum("egch,ehm->gecm", hidden, expert_out)
     combined = jnp.einsum("gsec,gecm->gsm", gating.combine.astype(x.dtype), outputs)
-    return layout.split_groups(combined), gating.aux, gating.metrics
+    return sharding.split_groups(combined), gating.aux, gating.metrics

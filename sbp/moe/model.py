@@ -12,7 +12,7 @@ import numpy as np
 from sbp.moe.config import ModelConfig
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.layers import attention, dropout, feed_forward, moe_feed_forward, rms_norm, subkey
-from sbp.moe.layout import PLAIN, Layout
+from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 """Token ids that mean the same in every vocabulary."""
@@ -136,13 +136,13 @@ def positions(length: int, width: int) -> np.ndarray:
 
 
 def embed(
-    table: jax.Array, tokens: Array, cfg: ModelConfig, key: jax.Array | None, layout: Layout
+    table: jax.Array, tokens: Array, cfg: ModelConfig, key: jax.Array | None, sharding: Sharding
 ) -> jax.Array:
     """Rows of the table plus positions: tokens [G, n, T] to [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0)
     x = x + jnp.asarray(positions(length, cfg.model_dim), x.dtype)
-    x = layout.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
+    x = sharding.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
     return dropout(x, cfg.dropout, key)
 
 
@@ -155,7 +155,7 @@ def _stack(
     memory: jax.Array | None = None,
     memory_tokens: jax.Array | None = None,
     key: jax.Array | None,
-    layout: Layout,
+    sharding: Sharding,
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
     """Layer pairs (attention, dense feed-forward; attention, MoE) under one scan; a decoder when
     `memory` is given.
@@ -223,9 +223,9 @@ def _stack(
             real.reshape(groups, sequences * length),
             cfg,
             rnd=rnd,
-            layout=layout,
+            sharding=sharding,
         )
-        x = layout.split_groups(residual(x, y, subkey(place, 4)))
+        x = sharding.split_groups(residual(x, y, subkey(place, 4)))
         return x, (aux, metrics)
 
     body = jax.checkpoint(pair) if cfg.remat and key is not None else pair
@@ -240,12 +240,14 @@ def encode(
     cfg: ModelConfig,
     *,
     key: jax.Array | None = None,
-    layout: Layout = PLAIN,
+    sharding: Sharding = PLAIN,
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given
     means training."""
-    x = embed(params["source_embedding"], source, cfg, subkey(key, 0), layout)
-    x, aux, metrics = _stack(params["encoder"], x, source, cfg, key=subkey(key, 1), layout=layout)
+    x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding)
+    x, aux, metrics = _stack(
+        params["encoder"], x, source, cfg, key=subkey(key, 1), sharding=sharding
+    )
     return rms_norm(x, params["encoder_norm"]), aux, metrics
 
 
@@ -257,10 +259,10 @@ def decode(
     cfg: ModelConfig,
     *,
     key: jax.Array | None = None,
-    layout: Layout = PLAIN,
+    sharding: Sharding = PLAIN,
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
     """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses [L] and counts."""
-    x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), layout)
+    x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding)
     x, aux, metrics = _stack(
         params["decoder"],
         x,
@@ -269,7 +271,7 @@ def decode(
         memory=memory,
         memory_tokens=source,
         key=subkey(key, 3),
-        layout=layout,
+        sharding=sharding,
     )
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
     return (x @ params["logits"]) * cfg.model_dim**-0.5, aux, metrics
@@ -281,7 +283,7 @@ def loss_fn(
     cfg: ModelConfig,
     *,
     key: jax.Array | None = None,
-    layout: Layout = PLAIN,
+    sharding: Sharding = PLAIN,
 ) -> tuple[jax.Array, Metrics]:
     """The training loss: label-smoothed cross-entropy plus the weighted auxiliary losses.
 
@@ -290,14 +292,14 @@ def loss_fn(
       batch: token ids.
       cfg: the model.
       key: randomness of dropout and routing; None evaluates.
-      layout: the mesh axes of groups and experts.
+      sharding: the mesh axes of groups and experts.
 
     Returns:
       The total loss, a scalar, and `Metrics`.
     """
-    memory, encoder_aux, encoder = encode(params, batch.source, cfg, key=key, layout=layout)
+    memory, encoder_aux, encoder = encode(params, batch.source, cfg, key=key, sharding=sharding)
     logits, decoder_aux, decoder = decode(
-        params, memory, batch.source, batch.target_in, cfg, key=key, layout=layout
+        params, memory, batch.source, batch.target_in, cfg, key=key, sharding=sharding
     )
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)

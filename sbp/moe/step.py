@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.layout import PLAIN, Layout
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn, stacked_dims
 from sbp.moe.optimizer import Adafactor, AdafactorState, adafactor, sqrt_decay
+from sbp.moe.sharding import PLAIN, Sharding
 
 Tree = Any
 
@@ -46,7 +46,7 @@ def batch_shapes(model: ModelConfig) -> Batch:
 
 
 def make_train_step(
-    model: ModelConfig, train: TrainConfig, layout: Layout = PLAIN
+    model: ModelConfig, train: TrainConfig, sharding: Sharding = PLAIN
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The step of a run, for `sbp.jit` or `jax.jit`."""
     optimizer = make_optimizer(model, train)
@@ -56,7 +56,7 @@ def make_train_step(
         # one would have.
         key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
         grads, metrics = jax.grad(loss_fn, has_aux=True)(
-            state.params, batch, model, key=key, layout=layout
+            state.params, batch, model, key=key, sharding=sharding
         )
         updates, opt = optimizer.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)

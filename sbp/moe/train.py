@@ -29,11 +29,12 @@ from sbp.errors import SbpError, nearest
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.config import PRESETS, ModelConfig, TrainConfig, override, preset
 from sbp.moe.corpus import Corpus, load
+from sbp.moe.counting import CountingTranslator
 from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.display import TrainingDisplay, show_evaluation
 from sbp.moe.evaluate import Evaluation, evaluate, translate
-from sbp.moe.layout import Layout
 from sbp.moe.model import Batch, Metrics
+from sbp.moe.sharding import Sharding
 from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
 
@@ -146,10 +147,10 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(axes)
 
 
-def layout_of(mesh: Sequence[tuple[str, int]]) -> Layout:
+def sharding_of(mesh: Sequence[tuple[str, int]]) -> Sharding:
     """Groups on every axis, experts on `expert` where the mesh has it."""
     names = tuple(name for name, _ in mesh)
-    return Layout(groups=names, experts=tuple(name for name in names if name == "expert"))
+    return Sharding.over(names, [name for name in names if name == "expert"])
 
 
 def simulate_devices(count: int) -> None:
@@ -208,7 +209,7 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     started = time.monotonic()
     mesh = make_mesh(run.mesh)
     step = sbp.jit(
-        make_train_step(run.model, run.train, layout_of(run.mesh)), mesh, donate_argnums=(0,)
+        make_train_step(run.model, run.train, sharding_of(run.mesh)), mesh, donate_argnums=(0,)
     )
     plan = step.plan(state_shapes(run), batch_shapes(run.model))
     console.print(plan.report().short())
@@ -327,7 +328,10 @@ def train(run: Run, console: Console) -> int:
     if run.evaluate:
         params = jax.device_get(state.params)
         pairs, texts = translate(params, corpus.heldout, source, target, run.model)
-        result = evaluate(pairs, texts, corpus.languages, len(corpus.heldout) - len(pairs))
+        counting = CountingTranslator.learn(corpus.train, names=True)
+        counted = [counting.translate(pair) for pair in pairs]
+        left_out = len(corpus.heldout) - len(pairs)
+        result = evaluate(pairs, texts, counted, corpus.languages, left_out)
         show_evaluation(console, result)
         save_evaluation(result, run.workdir / "evaluation.json")
     console.print(

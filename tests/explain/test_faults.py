@@ -27,7 +27,7 @@ from sbp.machine.mesh import HARDWARE, mesh_spec
 from sbp.moe import model as moe_model
 from sbp.moe.config import preset
 from sbp.moe.gating import expert_capacity, top2_gating
-from sbp.moe.layout import Layout
+from sbp.moe.sharding import Sharding
 from sbp.moe.step import batch_shapes
 from sbp.trace.build import trace
 
@@ -354,17 +354,17 @@ def test_a_large_program_makes_few_plans(monkeypatch):
 # ---- the MoE layer ----------------------------------------------------------------------------------------------------------------------
 
 
-def wrong_layer(params, x, mask, cfg, *, rnd=None, layout):
+def wrong_layer(params, x, mask, cfg, *, rnd=None, sharding):
     """`sbp.moe.layers.moe_feed_forward` with one annotation too many: what is dispatched is split on its slots, not its experts."""
     capacity = expert_capacity(x.shape[1], params["gate"].shape[-1], cfg.eval_capacity_factor_per_choice)
     gating = top2_gating(jnp.einsum("gsm,me->gse", x, params["gate"]), capacity, mask=mask, rnd=rnd)
-    expert_in, expert_out = layout.split_experts(params["expert_in"]), layout.split_experts(params["expert_out"])
+    expert_in, expert_out = sharding.split_experts(params["expert_in"]), sharding.split_experts(params["expert_out"])
     dispatched = jnp.einsum("gsec,gsm->egcm", gating.dispatch.astype(x.dtype), x)
     dispatched = sbp.annotate(dispatched, expert=sbp.S(1))
     hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched, expert_in))  # the fault
     outputs = jnp.einsum("egch,ehm->gecm", hidden, expert_out)
     combined = jnp.einsum("gsec,gecm->gsm", gating.combine.astype(x.dtype), outputs)
-    return layout.split_groups(combined), gating.aux, gating.metrics
+    return sharding.split_groups(combined), gating.aux, gating.metrics
 
 
 @pytest.mark.parametrize("boxing", ["explicit", "reduce"])
@@ -372,10 +372,10 @@ def test_a_conflicting_annotation_in_the_moe_layer(boxing, monkeypatch):
     """The loss of the whole encoder-decoder on a mesh of 8: the line of the fault, both pins, and an edit with its price."""
     monkeypatch.setattr(moe_model, "moe_feed_forward", wrong_layer)
     model = preset("tiny-test").model
-    layout = Layout(groups=("data", "expert"), experts=("expert",))
+    sharding = Sharding.over(("data", "expert"), ("expert",))
     params = jax.eval_shape(lambda: moe_model.init_params(jax.random.key(0), model))
     mesh = AbstractMesh((2, 4), ("data", "expert"))
-    loss = sbp.jit(lambda params, batch: moe_model.loss_fn(params, batch, model, layout=layout)[0], mesh, boxing=boxing)
+    loss = sbp.jit(lambda params, batch: moe_model.loss_fn(params, batch, model, sharding=sharding)[0], mesh, boxing=boxing)
     found = loss.check(params, batch_shapes(model)).diagnostics
     lines, start = inspect.getsourcelines(wrong_layer)
     line = start + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# the fault"))

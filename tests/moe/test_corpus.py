@@ -72,10 +72,33 @@ def test_generation_is_deterministic_and_languages_do_not_disturb_each_other(cor
     assert generate(dataclasses.replace(TRAIN, seed=1)).train != corpus.train
 
 
+def texts(pairs):
+    return {p.target for p in pairs} | {p.source for p in pairs}
+
+
 def test_heldout_text_is_never_trained_on(corpus):
-    assert {p.target for p in corpus.heldout}.isdisjoint(p.target for p in corpus.train)
+    assert texts(corpus.heldout).isdisjoint(texts(corpus.train))
     counts = {code: sum(p.language == code for p in corpus.heldout) for code in corpus.languages}
     assert set(counts.values()) == {TRAIN.heldout_per_language}
+
+
+def test_no_text_of_the_training_preset_is_on_both_sides():
+    """The corpus of `make train`: numbers such as 19 and 19.0 render alike."""
+    whole = generate(preset("tiny-mt").train)
+    assert texts(whole.heldout).isdisjoint(texts(whole.train))
+
+
+def test_numbers_that_render_alike_are_on_one_side():
+    whole, decimal = (render(("quantity", n, "length-kilometer"), "en") for n in (19, 19.0))
+    assert whole == decimal and whole is not None
+    assert is_heldout(str(whole)) == is_heldout(str(decimal))
+
+
+def test_a_source_with_two_translations_is_on_one_side():
+    shared = [Pair(source="mot", target=f"word {i}", language="fr") for i in range(100)]
+    others = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
+    split = from_pairs([*shared, *others], 3)
+    assert {p.source for p in split.heldout}.isdisjoint(p.source for p in split.train)
 
 
 def test_languages_follow_the_power_law():

@@ -11,8 +11,8 @@ from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, override, preset
 from sbp.moe.decode import make_greedy_decoder
 from sbp.moe.layers import dropout, moe_feed_forward
-from sbp.moe.layout import PLAIN
 from sbp.moe.model import BOS, EOS, PAD, Batch, decode, encode, init_params, loss_fn, stacked_dims
+from sbp.moe.sharding import PLAIN
 from sbp.moe.step import init_state, make_train_step
 from tests.moe.test_gating import loop_gating
 
@@ -69,7 +69,7 @@ def test_moe_layer_equals_a_loop_over_tokens(training):
             jnp.asarray(mask),
             cfg,
             rnd=jnp.asarray(rnd) if training else None,
-            layout=PLAIN,
+            sharding=PLAIN,
         )
     want = np.zeros_like(x)
     for i in range(g):

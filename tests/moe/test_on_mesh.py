@@ -8,7 +8,7 @@ import numpy as np
 import sbp
 from sbp.moe.config import preset
 from sbp.moe.step import batch_shapes, init_state, make_train_step
-from sbp.moe.train import layout_of
+from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
 
 AXES = (("data", 2), ("expert", 4))
@@ -25,7 +25,7 @@ def test_twenty_float64_steps_equal_one_device():
         mesh = sbp.make_mesh([size for _, size in AXES], [name for name, _ in AXES])
         shapes = jax.eval_shape(lambda: init_state(model, train))
         plan = sbp.jit(
-            make_train_step(model, train, layout_of(AXES)), mesh, donate_argnums=(0,)
+            make_train_step(model, train, sharding_of(AXES)), mesh, donate_argnums=(0,)
         ).plan(shapes, batch_shapes(model))
         single = jax.jit(make_train_step(model, train))
         split = jax.device_put(init_state(model, train), plan.in_shardings[0])

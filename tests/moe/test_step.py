@@ -10,7 +10,7 @@ import pytest
 import sbp
 from sbp.moe.config import preset
 from sbp.moe.step import batch_shapes, init_state, make_train_step
-from sbp.moe.train import layout_of
+from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
 
 MESHES = (
@@ -27,8 +27,8 @@ MESHES = (
 def planned_step(model, train, axes):
     mesh = sbp.make_mesh([size for _, size in axes], [name for name, _ in axes])
     shapes = jax.eval_shape(lambda: init_state(model, train))
-    layout = layout_of(axes)
-    return sbp.jit(make_train_step(model, train, layout), mesh, donate_argnums=(0,)).plan(
+    sharding = sharding_of(axes)
+    return sbp.jit(make_train_step(model, train, sharding), mesh, donate_argnums=(0,)).plan(
         shapes, batch_shapes(model)
     )
 

@@ -21,7 +21,7 @@ from sbp.moe.evaluate import evaluate, language_groups
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.model import Metrics
 from sbp.moe.step import init_state, make_train_step
-from sbp.moe.train import fit, layout_of, main, parse_args, parse_mesh, tokenizers
+from sbp.moe.train import fit, main, parse_args, parse_mesh, sharding_of, tokenizers
 from tests.moe.test_model import QUICK
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
@@ -49,7 +49,8 @@ def test_options_override_the_preset():
         (("expert", 8),),
     )
     assert str(run.workdir) == "runs/tiny-test"
-    assert layout_of(run.mesh).groups == layout_of(run.mesh).experts == ("expert",)
+    where = sharding_of(run.mesh)
+    assert (where.groups["group"], where.experts["expert"]) == (("expert",), ("expert",))
 
 
 @pytest.mark.parametrize(
@@ -181,10 +182,12 @@ def test_bleu_is_sacrebleus_and_copying_is_the_baseline():
         ("le chat dort ici bien", "the cat sleeps here well", "fr"),
     ]
     pairs = [Pair(source=s, target=t, language=lang) for s, t, lang in rows]
-    perfect = evaluate(pairs, [p.target for p in pairs], ("fr", "de"))
+    right, left = [p.target for p in pairs], [p.source for p in pairs]
+    perfect = evaluate(pairs, right, left, ("fr", "de"))
     assert round(perfect.overall.bleu, 6) == 100 and perfect.overall.reaches_target
-    copied = evaluate(pairs, [p.source for p in pairs], ("fr", "de"))
+    copied = evaluate(pairs, left, right, ("fr", "de"))
     assert copied.overall.bleu == copied.overall.copy_bleu < 20
+    assert copied.overall.counting_bleu == perfect.overall.bleu
     assert [s.name for s in perfect.languages] == ["fr", "de"]
 
 

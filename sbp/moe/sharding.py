@@ -1,0 +1,51 @@
+"""The paper's annotations: which mesh axes split the groups, and which split the experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+import sbp
+
+
+class Sharding(NamedTuple):
+    """Where groups and experts live (GShard section 3.2).
+
+    A program is annotated at three kinds of places and nowhere else: tokens are split on the group
+    dim, expert weights and dispatched tokens on the expert dim, and outputs on the group dim again.
+    These are two layouts, because dispatched tokens [E, G, C, M] have both dims and are split on
+    one of them at a time.
+
+    Attributes:
+      groups: maps the dim `group` to the mesh axes that split it, outer first.
+      experts: maps the dim `expert` to the mesh axes that split it, outer first.
+    """
+
+    groups: sbp.Layout
+    experts: sbp.Layout
+
+    @classmethod
+    def over(cls, groups: Sequence[str], experts: Sequence[str]) -> Sharding:
+        """Groups split over some mesh axes and experts over others; no axes leave a dim free.
+
+        >>> Sharding.over(("data", "expert"), ("expert",)).experts.type("expert", None)
+        expert:S(0)
+        """
+        return cls(
+            sbp.Layout({"group": groups} if groups else None),
+            sbp.Layout({"expert": experts} if experts else None),
+        )
+
+    def split_groups(self, x: jax.Array) -> jax.Array:
+        """Pins dim 0 of tokens [G, ...], the groups."""
+        return self.groups(x, "group", *[None] * (x.ndim - 1))
+
+    def split_experts(self, x: jax.Array) -> jax.Array:
+        """Pins dim 0 of a weight or of dispatched tokens [E, ...], the experts."""
+        return self.experts(x, "expert", *[None] * (x.ndim - 1))
+
+
+PLAIN = Sharding.over((), ())
+"""No annotation: a program for one device."""
