@@ -198,7 +198,11 @@ class Names:
             case _:
                 expression, name = expression_at(site.span)
                 if not name and expression is not None and site.span:
-                    name = called_text(expression, site.span.file)
+                    # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
+                    pinned = expression
+                    if isinstance(expression, ast.Call) and expression.args:
+                        pinned = expression.args[0]
+                    name = called_text(pinned, site.span.file)
                 name = name if name and len(name) <= 40 else "this value"
                 asked = isinstance(expression, ast.Call) and any(
                     k.arg == "cotangent" for k in expression.keywords

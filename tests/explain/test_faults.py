@@ -389,7 +389,7 @@ def test_a_conflicting_annotation_in_the_moe_layer(boxing, monkeypatch):
     told = [label.text for label in d.labels]
     assert any("dispatched is S(1)" in text for text in told), d.text()
     check_wording(d)
-    edits = [h for h in d.helps if h.text.startswith("drop `sbp.annotate(")]
+    edits = [h for h in d.helps if h.text.startswith("drop `self.experts(x, ")]
     assert edits and edits[0].bytes_per_device > 0
 
 
