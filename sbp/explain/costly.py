@@ -12,6 +12,7 @@ from sbp import _jax
 from sbp.errors import Diagnostic, Label, OptionEdit, bytes_text
 from sbp.explain.edits import Case, priced
 from sbp.explain.names import Names, pinned_text, scope_of
+from sbp.explain.repins import edits_of
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite
 from sbp.infer.problem import Demand
@@ -107,6 +108,7 @@ def _costly(
         f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
     )
     text = f"drop `{source_text(site.span)}` at line {site.span.line}"
+    edits = edits_of(case, site)
     return Diagnostic(
         code="costly-annotation",
         severity="warning",
@@ -115,7 +117,7 @@ def _costly(
             f" plan {100 * rise:.0f} % dearer"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        helps=(priced(text, (), without, clears_all_errors=True),),
+        helps=(priced(text, edits, without, clears_all_errors=True),) if edits else (),
         scope=scope_of(site.nodes[0]),
     )
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
+from sbp.errors import Diagnostic, Edit, Help, Label, RuleRow, Span
 from sbp.explain.budgets import budget_help, impossible_budgets
 from sbp.explain.edits import Case, priced
 from sbp.explain.helps import LARGE, MAX_HELPS, Arriving, Repair, Trials
 from sbp.explain.insertions import axis_rows, blamed
 from sbp.explain.names import Names, behind_vmap, pinned_text, scope_of
 from sbp.explain.regions import atoms_text, carry_of, left, region_words
+from sbp.explain.repins import edits_of
 from sbp.infer.check import CheckResult
 from sbp.infer.choose import choose
 from sbp.infer.constraints import Constraint
@@ -535,7 +536,9 @@ class _Fault:
         program = (
             self.case.drop(site, self.position).plan() if len(self.trials.faults) == 1 else None
         )
-        helps = (_help(f"leave it free on `{self.axis}`", program),) if program else ()
+        edits = edits_of(self.case, site, self.position)
+        text = f"leave it free on `{self.axis}`"
+        helps = (_help(text, edits, program),) if program and edits else ()
         title = f"{self.names.site(site)} cannot be {decode(pin.code)!r} on mesh axis `{self.axis}`"
         return Diagnostic(
             code="no-typing",
@@ -556,8 +559,8 @@ def _lines(spans: Sequence[Span], here: Span | None) -> str:
     return " and ".join(texts)
 
 
-def _help(text: str, program: Program) -> Help:
-    return priced(text, (), program, clears_all_errors=True)
+def _help(text: str, edits: tuple[Edit, ...], program: Program) -> Help:
+    return priced(text, edits, program, clears_all_errors=True)
 
 
 def _sides(shown: Sequence[str], operands: Sequence[int], beside: Sequence[int] = ()) -> str:
@@ -601,7 +604,9 @@ def _no_typing(case: Case) -> Diagnostic:
             labels.append(Label(span=span, text=text, primary=not labels))
         else:
             notes.append(text)
-        program = case.drop(site).plan() if len(helps) < MAX_HELPS or size <= LARGE else None
+        edits = edits_of(case, site)
+        few = len(helps) < MAX_HELPS or size <= LARGE
+        program = case.drop(site).plan() if edits and few else None
         if program is not None:
             where = (
                 f"leave {names.site(site)} free in"
@@ -614,6 +619,7 @@ def _no_typing(case: Case) -> Diagnostic:
                         if site.span
                         else where
                     ),
+                    edits,
                     program,
                 )
             )

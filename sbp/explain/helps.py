@@ -11,6 +11,7 @@ from sbp.errors import Help
 from sbp.explain.edits import Case, in_gradient, priced
 from sbp.explain.insertions import Candidate, Insertions, Looser, blamed, loosened, states_of
 from sbp.explain.names import Names, behind_vmap
+from sbp.explain.repins import edits_of
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, PinSite, System
 from sbp.infer.regime import regime_of
@@ -312,10 +313,11 @@ class Repair:
                     if twin
                     else f"split {name} on dim {shown} {where}"
                 )
-                if states:
+                edits = edits_of(base, site, k, 1 + dim) if states else ()
+                if edits:
                     yield Candidate(
                         text=text,
-                        edits=(),
+                        edits=edits,
                         make=functools.partial(base.repin, site, k, 1 + dim),
                         without=frozenset({(axis, pin.name)}),
                         assumed=states,
@@ -326,24 +328,27 @@ class Repair:
             note = "" if site.source == "annotation" else f' ("{axis}:?")'
             smaller = Candidate(
                 text=f"leave {name} free on `{axis}` {where}{note}",
-                edits=(),
+                edits=edits_of(base, site, k),
                 make=functools.partial(base.drop, site, k),
                 without=frozenset({(axis, pin.name)}),
             )
-            yield smaller
+            if smaller.edits:
+                yield smaller
         if several or site.source == "annotation":
             text = (
                 f"drop `{source_text(site.span)}` {where}"
                 if site.span
                 else f"leave {name} free {where}"
             )
-            yield Candidate(
-                text=text,
-                edits=(),
-                make=functools.partial(base.drop, site),
-                without=frozenset((a, pin.name) for a in base.mesh.names),
-                instead=smaller,
-            )
+            edits = edits_of(base, site)
+            if edits:
+                yield Candidate(
+                    text=text,
+                    edits=edits,
+                    make=functools.partial(base.drop, site),
+                    without=frozenset((a, pin.name) for a in base.mesh.names),
+                    instead=smaller,
+                )
 
     def twins(self, site: PinSite) -> list[Constraint]:
         """The fault's pins on the line of one of them."""

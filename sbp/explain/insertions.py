@@ -4,22 +4,32 @@ allow more."""
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sbp.annotations import annotate_p
-from sbp.errors import Edit, OptionEdit, Span
+from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.edits import Case, alike, in_gradient
 from sbp.explain.names import Names
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import End, System, allowed
 from sbp.infer.regime import regime_of
-from sbp.infer.space import Code, encode
-from sbp.limits import POLICIES, Policy, boxing_option, boxing_text, policy_mark, with_policy
+from sbp.infer.space import Code, decode, encode
+from sbp.limits import (
+    POLICIES,
+    Policy,
+    boxing_option,
+    boxing_text,
+    policies_in,
+    policy_mark,
+    with_policy,
+)
 from sbp.signatures import rule_for
-from sbp.source.reader import first_argument, source_text, users_span
+from sbp.source.editing import converted, reads
+from sbp.source.policies import Region, loosened_policies, under_policy
+from sbp.source.reader import Read, first_argument, users_span
+from sbp.source.text import contains
 from sbp.trace.graph import Graph, Node
 
 
@@ -92,7 +102,7 @@ class Insertions:
     def candidates(self) -> Iterator[Candidate]:
         """Annotations before the line: on the operands that do not fit a row that the others fit,
         then on what enters the line."""
-        node, text = self.node, source_text(users_span(self.node), limit=10_000)
+        node = self.node
         if self.fault.sink[0].kind == "region":
             yield from self.at_region()
             return
@@ -117,16 +127,16 @@ class Insertions:
             for wrong in wanted:
                 if len(wrong) == min(map(len, wanted)):  # no more annotations than it takes
                     values = {
-                        node.inputs[i]: (self.names.operand(node, i), c) for i, c in wrong.items()
+                        node.inputs[i]: (self.names.read(node, i), c) for i, c in wrong.items()
                     }
                     yield from self.insertion(values)
         for value in self.entering():
             name = self.names.entering(value, node, alone=True)
-            if name and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text):
+            if name and reads(users_span(node), name):
                 yield from (
                     candidate
                     for code in self.codes(value)
-                    for candidate in self.insertion({value: (name, code)})
+                    for candidate in self.insertion({value: (Read(name), code)})
                 )
 
     def at_region(self) -> Iterator[Candidate]:
@@ -136,8 +146,9 @@ class Insertions:
             entered = [i for i, o in enumerate(self.node.inputs) if o == value]
             maker = self.names.makers.get(value)
             name = self.names.value(value)
+            read = Read(name) if name else None
             if self.node.op == "cond" and c.operand == 0 and "predicate" in c.because.text:
-                name = first_argument(self.node)
+                read = first_argument(self.node)
                 while (
                     maker is not None
                     and maker.op == "convert_element_type"
@@ -145,9 +156,9 @@ class Insertions:
                 ):
                     value = maker.inputs[0]
                     maker = self.names.makers.get(value) if isinstance(value, int) else None
-            if entered and name and isinstance(value, int):
+            if entered and read is not None and isinstance(value, int):
                 for code in (c for c in self.codes(value) if c in wanted):
-                    yield from self.insertion({value: (name, code)})
+                    yield from self.insertion({value: (read, code)})
 
     def entering(self) -> list[int]:
         """The values that bring the pinned types into the line, last ones first."""
@@ -172,7 +183,7 @@ class Insertions:
         split = not self.large and "vmap(" not in self.node.scope
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
-    def insertion(self, values: Mapping[Any, tuple[str, Code]]) -> Iterator[Candidate]:
+    def insertion(self, values: Mapping[Any, tuple[Read | None, Code]]) -> Iterator[Candidate]:
         """Annotations of values, by name, before the line that reads them; none when the user has
         no name for one of them."""
         axis, line = self.fault.mesh_axis, users_span(self.node)
@@ -182,8 +193,9 @@ class Insertions:
             if users_span(n) == line and not in_gradient(n) and n.op != annotate_p.name
         ]
         calls, freed, assumed = list[str](), set[tuple[str, str]](), tuple[str, ...]()
+        edits, variables = list[SourceEdit](), list[bool]()
         make: Callable[[], Case] = functools.partial(_same, self.base)
-        for value, (name, code) in values.items():
+        for value, (read, code) in values.items():
             reader = next((n for n in readers if value in n.inputs), None)
             maker = self.names.makers.get(value)
             inline = (
@@ -193,7 +205,8 @@ class Insertions:
                 and line
                 and maker.span.line == line.line
             )
-            if reader is None or not name or inline or (code > 0 and "vmap(" in self.node.scope):
+            hidden = code > 0 and "vmap(" in self.node.scope  # dims that the user does not see
+            if reader is None or read is None or line is None or inline or hidden:
                 return
             number = reader.inputs.index(value)
             lines = dict.fromkeys(n.inputs[number] for n in readers if alike(n, reader))
@@ -203,17 +216,21 @@ class Insertions:
                 if c.convert is not None and c.convert.value in lines
             ]
             freed |= {(axis, c.name) for c in reads}
+            variables.append(read.span is None and read.text.isidentifier())
             others = [
                 self.names.value(o) for o in lines if o != value
             ]  # what a library does to each leaf of a tree in one line
-            for each in dict.fromkeys(
-                (name, *(o for o in others if o.isidentifier() and name.isidentifier()))
-            ):
+            known = [Read(o) for o in others if o.isidentifier() and variables[-1]]
+            for each in dict.fromkeys((read, *known)):
                 calls.append(
-                    f'sbp.replicate({each}, "{axis}")'
+                    f'sbp.replicate({each.text}, "{axis}")'
                     if code == 0
-                    else f'sbp.split({each}, {code - 1}, "{axis}")'
+                    else f'sbp.split({each.text}, {code - 1}, "{axis}")'
                 )
+                made = converted(line, each, {axis: decode(code)})
+                if not made:
+                    return
+                edits += made
             ends = (
                 c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value
             )
@@ -223,10 +240,10 @@ class Insertions:
                 return
             make = functools.partial(_inserted, make, reader, number, self.system.position, code)
         if line:
-            where = "before" if all(name.isidentifier() for name, _ in values.values()) else "at"
+            where = "before" if all(variables) else "at"
             yield Candidate(
                 text=f"{' and '.join(calls)} {where} line {line.line}",
-                edits=(),
+                edits=tuple(edits),
                 make=make,
                 without=frozenset(freed),
                 assumed=assumed,
@@ -342,13 +359,41 @@ def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
         return
     if line:
         for policy in looser:
-            here = functools.partial(_under, line, policy_mark(policy, axis))
+            region = under_policy(line, policy, axis)
+            if region is None:
+                break
+            here = functools.partial(_under, region, policy_mark(policy, axis))
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
-            yield Looser((axis, policy, line), text, (), here)
+            yield Looser((axis, policy, line), text, region.edits, here)
     for policy in looser:
         text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-        everywhere = functools.partial(_everywhere, found.policy, policy, axis)
-        yield Looser((axis, policy, found.policy), text, (), everywhere, wide=True)
+        edits = _policy_edits(case.graph, found.policy, policy, axis)
+        if edits:
+            everywhere = functools.partial(_everywhere, found.policy, policy, axis)
+            yield Looser((axis, policy, found.policy), text, edits, everywhere, wide=True)
+
+
+def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[SourceEdit, ...]:
+    """Edits of all regions that set a policy on a mesh axis; none where the source does not show
+    all of them.
+
+    Arguments:
+      graph: the program.
+      old: the policy of these regions.
+      new: the policy in its place.
+      axis: the mesh axis.
+    """
+    concerned = [
+        node
+        for node in graph.walk()
+        if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
+    ]
+    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
+    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
+    shown = all(
+        any(contains(one.body, span) for one in found for span in node.stack) for node in concerned
+    )
+    return tuple(one.edit for one in found) if shown else ()
 
 
 def boxing_edit(
@@ -372,16 +417,13 @@ def _on_axes(policies: tuple[Policy | None, ...], case: Case) -> Case:
     return replace(case, demand=replace(case.demand, policies=policies))
 
 
-def _under(line: Span, mark: str, case: Case) -> Case:
-    """The program with a line in a region of its own, and so all that is called from there."""
+def _under(region: Region, mark: str, case: Case) -> Case:
+    """The program with a statement in a region of its own, and so all that is called from there."""
 
     def visit(graph: Graph, inside: bool) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
-            here = inside or any(
-                s.file == line.file and line.line <= s.line <= (line.end_line or line.line)
-                for s in node.stack
-            )
+            here = inside or region.runs(node.stack)
             regions = tuple(visit(r, here) for r in node.regions)
             nodes.append(
                 replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions)

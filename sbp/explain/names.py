@@ -14,7 +14,15 @@ from sbp.infer.space import Code, decode
 from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
-from sbp.source.reader import called_text, expression_at, operand_texts, users_span, within
+from sbp.source.reader import (
+    Read,
+    called_text,
+    expression_at,
+    operand_expressions,
+    read_of,
+    users_span,
+)
+from sbp.source.text import within
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 
@@ -75,24 +83,35 @@ class Names:
         """The name of an operand where it is read; empty when the user has none for it."""
         operand = node.inputs[number]
         maker = self.makers.get(operand) if isinstance(operand, int) else None
-        if node.backward:
-            return "the cotangent" if maker is not None and maker.backward else self.value(operand)
-        if maker is not None and maker.span == node.span:  # a value inside a library function
-            return ""
-        texts = operand_texts(node) or self._einsum_texts(node)
-        name = texts[number] if texts and len(texts[number]) <= 40 else self.value(operand)
-        if (
-            not name
-            and maker is not None
-            and maker.span
-            and node.span
-            and within(maker.span, node.span)
-        ):
-            expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
-            name = called_text(expression, maker.span.file) if expression is not None else ""
-        return name if len(name) <= 40 else ""
+        if node.backward and maker is not None and maker.backward:
+            return "the cotangent"
+        read = self.read(node, number)
+        return "" if read is None else read.text
 
-    def _einsum_texts(self, node: Node) -> list[str]:
+    def read(self, node: Node, number: int) -> Read | None:
+        """An operand as the user's line reads it; None when the line does not show it."""
+        operand = node.inputs[number]
+        maker = self.makers.get(operand) if isinstance(operand, int) else None
+        name = self.value(operand)
+        named = Read(name) if name and len(name) <= 40 else None
+        if node.backward:
+            return Read(name) if name else None
+        if maker is not None and maker.span == node.span:  # a value inside a library function
+            return None
+        parts = operand_expressions(node) or self._einsum_operands(node)
+        if parts and node.span:
+            read = read_of(parts[number], node.span.file)
+            if len(read.text) <= 40:
+                return Read(read.text) if operand in self.inputs else read
+        if name or maker is None or not (maker.span and node.span):
+            return named
+        expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
+        if expression is None or not within(maker.span, node.span):
+            return None
+        read = read_of(expression, maker.span.file)
+        return read if len(read.text) <= 40 else None
+
+    def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, which may have changed sides: one of them has to be
         known by its name."""
         call = expression_at(node.span)[0]
@@ -103,14 +122,15 @@ class Names:
             or len(call.args) != 3
         ):
             return []
-        texts = [called_text(a, node.span.file) for a in call.args[1:]]
+        parts = call.args[1:]
+        texts = [called_text(a, node.span.file) for a in parts]
         names = [
             self.value(o) or (self.entering(o, node) if isinstance(o, int) else "")
             for o in node.inputs
         ]
         if names[0] == texts[0] or names[1] == texts[1]:
-            return texts
-        return texts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
+            return parts
+        return parts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
 
     def shown(self, node: Node) -> tuple[str, ...]:
         """What each operand of a node is called where it is told of: none without a word, no two

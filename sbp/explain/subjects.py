@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from sbp.errors import SbpError, Span, file_name
 from sbp.plan.text import place
-from sbp.source.reader import Targets, expression_at, names_at, source_text
+from sbp.source.reader import expression_at, names_at, source_text
+from sbp.source.text import Targets
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import interface_of
 

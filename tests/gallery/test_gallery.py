@@ -155,7 +155,7 @@ def test_helps_do_what_they_say(name, reports):
     for d in report.diagnostics:
         for h in d.helps:
             whole = len(report.diagnostics) == 1 or h.clears_all_errors
-            after = repaired(entry, h.text, axis_of(d))
+            after = repaired(entry, h)
             if whole:
                 cost = after.jitted().plan(*after.args).cost
                 assert cost.bytes_per_device == h.bytes_per_device, h.text

@@ -1,0 +1,274 @@
+"""Edits of the user's source: an annotation changed, taken out or put in."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from sbp.errors import SourceEdit, Span
+from sbp.source.imports import ANNOTATIONS, SbpNames, names_of_sbp
+from sbp.source.reader import Read, expression_at
+from sbp.source.text import ParsedSource, contains, exact_text, line_text, parsed_file, span_of
+from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
+
+Part = Literal["result", "cotangent", "whole"]
+"""What of an annotation an edit is about: the type of its result, that of the cotangent, or
+both."""
+
+_OPERATORS = (
+    ast.Attribute | ast.Await | ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Starred
+) | (ast.Subscript | ast.UnaryOp)
+_CLOSED = (
+    ast.Attribute | ast.Call | ast.Constant | ast.Dict | ast.List | ast.ListComp | ast.Name
+) | (ast.Set | ast.Subscript)
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_SIMPLE = (
+    ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.Return | ast.Assert | ast.Raise
+) | ast.Delete
+
+
+# ---- what stands in the source ------------------------------------------------------------------
+
+
+def repinned(
+    span: Span | None, atoms: Mapping[str, Atom], part: Part = "whole", free: tuple[str, ...] = ()
+) -> tuple[SourceEdit, ...]:
+    """Edits after which an annotation pins other atoms.
+
+    Arguments:
+      span: the annotation's call.
+      atoms: what it pins afterwards, by mesh axis; empty to take the annotation out.
+      part: what of it changes; the rest of the call stays.
+      free: mesh axes that a cotangent's type leaves free.
+
+    Returns:
+      The edits; none where the source shows no annotation at the span.
+    """
+    call, _ = expression_at(span)
+    if span is None or not isinstance(call, ast.Call):
+        return ()
+    source, names = parsed_file(span.file), names_of_sbp(span.file)
+    argument = _annotated(call, names, taken_out=not atoms)
+    if argument is None:
+        return ()
+    text = exact_text(span_of(argument, span.file))
+    module = names.module or "sbp"
+    others = [k for k in call.keywords if (k.arg == "cotangent") != (part == "cotangent")]
+    kept = [exact_text(span_of(k.value, span.file)) for k in others]
+    rest = [f"{k.arg}={t}" if k.arg else f"**{t}" for k, t in zip(others, kept, strict=True)]
+    if part == "whole" or (part == "result" and not rest):
+        new = _call(text, atoms, module) if atoms else ""
+    elif part == "result":
+        new = f"{module}.annotate({', '.join([text, *_keywords(atoms, module), *rest])})"
+    else:
+        arguments = [exact_text(span_of(a, span.file)) for a in call.args]
+        asked = [f'cotangent="{NdSbp(dict(atoms), free)!r}"'] if atoms else []
+        func = exact_text(span_of(call.func, span.file))
+        new = ""
+        if len(arguments) > 1 or rest or asked:
+            new = f"{func}({', '.join([*arguments, *rest, *asked])})"
+    if not new:
+        return (SourceEdit(span=span, replacement=_alone(argument, call, text, source)),)
+    imports = () if names.module else ("import sbp",)
+    return (SourceEdit(span=span, replacement=new, imports=imports),)
+
+
+def _annotated(call: ast.Call, names: SbpNames, *, taken_out: bool) -> ast.expr | None:
+    """The argument that an annotating call pins; of a map over a tree, the tree."""
+    arguments = call.args
+    if names.imported_elsewhere(call.func):
+        maps = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "tree_map")
+        known = bool(arguments) and names.function(arguments[0]) in ANNOTATIONS
+        return arguments[1] if taken_out and maps and known and len(arguments) == 2 else None
+    return arguments[0] if arguments and not isinstance(arguments[0], ast.Starred) else None
+
+
+def _alone(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
+    """An argument in the place of the call, in parentheses where it needs them."""
+    parent = source.parents.get(call)
+    called = isinstance(parent, ast.Call) and parent.func is call
+    bare = isinstance(argument, _CLOSED) or (isinstance(argument, ast.Tuple) and text[:1] == "(")
+    open_ = called or isinstance(parent, _OPERATORS) or "\n" in text
+    return f"({text})" if open_ and not bare else text
+
+
+def _call(argument: str, atoms: Mapping[str, Atom], module: str) -> str:
+    """An annotation as a user writes it: split, replicate or partial where all axes agree."""
+    axes = "".join(f', "{axis}"' for axis in atoms)
+    first = next(iter(atoms.values()))
+    if any(atom != first for atom in atoms.values()):
+        return f"{module}.annotate({', '.join([argument, *_keywords(atoms, module)])})"
+    match first:
+        case Split(dim=dim):
+            return f"{module}.split({argument}, {dim}{axes})"
+        case Broadcast():
+            return f"{module}.replicate({argument}{axes})"
+        case Unreduced(monoid=op):
+            monoid = "" if op == "sum" else f', op="{op}"'
+            return f"{module}.partial({argument}{axes}{monoid})"
+
+
+def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
+    """Atoms as the keywords of `annotate`."""
+
+    def written(atom: Atom) -> str:
+        match atom:
+            case Split(dim=dim):
+                return f"{module}.S({dim})"
+            case Broadcast():
+                return f"{module}.B"
+            case Unreduced(monoid=op):
+                return f'{module}.P("{op}")'
+
+    named = [f"{axis}={written(a)}" for axis, a in atoms.items() if axis.isidentifier()]
+    rest = [f'"{axis}": {written(a)}' for axis, a in atoms.items() if not axis.isidentifier()]
+    return [*named, f"**{{{', '.join(rest)}}}"] if rest else named
+
+
+# ---- new annotations ----------------------------------------------------------------------------
+
+
+def converted(line: Span, read: Read, atoms: Mapping[str, Atom]) -> tuple[SourceEdit, ...]:
+    """Edits after which a line, and what follows it, reads a value with an annotation more.
+
+    A local variable gets a statement of its own before the line. What has no name in the line's
+    function (an expression, a variable of an outer function, the parameter of a lambda) is
+    annotated where it is read.
+
+    Arguments:
+      line: the expression that reads the value.
+      read: the value.
+      atoms: what to pin, by mesh axis.
+
+    Returns:
+      The edits; none where the source does not show the value.
+    """
+    source, names = parsed_file(line.file), names_of_sbp(line.file)
+    here, module = _innermost(source, line), names.module or "sbp"
+    imports = () if names.module else ("import sbp",)
+    if here is None:
+        return ()
+    if read.span is not None:
+        text = _call(exact_text(read.span), atoms, module)
+        return (SourceEdit(span=read.span, replacement=text, imports=imports),)
+    owner = _owner(source, here, read.text)
+    statement = statement_of(source, here)
+    if statement is not None and owner is _function(source, here):
+        before = _before(statement, line.file)
+        if before is not None:
+            start = span_of(statement, line.file)
+            made = f"{read.text} = {_call(read.text, atoms, module)}{before}"
+            place = Span(
+                file=line.file,
+                line=start.line,
+                column=start.column,
+                end_column=start.column,
+                end_line=start.line,
+            )
+            return (SourceEdit(span=place, replacement=made, imports=imports),)
+    scope = owner if owner is not None else _function(source, here)
+    return tuple(
+        SourceEdit(span=span, replacement=_call(exact_text(span), atoms, module), imports=imports)
+        for span in sorted(span_of(part, line.file) for part in _reads(scope, read.text))
+        if (span.line, span.column) >= (line.line, line.column)
+    )
+
+
+def reads(line: Span | None, name: str) -> bool:
+    """Whether an expression reads a value by its name."""
+    if line is None:
+        return False
+    source = parsed_file(line.file)
+    return source.tree is not None and any(
+        contains(line, span_of(part, line.file)) for part in _reads(source.tree, name)
+    )
+
+
+def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
+    """Where a scope reads a name, or a part of one such as `params["w"]`."""
+    try:
+        wanted = ast.parse(name, mode="eval").body
+    except SyntaxError:
+        return
+    text = ast.dump(wanted)
+    for part in ast.walk(scope) if scope is not None else ():
+        if type(part) is type(wanted) and ast.dump(part) == text:
+            yield part
+
+
+def _before(statement: ast.stmt, file: str) -> str | None:
+    """What separates a new statement from one that it is put before; None when it cannot stand
+    there."""
+    line = (line_text(file, statement.lineno) or "").encode()
+    head, tail = line[: statement.col_offset], line[statement.col_offset :]
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return None  # the value is read by a default or a decorator
+    if not head.strip():
+        return None if tail.startswith(b"elif") else "\n" + head.decode()
+    return "; " if isinstance(statement, _SIMPLE) else None
+
+
+# ---- scopes -------------------------------------------------------------------------------------
+
+
+def _innermost(source: ParsedSource, span: Span) -> ast.AST | None:
+    """The innermost part of a source that holds a span."""
+    found: ast.AST | None = None
+    for node in ast.walk(source.tree) if source.tree else ():  # outer parts come first
+        if isinstance(node, ast.expr | ast.stmt) and contains(span_of(node, span.file), span):
+            found = node
+    return found
+
+
+def statement_of(source: ParsedSource, part: ast.AST) -> ast.stmt | None:
+    """The innermost statement that a part stands in."""
+    if isinstance(part, ast.stmt):
+        return part
+    return next((p for p in source.around(part) if isinstance(p, ast.stmt)), None)
+
+
+def _function(source: ParsedSource, part: ast.AST) -> ast.AST | None:
+    """The function, or the module, that a statement stands in."""
+    scopes = _FUNCTIONS | ast.Module
+    return next((p for p in source.around(part) if isinstance(p, scopes)), None)
+
+
+def _owner(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
+    """What binds a name that a part reads: its function, or a lambda or comprehension in it; None
+    for what lies further out."""
+    for scope in source.around(part):
+        if isinstance(scope, ast.Lambda) and name in _parameters(scope.args):
+            return scope
+        if isinstance(scope, _COMPREHENSIONS) and any(
+            name in _stored(g.target) for g in scope.generators
+        ):
+            return scope
+        if isinstance(scope, _FUNCTIONS | ast.Module):
+            given = set[str]() if isinstance(scope, ast.Module) else _parameters(scope.args)
+            return scope if name in given | _stored(scope) else None
+    return None
+
+
+def _parameters(arguments: ast.arguments) -> set[str]:
+    extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+    return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra)}
+
+
+def _stored(scope: ast.AST) -> set[str]:
+    """The names that a scope assigns, without those of functions inside it."""
+    found, shared, open_ = set[str](), set[str](), [scope]
+    while open_:
+        node = open_.pop()
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                shared |= set(names)
+            case _:
+                pass
+        inner = (_FUNCTIONS | ast.Lambda | ast.ClassDef) | _COMPREHENSIONS
+        if node is scope or not isinstance(node, inner):
+            open_ += ast.iter_child_nodes(node)
+    return found - shared

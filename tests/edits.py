@@ -1,0 +1,114 @@
+"""Makes the edits of a help, by their fields alone: in a source text, and in the options of
+`sbp.jit`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import linecache
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sbp.errors import Edit, OptionEdit, SourceEdit
+
+_COUNT = itertools.count()
+
+
+def edited_text(text: str, edits: Iterable[SourceEdit]) -> str:
+    """A source text after edits.
+
+    >>> from sbp.errors import Span
+    >>> at = Span(file="f", line=1, column=5, end_column=6)
+    >>> edited_text("y = x", [SourceEdit(span=at, replacement="x.T", imports=("import jax",))])
+    'import jax\\ny = x.T'
+    """
+    edits = list(edits)
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    source = b"".join(lines)
+    at = sorted(
+        (starts[e.span.line - 1] + e.span.column - 1, number) for number, e in enumerate(edits)
+    )
+    for start, number in reversed(at):
+        span = edits[number].span
+        end = starts[(span.end_line or span.line) - 1] + span.end_column - 1
+        source = source[:start] + edits[number].replacement.encode() + source[end:]
+    return _imported(source.decode(), dict.fromkeys(i for e in edits for i in e.imports))
+
+
+def _imported(text: str, imports: Iterable[str]) -> str:
+    """A source text with statements more at its top, behind its docstring and `__future__`."""
+    line = 0
+    for number, node in enumerate(ast.parse(text).body):
+        match node:
+            case ast.ImportFrom(module="__future__"):
+                line = node.end_lineno or 0
+            case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                line = node.end_lineno or 0
+            case _:
+                break
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:line], *(f"{i}\n" for i in imports), *lines[line:]])
+
+
+def edited_options(
+    options: Mapping[str, Any], edits: Iterable[OptionEdit], inputs: int
+) -> dict[str, Any]:
+    """Options of `sbp.jit` after edits, for a function of so many arrays."""
+    made = dict(options)
+    for edit in edits:
+        assert edit.function == "sbp.jit"
+        if edit.position is None:
+            made[edit.option] = edit.value
+            continue
+        parts: list[Any] = list(made.get(edit.option) or [None] * inputs)
+        if edit.option == "budgets":
+            parts[edit.position] = dataclasses.replace(parts[edit.position], above=edit.value)
+        else:
+            parts[edit.position] = edit.value
+        made[edit.option] = tuple(parts)
+    return made
+
+
+def edited_function(fn: Callable[..., Any], edits: Iterable[SourceEdit]) -> Callable[..., Any]:
+    """A function as its file defines it after edits, which are all of that file."""
+    edits = list(edits)
+    if not edits:
+        return fn
+    file = inspect.getsourcefile(fn)
+    assert file is not None and {e.span.file for e in edits} == {file}
+    return recompiled(fn, edited_text("".join(linecache.getlines(file)), edits))
+
+
+def recompiled(fn: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """A function as another text of its file defines it."""
+    name = f"<edited {next(_COUNT)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    names = dict(fn.__globals__)
+    exec(compile(text, name, "exec"), names)
+    *outer, last = fn.__qualname__.replace(".<locals>", "").split(".")
+    body: list[ast.stmt] = ast.parse(text).body
+    for part in outer:
+        (function,) = (n for n in _functions(body) if n.name == part)
+        body = function.body
+    if outer:  # what it takes from the functions around it are constants here
+        (function,) = (n for n in _functions(body) if n.name == last)
+        found = inspect.getclosurevars(fn)
+        names |= found.nonlocals
+        exec(compile(ast.Module([function], []), name, "exec"), names)
+    return names[last]
+
+
+def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef]:
+    return [n for s in body for n in ast.walk(s) if isinstance(n, ast.FunctionDef)]
+
+
+def split_edits(edits: Iterable[Edit]) -> tuple[list[SourceEdit], list[OptionEdit]]:
+    """Edits of source texts, and edits of options."""
+    edits = list(edits)
+    return (
+        [e for e in edits if isinstance(e, SourceEdit)],
+        [e for e in edits if isinstance(e, OptionEdit)],
+    )
