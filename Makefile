@@ -70,7 +70,7 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis .jax_cache
 	find sbp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml

@@ -1,8 +1,8 @@
 """Bytes that one training step of a GShard MoE moves, three ways, read from programs that the TPU
 compiler made ahead of time.
 
-    python -m benchmarks.gshard_bytes # 12 layers, 128 experts, 128 cores python -m
-    benchmarks.gshard_bytes --preset small --programs paper expert
+    python -m benchmarks.gshard_bytes       # 12 layers, 128 experts, 128 cores
+    python -m benchmarks.gshard_bytes --preset small --programs paper expert
 
 `paper` is `jax.jit` with the three annotations of the GShard paper (Lepikhin et al., 2020, section
 3.2): tokens split on the group dim, dispatched tokens on the expert dim, expert outputs back on the

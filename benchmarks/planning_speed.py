@@ -1,18 +1,19 @@
 """Seconds that planning the full GShard step takes after it is traced: the check by Z3, the choice
 of types, and the plan.
 
-    python -m benchmarks.planning_speed # 36 layers, 2048 experts: one, two and three mesh axes,
-    unrolled python -m benchmarks.planning_speed --only one-axis unrolled python -m
-    benchmarks.planning_speed --devices # 128 to 8192 devices
+    python -m benchmarks.planning_speed
+    python -m benchmarks.planning_speed --only one-axis unrolled
+    python -m benchmarks.planning_speed --devices       # 128 to 8192 devices
 
-Nothing is compiled and no device is needed. Types come from the paper's three annotations (Lepikhin
-et al., 2020, section 3.2) on the axis `d`; the other mesh axes are free.
+The cases have 36 layers and 2048 experts: on one, two and three mesh axes, and unrolled. Nothing
+is compiled and no device is needed. Types come from the paper's three annotations (Lepikhin et al.,
+2020, section 3.2) on the axis `d`; the other mesh axes are free.
 """
 
 import argparse
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -38,11 +39,15 @@ class Case:
           `d`.
       config: the model's sizes.
       limit: seconds that the check and the choice together may take.
+      boxing: the policy.
+      dispatched: the dim of the dispatched tokens that is split over `d`; 0 is the experts.
     """
 
     axes: tuple[tuple[str, int], ...]
     config: Config
     limit: float
+    boxing: Literal["auto", "reduce", "explicit"] = "auto"
+    dispatched: int = 0
 
 
 def case(
@@ -84,8 +89,9 @@ def step(case: Case) -> Jitted:
         return PartitionSpec(None, "d") if path[-1].key in ("ewi", "ewo") else PartitionSpec()
 
     def mark(x: jax.Array, name: str) -> jax.Array:
-        return sbp.annotate(x, d=sbp.S(MARKS[name])) if name in MARKS else x
+        return sbp.annotate(x, d=sbp.S(marks[name])) if name in marks else x
 
+    marks = MARKS | {"dispatched": case.dispatched}
     names = [name for name, _ in case.axes]
     one = len(names) == 1
     types = (
@@ -99,6 +105,7 @@ def step(case: Case) -> Jitted:
         mesh,
         in_types=types,
         donate_argnums=(0,),
+        boxing=case.boxing,
     )
 
 

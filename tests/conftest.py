@@ -1,10 +1,43 @@
-"""Eight simulated CPU devices for every test; the environment is read when JAX is first imported,
-so it is set here."""
+"""What every test process needs before JAX is first imported: eight simulated CPU devices, quick
+compilation, and a cache of compiled programs."""
 
 import os
+import shutil
+from pathlib import Path
 
-_DEVICES = "--xla_force_host_platform_device_count"
+FLAGS = {
+    "--xla_force_host_platform_device_count": "8",
+    # Most of a test's time is compilation, most of which is LLVM's optimisation of code that runs
+    # for microseconds. What XLA does to the program itself stays on. `make laws` and `make fuzz`
+    # compile as users do.
+    **(
+        {}
+        if os.environ.get("SBP_EXHAUSTIVE")
+        else {
+            "--xla_backend_optimization_level": "0",
+            "--xla_llvm_disable_expensive_passes": "true",
+        }
+    ),
+}
+CACHE = Path(__file__).parents[1] / ".jax_cache"
+CACHE_BYTES = 2**30
+"""The size above which the cache is emptied before a run: a changed program leaves its old entry
+behind."""
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(
+    [given, *(f"{flag}={value}" for flag, value in FLAGS.items() if flag not in given)]
+).strip()
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def pytest_configure() -> None:
+    """Empties a cache that has grown too large, in the process that starts the workers."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not CACHE.exists():
+        return
+    if sum(path.stat().st_size for path in CACHE.iterdir()) > CACHE_BYTES:
+        shutil.rmtree(CACHE)
