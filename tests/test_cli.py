@@ -9,9 +9,9 @@ import sbp
 from sbp.cli import main
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
 from sbp.report.codes import PAGES, PRELUDE
-from sbp.report.equations import SAMPLES, sample
 from sbp.report.signatures import signature_page, signatures_page
 from sbp.signatures import known_primitives
+from sbp.signatures.examples import SAMPLES, sample
 
 
 def test_every_code_has_a_page_and_every_page_a_code():

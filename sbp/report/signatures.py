@@ -8,10 +8,10 @@ from typing import Any
 
 from sbp.errors import SbpError, bytes_text, nearest
 from sbp.plan.text import shape_text
-from sbp.report.equations import sample
 from sbp.report.parts import Column, Page, Paragraph, Section, Table, TableRow
 from sbp.report.wording import counted
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
+from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status
 
 AXIS_SIZE = 4

@@ -1,5 +1,5 @@
-"""Small programs that hold one equation of a primitive each: what `sbp signatures` shows rows
-on."""
+"""Examples: a small program for each primitive that has one of its equations, whose rows
+`sbp signatures PRIMITIVE` shows."""
 
 from __future__ import annotations
 

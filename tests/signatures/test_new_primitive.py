@@ -1,0 +1,107 @@
+"""A new primitive is described in one place: its rule with its traits. Typing, costs, memory,
+reports and the check of hand-written programs then know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import sbp
+from sbp import _jax
+from sbp.signatures import Op, Row, Traits
+from sbp.signatures.factors import linear_rows
+from sbp.signatures.families.elementwise import split_atoms
+from sbp.signatures.rule import remove_rule, rule
+
+doubled_p = _jax.Primitive("test_doubled")
+doubled_p.def_abstract_eval(lambda x: _jax.empty_aval(x.shape, x.dtype))
+_jax.mlir.register_lowering(doubled_p, _jax.mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+
+KNOWN = Traits(elementwise=True, pointwise=True, scales="together", fusion="inlined", unnamed=True)
+X = (np.random.default_rng(0).integers(-16, 16, (8, 16)) / 4).astype(np.float32)
+W = (np.random.default_rng(1).integers(-16, 16, (16, 8)) / 4).astype(np.float32)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return doubled_p.bind(x)
+
+
+def entered(traits: Traits) -> None:
+    def rows(op: Op) -> list[Row]:
+        return [*split_atoms(op), *linear_rows(op)]
+
+    rule("test_doubled", traits=traits)(rows)
+
+
+@pytest.fixture
+def known() -> Iterator[None]:
+    """The one registration."""
+    entered(KNOWN)
+    yield
+    remove_rule("test_doubled")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> jax.sharding.Mesh:
+    return sbp.make_mesh((4,), ("m",))
+
+
+@pytest.mark.usefixtures("known")
+def test_it_is_typed_and_runs(mesh: jax.sharding.Mesh):
+    """The partial product passes: it is reduced once, after the primitive."""
+
+    def program(x: jax.Array, w: jax.Array) -> jax.Array:
+        return doubled(sbp.split(x, 1, "m") @ sbp.split(w, 0, "m"))
+
+    planned = sbp.jit(program, mesh, boxing="reduce").plan(X, W)
+    np.testing.assert_allclose(planned(X, W), 2 * (X @ W), rtol=1e-6)
+    lines = [line.strip() for line in str(planned).splitlines()]
+    (at,) = (k for k, line in enumerate(lines) if "test_doubled" in line)
+    assert "m:P(sum)" in lines[at], lines
+
+
+@pytest.mark.usefixtures("known")
+def test_reports_explain_it(mesh: jax.sharding.Mesh):
+    def squared(x: jax.Array, w: jax.Array) -> jax.Array:
+        h = sbp.split(x, 1, "m") @ w
+        return jnp.exp(doubled(h))
+
+    report = sbp.jit(squared, mesh, boxing="explicit").check(X, W)
+    (found,) = report.diagnostics
+    assert found.title == "`jnp.exp(doubled(h))` has no SBP signature on mesh axis `m`"
+    assert any(label.text.startswith("doubled(h) is P(sum) here") for label in found.labels)
+
+
+def test_costs_and_memory_read_its_traits(mesh: jax.sharding.Mesh):
+    """A result that is not stored takes no memory, and less time to move."""
+    big = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    found = {}
+    for fusion in ("partly", "free", "inlined"):
+        entered(Traits(fusion=fusion))
+        found[fusion] = sbp.jit(lambda x: (doubled(x) @ x).sum(), mesh).plan(big).cost
+        remove_rule("test_doubled")
+    assert found["inlined"].seconds == found["free"].seconds < found["partly"].seconds
+    peaks = {fusion: cost.peak_memory_bytes for fusion, cost in found.items()}
+    assert peaks["inlined"] < peaks["free"] == peaks["partly"]
+
+
+def test_hand_written_programs_are_read_through_it(mesh: jax.sharding.Mesh):
+    """Means of shards stay means under a function of degree 1; of another one nothing is known."""
+
+    def mean(x: jax.Array) -> jax.Array:
+        return lax.pmean(doubled(x.mean()), "m")
+
+    mapped = jax.shard_map(mean, mesh=mesh, in_specs=PartitionSpec("m"), out_specs=PartitionSpec())
+    found = {}
+    for scales in ("together", ""):
+        entered(Traits(scales=scales))
+        found[scales] = [d.code for d in sbp.check_shard_map(mapped, X, mesh=mesh).diagnostics]
+        remove_rule("test_doubled")
+    assert found["together"] == []
+    assert found[""] != []
