@@ -127,6 +127,28 @@ def frames_of(source_info: Any) -> tuple[Span, ...]:
     return tuple(_span_of(frame) for frame in _source_info.user_frames(source_info.traceback))
 
 
+_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src") + os.sep
+
+
+def library_of(source_info: Any) -> tuple[str, ...]:
+    """The functions of JAX that made an equation, below the user's innermost frame, innermost
+    first: `lax.parallel.psum` and `lax.parallel.pmean` for the sum in a `lax.pmean`.
+
+    Tracing and autodiff have their own folders in JAX, and are left out.
+    """
+    codes, _ = source_info.traceback.raw_frames() if source_info.traceback else ((), ())
+    found: dict[str, None] = {}
+    for code in codes:
+        if _source_info.is_user_filename(code.co_filename):
+            break
+        folder, _, module = code.co_filename.removeprefix(_LIBRARY).partition(os.sep)
+        if code.co_filename.startswith(_LIBRARY) and module and folder != "interpreters":
+            function = code.co_qualname.split(".<locals>")[0]
+            path = module.removesuffix(".py").replace(os.sep, ".")
+            found[f"{folder}.{path}.{function}"] = None
+    return tuple(found)
+
+
 def _span_of(frame: Any) -> Span:
     return Span(
         file=frame.file_name,

@@ -11,7 +11,7 @@ from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, join, joined, 
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
 from sbp.trace.graph import Constant, Graph, Node
-from sbp.trace.regions import interface_of
+from sbp.trace.regions import interface_of, trips_of
 from sbp.types import B, Split
 
 TURNS = 12
@@ -52,7 +52,7 @@ def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
         case "optimization_barrier":
             return ins
         case "shard_map":
-            state.unanalysed(node, "a shard_map inside of a shard_map is not analysed")
+            state.enter(Doubt(node, "nested", "warning"))
             return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
         case op if is_collective(op):
             return collective(state, node, ins)
@@ -68,7 +68,7 @@ def _fixpoint(state: State, node: Node, region: int, ins: list[Value]) -> list[V
     slices = [_without_lead(v) for v in interface.operands("slice", ins)]
     count = len(carry)
     turns = TURNS + TURNS_EACH * count
-    doubt = Doubt(node, f"a carry of {node.op} is held otherwise with every turn")
+    doubt = Doubt(node, "carry")
     given_up = Value((replace(UNKNOWN, doubt=doubt),) * len(state.sizes))
     for turn in range(2 * turns):
         out = run(state, graph, interface.inputs(region, ins, carries=carry, slices=slices))
@@ -85,7 +85,9 @@ def _fixpoint(state: State, node: Node, region: int, ins: list[Value]) -> list[V
 
 def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
     interface = interface_of(node)
+    state.turns.append(trips_of(node))
     out = _fixpoint(state, node, 0, ins)
+    state.turns.pop()
     return [
         _with_lead(out[e.output]) if e.kind == "stacked" else out[e.output] for e in interface.exits
     ]
@@ -142,7 +144,7 @@ def _predicate(state: State, node: Node, v: Value) -> list[int]:
         if h.fault:
             state.report(h.fault, k, node)
         elif h.partial:
-            state.report(Fault("predicate", node, h.made, 0, repr(h.partial)), k, node)
+            state.report(Fault("predicate", node, h.made, 0, (h.partial,)), k, node)
         else:
             varies.append(k)
     return varies

@@ -15,7 +15,7 @@ from sbp.report.report import Report
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import Analysis, analyse
 from sbp.shardmap.state import Finding
-from sbp.shardmap.words import diagnostic, note, primary
+from sbp.shardmap.words import diagnostic, doubt_diagnostic, primary
 from sbp.trace.build import body_graph
 from sbp.trace.graph import Graph
 
@@ -68,7 +68,7 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     if not callable(fn):
         raise SbpError(f"sbp.check_shard_map takes a function, got {fn!r}")
     spec = mesh_spec(mesh)
-    graph = _traced(fn, args, mesh)
+    graph = traced(fn, args, mesh)
     found = analyse(graph, spec)
     return Report(
         program=None,
@@ -77,7 +77,7 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     )
 
 
-def _traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
+def traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
     """The program on abstract arguments, dead code kept: the forward part of a gradient says what
     its divisions are."""
     leaves, structure = jax.tree.flatten(args)
@@ -117,7 +117,7 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
 def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnostic, ...]:
     helper = Helper(graph, mesh, frozenset(f.key for f in found.findings))
     said = [diagnostic(f, mesh, helper.helps(f)) for f in _causes(found.findings)]
-    said += [note(n) for n in found.notes]
+    said += [doubt_diagnostic(d) for d in found.doubts]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )
@@ -126,5 +126,12 @@ def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnos
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     """Findings without those that follow from others: what is wrong with a gradient, where its
     forward part is wrong on the same axis."""
-    forward = {axis for f in findings if not primary(f).backward for axis in f.mesh_axes}
-    return [f for f in findings if not (primary(f).backward and forward & set(f.mesh_axes))]
+    forward = [f for f in findings if not primary(f).backward]
+
+    def follows(finding: Finding) -> bool:
+        certain = finding.severity == "error"
+        causes = [f for f in forward if f.severity == "error" or not certain]
+        axes = {axis for f in causes for axis in f.mesh_axes}
+        return primary(finding).backward and bool(axes & set(finding.mesh_axes))
+
+    return [f for f in findings if not follows(f)]

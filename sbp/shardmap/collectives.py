@@ -29,8 +29,7 @@ def collective(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
         return [Value(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
     act = _ON_AXES.get(node.op)
     if act is None or node.params.get("axis_index_groups") is not None:
-        why = f"{node.op} in groups of an axis" if act else node.op
-        state.unanalysed(node, f"{why} is not analysed")
+        state.enter(Doubt(node, "groups" if act else "collective", "warning"))
         return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
     return [
         _one(state, node, v, state.graph.aval(o).shape, over, act)
@@ -76,39 +75,26 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
         state.report(h.copies, axis, node)
         return replace(WHOLE, excess=None, reduced=node)
     if h.doubt:
-        state.doubtful(h.doubt)
+        state.enter(h.doubt)
     if h.unknown:
         return replace(WHOLE, excess=None, reduced=node)
     partial = h.partial
     if partial is not None:
         if h.tag in ("finite", "test") and monoid == "sum":  # on how many devices it is so
             if h.tag == "test":
-                state.unanalysed(
-                    node,
-                    f"{node.op} counts the devices on which a test of their own part says so",
-                    "note",
-                )
+                state.enter(Doubt(node, "counts-tests"))
             return replace(WHOLE, excess=None, reduced=node)
         if partial == P and h.excess == 1 and monoid in ("max", "min"):
-            text = (
-                f"{node.op} compares what are means of one device's shard each; that this is meant"
-                " is not shown"
-            )
-            state.unanalysed(node, text, "note")
+            state.enter(Doubt(node, "compares-means"))
             return replace(WHOLE, excess=None, reduced=node)
         if partial.monoid != monoid:
-            state.report(Fault("monoid", node, h.made, 0, repr(partial)), axis, node)
+            state.report(Fault("monoid", node, h.made, 0, (partial,)), axis, node)
             return replace(WHOLE, excess=None, reduced=node)
         cause = replace(h.cause, made=node) if h.cause and h.excess else None
         return Held(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
     if B not in h.atoms:  # the shards of a split value, added element by element
         if not node.backward:
-            state.unanalysed(
-                node,
-                f"{node.op} joins the shards of a value that is {h.text()}, of which nothing is"
-                " checked",
-                "note",
-            )
+            state.enter(Doubt(node, "joins-shards", atoms=h.readings))
         return replace(WHOLE, excess=None, reduced=node, blocks=node)
     if monoid != "sum" or v.zero:
         return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)
@@ -159,16 +145,15 @@ def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
             return faulty(Fault("order", node, None, dim))
         return replace(h, atoms=frozenset({B}), under=None)
     if h.fault and h.fault.kind == "local" and h.fault.candidates == dim:
-        text = "what the shards picked is gathered; that one is picked from all of it is not shown"
-        return replace(WHOLE, doubt=Doubt(node, text), reduced=node)
+        return replace(WHOLE, doubt=Doubt(node, "candidates"), reduced=node)
     if shape[dim] == 1:
         return replace(WHOLE, excess=None)
     if h.fault:
         return h
     if h.split:
-        return faulty(Fault("wrong-gather", node, h.made, dim, h.text()))
+        return faulty(Fault("wrong-gather", node, h.made, dim, h.readings))
     if h.partial:
-        return faulty(Fault("partial-as-split", node, h.made, dim, h.text()))
+        return faulty(Fault("partial-as-split", node, h.made, dim, h.readings))
     return faulty(Fault("copies", node, h.reduced, dim))
 
 
@@ -180,11 +165,8 @@ def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
             "tiled"
         ]:
             return h
-        text = (
-            "every device sends equal copies, and gets its own back: as often as there are devices,"
-            " the same is computed"
-        )
-        return replace(WHOLE, copies=h.fault, doubt=Doubt(h.fault.node, text, True))
+        doubt = Doubt(h.fault.node, "copies-back", lasting=True)
+        return replace(WHOLE, copies=h.fault, doubt=doubt)
     if h.unknown or h.fault:
         return UNKNOWN  # what each device found for each other one
     if Split(concat) in h.atoms and split != concat and node.params["tiled"]:
@@ -220,7 +202,7 @@ def _beside(node: Node, h: Held, rank: int, over: Sequence[int]) -> Held:
         and isinstance(h.partial, Unreduced)
         and h.partial.monoid != REDUCTIONS[node.op]
     ):
-        return faulty(Fault("nonlinear", node, h.made, 0, repr(h.partial)))
+        return faulty(Fault("nonlinear", node, h.made, 0, (h.partial,)))
     moved = _moved_dims(node, rank)
     atoms: set[Atom] = set()
     for a in h.atoms:
@@ -234,11 +216,7 @@ def _beside(node: Node, h: Held, rank: int, over: Sequence[int]) -> Held:
         and h.split == Split(node.params["all_gather_dimension"])
         and (h.under or frozenset()) & set(over)
     ):
-        doubt = doubt or Doubt(
-            node,
-            "shards are gathered along a dim that stays split further in: as one value they come in"
-            " another order",
-        )
+        doubt = doubt or Doubt(node, "gathered-inside-out")
     return replace(
         h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None, doubt=doubt
     )

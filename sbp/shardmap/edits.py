@@ -13,6 +13,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import Span
 from sbp.handwritten.traffic import handwritten_bytes
+from sbp.shardmap.divisions import PMEAN
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
 
@@ -147,8 +148,9 @@ class _Editor:
                     output = node.outputs[add.operand]
                     alias[output] = self.collective(add, output, node, nodes)
             if node.id in self.edit.divide:
+                like = replace(node, library=(PMEAN,) if "axes" in node.params else ())
                 for output in node.outputs:
-                    alias[output] = self.divided(output, self.edit.divide[node.id], node, nodes)
+                    alias[output] = self.divided(output, self.edit.divide[node.id], like, nodes)
         outputs = [read(o) for o in graph.outputs]
         for add in self.edit.reduce:
             if region is not None and add.node == region.id:
@@ -214,10 +216,9 @@ class _Editor:
 
     def collective(self, add: Reduce, operand: Operand, like: Node, nodes: list[Node]) -> Operand:
         aval = self.aval(operand)
-        number = next(self.node_ids)  # one line for the collective and its division: a pmean's
-        like = replace(
-            like, span=Span(file="<edit>", line=number, column=1, end_column=1), stack=()
-        )
+        span = Span(file="<edit>", line=next(self.node_ids), column=1, end_column=1)
+        library = (PMEAN,) if add.divisor > 1 else ()
+        like = replace(like, span=span, stack=(span,), library=library)
         shape, n = list(aval.shape), 1
         for a in add.mesh_axes:
             n *= self.sizes[a]

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
+from sbp.errors import Severity
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
@@ -36,6 +37,7 @@ Kind = Literal[
     "blocks",
     "wrong-gather",
     "copies",
+    "claimed-order",
     "doubled",
     "averaged",
     "pending",
@@ -67,7 +69,8 @@ class Fault:
       node: the operation that is at fault.
       made: where its operand became partial, or was first reduced.
       operand: which operand of the node is concerned, or which of its dims.
-      detail: a type or a name that the words need.
+      atoms: the types that the operand may have on the mesh axis.
+      kernel: which kernel the operation would need, where it works on each shard on its own.
       partial: which operands are partial.
       candidates: the dim along which each shard gave its best elements, of which the best of all
           are some.
@@ -77,25 +80,71 @@ class Fault:
     node: Node
     made: Node | None = None
     operand: int = 0
-    detail: str = ""
+    atoms: tuple[Atom, ...] = ()
+    kernel: str = ""
     partial: tuple[int, ...] = ()
     candidates: int | None = None
 
 
+DoubtKind = Literal[
+    "added-shards",
+    "candidates",
+    "carry",
+    "claim",
+    "collective",
+    "copies-back",
+    "counted",
+    "counts-tests",
+    "compares-means",
+    "divided-again",
+    "each-shard",
+    "gathered-inside-out",
+    "groups",
+    "joins-shards",
+    "nested",
+    "no-rule",
+    "reordered",
+    "replaced",
+    "routed",
+    "weighs",
+    "with-whole",
+]
+"""What the checker cannot decide; `words` says it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a value may not be what is meant, which is said once something reduces or returns it.
+    """Something that the checker cannot decide about an operation.
+
+    A value carries its doubt; it is reported once an operation reduces the value or a region
+    returns it.
 
     Arguments:
       node: the operation.
-      text: what cannot be told of it.
+      kind: what cannot be decided.
+      severity: a warning where the analysis ends or two readings differ, a note where a claim is
+          taken on trust.
       lasting: whether it is about the elements themselves, and not about their order or which of
           them there are.
+      axis: the mesh axis.
+      atoms: the types that the operand may have on it.
+      number: the number that the operation divides by.
+      result: the result of the region that it is about.
     """
 
     node: Node
-    text: str
+    kind: DoubtKind
+    severity: Severity = "note"
     lasting: bool = False
+    axis: str = ""
+    atoms: tuple[Atom, ...] = ()
+    number: float = 0.0
+    result: int = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two doubts of one program the same."""
+        return self.node.id, self.kind, self.axis, self.atoms, self.number, self.result
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +203,10 @@ class Held:
         found = [a for a in self.atoms if isinstance(a, Split)]
         return min(found, key=repr) if found and len(found) == len(self.atoms) else None
 
-    def text(self) -> str:
-        """The readings in words."""
-        return " or ".join(sorted(map(repr, self.atoms))) or "of unknown type"
+    @property
+    def readings(self) -> tuple[Atom, ...]:
+        """The readings in a fixed order."""
+        return tuple(sorted(self.atoms, key=repr))
 
 
 UNKNOWN = Held(excess=None)

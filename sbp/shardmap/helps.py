@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from sbp.errors import Help
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.edits import Edit, Reduce, bytes_sent, edited
+from sbp.shardmap.held import Fault
 from sbp.shardmap.regions import Analysis, analyse
 from sbp.shardmap.sites import Read, Site, Sites
-from sbp.shardmap.state import Finding, Note
+from sbp.shardmap.state import Finding
 from sbp.shardmap.words import primary
 from sbp.source.reader import expression_at, source_text, users_span
 from sbp.trace.graph import Graph, Node
+from sbp.types import Split, Unreduced
 
 MAX_HELPS = 3
 
@@ -110,7 +112,7 @@ class Helper:
         """The edited program, where the finding is gone, nothing else is, and nothing that the edit
         has to do with is left open."""
         if self.known is None:
-            self.known = frozenset(_key(n) for n in analyse(self.graph, self.mesh).notes)
+            self.known = frozenset(d.key for d in analyse(self.graph, self.mesh).doubts)
         made = edited(self.graph, edit, dict(self.mesh.axes))
         found = analyse(made, self.mesh)
         left = [f for f in found.findings if not f.region.backward]
@@ -124,12 +126,11 @@ class Helper:
         """Whether something is not known of the edited program: nothing vouches for the edit
         then."""
         maker = self.sites.maker(finding.region, finding.result)
-        near = self.sites.connected(
-            edit.touched() | ({maker.id} if maker is not None and finding.claim else set())
-        )
+        claimed = set() if maker is None or finding.claim is None else {maker.id}
+        near = self.sites.connected(edit.touched() | claimed)
         return any(
-            _key(n) not in known or n.node.id in near or n.node.id == finding.region.id
-            for n in found.notes
+            d.key not in known or d.node.id in near or d.node.id == finding.region.id
+            for d in found.doubts
         )
 
     # ---- candidates -----------------------------------------------------------------------------
@@ -147,12 +148,12 @@ class Helper:
                 yield from self.averaged(fault.made, axes)
                 yield from self.dropped(fault.made, axes)
             case "monoid":
-                yield from self.renamed(fault.node, _REDUCTION.get(fault.detail[2:-1], ""))
+                yield from self.renamed(fault.node, _reduction(fault))
             case "missing":
                 yield from self.redirected(finding)
                 yield from self.reduced(finding)
-            case "partial-as-split" if finding.claim:
-                yield from self.scattered(finding, int(finding.claim[2:-1]))
+            case "partial-as-split" if isinstance(finding.claim, Split):
+                yield from self.scattered(finding, finding.claim.dim)
             case "split-as-whole":
                 yield from self.gathered(finding)
             case "copies-as-split":
@@ -216,7 +217,7 @@ class Helper:
             text = f"{_quoted(finding.mesh_axes)} in place of {_quoted(others)} in {call}"
             over = {n.id: finding.mesh_axes for n in nodes}
             yield _one(Edit(text, over=over))
-            for dim in range(len(self.result_shape(finding))) if finding.claim else ():
+            for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 split = tuple((finding.region.id, finding.result, a, dim) for a in others)
                 yield _one(
                     Edit(
@@ -229,7 +230,7 @@ class Helper:
 
     def reduced(self, finding: Finding) -> Iterator[Choice]:
         """A reduction where a value became partial, or of what is returned."""
-        op = _REDUCTION.get(finding.fault.detail[2:-1])
+        op = _reduction(finding.fault)
         maker = self.sites.maker(finding.region, finding.result)
         sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
         for site in dict.fromkeys(s for s in sites if s) if op else ():
@@ -320,9 +321,7 @@ class Helper:
     def earlier(self, finding: Finding) -> Iterator[Choice]:
         """A reduction where the value became partial, or of what the operation takes; the one that
         comes too late is dropped, or kept."""
-        ops = [op for monoid, op in _REDUCTION.items() if monoid in finding.fault.detail] or [
-            "psum"
-        ]
+        ops = [_reduction(finding.fault) or "psum"]
         for late in self.late(finding.observer, finding.mesh_axes):
             for op in ops:
                 for places in self.places(finding, op):
@@ -463,8 +462,10 @@ def _follows(other: Finding, finding: Finding) -> bool:
     )
 
 
-def _key(note: Note) -> object:
-    return note.node.id, note.text
+def _reduction(fault: Fault) -> str:
+    """The collective that reduces the operand at fault; empty when there is none."""
+    monoids = [a.monoid for a in fault.atoms if isinstance(a, Unreduced)]
+    return _REDUCTION.get(monoids[0], "") if monoids else ""
 
 
 def _after(site: Site) -> tuple[tuple[int, int, bool], ...]:

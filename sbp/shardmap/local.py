@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sbp.shardmap.byhand import divided
+from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
 from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for, traits_of
-from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
@@ -116,7 +115,7 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
             and len(every) == 1
             and not results[0].doubt
         ):
-            results = [replace(results[0], doubt=Doubt(node, _reordered(state, node, axis)))]
+            results = [replace(results[0], doubt=Doubt(node, "reordered", axis=state.names[axis]))]
         return results
     if clash is not None:
         return _clashing(state, node, ins, held, clash, axis)
@@ -213,17 +212,17 @@ def _unreadable(
     partial = tuple(i for i, h in enumerate(held) if h.partial)
     split = [i for i, h in enumerate(held) if h.split]
     if rule_for(node.op) is None or traits_of(node.op).opaque:
-        state.unanalysed(node, f"sbp has no signature for {node.op}")
+        state.enter(Doubt(node, "no-rule", "warning"))
         return UNKNOWN
     if partial:
         first = partial[0]
-        made, detail = held[first].made, repr(held[first].partial)
+        made, atoms = held[first].made, tuple(h.partial for h in (held[first],) if h.partial)
         if split:
-            return faulty(Fault("mixed", node, made, first, detail, partial))
+            return faulty(Fault("mixed", node, made, first, atoms, partial=partial))
         if node.op == "div" and 1 in partial:
             return faulty(Fault("ratio", node, held[1].made, 1, partial=partial))
         kind = "product" if len(partial) > 1 and node.op in ("mul", "dot_general") else "nonlinear"
-        return faulty(Fault(kind, node, made, first, detail, partial))
+        return faulty(Fault(kind, node, made, first, atoms, partial=partial))
     added_up = next((i for i, h in enumerate(held) if h.blocks), None)
     if added_up is not None and split:
         return faulty(Fault("blocks", node, held[added_up].blocks, added_up))
@@ -233,19 +232,14 @@ def _unreadable(
             node.op == "gather" and ins[1].literal
         ):  # a place that is written down may be one in each shard
             dim = next(a.dim for a in way if isinstance(a, Split))
-            return faulty(
-                Fault(
-                    "local",
-                    node,
-                    None,
-                    0,
-                    f"S({dim}), {alone}",
-                    candidates=dim if node.op == "top_k" else None,
-                )
-            )
+            best = dim if node.op == "top_k" else None
+            own = Fault("local", node, atoms=(Split(dim),), kernel=alone, candidates=best)
+            return faulty(own)
     if node.backward or not split or _own_slice(state, node, held[split[0]]):
         return UNKNOWN
-    return replace(UNKNOWN, doubt=Doubt(node, _doubted(state, node, held, axis)))
+    kind = "with-whole" if any(h.split is None for h in held) else "each-shard"
+    atoms = tuple(h.split for h in (held[split[0]],) if h.split)
+    return replace(UNKNOWN, doubt=Doubt(node, kind, axis=state.names[axis], atoms=atoms))
 
 
 def _own_slice(state: State, node: Node, h: Held) -> bool:
@@ -268,26 +262,3 @@ def _swapped(node: Node, ins: Sequence[Value], axis: int) -> Fault | None:
             ):
                 return Fault("order", node, None, i)
     return None
-
-
-def _reordered(state: State, node: Node, axis: int) -> str:
-    what = source_text(users_span(node)) or node.op
-    return (
-        f"`{what}` puts the elements of each shard on mesh axis `{state.names[axis]}` together: as"
-        " one value they come in another order"
-    )
-
-
-def _doubted(state: State, node: Node, held: Sequence[Held], axis: int) -> str:
-    """Why no rule covers an operation on a split value."""
-    what, name = source_text(users_span(node)) or node.op, state.names[axis]
-    split = next(repr(h.split) for h in held if h.split)
-    if any(h.split is None for h in held):
-        return (
-            f"`{what}` takes what is {split} on mesh axis `{name}` together with what every device"
-            " has; that this is meant is not shown"
-        )
-    return (
-        f"`{what}` takes the shards of what is {split} on mesh axis `{name}` each for itself; that"
-        " this is meant is not shown"
-    )

@@ -19,7 +19,6 @@ import numpy as np
 from sbp.shardmap.held import UNKNOWN, Doubt, Held, Value, unsure
 from sbp.shardmap.state import State
 from sbp.signatures import traits_of
-from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Constant, Node
 from sbp.types import B, P, Unreduced
 
@@ -82,13 +81,7 @@ def _check(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held])
             chosen = held[2 if first.partial == AND else 1]
             if chosen.partial not in (P, MAX, MIN):
                 return None
-            what = source_text(users_span(node)) or node.op
-            doubt = Doubt(
-                node,
-                f"`{what}` replaces what is not finite in each device's part, before the parts are"
-                " reduced",
-                True,
-            )
+            doubt = Doubt(node, "replaced", lasting=True)
             return (
                 chosen
                 if chosen.partial in (MAX, MIN)
@@ -205,13 +198,7 @@ def _same(one: Node | None, other: Node | None) -> bool:
 
 
 def _of_shards(node: Node) -> Doubt:
-    what = source_text(users_span(node)) or node.op
-    return Doubt(
-        node,
-        f"`{what}` weighs what each device found of its own shard; that together it is meant is not"
-        " shown",
-        True,
-    )
+    return Doubt(node, "weighs", lasting=True)
 
 
 # ---- parts side by side -------------------------------------------------------------------------
@@ -231,12 +218,8 @@ def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held
     if dim not in node.params["axes"]:
         return replace(held[0], stack=(dim - sum(d < dim for d in node.params["axes"]), part))
     if part.fault:
-        what = source_text(users_span(node)) or node.op
-        text = (
-            f"`{what}` adds up what each device made of its own shard on mesh axis"
-            f" `{state.names[axis]}`; that this is meant is not shown"
-        )
-        return Held(frozenset({B}), None, reduced=node, doubt=Doubt(node, text, True))
+        doubt = Doubt(node, "added-shards", lasting=True, axis=state.names[axis])
+        return Held(frozenset({B}), None, reduced=node, doubt=doubt)
     if part.partial == P:
         cause = replace(part.cause, made=node) if part.cause and part.excess else None
         return Held(
@@ -256,12 +239,7 @@ def unknown(node: Node, held: Sequence[Held]) -> Held:
         return result
     partial = any(h.partial == P and h.made for h in held)
     if traits_of(node.op).multiplies and partial and not node.backward and not result.doubt:
-        what = source_text(users_span(node)) or node.op
-        text = (
-            f"`{what}` multiplies a partial value with what each device's own tokens came to; that"
-            " this is meant is not shown"
-        )
-        return replace(result, doubt=Doubt(node, text, True))
+        return replace(result, doubt=Doubt(node, "routed", lasting=True))
     return replace(result, tag="routed")
 
 
@@ -277,10 +255,4 @@ def off_and_unknown(node: Node, held: Sequence[Held]) -> Doubt | None:
     off = next((h for h in held if h.excess and h.cause and B in h.atoms), None)
     if off is None:
         return None
-    what = source_text(users_span(node)) or node.op
-    return Doubt(
-        node,
-        f"an operand of `{what}` was counted once for each device; that the other one makes it good"
-        " is not shown",
-        True,
-    )
+    return Doubt(node, "counted", lasting=True)

@@ -23,15 +23,8 @@ from sbp.types import Atom, B, Split, Unreduced
 
 Atoms = tuple[Atom, ...]
 
-WHOLE_DIM = {
-    "prefix": "runs over each shard alone",
-    "pair": "finds an index within each shard alone",
-    "candidates": "picks from each shard alone",
-    "masked_gather": "looks up in each shard alone",
-    "sorting_network": "sorts each shard alone",
-}
-"""Kernels of operations that need a dim whole, and what the plain local operation does to a split
-one."""
+WHOLE_DIM = frozenset({"candidates", "masked_gather", "pair", "prefix", "sorting_network"})
+"""Kernels of operations that need a dim whole."""
 
 _IDEMPOTENT = ("max", "min", "and", "or")
 
@@ -67,12 +60,10 @@ class Reader:
         )
 
     def whole_dim(self, node: Node, ins: Atoms, n: int) -> str:
-        """What a local operation does to a split dim that it needs whole; empty when there is
-        none."""
-        kernels = sorted(
-            k for k in (row.kernel for row in self._all_rows(node, ins, n)) if k in WHOLE_DIM
-        )
-        return WHOLE_DIM[kernels[0]] if kernels else ""
+        """The kernel that an operation on a split dim needs, because it needs that dim whole; empty
+        when there is none."""
+        kernels = {row.kernel for row in self._all_rows(node, ins, n)} & WHOLE_DIM
+        return min(kernels, default="")
 
     def _all_rows(self, node: Node, ins: Atoms, n: int) -> Iterator[Row]:
         rule = rule_for(node.op)

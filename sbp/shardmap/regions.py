@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.shardmap.body import run
 from sbp.shardmap.collectives import names_of
+from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
-from sbp.shardmap.held import WHOLE, Fault, Held, Value, literal
-from sbp.shardmap.state import Divisions, Finding, Note, State
+from sbp.shardmap.held import WHOLE, Doubt, Fault, Held, Value, literal
+from sbp.shardmap.state import Divisions, Finding, State
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import B, Split
 
@@ -27,11 +28,11 @@ class Analysis:
 
     Arguments:
       findings: what is wrong.
-      notes: operations of which nothing is known, with the reason.
+      doubts: what could not be decided.
     """
 
     findings: tuple[Finding, ...]
-    notes: tuple[Note, ...]
+    doubts: tuple[Doubt, ...]
 
 
 def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
@@ -55,9 +56,43 @@ def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
                 f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of"
                 " the program"
             )
-    program = _Program(mesh, _averages(every, mesh))
+    pmeans = _pmeans(every, mesh)
+    first = _under(graph, mesh, Divisions(pmeans))
+    return _weighed(graph, mesh, pmeans, first)
+
+
+def _under(graph: Graph, mesh: MeshSpec, divisions: Divisions) -> _Program:
+    """The program, analysed under one reading of its divisions."""
+    program = _Program(mesh, divisions)
     program.level(graph)
-    return Analysis(tuple(program.findings.values()), tuple(program.notes.values()))
+    return program
+
+
+def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> Analysis:
+    """The findings of an analysis; one that goes, and nothing comes, when a division's number is
+    read as another one depends on that reading.
+
+    Arguments:
+      graph: the program.
+      mesh: its mesh.
+      pmeans: the call paths of its `lax.pmean`s.
+      first: the analysis under the first reading of every division.
+    """
+    findings = dict(first.findings)
+    opened = first.divisions.open
+    if findings and opened:
+        every = _under(graph, mesh, Divisions(pmeans, frozenset(opened)))
+        depend = findings.keys() - every.findings.keys()
+        for i, reading in opened.items() if depend else ():
+            other = _under(graph, mesh, Divisions(pmeans, frozenset({i})))
+            if other.findings.keys() <= findings.keys():
+                for key in depend - other.findings.keys():
+                    findings[key] = replace(findings[key], reading=reading)
+                depend &= other.findings.keys()
+        if every.findings.keys() <= findings.keys():  # several divisions together
+            for key in depend:
+                findings[key] = replace(findings[key], reading=next(iter(opened.values())))
+    return Analysis(tuple(findings.values()), tuple(first.doubts.values()))
 
 
 def shard_maps(graph: Graph) -> Iterator[Node]:
@@ -69,17 +104,20 @@ def _names(mesh: MeshSpec) -> tuple[str, ...]:
     return tuple(name for name, n in mesh.axes if n > 1)
 
 
-def _averages(every: list[Node], mesh: MeshSpec) -> dict[Span | None, tuple[tuple[int, ...], ...]]:
-    """The lines of sums over devices: a division on the same line by the number of devices is a
-    pmean's."""
-    found: dict[Span | None, dict[tuple[int, ...], None]] = defaultdict(dict)
+Pmeans = Mapping[tuple[Span, ...], tuple[tuple[int, ...], ...]]
+"""By the call path of a `lax.pmean`, the mesh axes that it runs over."""
+
+
+def _pmeans(every: list[Node], mesh: MeshSpec) -> Pmeans:
+    """The `lax.pmean`s of a program: the sums over devices that carry its frame."""
+    found: dict[tuple[Span, ...], dict[tuple[int, ...], None]] = defaultdict(dict)
     names = _names(mesh)
     for region in every:
         for node in region.params["body"].walk():
-            if node.op in ("psum", "psum_invariant") and node.span:
+            if PMEAN in node.library and "axes" in node.params:
                 listed = [a for a in names_of(node) if a in names]
-                found[node.span][tuple(names.index(a) for a in listed)] = None
-    return {span: tuple(axes) for span, axes in found.items()}
+                found[node.stack][tuple(names.index(a) for a in listed)] = None
+    return {path: tuple(axes) for path, axes in found.items()}
 
 
 def dim_of(spec: Any, mesh_axis: str) -> int | None:
@@ -107,10 +145,9 @@ class _Program:
     gradient, too."""
 
     mesh: MeshSpec
-    averages: dict[Span | None, tuple[tuple[int, ...], ...]]
-    divisions: Divisions = field(default_factory=Divisions)
+    divisions: Divisions
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
-    notes: dict[tuple[Any, ...], Note] = field(default_factory=dict)
+    doubts: dict[tuple[Any, ...], Doubt] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,7 +179,7 @@ class _Program:
     ) -> None:
         body: Graph = node.params["body"]
         sizes = tuple(self.mesh.size(a) for a in self.names)
-        state = State(node, body, self.names, sizes, self.averages, self.divisions)
+        state = State(node, body, self.names, sizes, self.divisions)
         pairs = zip(node.inputs, node.params["in_specs"], strict=True)
         args = [self.argument(node, operand, spec, makers, links) for operand, spec in pairs]
         results = run(state, body, args)
@@ -164,8 +201,8 @@ class _Program:
                 )
         for key, finding in state.findings.items():
             self.findings.setdefault(key, finding)
-        for key, note in state.notes.items():
-            self.notes.setdefault(key, note)
+        for key, doubt in state.doubts.items():
+            self.doubts.setdefault(key, doubt)
 
     def argument(
         self,
@@ -226,24 +263,18 @@ class _Program:
                 said = outside(spec[dim], name, self.names)
                 swapped = [j for j in said ^ h.under if dim_of(spec, self.names[j]) == dim]
                 if swapped:
-                    state.report(
-                        Fault("order", maker or state.region, None, dim),
-                        k,
-                        None,
-                        result,
-                        f"PartitionSpec{tuple(spec)!r}",
-                    )
+                    order = Fault("claimed-order", maker or state.region, None, dim)
+                    state.report(order, k, None, result, Split(dim))
                     continue
             if name not in manual or (dim is not None and shape[dim] == 1):
                 continue  # one element for each device: what each of them has, side by side
             fault = _broken(h, dim, maker or state.region)
             if fault is not None:
-                state.report(fault, k, None, result, "B" if dim is None else repr(Split(dim)))
+                state.report(fault, k, None, result, B if dim is None else Split(dim))
             elif doubt := h.doubt or h.twice:
-                state.doubtful(doubt)
+                state.enter(doubt)
             elif h.unknown and dim is None and not params.get("check_vma"):
-                text = f"that result {result} is B on `{name}`, as out_specs say, is not shown"
-                state.unanalysed(maker or state.region, text, "note")
+                state.enter(Doubt(maker or state.region, "claim", axis=name, result=result))
 
 
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
@@ -260,9 +291,8 @@ def _broken(h: Held, dim: int | None, maker: Node) -> Fault | None:
         return h.cause if h.excess else None
     made = h.made or maker
     if h.partial:
-        return Fault(
-            "missing" if dim is None else "partial-as-split", made, made, 0, repr(h.partial)
-        )
+        kind = "missing" if dim is None else "partial-as-split"
+        return Fault(kind, made, made, 0, (h.partial,))
     if dim is None:
-        return Fault("split-as-whole", maker, None, 0, h.text())
-    return Fault("wrong-dim" if h.split else "copies-as-split", maker, h.reduced, dim, h.text())
+        return Fault("split-as-whole", maker, None, 0, h.readings)
+    return Fault("wrong-dim" if h.split else "copies-as-split", maker, h.reduced, dim, h.readings)

@@ -3,14 +3,30 @@ found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sbp.errors import Severity, Span
 from sbp.shardmap.held import Doubt, Fault
 from sbp.shardmap.readings import Reader
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.types import Atom
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One of two readings of a division: that its number is a count.
+
+    Arguments:
+      node: the division.
+      counts: what the number may count: devices, or the elements of one shard.
+      number: the number.
+    """
+
+    node: Node
+    counts: Literal["devices", "elements"]
+    number: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,10 +36,13 @@ class Finding:
     Arguments:
       fault: what is wrong.
       mesh_axes: on which mesh axes.
-      observer: the reduction that takes it; None when it is returned.
+      observer: the reduction that takes the value; None when it is returned.
       region: the shard_map.
-      result: which result of the region, where it is returned.
-      claim: how out_specs say that the result is held.
+      result: which result of the region, where the value is returned.
+      claim: the type that out_specs give that result on the mesh axis; None when the finding is not
+          about out_specs.
+      reading: the reading of a division under which this is wrong, where nothing is wrong if the
+          number is another one; None where the finding does not depend on a reading.
     """
 
     fault: Fault
@@ -31,11 +50,17 @@ class Finding:
     observer: Node | None
     region: Node
     result: int = 0
-    claim: str = ""
+    claim: Atom | None = None
+    reading: Reading | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """A warning where one of two readings of a division is right."""
+        return "error" if self.reading is None else "warning"
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two findings one: the same fault of the same line."""
+        """What makes two findings one: the same fault of one call in the program."""
         f = self.fault
         where = (
             (f.node.span or f.node.id, f.node.op, f.node.backward)
@@ -45,45 +70,38 @@ class Finding:
         return f.kind, where
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Note:
-    """Something that the checker cannot say.
-
-    Arguments:
-      node: the operation.
-      text: what is not known, and why.
-      severity: a warning where the analysis ends, a note where a claim is taken on trust.
-    """
-
-    node: Node
-    text: str
-    severity: Severity
-
-
 @dataclass(slots=True, eq=False)
 class Divisions:
-    """What the divisions of means did, by place and divisor: their gradients divide by the same,
-    and have the same place.
+    """What the divisions of a program do.
+
+    A gradient divides by the same numbers as its forward part, and its equations carry the same
+    call path: the user's frames from the equation outwards.
 
     Arguments:
-      known: for each place and divisor, the changes of the excess by division; one helper may be
+      pmeans: by the call path of a `lax.pmean`, the mesh axes that it runs over.
+      flipped: ids of divisions that are read the other way.
+      open: readings of divisions whose number may be another one, by the id of the division.
+      by_devices: ids of divisions by a number of devices.
+      known: by call path and divisor, the changes of the excess by each division; a function may be
           called with what is split and what is not.
     """
 
+    pmeans: Mapping[tuple[Span, ...], tuple[tuple[int, ...], ...]]
+    flipped: frozenset[int] = frozenset()
+    open: dict[int, Reading] = field(default_factory=dict)
+    by_devices: set[int] = field(default_factory=set)
     known: dict[tuple[Any, float], dict[int, dict[int, int | None]]] = field(default_factory=dict)
 
     def enter(self, node: Node, divisor: float, change: dict[int, int | None]) -> None:
         """Remembers what a division of the forward pass did to the excess, by mesh axis."""
-        for place in {node.stack, node.span}:
-            self.known.setdefault((place, divisor), {})[node.id] = change
+        self.known.setdefault((node.stack, divisor), {})[node.id] = change
 
     def of_gradient(self, node: Node, divisor: float) -> dict[int, int | None] | None:
         """What the gradient of a division does: None when no division is known, an axis is None
         where there are several that differ."""
-        found = self.known.get((node.stack, divisor)) or self.known.get((node.span, divisor))
-        if not found:
+        changes = list(self.known.get((node.stack, divisor), {}).values())
+        if not changes:
             return None
-        changes = list(found.values())
         axes = sorted({k for change in changes for k in change})
         return {
             k: (
@@ -104,27 +122,48 @@ class State:
       graph: its body.
       names: mesh axes of more than one device over which the region is manual.
       sizes: their sizes.
-      averages: by the line of a pmean, or of any sum over devices, the axes that it runs over.
-      divisions: what the divisions of means are by.
+      divisions: what the divisions of the program do.
+      findings: what is wrong, by its key.
+      doubts: what cannot be decided.
+      turns: the lengths of the scans around the operation that is analysed.
     """
 
     region: Node
     graph: Graph
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    averages: dict[Span | None, tuple[tuple[int, ...], ...]]
     divisions: Divisions
     reader: Reader = field(init=False)
+    makers: dict[int, Node] = field(init=False)
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
-    notes: dict[tuple[Any, ...], Note] = field(default_factory=dict)
+    doubts: dict[tuple[Any, ...], Doubt] = field(default_factory=dict)
+    turns: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.graph)
+        self.makers = {v: node for node in self.graph.walk() for v in node.outputs}
+
+    def maker(self, operand: Operand) -> Node | None:
+        """The operation that makes a value; None for a constant and for an input of a body."""
+        return self.makers.get(operand) if isinstance(operand, int) else None
 
     def report(
-        self, fault: Fault, axis: int, observer: Node | None, result: int = 0, claim: str = ""
+        self,
+        fault: Fault,
+        axis: int,
+        observer: Node | None,
+        result: int = 0,
+        claim: Atom | None = None,
     ) -> None:
-        """Enters a finding; of the same on several axes there is one."""
+        """Enters a finding; the same one on several axes is entered once.
+
+        Arguments:
+          fault: what is wrong.
+          axis: the position of the mesh axis.
+          observer: the reduction that takes the value; None when it is returned.
+          result: which result of the region, where the value is returned.
+          claim: the type that out_specs give that result.
+        """
         found = Finding(fault, (self.names[axis],), observer, self.region, result, claim)
         known = self.findings.get(found.key)
         if known is not None:
@@ -136,13 +175,10 @@ class State:
             )
         self.findings[found.key] = found
 
-    def unanalysed(self, node: Node, why: str, severity: Severity = "warning") -> None:
-        """Enters that nothing is known of what an operation returns."""
-        self.notes.setdefault((node.span or node.id, node.op, severity), Note(node, why, severity))
-
-    def doubtful(self, doubt: Doubt) -> None:
-        """Enters a doubt, now that a value which has it is reduced or returned."""
-        self.unanalysed(doubt.node, doubt.text, "note")
+    def enter(self, doubt: Doubt) -> None:
+        """Enters a doubt; one operation has one of each severity."""
+        node = doubt.node
+        self.doubts.setdefault((node.span or node.id, node.op, doubt.severity), doubt)
 
     def axes_of(self, named: Any) -> tuple[int, ...]:
         """Positions of the mesh axes that a collective names."""

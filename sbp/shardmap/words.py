@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from sbp.errors import Diagnostic, Help, Label
 from sbp.explain.names import scope_of
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.held import Kind
-from sbp.shardmap.state import Finding, Note
+from sbp.shardmap.held import Doubt, DoubtKind, Kind
+from sbp.shardmap.state import Finding, Reading
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
+from sbp.types import Atom, B, Split
 
 _CODES: dict[Kind, str] = {
     "averaged": "wrong-reduction",
     "blocks": "wrong-placement",
+    "claimed-order": "wrong-placement",
     "copies": "wrong-placement",
     "copies-as-split": "wrong-placement",
     "doubled": "doubled-reduction",
@@ -52,7 +54,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Dia
     words = _Words(finding, mesh)
     return Diagnostic(
         code=code_of(finding),
-        severity="error",
+        severity=finding.severity,
         title=words.title(),
         labels=tuple(words.labels()),
         notes=tuple(words.notes()),
@@ -61,27 +63,109 @@ def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Dia
     )
 
 
-def note(found: Note) -> Diagnostic:
-    """Something that the checker cannot say, in words."""
-    span = users_span(found.node)
-    labels = (
-        (
-            Label(
-                span=span,
-                text="nothing is known of this" if found.severity == "warning" else "",
-                primary=True,
-            ),
-        )
-        if span
-        else ()
-    )
+def doubt_diagnostic(doubt: Doubt) -> Diagnostic:
+    """Something that the checker cannot decide, in words."""
+    span = users_span(doubt.node)
+    text = "nothing is known of this" if doubt.kind in _ENDS else ""
     return Diagnostic(
         code="not-analysed",
-        severity=found.severity,
-        title=found.text,
-        labels=labels,
-        scope=scope_of(found.node),
+        severity=doubt.severity,
+        title=_DOUBTS[doubt.kind].format(
+            what=f"`{_source(doubt.node)}`",
+            op=doubt.node.op,
+            axis=f"mesh axis `{doubt.axis}`",
+            name=f"`{doubt.axis}`",
+            types=_types(doubt.atoms),
+            number=f"{doubt.number:g}",
+            result=doubt.result,
+        ),
+        labels=(Label(span=span, text=text, primary=True),) if span else (),
+        scope=scope_of(doubt.node),
     )
+
+
+_ENDS: tuple[DoubtKind, ...] = ("collective", "groups", "nested", "no-rule")
+"""Operations with which the analysis ends."""
+
+_DOUBTS: dict[DoubtKind, str] = {
+    "added-shards": (
+        "{what} adds up what each device made of its own shard on {axis}; that this is meant is not"
+        " shown"
+    ),
+    "candidates": (
+        "what the shards picked is gathered; that one is picked from all of it is not shown"
+    ),
+    "carry": "the type of a carry of {op} differs with every turn",
+    "claim": "that result {result} is B on {name}, as out_specs say, is not shown",
+    "collective": "{op} is not analysed",
+    "compares-means": (
+        "{op} compares what are means of one device's shard each; that this is meant is not shown"
+    ),
+    "copies-back": (
+        "every device sends equal copies, and gets its own back: as often as there are devices, the"
+        " same is computed"
+    ),
+    "counted": (
+        "an operand of {what} was counted once for each device; that the other one makes it good is"
+        " not shown"
+    ),
+    "counts-tests": "{op} counts the devices on which a test of their own part says so",
+    "divided-again": (
+        "{what} divides what is reduced on {axis} by {number}: if that is the number of devices,"
+        " the result is {number} times too small; if it is another number, nothing is wrong"
+    ),
+    "each-shard": (
+        "{what} takes the shards of what is {types} on {axis} each for itself; that this is meant"
+        " is not shown"
+    ),
+    "gathered-inside-out": (
+        "shards are gathered along a dim that stays split further in: as one value they come in"
+        " another order"
+    ),
+    "groups": "{op} in groups of an axis is not analysed",
+    "joins-shards": (
+        "{op} joins the shards of a value that is {types}, of which nothing is checked"
+    ),
+    "nested": "a shard_map inside of a shard_map is not analysed",
+    "no-rule": "sbp has no signature for {op}",
+    "reordered": (
+        "{what} puts the elements of each shard on {axis} together: as one value they come in"
+        " another order"
+    ),
+    "replaced": (
+        "{what} replaces what is not finite in each device's part, before the parts are reduced"
+    ),
+    "routed": (
+        "{what} multiplies a partial value with what each device's own tokens came to; that this is"
+        " meant is not shown"
+    ),
+    "weighs": (
+        "{what} weighs what each device found of its own shard; that together it is meant is not"
+        " shown"
+    ),
+    "with-whole": (
+        "{what} takes what is {types} on {axis} together with what every device has; that this is"
+        " meant is not shown"
+    ),
+}
+
+_KERNELS = {
+    "candidates": "picks from each shard alone",
+    "masked_gather": "looks up in each shard alone",
+    "pair": "finds an index within each shard alone",
+    "prefix": "runs over each shard alone",
+    "sorting_network": "sorts each shard alone",
+}
+"""What an operation does to a split dim, by the kernel that it needs."""
+
+
+def _source(node: Node) -> str:
+    """The user's expression for a node."""
+    return source_text(users_span(node)) or node.op
+
+
+def _types(atoms: tuple[Atom, ...]) -> str:
+    return " or ".join(map(repr, atoms)) or "of unknown type"
 
 
 def primary(finding: Finding) -> Node:
@@ -101,16 +185,36 @@ class _Words:
             f"`{a}`" for a in finding.mesh_axes
         )
 
+    @property
+    def types(self) -> str:
+        """The types of the operand that is at fault."""
+        return _types(self.fault.atoms)
+
+    def dims(self) -> list[str]:
+        """The dims along which that operand is split."""
+        return [str(a.dim) for a in self.fault.atoms if isinstance(a, Split)]
+
     def subject(self, node: Node) -> str:
         """The user's expression for a node."""
-        text = f"`{source_text(users_span(node)) or node.op}`"
+        text = f"`{_source(node)}`"
         return f"the gradient of {text}" if node.backward else text
 
     def title(self) -> str:
+        """What is wrong; of a warning, under which reading."""
+        if self.finding.reading is None:
+            return self.wrong()
+        return f"{self.wrong()}, if {self.counted(self.finding.reading)}"
+
+    def counted(self, reading: Reading) -> str:
+        """A reading of a division in words."""
+        counted = "devices" if reading.counts == "devices" else "elements of one shard"
+        return f"the {reading.number:g} in {self.subject(reading.node)} is the number of {counted}"
+
+    def wrong(self) -> str:
         """The subject as written, what is not possible, the mesh axis."""
         what = self.subject(primary(self.finding))
         result = f"result {self.finding.result} of {self.subject(self.finding.region)}"
-        claim = self.finding.claim
+        claim = "" if self.finding.claim is None else repr(self.finding.claim)
         match self.fault.kind:
             case "nonlinear":
                 return f"{what} takes a partial value on {self.axes}"
@@ -125,17 +229,19 @@ class _Words:
             case "mixed":
                 return f"{what} takes a split and a partial value on {self.axes}"
             case "local":
-                return f"{what} {self.fault.detail.split(', ', 1)[1]} on {self.axes}"
+                return f"{what} {_KERNELS[self.fault.kernel]} on {self.axes}"
             case "blocks":
                 return f"{what} takes a sum of different shards for one shard on {self.axes}"
             case "wrong-gather":
                 return (
                     f"{what} gathers dim {self.fault.operand} of a value that is"
-                    f" {self.fault.detail} on {self.axes}"
+                    f" {self.types} on {self.axes}"
                 )
             case "order":
-                if not claim:
-                    return f"{what} meets shards in another order on {self.axes}"
+                return f"{what} meets shards in another order on {self.axes}"
+            case "claimed-order":
+                spec = tuple(self.finding.region.params["out_specs"][self.finding.result])
+                claim = f"PartitionSpec{spec!r}"
                 return f"{result} is split in another order than {claim} says on {self.axes}"
             case "copies":
                 return f"{what} moves {self.n} equal copies on {self.axes}"
@@ -146,7 +252,7 @@ class _Words:
             case "pending":
                 return f"{what} adds up means of shards on {self.axes}"
             case "monoid":
-                return f"{what} reduces a value that is {self.fault.detail} on {self.axes}"
+                return f"{what} reduces a value that is {self.types} on {self.axes}"
             case "predicate":
                 return f"the predicate of {what} is left partial on {self.axes}"
             case "missing":
@@ -157,7 +263,7 @@ class _Words:
                     f" {claim or f'S({self.fault.operand})'}"
                 )
             case "split-as-whole" | "wrong-dim":
-                return f"{result} is {self.fault.detail} on {self.axes} and returned as {claim}"
+                return f"{result} is {self.types} on {self.axes} and returned as {claim}"
             case "copies-as-split":
                 return f"{result} is whole on {self.axes} and returned as {claim}"
 
@@ -165,7 +271,8 @@ class _Words:
         """The primary label."""
         match self.fault.kind:
             case "nonlinear" | "product":
-                return f"it does not take {self.fault.detail or 'two partial sums'}; reduce first"
+                taken = self.types if self.fault.atoms else "two partial sums"
+                return f"it does not take {taken}; reduce first"
             case "ratio":
                 return "a ratio of shares is no share of the ratio; reduce both first"
             case "added":
@@ -173,19 +280,14 @@ class _Words:
             case "scales":
                 return "one is a sum over the devices, the other their mean"
             case "mixed":
-                return (
-                    f"one operand is {self.fault.detail}, the other split; reduce the first before"
-                )
+                return f"one operand is {self.types}, the other split; reduce the first before"
             case "local":
-                return (
-                    f"its operand is {self.fault.detail.split(', ', 1)[0]}: the others' shards are"
-                    " not seen"
-                )
+                return f"its operand is {self.types}: the others' shards are not seen"
             case "blocks":
                 return "this is no gradient of one shard"
             case "wrong-gather":
-                return f"the shards follow one another along dim {self.fault.detail.strip('S()')}"
-            case "order":
+                return f"the shards follow one another along dim {' or '.join(self.dims())}"
+            case "order" | "claimed-order":
                 return "the axes of a split dim are ordered, the first one outermost"
             case "copies":
                 return "its operand is B: every device has the same"
@@ -196,13 +298,13 @@ class _Words:
             case "pending":
                 return f"{self.n} times too large; means of shards are averaged"
             case "monoid":
-                return f"parts of {self.fault.detail} join otherwise"
+                return f"parts of {self.types} join otherwise"
             case "predicate":
                 return "devices would go different ways"
             case "missing" | "partial-as-split":
-                return f"{self.fault.detail or 'partial'} from here on"
+                return f"{self.types if self.fault.atoms else 'partial'} from here on"
             case "split-as-whole" | "wrong-dim":
-                return f"this is {self.fault.detail}"
+                return f"this is {self.types}"
             case "copies-as-split":
                 return f"this is B: the result would hold {self.n} copies"
 
@@ -234,9 +336,9 @@ class _Words:
             yield fault.made, text.get(fault.kind, "partial from here on")
         if self.finding.observer is not None and self.finding.observer is not main:
             yield self.finding.observer, "taken here"
-        if self.finding.claim:
-            held = "whole" if self.finding.claim == "B" else self.finding.claim
-            yield self.finding.region, f"out_specs say that result {self.finding.result} is {held}"
+        if self.finding.claim is not None:
+            claim = "whole" if self.finding.claim == B else repr(self.finding.claim)
+            yield self.finding.region, f"out_specs say that result {self.finding.result} is {claim}"
 
     def notes(self) -> Iterator[str]:
         """Facts that no label shows."""
@@ -255,6 +357,11 @@ class _Words:
                         f"the sum over devices at line {span.line} runs over"
                         f" {', '.join(f'`{a}`' for a in axes)}"
                     )
+        if self.finding.reading is not None:
+            yield (
+                f"two readings: if {self.counted(self.finding.reading)}, this is wrong; if it is"
+                " another number, nothing is wrong"
+            )
         if primary(self.finding).backward:
             yield (
                 "with check_vma=True, JAX itself adds up the gradient of what is whole; with"

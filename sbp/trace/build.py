@@ -79,6 +79,7 @@ class _Builder:
         self.node_ids = itertools.count()
         self.avals: dict[int, Any] = {}
         self.frames: dict[int, tuple[Span, ...]] = {}
+        self.libraries: dict[int, tuple[str, ...]] = {}
 
     def new_value(self, aval: Any) -> int:
         value = next(self.value_ids)
@@ -174,6 +175,7 @@ class _Builder:
                     regions=regions,
                     span=frames[0] if frames else None,
                     stack=frames,
+                    library=self.library_of(eqn),
                     scope=here,
                     source_info=eqn.source_info,
                 )
@@ -239,6 +241,12 @@ class _Builder:
         if key not in self.frames:
             self.frames[key] = _jax.frames_of(eqn.source_info)
         return self.frames[key]
+
+    def library_of(self, eqn: Any) -> tuple[str, ...]:
+        key = id(eqn.source_info.traceback)
+        if key not in self.libraries:
+            self.libraries[key] = _jax.library_of(eqn.source_info)
+        return self.libraries[key]
 
     def check_effects(self, eqn: Any, frames: tuple[Span, ...]) -> None:
         if eqn.primitive.name == "io_callback" and eqn.outvars:

@@ -37,6 +37,8 @@ class Node:
       regions: body graphs: scan (body), while (cond, body), cond (branches), shard_map (body).
       span: the user's innermost source line; None when there is none.
       stack: the user's frames, innermost first.
+      library: JAX's own functions between the user's innermost line and the equation, innermost
+          first, such as `lax.parallel.pmean`.
       scope: JAX's name stack, `transpose(jvp(..))` for gradients.
       source_info: JAX's own record, passed on to the compiled program.
     """
@@ -50,6 +52,7 @@ class Node:
     regions: tuple[Graph, ...] = ()
     span: Span | None = None
     stack: tuple[Span, ...] = ()
+    library: tuple[str, ...] = ()
     scope: str = ""
     source_info: Any = None
 

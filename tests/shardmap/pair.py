@@ -36,6 +36,7 @@ class Pair:
       vma: the one setting of check_vma that the program is about; None for both.
       repaired: whether a help is expected.
       notes: codes of notes that go with it.
+      severity: `warning` where a division in it has two readings, and one of them is right.
     """
 
     code: str
@@ -52,6 +53,7 @@ class Pair:
     vma: bool | None = None
     repaired: bool = True
     notes: tuple[str, ...] = ()
+    severity: str = "error"
 
     def program(self, which, check_vma):
         body = getattr(self, which)

@@ -156,6 +156,7 @@ PAIRS = {
         STEP,
         PS(),
         vma=False,
+        severity="warning",
     ),
     "averaged_loss_shares": Pair(
         "wrong-reduction",
@@ -168,6 +169,7 @@ PAIRS = {
         STEP,
         PS(),
         vma=False,
+        severity="warning",
     ),
     "two_losses_summed": Pair(
         "wrong-reduction",

@@ -1,0 +1,334 @@
+"""Divisions by a number: those in `lax.pmean` and `jnp.mean`, and those that the user writes.
+
+A division that a function of JAX makes carries the frame of that function: in a `lax.pmean` the
+divisor is the number of devices, in a `jnp.mean` the number of elements. `x / lax.axis_size(axis)`
+is traced like `x / 8`: the number alone says what it counts. Where it equals the number of devices,
+it is *read* as their number, and the division is entered in `Divisions.open`. `analyse` then tries
+the other reading of each of these, and a finding that only one reading has becomes a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from sbp.shardmap.excess import close
+from sbp.shardmap.held import Doubt, Fault, Held, Value
+from sbp.shardmap.state import Reading, State
+from sbp.trace.graph import Constant, Node
+from sbp.types import B, P
+
+HALF = 2.0
+"""What squares are divided by: no evidence of a count."""
+
+PMEAN = "lax.parallel.pmean"
+"""The function of JAX that divides a sum over devices by their number."""
+
+_ARITHMETIC = (
+    "lax.lax.div",
+    "lax.lax.mul",
+    "numpy.array_methods._forward_operator_to_aval",
+    "numpy.ufuncs.divide",
+    "numpy.ufuncs.multiply",
+    "numpy.ufuncs.true_divide",
+)
+"""The functions of JAX by which a user divides or multiplies."""
+
+_SUMS = ("psum", "psum_invariant", "reduce_sum")
+_UNARY = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", "squeeze")
+
+Change = dict[int, int | None]
+"""What a division does to the excess, by mesh axis: -1 takes an axis size away, +1 leaves one to be
+divided by, None makes it unknown."""
+
+
+def divided(state: State, node: Node, ins: Sequence[Value], result: Value) -> Value:
+    """The result of an operation, where it divides by a constant that may be a count: of devices,
+    or of the elements that were summed.
+
+    Arguments:
+      state: the region.
+      node: the operation.
+      ins: its operands.
+      result: its result without regard to what the constant counts.
+    """
+    at = _constant_operand(node, ins)
+    if at is None:
+        return result
+    divisor = float(ins[at].const) if node.op == "div" else 1.0 / float(ins[at].const)
+    if divisor <= 1.0:
+        return result
+    change = _change(state, node, ins[1 - at], divisor)
+    held = list(result.held)
+    for axis in _shares(state, result, divisor) if not change else ():
+        again = _divided_again(state, node, held[axis], axis, divisor)
+        held[axis] = replace(held[axis], share=True, twice=again)
+    for axis, by in change.items():
+        h = held[axis]
+        if h.fault or h.excess is None:
+            continue
+        excess = None if by is None else h.excess + by
+        kind = "averaged" if by is not None and by < 0 else "pending"
+        cause = h.cause or Fault(kind, node, h.reduced or h.made)
+        held[axis] = replace(h, excess=excess, cause=cause if excess else None)
+        if by is not None and by < 0:
+            state.divisions.by_devices.add(node.id)
+    return replace(result, held=tuple(held))
+
+
+def _constant_operand(node: Node, ins: Sequence[Value]) -> int | None:
+    """Which operand is a number to divide by, or to multiply with; None for any other operation."""
+    if node.op == "div" and len(ins) == 2:
+        at = 1
+    elif node.op == "mul" and len(ins) == 2:
+        at = next((i for i in (0, 1) if isinstance(node.inputs[i], Constant)), None)
+    else:
+        return None
+    const = None if at is None else ins[at].const
+    number = isinstance(const, int | float) and not isinstance(const, bool)
+    return at if number and const and math.isfinite(const) else None
+
+
+def axes_of_size(sizes: Sequence[int], axes: Sequence[int], number: float) -> list[tuple[int, ...]]:
+    """The sets of mesh axes whose sizes multiply to a number, those of fewest axes first.
+
+    Arguments:
+      sizes: the sizes of all mesh axes.
+      axes: the positions of the mesh axes to choose from.
+      number: the number; 1 is the product of no axis.
+
+    >>> axes_of_size((2, 4, 4), (0, 1, 2), 8.0)
+    [(0, 1), (0, 2)]
+    """
+    return [some for some in _subsets(axes) if close(number, math.prod(sizes[k] for k in some))]
+
+
+def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for many in range(len(axes) + 1):
+        yield from itertools.combinations(axes, many)
+
+
+def _by_user(node: Node) -> bool:
+    """Whether the user wrote a division, rather than called a function that divides."""
+    return not node.library or node.library[-1] in _ARITHMETIC
+
+
+def _change(state: State, node: Node, operand: Value, divisor: float) -> Change:
+    """What a division does to the excess."""
+    if axes := _of_pmean(state, node, divisor):
+        return dict.fromkeys(axes, -1)
+    if node.backward:
+        return _in_gradient(state, node, divisor)
+    if _is_mean(operand, node, divisor):
+        return _entered(state, node, divisor, _mean(operand))
+    over = [k for k, h in enumerate(operand.held) if h.excess is not None and h.excess > 0]
+    if _by_user(node) and (found := axes_of_size(state.sizes, over, divisor)):
+        change: Change = dict.fromkeys(found[0], -1)
+        other = node.op == "mul" or _counts_turns(state, node, divisor)
+        reading = Reading(node, "devices", divisor)
+        return _entered(state, node, divisor, _read(state, reading, change, other=other))
+    partial = [
+        k
+        for k, h in enumerate(operand.held)
+        if h.partial == P and h.made and h.made.op == "reduce_sum" and h.excess == 0
+    ]
+    if partial and operand.added:
+        return _counted(state, node, operand.count, divisor, partial)
+    return _of_reduced(state, node, operand, divisor) if _by_user(node) else {}
+
+
+def _entered(state: State, node: Node, divisor: float, change: Change) -> Change:
+    state.divisions.enter(node, divisor, change)
+    return change
+
+
+def _read(state: State, reading: Reading, change: Change, *, other: bool = False) -> Change:
+    """A division whose number may count devices or elements, or be another one.
+
+    Arguments:
+      state: the region; the reading is entered as open.
+      reading: the division, with what its number may count.
+      change: what it does if its number is that count.
+      other: whether the reading as another number comes first, as it does for a number that the
+          program computes.
+    """
+    node = reading.node
+    state.divisions.open[node.id] = reading
+    other = other or _computes_divisor(state, node)
+    return {} if (node.id in state.divisions.flipped) != other else change
+
+
+def _computes_divisor(state: State, node: Node) -> bool:
+    """Whether the program computes the number that it divides by, as `jnp.sqrt(16.0)`; it may
+    convert it, and add it up over devices."""
+    operand = next((i for i in node.inputs if isinstance(i, Constant)), node.inputs[-1])
+    while (maker := state.maker(operand)) is not None and maker.op in (*_UNARY, *_SUMS):
+        operand = maker.inputs[0]
+    return not isinstance(operand, Constant)
+
+
+def _of_pmean(state: State, node: Node, divisor: float) -> tuple[int, ...]:
+    """The mesh axes of the `lax.pmean` that a division belongs to; empty for any other division."""
+    if PMEAN not in node.library:
+        return ()
+    maker = state.maker(node.inputs[0])
+    axes = state.divisions.pmeans.get(node.stack, ())
+    if maker is not None and maker.op in _SUMS and "axes" in maker.params and not node.backward:
+        axes = (state.axes_of(maker.params["axes"]),)
+    return next(
+        (a for a in axes if close(divisor, math.prod(state.sizes[k] for k in a))),
+        (),
+    )
+
+
+def _in_gradient(state: State, node: Node, divisor: float) -> Change:
+    """A division of the backward pass: that of its forward part, or a cotangent's share for each
+    device."""
+    forward = state.divisions.of_gradient(node, divisor)
+    if forward is not None:
+        return forward
+    found = axes_of_size(state.sizes, range(len(state.sizes)), divisor)
+    return dict.fromkeys(found[0]) if found else {}
+
+
+def _counts_turns(state: State, node: Node, divisor: float) -> bool:
+    """Whether a number is that of the turns of a loop around a division, or of the loop that made
+    its operand: a mean over microbatches."""
+    maker = state.maker(node.inputs[0])
+    turns = [*state.turns, *([maker.params["length"]] if maker and maker.op == "scan" else [])]
+    return any(close(divisor, t) for t in turns)
+
+
+# ---- shares -------------------------------------------------------------------------------------
+
+
+def _shares(state: State, value: Value, divisor: float) -> tuple[int, ...]:
+    """The mesh axes for each device of which a value may be a share: it is whole, and divided by
+    their number."""
+    whole = [k for k, h in enumerate(value.held) if B in h.atoms and h.excess == 0]
+    found = axes_of_size(state.sizes, whole, divisor)
+    return found[0] if found else ()
+
+
+def _divided_again(state: State, node: Node, h: Held, axis: int, divisor: float) -> Doubt | None:
+    """The doubt about a mean over devices that is divided by their number once more: it is a share,
+    or the number is another one, or the result is too small."""
+    written = _by_user(node) and node.op == "div" and not _computes_divisor(state, node)
+    if node.backward or not written or not (h.made and h.reduced):
+        return None
+    at = state.maker(node.inputs[0])
+    while at is not None and at.id not in state.divisions.by_devices:
+        scales = at.op in ("div", "mul") and any(isinstance(i, Constant) for i in at.inputs)
+        if not scales and at.op not in _UNARY:
+            break
+        at = state.maker(next((i for i in at.inputs if isinstance(i, int)), at.inputs[0]))
+    if at is None or (at.op not in _SUMS and at.id not in state.divisions.by_devices):
+        return None
+    return Doubt(node, "divided-again", axis=state.names[axis], number=divisor, severity="warning")
+
+
+# ---- sums that are still partial ----------------------------------------------------------------
+
+
+def _is_mean(operand: Value, node: Node, divisor: float) -> bool:
+    """Whether a function of JAX divides a sum by the number of its elements."""
+    return (
+        operand.added is not None
+        and not _by_user(node)
+        and close(divisor, math.prod(length for length, _ in _own_lengths(operand)))
+    )
+
+
+def _own_lengths(operand: Value) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The dims that the last sum ran along, without those of sums before it."""
+    many = len(operand.added.params["axes"]) if operand.added else 0
+    return operand.lengths[-many:] if many else ()
+
+
+def _mean(operand: Value) -> Change:
+    """The mean along dims: those that are split leave the shards to be averaged; the parts that a
+    gather put side by side are."""
+    change: Change = {}
+    for _, axes in _own_lengths(operand):
+        change |= {k: 1 for k in axes if operand.held[k].partial == P}
+    return change | {
+        k: -1 for k, h in enumerate(operand.held) if h.reduced is operand.added and B in h.atoms
+    }
+
+
+def _counted(state: State, node: Node, count: int, divisor: float, partial: list[int]) -> Change:
+    """A sum over a split dim, divided by how many elements there are: of this shard, or of all."""
+    matches = axes_of_size(state.sizes, partial, divisor / count)
+    if len(matches) == 1:
+        left = [k for k in partial if k not in matches[0]]
+        if node.op == "mul":
+            return dict.fromkeys(left)
+        return _entered(state, node, divisor, dict.fromkeys(left, 1))
+    ratio = divisor / count
+    if matches or close(ratio, round(ratio)) or close(1 / ratio, round(1 / ratio)):
+        return dict.fromkeys(partial)  # some count, of what is not known
+    return {}
+
+
+# ---- sums that were reduced ---------------------------------------------------------------------
+
+
+def _of_reduced(state: State, node: Node, operand: Value, divisor: float) -> Change:
+    """What a division of a sum over devices does: -1 where parts were averaged, 1 where the
+    elements of one shard were counted alone."""
+    summed = [
+        k
+        for k, h in enumerate(operand.held)
+        if B in h.atoms and h.excess == 0 and h.made and _directly(node, h.reduced)
+    ]
+    counts = set(_counts(state, operand, summed))
+    if not summed or any(close(divisor, count) and not left for count, left in counts):
+        return {}
+    devices = axes_of_size(state.sizes, summed, divisor)
+    if operand.added is None:  # a sum of products, whose length says nothing
+        reading = Reading(node, "devices", divisor)
+        return _read(state, reading, dict.fromkeys(devices[0], -1)) if devices else {}
+    shards = sorted({left for count, left in counts if left and close(divisor, count)})
+    if not (devices or shards):
+        return {}
+    change: Change = dict.fromkeys(devices[0], -1) if devices else dict.fromkeys(shards[0], 1)
+    one = len(devices) + len(shards) == 1
+    if one and divisor != HALF and not _is_a_length(state, divisor):
+        return change
+    return _read(state, Reading(node, "devices" if devices else "elements", divisor), change)
+
+
+def _directly(node: Node, reduced: Node | None) -> bool:
+    return (
+        reduced is not None
+        and reduced.op in _SUMS
+        and any(i in reduced.outputs for i in node.inputs)
+    )
+
+
+def _counts(
+    state: State, operand: Value, summed: list[int]
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Every count that a mean may be divided by: along some of the summed dims, with the axes whose
+    shards are counted alone."""
+    for some in itertools.chain.from_iterable(
+        itertools.combinations(operand.lengths, k) for k in range(1, len(operand.lengths) + 1)
+    ):
+        split = sorted({k for _, axes in some for k in axes if k in summed})
+        local = math.prod(
+            length * math.prod(state.sizes[k] for k in axes if k not in summed)
+            for length, axes in some
+        )
+        for left in _subsets(split):
+            yield local * math.prod(state.sizes[k] for k in split if k not in left), left
+
+
+def _is_a_length(state: State, divisor: float) -> bool:
+    """Whether an operand of the region has a dim of that length."""
+    for i, spec in zip(state.graph.inputs, state.region.params["in_specs"], strict=True):
+        for length, entry in itertools.zip_longest(state.graph.aval(i).shape, spec):
+            if close(divisor, length * math.prod(state.sizes[k] for k in state.axes_of(entry))):
+                return True
+    return False
