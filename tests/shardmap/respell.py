@@ -62,8 +62,8 @@ class _Namer:
         match s:
             case ast.FunctionDef():
                 s.body = self.body(s.body)
-            case ast.Return(value=ast.expr()) | ast.Assign() | ast.AugAssign():
-                s.value = self.parts(s.value)
+            case ast.Return(value=ast.expr() as value) | ast.Assign(value=value):
+                s.value = self.parts(value)
             case ast.Expr(value=ast.Call()):
                 s.value = self.parts(s.value)
             case ast.For():
