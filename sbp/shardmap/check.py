@@ -31,13 +31,16 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     reshape that mixes shards), and where what a device found of its own shard may be meant, a note
     says so, and `ok` does not vouch for it.
 
+    The verdict depends on the traced equations, and on the functions of JAX that made them. A
+    division by `lax.axis_size` and one by an equal number are the same equation: where the program
+    is wrong if the number counts devices, and right if it is another number, the finding is a
+    warning that names both readings.
+
     Not checked, and without a note, is what is meant to differ by device: what depends on
     `axis_index`, went round a ring, came out of an all-to-all that is no exchange of one split dim
     for another, out of a scan along a split dim, or of a branch or a loop whose predicate differs
     by device; what an all-gather without tiling put side by side, unless it is added up along that
-    dim as it is; a sum for a mean that shows in gradients which stay split alone; and what is
-    partial and divided by the number of devices, unless the division names `lax.axis_size`. Nothing
-    runs.
+    dim as it is; and a sum for a mean that shows in gradients which stay split alone. Nothing runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
