@@ -28,7 +28,7 @@ from sbp.limits import (
 from sbp.signatures import rule_for
 from sbp.source.editing import converted, reads
 from sbp.source.policies import Region, loosened_policies, under_policy
-from sbp.source.reader import Read, first_argument, users_span
+from sbp.source.reader import SourceRead, first_argument, users_span
 from sbp.source.text import contains
 from sbp.trace.graph import Graph, Node
 
@@ -136,7 +136,7 @@ class Insertions:
                 yield from (
                     candidate
                     for code in self.codes(value)
-                    for candidate in self.insertion({value: (Read(name), code)})
+                    for candidate in self.insertion({value: (SourceRead(name), code)})
                 )
 
     def at_region(self) -> Iterator[Candidate]:
@@ -146,7 +146,7 @@ class Insertions:
             entered = [i for i, o in enumerate(self.node.inputs) if o == value]
             maker = self.names.makers.get(value)
             name = self.names.value(value)
-            read = Read(name) if name else None
+            read = SourceRead(name) if name else None
             if self.node.op == "cond" and c.operand == 0 and "predicate" in c.because.text:
                 read = first_argument(self.node)
                 while (
@@ -183,7 +183,9 @@ class Insertions:
         split = not self.large and "vmap(" not in self.node.scope
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
-    def insertion(self, values: Mapping[Any, tuple[Read | None, Code]]) -> Iterator[Candidate]:
+    def insertion(
+        self, values: Mapping[Any, tuple[SourceRead | None, Code]]
+    ) -> Iterator[Candidate]:
         """Annotations of values, by name, before the line that reads them; none when the user has
         no name for one of them."""
         axis, line = self.fault.mesh_axis, users_span(self.node)
@@ -216,16 +218,16 @@ class Insertions:
                 if c.convert is not None and c.convert.value in lines
             ]
             freed |= {(axis, c.name) for c in reads}
-            variables.append(read.span is None and read.text.isidentifier())
+            variables.append(read.variable)
             others = [
                 self.names.value(o) for o in lines if o != value
             ]  # what a library does to each leaf of a tree in one line
-            known = [Read(o) for o in others if o.isidentifier() and variables[-1]]
+            known = [SourceRead(o) for o in others if o.isidentifier() and variables[-1]]
             for each in dict.fromkeys((read, *known)):
                 calls.append(
-                    f'sbp.replicate({each.text}, "{axis}")'
+                    f'sbp.replicate({each.code}, "{axis}")'
                     if code == 0
-                    else f'sbp.split({each.text}, {code - 1}, "{axis}")'
+                    else f'sbp.split({each.code}, {code - 1}, "{axis}")'
                 )
                 made = converted(line, each, {axis: decode(code)})
                 if not made:

@@ -15,7 +15,7 @@ from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.source.reader import (
-    Read,
+    SourceRead,
     called_text,
     expression_at,
     operand_expressions,
@@ -86,30 +86,30 @@ class Names:
         if node.backward and maker is not None and maker.backward:
             return "the cotangent"
         read = self.read(node, number)
-        return "" if read is None else read.text
+        return "" if read is None else read.code
 
-    def read(self, node: Node, number: int) -> Read | None:
+    def read(self, node: Node, number: int) -> SourceRead | None:
         """An operand as the user's line reads it; None when the line does not show it."""
         operand = node.inputs[number]
         maker = self.makers.get(operand) if isinstance(operand, int) else None
         name = self.value(operand)
-        named = Read(name) if name and len(name) <= 40 else None
+        named = SourceRead(name) if name and len(name) <= 40 else None
         if node.backward:
-            return Read(name) if name else None
+            return SourceRead(name) if name else None
         if maker is not None and maker.span == node.span:  # a value inside a library function
             return None
         parts = operand_expressions(node) or self._einsum_operands(node)
         if parts and node.span:
             read = read_of(parts[number], node.span.file)
-            if len(read.text) <= 40:
-                return Read(read.text) if operand in self.inputs else read
+            if len(read.code) <= 40:
+                return SourceRead(read.code) if operand in self.inputs else read
         if name or maker is None or not (maker.span and node.span):
             return named
         expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
         if expression is None or not within(maker.span, node.span):
             return None
         read = read_of(expression, maker.span.file)
-        return read if len(read.text) <= 40 else None
+        return read if len(read.code) <= 40 else None
 
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, which may have changed sides: one of them has to be

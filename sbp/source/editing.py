@@ -8,7 +8,7 @@ from typing import Literal
 
 from sbp.errors import SourceEdit, Span
 from sbp.source.imports import ANNOTATIONS, SbpNames, names_of_sbp
-from sbp.source.reader import Read, expression_at
+from sbp.source.reader import SourceRead, expression_at
 from sbp.source.text import ParsedSource, contains, exact_text, line_text, parsed_file, span_of
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -130,7 +130,7 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
 # ---- new annotations ----------------------------------------------------------------------------
 
 
-def converted(line: Span, read: Read, atoms: Mapping[str, Atom]) -> tuple[SourceEdit, ...]:
+def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[SourceEdit, ...]:
     """Edits after which a line, and what follows it, reads a value with an annotation more.
 
     A local variable gets a statement of its own before the line. What has no name in the line's
@@ -153,13 +153,13 @@ def converted(line: Span, read: Read, atoms: Mapping[str, Atom]) -> tuple[Source
     if read.span is not None:
         text = _call(exact_text(read.span), atoms, module)
         return (SourceEdit(span=read.span, replacement=text, imports=imports),)
-    owner = _owner(source, here, read.text)
+    owner = _owner(source, here, read.code)
     statement = statement_of(source, here)
     if statement is not None and owner is _function(source, here):
         before = _before(statement, line.file)
         if before is not None:
             start = span_of(statement, line.file)
-            made = f"{read.text} = {_call(read.text, atoms, module)}{before}"
+            made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
             place = Span(
                 file=line.file,
                 line=start.line,
@@ -171,7 +171,7 @@ def converted(line: Span, read: Read, atoms: Mapping[str, Atom]) -> tuple[Source
     scope = owner if owner is not None else _function(source, here)
     return tuple(
         SourceEdit(span=span, replacement=_call(exact_text(span), atoms, module), imports=imports)
-        for span in sorted(span_of(part, line.file) for part in _reads(scope, read.text))
+        for span in sorted(span_of(part, line.file) for part in _reads(scope, read.code))
         if (span.line, span.column) >= (line.line, line.column)
     )
 

@@ -74,16 +74,21 @@ def users_span(node: Node) -> Span | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class SourceRead:
     """A value as a line of the user reads it.
 
     Arguments:
-      text: its source text on one line.
+      code: its source text on one line.
       span: where that stands; None for a name, which is the same value wherever it stands.
     """
 
-    text: str
+    code: str
     span: Span | None = None
+
+    @property
+    def variable(self) -> bool:
+        """Whether it is a variable, which a statement can assign."""
+        return self.span is None and self.code.isidentifier()
 
 
 def operand_expressions(node: Node) -> list[ast.expr]:
@@ -107,21 +112,21 @@ def operand_expressions(node: Node) -> list[ast.expr]:
     return parts if node.span and len(parts) == len(node.inputs) else []
 
 
-def read_of(part: ast.expr, file: str) -> Read:
+def read_of(part: ast.expr, file: str) -> SourceRead:
     """What an expression reads; an annotation reads what it annotates."""
     names = names_of_sbp(file)
     while isinstance(part, ast.Call) and part.args and names.function(part.func) in ANNOTATIONS:
         part = part.args[0]
     span = span_of(part, file)
-    return Read(source_text(span), None if isinstance(part, ast.Name) else span)
+    return SourceRead(source_text(span), None if isinstance(part, ast.Name) else span)
 
 
 def called_text(part: ast.expr, file: str) -> str:
     """The source text of an expression; of an annotation, that of what it annotates."""
-    return read_of(part, file).text
+    return read_of(part, file).code
 
 
-def first_argument(node: Node) -> Read | None:
+def first_argument(node: Node) -> SourceRead | None:
     """The first argument of the call at a node; None when its line is no call."""
     expression = expression_at(users_span(node))[0]
     span = users_span(node)
