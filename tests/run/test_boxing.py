@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,7 @@ from sbp.signatures.factors import admissible
 from sbp.types import Unreduced
 from tests.run.conversions import BYTES_ONLY, Codes, Conversions, Shape, atoms_of, mesh_of, space_of
 from tests.run.ways import cheapest, steps, types_of
-
-EXHAUSTIVE = bool(os.environ.get("SBP_EXHAUSTIVE"))
-"""Whether to take all types of a mesh of three axes, all dtypes and all round trips (`make laws`),
-rather than some by a seed."""
+from tests.slices import EXHAUSTIVE, sliced
 
 EVEN, PRIME, SMALL, EMPTY = (8, 8, 8), (5, 7, 3), (3, 2, 1), (0, 5, 2)
 SHAPES = [EVEN, PRIME, SMALL, EMPTY]
@@ -148,14 +144,7 @@ def test_paths_are_cheapest(sizes: Shape, shape: Shape, per_byte: float, per_col
     row = [space.index[codes] for t in types for codes in space.types if atoms_of(codes) == t]
     np.testing.assert_allclose(space.seconds()[np.ix_(row, row)], best, rtol=1e-12, atol=1e-7)
     pairs = list(itertools.product(range(len(types)), repeat=2))
-    if not EXHAUSTIVE:
-        pairs = [
-            pairs[k]
-            for k in np.random.default_rng(0).choice(
-                len(pairs), min(100, len(pairs)), replace=False
-            )
-        ]
-    for i, j in pairs:
+    for i, j in sliced(pairs, min(1, 100 / len(pairs))):
         taken = space.path(space.types[row[i]], space.types[row[j]])
         price = sum(
             s.bytes_sent * per_byte + (s.kind not in ("slice", "mask", "zero_pad")) * per_collective
