@@ -11,6 +11,7 @@ is compiled and no device is needed. Types come from the paper's three annotatio
 """
 
 import argparse
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +23,7 @@ import sbp
 from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
 from sbp.api.jit import Jitted
 from sbp.infer.check import Checker
-from sbp.machine.mesh import mesh_spec
+from sbp.infer.request import RequestCaches
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
 
@@ -116,19 +117,18 @@ def measure(case: Case) -> Seconds:
     start = time.perf_counter()
     traced = f.trace(*args)
     trace = time.perf_counter() - start
-    spec = mesh_spec(f.mesh)
     start = time.perf_counter()
-    found = Checker(traced.graph, spec, traced.demand, "auto").check()
+    found = Checker(traced.request).check()
     assert found.status == "sat", found
     check = time.perf_counter() - start
     start = time.perf_counter()
-    program, _ = fit(traced.graph, spec, traced.demand, aliased=traced.aliased)
+    program, _ = fit(dataclasses.replace(traced.request, caches=RequestCaches()))
     assert program is not None
     return Seconds(
         trace=trace,
         check=check,
         choose=time.perf_counter() - start,
-        nodes=sum(1 for _ in traced.graph.walk()),
+        nodes=traced.request.size,
         program=program,
     )
 

@@ -229,7 +229,9 @@ def test_under_vmap_the_batch_dim_has_no_name():
         return jnp.sin(layout(x, "rows", "cols"))
 
     def along(dim):
-        return sbp.jit(lambda x: jax.vmap(one, in_axes=dim)(x), MESH).trace(f32(8, 8, 8)).graph
+        return (
+            sbp.jit(lambda x: jax.vmap(one, in_axes=dim)(x), MESH).trace(f32(8, 8, 8)).request.graph
+        )
 
     assert pins(along(0)) == [NdSbp({"data": S(1), "model": S(2)})]
     assert pins(along(1)) == [NdSbp({"data": S(0), "model": S(2)})]
@@ -254,7 +256,7 @@ def test_through_scan_and_grad():
         return jax.value_and_grad(loss)(w, x)
 
     f = sbp.jit(step, mesh)
-    inside = [n for n in f.trace(w, x).graph.walk() if n.op == "sbp_annotate"]
+    inside = [n for n in f.trace(w, x).request.graph.walk() if n.op == "sbp_annotate"]
     assert len(inside) == 3 and not any(
         n.backward for n in inside
     )  # the transpose of a pin is the plain identity

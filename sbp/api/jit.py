@@ -6,7 +6,7 @@ import functools
 import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,13 +32,12 @@ from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest, 
 from sbp.explain.costly import costly_annotations, memory_diagnostic
 from sbp.explain.difference import Side
 from sbp.explain.faults import explain
-from sbp.explain.pinning import Question
 from sbp.explain.why import why
 from sbp.handwritten.region import tracing_for
 from sbp.infer.pins import check_monoids, resolve_pins
-from sbp.infer.problem import Demand
 from sbp.infer.registered import check_registered
-from sbp.infer.rows import Tables, check_rules
+from sbp.infer.request import Demand, Request
+from sbp.infer.rows import check_rules
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.fit import fit
@@ -57,20 +56,17 @@ from sbp.types import NdSbp, Unreduced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """A traced program with what its caller asks of it.
+    """A traced program as a request, with the structure of what it returns.
 
     Arguments:
-      graph: the program, its annotations checked against the mesh.
-      demand: types asked of inputs and outputs.
-      aliased: positions of donated inputs.
+      request: the program, its annotations checked against the mesh, and what its types are chosen
+        by.
       out_tree: structure of what the function returns.
       out_names: a name for each output.
       out_wanted: the type asked for each output.
     """
 
-    graph: Graph = field(repr=False)
-    demand: Demand
-    aliased: tuple[int, ...]
+    request: Request
     out_tree: Any
     out_names: tuple[str, ...]
     out_wanted: tuple[NdSbp | None, ...]
@@ -186,7 +182,6 @@ class Jitted:
         plan.noted = tuple(noted)
         found = call.decide(
             plan.program.typing,
-            plan.demand,
             lambda shapes: self._wanted_outputs(shapes, jax.tree.leaves(shapes))[0],
         )
         asked = {
@@ -195,29 +190,26 @@ class Jitted:
         }
         limits = tuple(name for name, given in asked.items() if given)
         return sized_report(
-            plan.report(), found, call, self._make, lambda at: self._trace(at).graph, limits=limits
+            plan.report(),
+            found,
+            call,
+            self._make,
+            lambda at: self._trace(at).request.graph,
+            limits=limits,
         )
 
     def _make(self, signature: Signature, tracer: Tracer | None = None) -> Plan:
-        traced, options = self._trace(signature, tracer), self.options
-        graph, spec, demand, limit = traced.graph, self._spec, traced.demand, options.memory_limit
-        tables = Tables(spec)
-        program, least = fit(
-            graph,
-            spec,
-            demand,
-            boxing=options.boxing,
-            memory_limit=limit,
-            aliased=traced.aliased,
-            tables=tables,
-        )
+        traced = self._trace(signature, tracer)
+        request, limit = traced.request, traced.request.memory_limit
+        program, least = fit(request)
         if program is None:
             found = (
-                explain(graph, spec, demand, options.boxing, tables)
+                explain(request)
                 if least is None or limit is None
                 else (memory_diagnostic(least, limit),)
             )
             raise SbpTypeError(found)
+        request.caches.clear()  # a plan may be kept for long
         return Plan(self, signature, program, traced)
 
     def _trace(self, signature: Signature, tracer: Tracer | None = None) -> Traced:
@@ -258,19 +250,28 @@ class Jitted:
         out_leaves, out_tree = jax.tree.flatten(out_shape)
         out_wanted, out_names = self._wanted_outputs(out_shape, out_leaves)
         tied = tied_outputs(signature, graph, out_tree, out_wanted, boundary)
-        by_axis = self.options.axis_policies
-        demand = Demand(
-            inputs=tuple(codes_of(t, spec) for t in boundary),
-            outputs=tuple(codes_of(t, spec) for t in out_wanted),
-            tied=tied,
-            policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
-            budgets=self.options.budgets,
-            reduce_dtype=self.options.reduce_dtype,
+        options = self.options
+        request = Request(
+            graph=graph,
+            mesh=spec,
+            demand=Demand(
+                inputs=tuple(codes_of(t, spec) for t in boundary),
+                outputs=tuple(codes_of(t, spec) for t in out_wanted),
+                tied=tied,
+            ),
+            boxing=options.boxing,
+            axis_policies=(
+                tuple(options.axis_policies.get(name) for name in spec.names)
+                if options.axis_policies
+                else ()
+            ),
+            budgets=options.budgets,
+            reduce_dtype=options.reduce_dtype,
+            memory_limit=options.memory_limit,
+            aliased=tuple(i for _, i in tied),
         )
         return Traced(
-            graph=graph,
-            demand=demand,
-            aliased=tuple(i for _, i in tied),
+            request=request,
             out_tree=out_tree,
             out_names=tuple(out_names),
             out_wanted=tuple(out_wanted),
@@ -390,20 +391,12 @@ class Plan:
             )
         return self._executable.lower(shapes)
 
-    @property
-    def demand(self) -> Demand:
-        """What was asked of the program's inputs and outputs."""
-        return self._traced.demand
-
     def report(self) -> Report:
         """The type report of the plan."""
         if self._diagnostics is None:
-            options = self._jitted.options
-            self._diagnostics = (
-                costly_annotations(self.program, self._traced.demand, options.boxing)
-                if options.boxing == "auto"
-                else ()
-            )
+            boxing = self.program.request.boxing
+            self._diagnostics = costly_annotations(self.program) if boxing == "auto" else ()
+            self.program.request.caches.clear()
         return Report(
             program=self.program,
             diagnostics=(*self.noted, *self._diagnostics),
@@ -433,9 +426,9 @@ class Plan:
         >>> told.type, [(c.steps[0].kind, c.bytes_per_device) for c in told.conversions]
         (B, [('all_reduce', 4.0)])
         """
-        return explanation(
-            why(self.program, self._question, name, self._traced.out_names), self.program.mesh
-        )
+        found = why(self.program, name, self._traced.out_names)
+        self.program.request.caches.clear()
+        return explanation(found, self.program.mesh)
 
     def diff(self, other: Plan) -> Comparison:
         """What differs in another plan of this or a similar program: cost, types of inputs, outputs
@@ -464,21 +457,8 @@ class Plan:
         return Side(
             title=self._jitted.name,
             program=self.program,
-            question=self._question,
             output_names=self._traced.out_names,
             donated=tuple(self._signature.names[i] for i in self._signature.donated),
-        )
-
-    @property
-    def _question(self) -> Question:
-        traced, options = self._traced, self._jitted.options
-        return Question(
-            graph=traced.graph,
-            demand=traced.demand,
-            boxing=options.boxing,
-            tables=Tables(self.program.mesh),
-            memory_limit=options.memory_limit,
-            aliased=traced.aliased,
         )
 
     def __str__(self) -> str:

@@ -27,7 +27,6 @@ from sbp.errors import (
     bytes_text,
     noting,
 )
-from sbp.infer.problem import Demand
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.report.parts import Facts, Page, Section
@@ -139,18 +138,15 @@ class SizedCall:
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def decide(
-        self, typing: Typing, demand: Demand, wanted: Callable[[Any], list[NdSbp | None]]
-    ) -> Decided:
+    def decide(self, typing: Typing, wanted: Callable[[Any], list[NdSbp | None]]) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: at the sizes that were chosen.
-          demand: what was asked of inputs and outputs there.
           wanted: the types that outputs are held in at the boundary, for their shapes.
         """
         graph, out_shape = self._traced
-        claims = [*claims_of(graph, typing, demand), *self._held(typing.mesh)]
+        claims = [*claims_of(graph, typing), *self._held(typing.mesh)]
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
             held = lambda lift: wanted(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))  # noqa: E731
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):

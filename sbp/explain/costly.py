@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -10,16 +11,15 @@ from collections.abc import Iterator, Sequence
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, OptionEdit, bytes_text
-from sbp.explain.edits import Case, priced
+from sbp.explain.edits import drop_pin, priced
 from sbp.explain.names import Names, pinned_text, scope_of
 from sbp.explain.repins import edits_of
 from sbp.infer.choose import choose
-from sbp.infer.constraints import PinSite
-from sbp.infer.problem import Demand
-from sbp.infer.rows import Tables
+from sbp.infer.constraints import PinSite, pin_sites
+from sbp.infer.request import Request
 from sbp.infer.space import Codes, local_shape, to_type
-from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
+from sbp.plan.fit import best_program
 from sbp.plan.ir import Register
 from sbp.plan.program import Program
 from sbp.source.reader import source_text, users_span
@@ -33,16 +33,16 @@ FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
 more of them than this."""
 
 
-def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tuple[Diagnostic, ...]:
+def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
     """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
     ways.
 
     A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are
     halved, and most programs are cleared by one solution without any annotation.
     """
-    case = Case(program.graph, Tables(program.mesh), demand, boxing)
-    sites = [s for s in case.sites() if s.source == "annotation" and s.span][:20]
-    size = sum(1 for _ in case.graph.walk())
+    request = dataclasses.replace(program.typing.graph_request, memory_limit=None, aliased=())
+    sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span][:20]
+    size = request.size
     if not sites or (size > 1500 and len(sites) > 4):
         return ()
     budget = itertools.count()
@@ -51,10 +51,7 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
     def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float | None:
         if next(budget) >= most:
             return None
-        trial = functools.reduce(Case.drop, pins, case)
-        typing = choose(
-            trial.graph, trial.mesh, trial.demand, boxing=boxing, tables=trial.tables, cutoff=limit
-        )
+        typing = choose(functools.reduce(drop_pin, pins, request), cutoff=limit)
         return None if typing is None else typing.seconds
 
     def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:
@@ -76,14 +73,14 @@ def costly_annotations(program: Program, demand: Demand, boxing: Policy) -> tupl
         return ()
     found: list[Diagnostic] = []
     dear = cheaper(sites, DEARER * whole)
-    annotated = case.plan() if dear else None  # as a plan, what gradients keep is counted
+    annotated = best_program(request) if dear else None  # as a plan, what gradients keep is counted
     for site in dear:
-        without = case.drop(site).plan()
+        without = best_program(drop_pin(request, site))
         assert without is not None and annotated is not None
         if without.cost.seconds <= DEARER * annotated.cost.seconds and _matters(
             program, annotated.cost.seconds, without
         ):
-            found.append(_costly(case, site, program, annotated.cost.seconds, without))
+            found.append(_costly(request, site, program, annotated.cost.seconds, without))
     return tuple(sorted(found, key=lambda d: d.labels[0].span))
 
 
@@ -97,7 +94,7 @@ def _matters(program: Program, whole: float, without: Program) -> bool:
 
 
 def _costly(
-    case: Case, site: PinSite, program: Program, whole: float, without: Program
+    request: Request, site: PinSite, program: Program, whole: float, without: Program
 ) -> Diagnostic:
     assert site.span is not None
     rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
@@ -108,13 +105,13 @@ def _costly(
         f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
     )
     text = f"drop `{source_text(site.span)}` at line {site.span.line}"
-    edits = edits_of(case, site)
+    edits = edits_of(request, site)
     return Diagnostic(
         code="costly-annotation",
         severity="warning",
         title=(
-            f"pinning {Names.of(case.graph).site(site)} to {pinned_text(site, case.mesh)} makes the"
-            f" plan {100 * rise:.0f} % dearer"
+            f"pinning {Names.of(request.graph).site(site)} to"
+            f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f} % dearer"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
         helps=(priced(text, edits, without, clears_all_errors=True),) if edits else (),

@@ -17,10 +17,11 @@ from typing import Any
 
 from sbp import _jax
 from sbp.explain.names import Names, pinned_text
-from sbp.explain.pinning import Question, Types
+from sbp.explain.pinning import Types
 from sbp.explain.subjects import Subject, Subjects
 from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.constraints import pin_sites
+from sbp.infer.request import Request
 from sbp.infer.space import Step, decode, from_type, local_shape
 from sbp.limits import Budget, policies_in, policies_text
 from sbp.machine.hardware import HARDWARE, Hardware, Network
@@ -40,21 +41,19 @@ class Side:
     Arguments:
       title: the function's name.
       program: the plan.
-      question: what it was planned from.
       output_names: names of the results.
       donated: names of the inputs that are donated.
     """
 
     title: str
     program: Program
-    question: Question
     output_names: tuple[str, ...] = ()
     donated: tuple[str, ...] = ()
 
     @functools.cached_property
     def types(self) -> Types:
         """The types of its subjects."""
-        return Types.of(self.program, self.question.graph)
+        return Types.of(self.program, self.program.request.graph)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +184,7 @@ def compare(this: Side, other: Side) -> Difference:
 
 
 def _settings(this: Side, other: Side) -> Iterator[tuple[str, str, str]]:
-    a, b = this.question, other.question
+    a, b = this.program.request, other.program.request
     limits = ["none" if q.memory_limit is None else f"{q.memory_limit:.0f} B" for q in (a, b)]
     pairs = [
         ("function", this.title, other.title),
@@ -193,8 +192,8 @@ def _settings(this: Side, other: Side) -> Iterator[tuple[str, str, str]]:
         *_hardware(a.mesh.hardware, b.mesh.hardware),
         *_policies(a, b),
         ("memory limit", *limits),
-        ("budgets", *(_several(map(_budget, q.demand.budgets)) for q in (a, b))),
-        ("reduce_dtype", *(q.demand.reduce_dtype or "the platform's own" for q in (a, b))),
+        ("budgets", *(_several(map(_budget, q.budgets)) for q in (a, b))),
+        ("reduce_dtype", *(q.reduce_dtype or "the platform's own" for q in (a, b))),
         ("donated", *(_several(f"`{name}`" for name in side.donated) for side in (this, other))),
     ]
     yield from ((what, x, y) for what, x, y in pairs if x != y)
@@ -251,14 +250,14 @@ def _figure(value: object) -> str:
             return str(value)
 
 
-def _policies(a: Question, b: Question) -> Iterator[tuple[str, str, str]]:
+def _policies(a: Request, b: Request) -> Iterator[tuple[str, str, str]]:
     """Boxing policies where one differs on some mesh axis, however both are written."""
-    ours, theirs = (dict(zip(q.mesh.names, q.demand.policies, strict=False)) for q in (a, b))
+    ours, theirs = (dict(zip(q.mesh.names, q.axis_policies, strict=False)) for q in (a, b))
     if any(
         (ours.get(name) or a.boxing) != (theirs.get(name) or b.boxing)
         for name in (*a.mesh.names, *b.mesh.names)
     ):
-        first, second = (policies_text(q.boxing, q.demand.policies, q.mesh.names) for q in (a, b))
+        first, second = (policies_text(q.boxing, q.axis_policies, q.mesh.names) for q in (a, b))
         yield "boxing", first, second
 
 
@@ -289,10 +288,11 @@ def _policed(graph: Graph) -> dict[tuple[str, str], frozenset[str]]:
 def _pins(side: Side) -> dict[str, str]:
     """What the user pins, by what it stands on; of inputs and outputs, whose types are complete, B
     is not said."""
-    q, names = side.question, Names.of(side.question.graph)
+    request = side.program.request
+    names = Names.of(request.graph)
     found: dict[str, str] = {}
-    for site in pin_sites(q.graph, q.mesh, q.demand):
-        name, text = f"`{names.site(site)}`", pinned_text(site, q.mesh)
+    for site in pin_sites(request):
+        name, text = f"`{names.site(site)}`", pinned_text(site, request.mesh)
         if site.source != "annotation":
             name = (
                 side.output_names[site.position]
@@ -316,14 +316,14 @@ function it stands in."""
 def _held(side: Side, subject: Subject) -> Held:
     program = side.program
     t = side.types.type_of(subject)
-    aval = side.question.graph.avals[subject.values[0]]
+    aval = side.program.request.graph.avals[subject.values[0]]
     local = local_shape(aval.shape, from_type(t, program.mesh), program.mesh.sizes)
     size = float(math.prod(local) * _jax.itemsize(aval.dtype))
     return Held(type=t, shape=tuple(aval.shape), bytes_per_device=size, where=subject.where)
 
 
 def _boundary(side: Side) -> dict[tuple[str, str], Held]:
-    graph = side.question.graph
+    graph = side.program.request.graph
     found: dict[tuple[str, str], Held] = {}
     for number, (value, name) in enumerate(zip(graph.inputs, graph.input_names, strict=False)):
         found["input", name] = _held(
@@ -340,7 +340,7 @@ def _boundary(side: Side) -> dict[tuple[str, str], Held]:
 def _values(side: Side) -> dict[Key, Held]:
     """What the expressions of a program make, each value under its innermost expression, those of
     one label by their order."""
-    subjects = Subjects.of(side.question.graph, side.output_names)
+    subjects = Subjects.of(side.program.request.graph, side.output_names)
     seen: set[tuple[int, ...]] = set()
     found: list[Subject] = []
     for place in sorted(subjects.places.values(), key=lambda p: len(p.nodes)):

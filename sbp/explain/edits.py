@@ -1,24 +1,19 @@
-"""Edits of a program: a pin dropped, moved to another dim or added; what helps are made of."""
+"""Edits of a request: a pin dropped, moved to another dim or inserted. Helps are made of them."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Edit, Help, Span
 from sbp.explain.subjects import in_gradient
-from sbp.infer.check import Checker
 from sbp.infer.constraints import PinSite, pin_sites
-from sbp.infer.problem import Demand
-from sbp.infer.rows import Tables
-from sbp.infer.space import Code, Policy, decode
-from sbp.machine.mesh import MeshSpec
-from sbp.plan.fit import fit
+from sbp.infer.request import Request
+from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
 from sbp.source.reader import users_span
 from sbp.trace.graph import Graph, Node, Operand
@@ -27,127 +22,95 @@ from sbp.types import NdSbp
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A program with what is asked of it: what an edit changes.
+def site_in(request: Request, site: PinSite) -> PinSite | None:
+    """The pin that a pin of the program has become in an edited request; None when it was
+    dropped."""
+    nodes = {n.id for n in site.nodes}
+    same = (
+        s
+        for s in pin_sites(request)
+        if (s.source, s.position) == (site.source, site.position)
+        and {n.id for n in s.nodes} == nodes
+    )
+    return next(same, None)
+
+
+def pinned_value(graph: Graph, site: PinSite) -> Operand:
+    """The value that a pin stands on."""
+    if site.source == "annotation":
+        return site.nodes[0].outputs[0]
+    return (graph.inputs if site.source == "input" else graph.outputs)[site.position]
+
+
+def drop_pin(request: Request, site: PinSite, position: int | None = None) -> Request:
+    """The request without a pin, on the mesh axis at a position or on all axes."""
+    return _with_codes(
+        request, site, tuple(None if position in (None, k) else c for k, c in enumerate(site.codes))
+    )
+
+
+def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Request:
+    """The request with a pin that asks another code on one mesh axis.
 
     Arguments:
-      graph, demand, boxing: as for `sbp.plan.fit.fit`.
-      tables: the mesh and its rows, which are found once for the program and its edits.
-      memory_limit: bytes per device, or None.
-      aliased: positions of donated inputs.
-      keeping: whether plans are chosen with what gradients keep in mind, which takes longer.
+      request: the request.
+      site: the pin.
+      position: of the mesh axis.
+      code: what the pin asks there.
     """
+    return _with_codes(
+        request, site, tuple(code if k == position else c for k, c in enumerate(site.codes))
+    )
 
-    graph: Graph
-    tables: Tables
-    demand: Demand
-    boxing: Policy
-    memory_limit: float | None = None
-    aliased: tuple[int, ...] = ()
-    keeping: bool = True
 
-    @property
-    def mesh(self) -> MeshSpec:
-        """The mesh."""
-        return self.tables.mesh
+def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
+    wanted = None if all(c is None for c in codes) else codes
+    demand = request.demand
+    match site.source:
+        case "input":
+            inputs = tuple(wanted if i == site.position else t for i, t in enumerate(demand.inputs))
+            return replace(request, demand=replace(demand, inputs=inputs))
+        case "output":
+            outputs = tuple(
+                wanted if i == site.position else t for i, t in enumerate(demand.outputs)
+            )
+            return replace(request, demand=replace(demand, outputs=outputs))
+        case _:
+            atoms = {
+                axis: decode(c)
+                for axis, c in zip(request.mesh.names, codes, strict=True)
+                if c is not None
+            }
+            pin = Pin(NdSbp(atoms)) if atoms else None
+            return replace(
+                request, graph=rewrite(request.graph, at={n.id: pin for n in site.nodes})
+            )
 
-    def plan(self) -> Program | None:
-        """The cheapest plan, or None."""
-        return fit(
-            self.graph,
-            self.mesh,
-            self.demand,
-            boxing=self.boxing,
-            memory_limit=self.memory_limit,
-            aliased=self.aliased,
-            keeping=self.keeping,
-            tables=self.tables,
-        )[0]
 
-    def checker(self) -> Checker:
-        """Its constraints, ready to be checked."""
-        return Checker(self.graph, self.mesh, self.demand, self.boxing, tables=self.tables)
+def insert_pin(request: Request, node: Node, operand: int, position: int, code: Code) -> Request:
+    """The request with an annotation on an operand of a node, before its line and wherever that
+    line was traced.
 
-    def sites(self) -> tuple[PinSite, ...]:
-        """Its pins."""
-        return pin_sites(self.graph, self.mesh, self.demand)
+    It stands for `x = annotate(x)` there: readers from there on see it, gradients included.
+    Operands made in the line itself are not annotated.
 
-    def site(self, site: PinSite) -> PinSite | None:
-        """The pin that a pin of this program before its edits has become; None when it was
-        dropped."""
-        nodes = {n.id for n in site.nodes}
-        same = (
-            s
-            for s in self.sites()
-            if (s.source, s.position) == (site.source, site.position)
-            and {n.id for n in s.nodes} == nodes
-        )
-        return next(same, None)
-
-    def value(self, site: PinSite) -> Operand:
-        """The value that a pin stands on."""
-        if site.source == "annotation":
-            return site.nodes[0].outputs[0]
-        return (self.graph.inputs if site.source == "input" else self.graph.outputs)[site.position]
-
-    def drop(self, site: PinSite, position: int | None = None) -> Case:
-        """The program without a pin, on one mesh axis or on all."""
-        codes = tuple(None if position in (None, k) else c for k, c in enumerate(site.codes))
-        return self._with(site, codes)
-
-    def repin(self, site: PinSite, position: int, code: Code) -> Case:
-        """The program with another pin on one mesh axis."""
-        return self._with(
-            site, tuple(code if k == position else c for k, c in enumerate(site.codes))
-        )
-
-    def _with(self, site: PinSite, codes: tuple[Code | None, ...]) -> Case:
-        wanted = None if all(c is None for c in codes) else codes
-        match site.source:
-            case "input":
-                inputs = tuple(
-                    wanted if i == site.position else t for i, t in enumerate(self.demand.inputs)
-                )
-                return dataclasses.replace(
-                    self, demand=dataclasses.replace(self.demand, inputs=inputs)
-                )
-            case "output":
-                outputs = tuple(
-                    wanted if i == site.position else t for i, t in enumerate(self.demand.outputs)
-                )
-                return dataclasses.replace(
-                    self, demand=dataclasses.replace(self.demand, outputs=outputs)
-                )
-            case _:
-                atoms = {
-                    axis: decode(c)
-                    for axis, c in zip(self.mesh.names, codes, strict=True)
-                    if c is not None
-                }
-                pin = Pin(NdSbp(atoms)) if atoms else None
-                return dataclasses.replace(
-                    self, graph=rewrite(self.graph, at={n.id: pin for n in site.nodes})
-                )
-
-    def insert(self, node: Node, operand: int, position: int, code: Code) -> Case:
-        """The program with an annotation on an operand of a node, before its line and wherever that
-        was traced.
-
-        It stands for `x = annotate(x)` there: readers from there on see it, gradients included.
-        What is made in the line itself is not annotated.
-        """
-        pin = Pin(NdSbp({self.mesh.names[position]: decode(code)}))
-        made_at: dict[Operand, Span | None] = {
-            v: users_span(n) for n in self.graph.walk() for v in n.outputs
-        }
-        lines = [n for n in self.graph.walk() if alike(n, node)]
-        entered = [
-            n for n in lines if n.id == node.id or made_at.get(n.inputs[operand]) != users_span(n)
-        ]
-        return dataclasses.replace(
-            self, graph=rewrite(self.graph, before={n.id: (operand, pin) for n in entered})
-        )
+    Arguments:
+      request: the request.
+      node: the reader.
+      operand: which operand of the node.
+      position: of the mesh axis.
+      code: what the annotation asks there.
+    """
+    pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
+    graph = request.graph
+    made_at: dict[Operand, Span | None] = {
+        v: users_span(n) for n in graph.walk() for v in n.outputs
+    }
+    lines = [n for n in graph.walk() if alike(n, node)]
+    entered = [
+        n for n in lines if n.id == node.id or made_at.get(n.inputs[operand]) != users_span(n)
+    ]
+    return replace(request, graph=rewrite(graph, before={n.id: (operand, pin) for n in entered}))
 
 
 def priced(
@@ -216,10 +179,10 @@ def rewrite(
         value = next(values)
         avals[value], same[operand] = avals[operand], value
         params = {"pin": pin, "cotangent": None}
-        made = dataclasses.replace(
+        made = replace(
             like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=()
         )
-        return dataclasses.replace(made, inputs=(operand,), outputs=(value,))
+        return replace(made, inputs=(operand,), outputs=(value,))
 
     def visit(g: Graph) -> Graph:
         nodes: list[Node] = []
@@ -235,13 +198,9 @@ def rewrite(
                 continue
             params = node.params | {"pin": at[node.id]} if node.id in at else node.params
             nodes.append(
-                dataclasses.replace(
-                    node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions))
-                )
+                replace(node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions)))
             )
             nodes += [note(v, after[v], node) for v in node.outputs if v in after]
-        return dataclasses.replace(
-            g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals
-        )
+        return replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
 
     return visit(graph)

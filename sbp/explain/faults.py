@@ -6,6 +6,7 @@ words.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,25 +15,24 @@ from typing import Any
 from sbp import _jax
 from sbp.errors import Diagnostic, Edit, Help, Label, RuleRow, Span
 from sbp.explain.budgets import budget_help, impossible_budgets
-from sbp.explain.edits import Case, priced
+from sbp.explain.edits import drop_pin, pinned_value, priced
 from sbp.explain.helps import LARGE, MAX_HELPS, Arriving, Repair, Trials
 from sbp.explain.insertions import axis_rows, blamed
 from sbp.explain.names import Names, behind_vmap, pinned_text, scope_of
 from sbp.explain.regions import atoms_text, carry_of, left, region_words
 from sbp.explain.repins import edits_of
-from sbp.infer.check import CheckResult
+from sbp.infer.check import Checker, CheckResult
 from sbp.infer.choose import choose
-from sbp.infer.constraints import Constraint
-from sbp.infer.problem import Demand
-from sbp.infer.rows import Tables
+from sbp.infer.constraints import Constraint, pin_sites
+from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
-from sbp.limits import Policy, boxing_text
-from sbp.machine.mesh import MeshSpec
+from sbp.limits import boxing_text
+from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collector import collecting_less
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Node
 from sbp.trace.regions import interface_of
 
 MAX_FAULTS, MAX_FAULTS_LARGE, MAX_ROWS = 5, 3, 4
@@ -43,18 +43,16 @@ pass."""
 
 
 @collecting_less()
-def explain(
-    graph: Graph, mesh: MeshSpec, demand: Demand, boxing: Policy, tables: Tables | None = None
-) -> tuple[Diagnostic, ...]:
+def explain(request: Request) -> tuple[Diagnostic, ...]:
     """Says why a program has no typing: each independent fault once, in source order.
 
     Returns:
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`,
       `no-typing` or `solver-limit`.
     """
-    nodes = sum(1 for _ in graph.walk())
-    case = Case(graph, tables or Tables(mesh), demand, boxing, keeping=nodes <= KEEPING)
-    checker = case.checker()
+    nodes, mesh = request.size, request.mesh
+    request = dataclasses.replace(request, memory_limit=None, aliased=(), reuse=nodes <= KEEPING)
+    checker = Checker(request)
     most = MAX_FAULTS_LARGE if nodes > LARGE else MAX_FAULTS
     same: dict[
         Any, list[CheckResult]
@@ -79,8 +77,8 @@ def explain(
         found = checker.check(without)
     faults = [first for first, *_ in same.values()]
     names, trials = (
-        Names.of(graph),
-        Trials(case, checker, faults, [rest for _, *rest in same.values()]),
+        Names.of(request.graph),
+        Trials(request, checker, faults, [rest for _, *rest in same.values()]),
     )
     shown = min(len(faults), most)
     diagnostics = [_Fault(trials, fault, names, shown).diagnostic() for fault in faults[:shown]]
@@ -96,14 +94,14 @@ def explain(
                 notes=(
                     (
                         "the program has no typing under"
-                        f" {boxing_text(boxing, demand.policies, mesh.names)}; check a part of it"
-                        " alone"
+                        f" {boxing_text(request.boxing, request.axis_policies, mesh.names)};"
+                        " check a part of it alone"
                     ),
                 ),
             )
         )
     if not diagnostics:
-        diagnostics.append(impossible_budgets(case) or _no_typing(case))
+        diagnostics.append(impossible_budgets(request) or _no_typing(request))
     return tuple(
         sorted(
             diagnostics, key=lambda d: (d.primary is None, d.primary.span if d.primary else None)
@@ -133,8 +131,8 @@ class _Fault:
     shown: int
 
     @property
-    def case(self) -> Case:
-        return self.trials.case
+    def request(self) -> Request:
+        return self.trials.request
 
     @property
     def axis(self) -> str:
@@ -142,7 +140,7 @@ class _Fault:
 
     @property
     def position(self) -> int:
-        return self.case.mesh.names.index(self.axis)
+        return self.request.mesh.names.index(self.axis)
 
     def diagnostic(self) -> Diagnostic:
         if not self.found.sink:
@@ -181,7 +179,7 @@ class _Fault:
         if self.found.budgets:
             code, title = "budget", f"{self.subject(node)} needs what a budget forbids"
             helps = tuple(
-                h for number in self.found.budgets[:1] if (h := budget_help(self.case, number))
+                h for number in self.found.budgets[:1] if (h := budget_help(self.request, number))
             )
         else:
             code, title = "annotation-conflict" if conflict else "no-signature", what
@@ -223,10 +221,10 @@ class _Fault:
         partial = list(
             dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial")
         )
-        n = self.case.mesh.sizes[self.position]
+        n = self.request.mesh.sizes[self.position]
         for i, codes in made.items():
             dim = codes[0] - 1 if len(codes) == 1 else -1
-            size = self.case.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
+            size = self.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
             if size < n:
                 return (
                     f"{shown[i]} is {atoms_text(codes)}, but its dim {dim} of size {size} is"
@@ -268,7 +266,7 @@ class _Fault:
             return False
         pinned = {n.outputs[0] for n in pin.site.nodes}
         if pin.site.source == "input":
-            pinned = {self.case.graph.inputs[pin.site.position]}
+            pinned = {self.request.graph.inputs[pin.site.position]}
         return any(
             node.inputs[c.operand] in pinned
             for c in self.found.sink
@@ -279,7 +277,7 @@ class _Fault:
         assert pin.site is not None
         text = f"{self.names.site(pin.site)} is {decode(pin.code)!r} on `{self.axis}`"
         if pin.code > 0:
-            shape = self.case.graph.aval(self.case.value(pin.site)).shape
+            shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
             role = self.role(pin, node)
             text += " under vmap" if behind_vmap(pin.site, pin.code) != 0 else ""
             text += role or f": dim {pin.code - 1} of {'x'.join(map(str, shape))}"
@@ -306,18 +304,22 @@ class _Fault:
     def rows(self, node: Node, arriving: Arriving) -> tuple[RuleRow, ...]:
         """The rows nearest to what arrives: those that most operands of the sink fit, then those
         that a conversion brings about."""
-        shown, n, made = self.names.shown(node), self.case.mesh.sizes[self.position], arriving.made
+        shown, n, made = (
+            self.names.shown(node),
+            self.request.mesh.sizes[self.position],
+            arriving.made,
+        )
         conversions = self.trials.system(self.axis).conversions
         ends = {c.operand: c.convert for c in arriving.sink if c.convert}
 
         def fit(operand: int, wanted: Code) -> bool:
             """Whether an operand can be brought to what a row wants, under the policies and within
             the budgets of its reader."""
-            end, aval = ends[operand], self.case.graph.aval(node.inputs[operand])
+            end, aval = ends[operand], self.request.graph.aval(node.inputs[operand])
             return any(conversions.allows(code, wanted, aval, end.rules) for code in made[operand])
 
         ranked: list[tuple[int, int, RuleRow]] = []
-        for number, row in enumerate(axis_rows(self.case, node, self.position)):
+        for number, row in enumerate(axis_rows(self.request, node, self.position)):
             codes = {i: encode(row.ins[i]) for i in made}
             fits = [i for i in made if fit(i, codes[i])]
             rest = [i for i in made if i not in fits]
@@ -334,7 +336,7 @@ class _Fault:
                 )
                 remark += f"{'does' if len(rest) == 1 else 'do'} not"
             elif any(
-                c > 0 and self.case.graph.aval(node.inputs[i]).shape[c - 1] < n
+                c > 0 and self.request.graph.aval(node.inputs[i]).shape[c - 1] < n
                 for i, c in codes.items()
             ):
                 continue  # shorter than the axis
@@ -379,8 +381,8 @@ class _Fault:
             yield f"the pinned types flow here through {_lines(lines, here)}"
         yield from self.carried(node)
         for number in self.found.budgets:
-            yield f"the budget: {self.case.demand.budgets[number]}"
-        policy = blamed(self.case, self.found)
+            yield f"the budget: {self.request.budgets[number]}"
+        policy = blamed(self.request, self.found)
         if policy:
             what = (
                 "no operand may be resharded"
@@ -450,7 +452,7 @@ class _Fault:
         """A result of the program in a type that it cannot be handed over in: policies do not hold
         there, budgets do."""
         end, atoms = self.found.sink[0], atoms_text(self.found.made[0])
-        operand = self.case.graph.outputs[end.operand]
+        operand = self.request.graph.outputs[end.operand]
         maker = self.names.makers.get(operand) if isinstance(operand, int) else None
         subject = self.subject(maker) if maker else f"`{self.names.value(operand) or 'a result'}`"
         at = users_span(maker) if maker else None
@@ -480,13 +482,10 @@ class _Fault:
             labels=tuple(labels),
             notes=(
                 *pins,
-                *(
-                    f"the budget: {self.case.demand.budgets[number]}"
-                    for number in self.found.budgets
-                ),
+                *(f"the budget: {self.request.budgets[number]}" for number in self.found.budgets),
             ),
             helps=tuple(
-                h for number in self.found.budgets[:1] if (h := budget_help(self.case, number))
+                h for number in self.found.budgets[:1] if (h := budget_help(self.request, number))
             ),
             scope=scope_of(maker) if maker else "",
         )
@@ -511,8 +510,8 @@ class _Fault:
         """A pin that its own tensor cannot have."""
         pin = self.found.pins[0]
         assert pin.site is not None
-        site, graph, n = pin.site, self.case.graph, self.case.mesh.sizes[self.position]
-        aval = graph.aval(self.case.value(site))
+        site, graph, n = pin.site, self.request.graph, self.request.mesh.sizes[self.position]
+        aval = graph.aval(pinned_value(graph, site))
         if _jax.is_extended(aval.dtype) and pin.code < 0:
             why = "PRNG keys have no sum; reduce what is drawn from them"
         elif pin.code > 0 and aval.shape[pin.code - 1] % n:
@@ -534,9 +533,11 @@ class _Fault:
             else ()
         )
         program = (
-            self.case.drop(site, self.position).plan() if len(self.trials.faults) == 1 else None
+            best_program(drop_pin(self.request, site, self.position))
+            if len(self.trials.faults) == 1
+            else None
         )
-        edits = edits_of(self.case, site, self.position)
+        edits = edits_of(self.request, site, self.position)
         text = f"leave it free on `{self.axis}`"
         helps = (_help(text, edits, program),) if program and edits else ()
         title = f"{self.names.site(site)} cannot be {decode(pin.code)!r} on mesh axis `{self.axis}`"
@@ -578,35 +579,34 @@ def _conversion(source: Code, target: Code) -> str:
     return "an all-gather" if target == 0 else "an all-to-all"
 
 
-def _no_typing(case: Case) -> Diagnostic:
+def _no_typing(request: Request) -> Diagnostic:
     """Each mesh axis alone has a typing, all together have none: pins are dropped in turn until
     what is left is minimal."""
-    sites = case.sites()
-    names, needed, size = Names.of(case.graph), list(sites), sum(1 for _ in case.graph.walk())
+    sites = pin_sites(request)
+    names, needed, size = Names.of(request.graph), list(sites), request.size
     if len(sites) * size <= 4000:
         for site in reversed(sites):
             trial = functools.reduce(
-                Case.drop, [s for s in sites if s not in needed or s is site], case
+                drop_pin, [s for s in sites if s not in needed or s is site], request
             )
-            if (
-                choose(
-                    trial.graph, trial.mesh, trial.demand, boxing=case.boxing, tables=case.tables
-                )
-                is None
-            ):
+            if choose(trial) is None:
                 needed.remove(site)
     labels, notes, helps = [], [], []
     for site in needed[:6]:
-        text = f"{names.site(site)} is pinned {pinned_text(site, case.mesh)}"
-        readers = (n.span for n in case.graph.walk() if n.span and case.value(site) in n.inputs)
+        text = f"{names.site(site)} is pinned {pinned_text(site, request.mesh)}"
+        readers = (
+            n.span
+            for n in request.graph.walk()
+            if n.span and pinned_value(request.graph, site) in n.inputs
+        )
         span = site.span or next(readers, None)
         if span:
             labels.append(Label(span=span, text=text, primary=not labels))
         else:
             notes.append(text)
-        edits = edits_of(case, site)
+        edits = edits_of(request, site)
         few = len(helps) < MAX_HELPS or size <= LARGE
-        program = case.drop(site).plan() if edits and few else None
+        program = best_program(drop_pin(request, site)) if edits and few else None
         if program is not None:
             where = (
                 f"leave {names.site(site)} free in"
@@ -623,9 +623,9 @@ def _no_typing(case: Case) -> Diagnostic:
                     program,
                 )
             )
-    axes = ", ".join(f"`{a}`" for a in case.mesh.names)
+    axes = ", ".join(f"`{a}`" for a in request.mesh.names)
     if (
-        sum(n > 1 for n in case.mesh.sizes) < 2
+        sum(n > 1 for n in request.mesh.sizes) < 2
     ):  # one axis: the checker has decided the whole program, and says that there is a typing
         title = (
             "no typing was found, though no two constraints are in conflict; this is a limit of the"
@@ -638,7 +638,7 @@ def _no_typing(case: Case) -> Diagnostic:
             labels=tuple(labels),
             notes=tuple(notes),
         )
-    policies = boxing_text(case.boxing, case.demand.policies, case.mesh.names)
+    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
     why = (
         f"each axis alone has one under {policies}; an outer axis cannot split a dim that an inner"
         " one already splits"

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import Help
-from sbp.explain.edits import Case, in_gradient, priced
+from sbp.explain.edits import drop_pin, in_gradient, move_pin, pinned_value, priced, site_in
 from sbp.explain.insertions import Candidate, Insertions, Looser, blamed, loosened, states_of
 from sbp.explain.names import Names, behind_vmap
 from sbp.explain.repins import edits_of
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, PinSite, System
-from sbp.infer.regime import regime_of
+from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
+from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.source.reader import source_text, users_span
@@ -70,14 +71,14 @@ class Trials:
     so a plan is then made, which gives the price.
 
     Arguments:
-      case: the program.
+      request: the program, and what its types are chosen by.
       checker: its constraints.
       faults: all that were found in it.
       same: for each of them what else was found to end in the same place: other pins, or the same
           on another axis.
     """
 
-    case: Case
+    request: Request
     checker: Checker
     faults: Sequence[CheckResult]
     same: Sequence[Sequence[CheckResult]] = ()
@@ -86,7 +87,7 @@ class Trials:
     answers: dict[Any, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.size = sum(1 for _ in self.case.graph.walk())
+        self.size = self.request.size
 
     def arriving(self, fault: CheckResult) -> Arriving:
         """A fault with what else was found of other operands of its node."""
@@ -144,17 +145,10 @@ class Trials:
     def policy(self, looser: Looser) -> Program | None:
         """The plan under another policy, the same for all faults."""
         if looser.key not in self.by_policy:
-            case = looser.make(self.case)
-            free = all(
-                p == "auto"
-                for p in (
-                    regime_of(case.graph, case.mesh, case.boxing, case.demand)
-                    .strictest(case.graph)
-                    .policies
-                )
-            )
-            hopeless = not free and case.checker().check(explain=False).status == "unsat"
-            self.by_policy[looser.key] = None if hopeless else case.plan()
+            request = looser.make(self.request)
+            free = all(p == "auto" for p in request.strictest.policies)
+            hopeless = not free and Checker(request).check(explain=False).status == "unsat"
+            self.by_policy[looser.key] = None if hopeless else best_program(request)
         return self.by_policy[looser.key]
 
 
@@ -179,7 +173,7 @@ class Repair:
     @property
     def position(self) -> int:
         """Of the fault's mesh axis."""
-        return self.trials.case.mesh.names.index(self.fault.mesh_axis)
+        return self.trials.request.mesh.names.index(self.fault.mesh_axis)
 
     @property
     def system(self) -> System:
@@ -205,7 +199,7 @@ class Repair:
             if not self.trials.may_hold(self.fault.mesh_axis, gone | one.without, one.assumed):
                 continue
             made += 1
-            program = one.make().plan()
+            program = best_program(one.make())
             if program is not None:
                 text = one.text + self.became(program)
                 help_ = priced(text, one.edits, program, clears_all_errors=whole)
@@ -215,7 +209,7 @@ class Repair:
             found += self.by_policy(base, len(told))
         return tuple(f.help for f in _chosen(found))
 
-    def by_policy(self, base: Case, number: int) -> list[_Found]:
+    def by_policy(self, base: Request, number: int) -> list[_Found]:
         """Policies that allow more; in a large program the first that does."""
         found: list[_Found] = []
         several, wide = len(self.trials.faults) > 1, False
@@ -224,7 +218,7 @@ class Repair:
                 break
             program, whole = self.trials.policy(looser), True
             if program is None and several and not self.trials.large:
-                program, whole = looser.make(base).plan(), False
+                program, whole = best_program(looser.make(base)), False
             if program is not None:
                 text = looser.text + (CLEARS_ALL if several and whole else "")
                 help_ = priced(text, looser.edits, program, clears_all_errors=whole)
@@ -232,10 +226,10 @@ class Repair:
                 wide = looser.wide
         return found
 
-    def base(self) -> tuple[Case, set[tuple[str, str]]]:
+    def base(self) -> tuple[Request, set[tuple[str, str]]]:
         """The program without what is to blame for its other faults, and the names of those
         constraints."""
-        base, gone = self.trials.case, set[tuple[str, str]]()
+        base, gone = self.trials.request, set[tuple[str, str]]()
         whole = next(
             same
             for f, same in zip(self.trials.faults, self.trials.same, strict=True)
@@ -252,8 +246,8 @@ class Repair:
             position = base.mesh.names.index(other.mesh_axis)
             for c in other.pins:
                 if c.site is not None and (other.mesh_axis, c.name) not in mine | gone:
-                    site = base.site(c.site)
-                    base = base.drop(site, position) if site else base
+                    site = site_in(base, c.site)
+                    base = drop_pin(base, site, position) if site else base
                     gone.add((other.mesh_axis, c.name))
         return base, gone
 
@@ -274,12 +268,12 @@ class Repair:
     def policies(self) -> Iterator[Looser]:
         """The policy that is to blame, of the program, of the mesh axis or of a region, as ones
         that allow more."""
-        found = blamed(self.trials.case, self.fault)
-        yield from loosened(self.trials.case, found, self.position) if found else ()
+        found = blamed(self.trials.request, self.fault)
+        yield from loosened(self.trials.request, found, self.position) if found else ()
 
     # ---- candidates -----------------------------------------------------------------------------
 
-    def candidates(self, base: Case) -> Iterator[Candidate]:
+    def candidates(self, base: Request) -> Iterator[Candidate]:
         """One operand of the line brought to a row, a split moved to another dim, a pin dropped."""
         if users_span(self.node) and not in_gradient(self.node):
             made = self.trials.arriving(self.fault).made
@@ -287,11 +281,11 @@ class Repair:
                 base, self.fault, made, self.node, self.names, self.system, self.trials.large
             ).candidates()
         for pin in self.fault.pins:
-            site = base.site(pin.site) if pin.site else None
+            site = site_in(base, pin.site) if pin.site else None
             if site is not None:
                 yield from self.moves(base, pin, site)
 
-    def moves(self, base: Case, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
+    def moves(self, base: Request, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
         """A pin moved to another dim, or dropped."""
         k, axis, where = self.position, self.fault.mesh_axis, self.where(site)
         name = self.names.site(site)
@@ -299,7 +293,7 @@ class Repair:
             site.span is not None
             and sum(self.names.site(c.site) == name for c in self.twins(site) if c.site) > 1
         )
-        shape = base.graph.aval(base.value(site)).shape
+        shape = base.graph.aval(pinned_value(base.graph, site)).shape
         behind = behind_vmap(site, pin.code)
         for dim, size in enumerate(shape if pin.code > 0 else ()):
             if (
@@ -318,7 +312,7 @@ class Repair:
                     yield Candidate(
                         text=text,
                         edits=edits,
-                        make=functools.partial(base.repin, site, k, 1 + dim),
+                        make=functools.partial(move_pin, base, site, k, 1 + dim),
                         without=frozenset({(axis, pin.name)}),
                         assumed=states,
                     )
@@ -329,7 +323,7 @@ class Repair:
             smaller = Candidate(
                 text=f"leave {name} free on `{axis}` {where}{note}",
                 edits=edits_of(base, site, k),
-                make=functools.partial(base.drop, site, k),
+                make=functools.partial(drop_pin, base, site, k),
                 without=frozenset({(axis, pin.name)}),
             )
             if smaller.edits:
@@ -345,7 +339,7 @@ class Repair:
                 yield Candidate(
                     text=text,
                     edits=edits,
-                    make=functools.partial(base.drop, site),
+                    make=functools.partial(drop_pin, base, site),
                     without=frozenset((a, pin.name) for a in base.mesh.names),
                     instead=smaller,
                 )

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from sbp.annotations import annotate_p
 from sbp.errors import Edit, OptionEdit, SourceEdit
-from sbp.explain.edits import Case, alike, in_gradient
+from sbp.explain.edits import alike, in_gradient, insert_pin
 from sbp.explain.names import Names
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import End, System, allowed
-from sbp.infer.regime import regime_of
+from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
     POLICIES,
@@ -33,21 +33,23 @@ from sbp.source.text import contains
 from sbp.trace.graph import Graph, Node
 
 
-def policy_at(case: Case, node: Node, position: int) -> Policy:
+def policy_at(request: Request, node: Node, position: int) -> Policy:
     """The policy that holds for what a node reads on one mesh axis: that of its region, of the axis
     or of the program."""
-    return regime_of(case.graph, case.mesh, case.boxing, case.demand).at(node).policies[position]
+    return request.rules(node).policies[position]
 
 
-def axis_rows(case: Case, node: Node, position: int) -> Sequence[Any]:
+def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
     """The rows of a node on one mesh axis that the policy there allows."""
     ins, outs = (
-        [case.graph.aval(o) for o in node.inputs],
-        [case.graph.avals[o] for o in node.outputs],
+        [request.graph.aval(o) for o in node.inputs],
+        [request.graph.avals[o] for o in node.outputs],
     )
-    table = case.tables.at(communicates=policy_at(case, node, position) == "auto")
+    table = request.caches.table(
+        request.mesh, communicates=policy_at(request, node, position) == "auto"
+    )
     return (
-        table.axis_rows(node, ins, outs, case.mesh.sizes[position])
+        table.axis_rows(node, ins, outs, request.mesh.sizes[position])
         if rule_for(node.op) is not None
         else ()
     )
@@ -70,7 +72,7 @@ class Candidate:
 
     text: str
     edits: tuple[Edit, ...]
-    make: Callable[[], Case]
+    make: Callable[[], Request]
     without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
     inserts: bool = False
@@ -91,7 +93,7 @@ class Insertions:
       large: whether candidates are few.
     """
 
-    base: Case
+    base: Request
     fault: CheckResult
     made: Mapping[int, tuple[Code, ...]]
     node: Node
@@ -196,7 +198,7 @@ class Insertions:
         ]
         calls, freed, assumed = list[str](), set[tuple[str, str]](), tuple[str, ...]()
         edits, variables = list[SourceEdit](), list[bool]()
-        make: Callable[[], Case] = functools.partial(_same, self.base)
+        make: Callable[[], Request] = functools.partial(_same, self.base)
         for value, (read, code) in values.items():
             reader = next((n for n in readers if value in n.inputs), None)
             maker = self.names.makers.get(value)
@@ -253,12 +255,14 @@ class Insertions:
             )
 
 
-def _same(case: Case) -> Case:
-    return case
+def _same(request: Request) -> Request:
+    return request
 
 
-def _inserted(make: Callable[[], Case], node: Node, number: int, position: int, code: Code) -> Case:
-    return make().insert(node, number, position, code)
+def _inserted(
+    make: Callable[[], Request], node: Node, number: int, position: int, code: Code
+) -> Request:
+    return insert_pin(make(), node, number, position, code)
 
 
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
@@ -289,21 +293,18 @@ class Blamed:
     origin: Literal["program", "axis", "region"]
 
 
-def blamed(case: Case, fault: CheckResult) -> Blamed | None:
+def blamed(request: Request, fault: CheckResult) -> Blamed | None:
     """The policy that a fault is due to, if it is to one: where the fault shows, else the last
     place before that has one."""
     if not fault.policy:
         return None
-    regime, position = (
-        regime_of(case.graph, case.mesh, case.boxing, case.demand),
-        case.mesh.names.index(fault.mesh_axis),
-    )
+    position = request.mesh.names.index(fault.mesh_axis)
     for c in (*fault.sink, *reversed(fault.equations)):
         policy = (
             c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
         )
         if policy != "auto":
-            return Blamed(c.node, policy, regime.origin(c.node, position))
+            return Blamed(c.node, policy, request.origin(c.node, position))
     return None
 
 
@@ -323,27 +324,27 @@ class Looser:
     key: tuple[Any, ...]
     text: str
     edits: tuple[Edit, ...]
-    make: Callable[[Case], Case]
+    make: Callable[[Request], Request]
     wide: bool = False
 
 
-def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
+def loosened(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
     """The policies that allow more in place of one that is to blame, on one mesh axis; those of the
     program on all that have no other.
 
     Regions have no names, and what two of them share is not told apart: so a region's policy gives
     way at the line alone, or in all regions that have it.
     """
-    names = case.mesh.names
-    per_axis: tuple[Policy | None, ...] = case.demand.policies or (None,) * len(names)
+    names = request.mesh.names
+    per_axis: tuple[Policy | None, ...] = request.axis_policies or (None,) * len(names)
     looser, axis = POLICIES[: POLICIES.index(found.policy)][::-1], names[position]
     line = users_span(found.node) if found.node else None
     if found.origin == "program":
         for policy in looser:
             yield Looser(
                 (policy,),
-                boxing_text(policy, case.demand.policies, names),
-                (boxing_edit(policy, case.demand.policies, names),),
+                boxing_text(policy, request.axis_policies, names),
+                (boxing_edit(policy, request.axis_policies, names),),
                 functools.partial(_based, policy),
             )
         return
@@ -354,8 +355,8 @@ def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
             )
             yield Looser(
                 (axis, policy),
-                boxing_text(case.boxing, other, names),
-                (boxing_edit(case.boxing, other, names),),
+                boxing_text(request.boxing, other, names),
+                (boxing_edit(request.boxing, other, names),),
                 functools.partial(_on_axes, other),
             )
         return
@@ -369,7 +370,7 @@ def loosened(case: Case, found: Blamed, position: int) -> Iterator[Looser]:
             yield Looser((axis, policy, line), text, region.edits, here)
     for policy in looser:
         text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-        edits = _policy_edits(case.graph, found.policy, policy, axis)
+        edits = _policy_edits(request.graph, found.policy, policy, axis)
         if edits:
             everywhere = functools.partial(_everywhere, found.policy, policy, axis)
             yield Looser((axis, policy, found.policy), text, edits, everywhere, wide=True)
@@ -411,15 +412,15 @@ def boxing_edit(
     return OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
 
 
-def _based(policy: Policy, case: Case) -> Case:
-    return replace(case, boxing=policy)
+def _based(policy: Policy, request: Request) -> Request:
+    return replace(request, boxing=policy)
 
 
-def _on_axes(policies: tuple[Policy | None, ...], case: Case) -> Case:
-    return replace(case, demand=replace(case.demand, policies=policies))
+def _on_axes(policies: tuple[Policy | None, ...], request: Request) -> Request:
+    return replace(request, axis_policies=policies)
 
 
-def _under(region: Region, mark: str, case: Case) -> Case:
+def _under(region: Region, mark: str, request: Request) -> Request:
     """The program with a statement in a region of its own, and so all that is called from there."""
 
     def visit(graph: Graph, inside: bool) -> Graph:
@@ -432,10 +433,10 @@ def _under(region: Region, mark: str, case: Case) -> Case:
             )
         return replace(graph, nodes=tuple(nodes))
 
-    return replace(case, graph=visit(case.graph, False))
+    return replace(request, graph=visit(request.graph, False))
 
 
-def _everywhere(old: Policy, new: Policy, axis: str, case: Case) -> Case:
+def _everywhere(old: Policy, new: Policy, axis: str, request: Request) -> Request:
     """The program with another policy in all regions that have one on a mesh axis."""
 
     def visit(graph: Graph) -> Graph:
@@ -447,4 +448,4 @@ def _everywhere(old: Policy, new: Policy, axis: str, case: Case) -> Case:
         )
         return replace(graph, nodes=tuple(nodes))
 
-    return replace(case, graph=visit(case.graph))
+    return replace(request, graph=visit(request.graph))

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sbp.explain.origins import Origins, atoms
-from sbp.explain.pinning import Question, Types, Wanted
+from sbp.explain.pinning import Types, Wanted, pin_subject, unpin_subject
 from sbp.explain.subjects import Subject, in_gradient
+from sbp.infer.check import check
 from sbp.infer.constraints import pin_sites
 from sbp.infer.held import Hold, choose_held
+from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes, Step, decode, encode
 from sbp.limits import boxing_text
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.fit import cheapest
+from sbp.plan.fit import best_program, cheapest
 from sbp.plan.ir import Apply, Block, Box, Loop, Source
 from sbp.plan.program import Cost, Program
 from sbp.plan.text import node_place
@@ -121,17 +123,20 @@ class Moves:
 
     Arguments:
       program: the plan.
-      question: what it was planned from.
       subject: the value.
       origins: of the program.
       output_names: names of the results.
     """
 
     program: Program
-    question: Question
     subject: Subject
     origins: Origins
     output_names: tuple[str, ...]
+
+    @property
+    def request(self) -> Request:
+        """What the plan was chosen for."""
+        return self.program.request
 
     @property
     def mesh(self) -> MeshSpec:
@@ -240,7 +245,7 @@ class Moves:
             if program is None:
                 instead = Alternative(change=reason.change, reason=said)
             else:
-                types = Types.of(program, self.question.graph)
+                types = Types.of(program, self.request.graph)
                 instead = Alternative(
                     change=reason.change, type=types.type_of(self.subject), cost=program.cost
                 )
@@ -448,8 +453,8 @@ class Moves:
         before, after = decode(box.source.codes[k]), decode(box.target.codes[k])
         name = self.output_names[number] if number < len(self.output_names) else f"result[{number}]"
         output = Subject(label=name, kind="output", values=(box.source.value,), position=number)
-        asked = self.question.demand.outputs[number]
-        tied = dict(self.question.demand.tied).get(number)
+        asked = self.request.demand.outputs[number]
+        tied = dict(self.request.demand.tied).get(number)
         wanted = {i: box.source.codes[i] for i in changed}
         if asked is not None and asked[k] is not None:
             text = f"returned as `{name}`, which is pinned as {after!r}"
@@ -469,26 +474,24 @@ class Moves:
         return _Reason(
             text,
             f"`{name}` returned as {before!r}",
-            lambda: self.edited(self.question.pin(output, wanted)),
+            lambda: self.edited(pin_subject(self.request, output, wanted)),
         )
 
     # ---- plans instead --------------------------------------------------------------------------
 
-    def edited(self, question: Question) -> tuple[Program | None, str]:
-        program = question.plan()
-        return program, "" if program is not None else no_typing(question)
+    def edited(self, request: Request) -> tuple[Program | None, str]:
+        program = best_program(request)
+        return program, "" if program is not None else no_typing(request)
 
     def held(self, holds: Sequence[Hold]) -> tuple[Program | None, str]:
-        q = self.question
-        if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in q.graph.walk()}:
+        request = self.request
+        if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in request.graph.walk()}:
             return None, "it was not in the program before conversions were taken together"
-        choosing = functools.partial(choose_held, q.graph, q.demand, q.boxing, q.tables, holds)
-        program = cheapest(
-            choosing, q.graph, q.demand, q.tables, memory_limit=q.memory_limit, aliased=q.aliased
-        )
+        program = cheapest(functools.partial(choose_held, request, holds), request)
         if program is None:
             return None, "no row takes it so"
-        if q.memory_limit is not None and program.cost.peak_memory_bytes > q.memory_limit:
+        limit = request.memory_limit
+        if limit is not None and program.cost.peak_memory_bytes > limit:
             return None, "it does not fit the memory limit"
         return program, ""
 
@@ -498,36 +501,36 @@ class Moves:
         """With the results of a reader pinned, wherever its line was traced: what they are made of
         is then reduced after them."""
         nodes = {n.id for p in group for n, _ in p.readers() if _alike(n, reader)}
-        outputs = tuple(v for n in self.question.graph.walk() if n.id in nodes for v in n.outputs)
+        outputs = tuple(v for n in self.request.graph.walk() if n.id in nodes for v in n.outputs)
         return self.edited(
-            self.question.pin(Subject(label="", kind="made", values=outputs), wanted)
+            pin_subject(self.request, Subject(label="", kind="made", values=outputs), wanted)
         )
 
     def without_pin(self, reader: Node, changed: list[int]) -> tuple[Program | None, str]:
         nodes = [
             n
-            for s in pin_sites(self.question.graph, self.mesh, self.question.demand)
+            for s in pin_sites(self.request)
             if any(n.id == reader.id for n in s.nodes)
             for n in s.nodes
         ]
         subject = Subject(label="", kind="annotation", values=tuple(n.outputs[0] for n in nodes))
-        question = self.question
+        request = self.request
         for k in changed:
-            question = question.unpin(subject, k)
-        return self.edited(question)
+            request = unpin_subject(request, subject, k)
+        return self.edited(request)
 
 
-def no_typing(question: Question) -> str:
+def no_typing(request: Request) -> str:
     """In a line, why a program has no plan."""
-    fault = question.fault()
+    fault = check(request)
     if fault.status != "unsat":
         return (
             "no types of all mesh axes together"
-            if question.memory_limit is None
+            if request.memory_limit is None
             else "nothing that fits the memory limit"
         )
     where = f"on `{fault.mesh_axis}`" + (
-        f" under {boxing_text(question.boxing, question.demand.policies, question.mesh.names)}"
+        f" under {boxing_text(request.boxing, request.axis_policies, request.mesh.names)}"
         if fault.policy
         else ""
     )

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sbp.annotations import Pin
 from sbp.explain.names import Names
-from sbp.infer.problem import Demand, pinned_codes
+from sbp.infer.problem import pinned_codes
 from sbp.infer.space import Code, decode
 from sbp.infer.typing import Typing
 from sbp.plan.text import node_place
@@ -58,7 +58,6 @@ class Origins:
 
     Arguments:
       typing: the program with its types.
-      demand: what was asked of inputs and outputs.
       names: of the program's values.
       holders: for the inputs of bodies: the node, and the entry that feeds the input.
       carries: those of them that a loop carries.
@@ -67,21 +66,20 @@ class Origins:
     """
 
     typing: Typing
-    demand: Demand
     names: Names
     holders: dict[int, tuple[Node, Entry]]
     carries: frozenset[int]
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, typing: Typing, demand: Demand) -> Origins:
+    def of(cls, typing: Typing) -> Origins:
         """Prepares a program: who holds the regions whose inputs are values."""
         holders: dict[int, tuple[Node, Entry]] = {}
         for node in typing.graph.walk():
             for region, fed in zip(node.regions, interface_of(node).fed, strict=True):
                 holders.update({v: (node, e) for v, e in zip(region.inputs, fed, strict=True)})
         carries = frozenset(v for v, (_, entry) in holders.items() if entry.kind == "carry")
-        return cls(typing, demand, Names.of(typing.graph), holders, carries)
+        return cls(typing, Names.of(typing.graph), holders, carries)
 
     @property
     def graph(self) -> Graph:
@@ -213,7 +211,7 @@ class Origins:
         return pin is not None and pinned_codes(pin, self.typing.mesh)[k] is not None
 
     def _input(self, number: int, value: int, code: Code, k: int) -> Link:
-        wanted = self.demand.inputs[number]
+        wanted = self.typing.request.demand.inputs[number]
         name = self.label(value)
         if wanted is not None and wanted[k] is not None:
             return Link(kind="input", subject=name, atom=code, because="pinned by the input's type")

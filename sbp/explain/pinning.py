@@ -3,15 +3,14 @@ annotation in the source would."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbp.annotations import Pin, annotate_p
-from sbp.explain.edits import Case, rewrite
+from sbp.explain.edits import rewrite
 from sbp.explain.subjects import Subject, is_recomputed, kind_of
-from sbp.infer.check import CheckResult
+from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
 from sbp.trace.graph import Graph, Node, Operand
@@ -21,79 +20,67 @@ Wanted = Mapping[int, Code]
 """Atoms asked on some mesh axes, by the position of the axis."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question(Case):
-    """A program with everything that its types are chosen by, and what-ifs that change it."""
+def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
+    """The request with a subject pinned on some mesh axes. A pin of the subject on those axes gives
+    way; pins on other axes stay."""
+    match subject.kind:
+        case "input" | "output":
+            return _demanding(request, subject, wanted)
+        case "annotation":
+            return _repinned(request, subject, wanted, ())
+        case "made":
+            return _pinned_after(request, subject, wanted)
 
-    def fault(self) -> CheckResult:
-        """Why there is no plan, as far as one mesh axis alone says so."""
-        return self.checker().check()
 
-    # ---- edits ----------------------------------------------------------------------------------
+def unpin_subject(request: Request, subject: Subject, position: int) -> Request:
+    """The request with a pinned subject left free on a mesh axis."""
+    if subject.kind == "annotation":
+        return _repinned(request, subject, {}, (position,))
+    return _demanding(request, subject, {position: None})
 
-    def pin(self, subject: Subject, wanted: Wanted) -> Question:
-        """The program with a subject pinned on some mesh axes: what is pinned there already gives
-        way, what is on others stays."""
-        match subject.kind:
-            case "input" | "output":
-                return self._demand(subject, wanted)
-            case "annotation":
-                return self._repin(subject, wanted, ())
-            case "made":
-                return self._after(subject, self._pin_of(wanted))
 
-    def unpin(self, subject: Subject, position: int) -> Question:
-        """The program with a pinned subject left free on a mesh axis."""
-        if subject.kind == "annotation":
-            return self._repin(subject, {}, (position,))
-        return self._demand(subject, {position: None})
+def _demanding(request: Request, subject: Subject, change: Mapping[int, Code | None]) -> Request:
+    demand = request.demand
+    given = demand.inputs if subject.kind == "input" else demand.outputs
+    free = (None,) * len(request.mesh.sizes)
+    codes = tuple(change.get(k, c) for k, c in enumerate(given[subject.position] or free))
+    asked = tuple(
+        (None if codes == free else codes) if i == subject.position else t
+        for i, t in enumerate(given)
+    )
+    inputs, outputs = (asked, demand.outputs) if subject.kind == "input" else (demand.inputs, asked)
+    return replace(request, demand=replace(demand, inputs=inputs, outputs=outputs))
 
-    def _pin_of(self, wanted: Wanted) -> Pin:
-        return Pin(NdSbp({self.mesh.names[k]: decode(c) for k, c in sorted(wanted.items())}))
 
-    def _demand(self, subject: Subject, change: Mapping[int, Code | None]) -> Question:
-        given = self.demand.inputs if subject.kind == "input" else self.demand.outputs
-        free = (None,) * len(self.mesh.sizes)
-        codes = tuple(change.get(k, c) for k, c in enumerate(given[subject.position] or free))
-        asked = tuple(
-            (None if codes == free else codes) if i == subject.position else t
-            for i, t in enumerate(given)
-        )
-        inputs, outputs = (
-            (asked, self.demand.outputs) if subject.kind == "input" else (self.demand.inputs, asked)
-        )
-        return dataclasses.replace(
-            self, demand=dataclasses.replace(self.demand, inputs=inputs, outputs=outputs)
-        )
+def _repinned(request: Request, subject: Subject, wanted: Wanted, free: tuple[int, ...]) -> Request:
+    values, names, at = set(subject.values), request.mesh.names, dict[int, Pin | None]()
+    for node in request.graph.walk():
+        if node.op == annotate_p.name and node.outputs[0] in values:
+            pin: Pin = node.params["pin"]
+            complete = {
+                a: pin.type.get(a)
+                for a in names
+                if a in pin.type or (pin.complete and a not in pin.type.free)
+            }
+            atoms = complete | {names[k]: decode(c) for k, c in wanted.items()}
+            kept = {a: t for a, t in atoms.items() if names.index(a) not in free}
+            at[node.id] = Pin(NdSbp(kept), reduce_dtype=pin.reduce_dtype) if kept else None
+    return replace(request, graph=rewrite(request.graph, at=at))
 
-    def _repin(self, subject: Subject, wanted: Wanted, free: tuple[int, ...]) -> Question:
-        values, at = set(subject.values), dict[int, Pin | None]()
-        for node in self.graph.walk():
-            if node.op == annotate_p.name and node.outputs[0] in values:
-                pin: Pin = node.params["pin"]
-                complete = {
-                    a: pin.type.get(a)
-                    for a in self.mesh.names
-                    if a in pin.type or (pin.complete and a not in pin.type.free)
-                }
-                atoms = complete | {self.mesh.names[k]: decode(c) for k, c in wanted.items()}
-                kept = {a: t for a, t in atoms.items() if self.mesh.names.index(a) not in free}
-                at[node.id] = Pin(NdSbp(kept), reduce_dtype=pin.reduce_dtype) if kept else None
-        return dataclasses.replace(self, graph=rewrite(self.graph, at=at))
 
-    def _after(self, subject: Subject, pin: Pin) -> Question:
-        own = _own_reads(self.graph, subject)
-        # A copy that only the operation's own gradient reads is not annotated in the source's
-        # program either: JAX drops it as dead.
-        read = {o for n in self.graph.walk() for o in n.inputs if (n.id, o) not in own} | {
-            o for g in _graphs(self.graph) for o in g.outputs
-        }
-        # Readers inside of the expression, which are the operation's own gradient, read what the
-        # operation makes, as they do when the source annotates its result.
-        return dataclasses.replace(
-            self,
-            graph=rewrite(self.graph, after={v: pin for v in subject.values if v in read}, own=own),
-        )
+def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
+    graph, names = request.graph, request.mesh.names
+    pin = Pin(NdSbp({names[k]: decode(c) for k, c in sorted(wanted.items())}))
+    own = _own_reads(graph, subject)
+    # A copy that only the operation's own gradient reads is not annotated in the source's program
+    # either: JAX drops it as dead.
+    read = {o for n in graph.walk() for o in n.inputs if (n.id, o) not in own} | {
+        o for g in _graphs(graph) for o in g.outputs
+    }
+    # Readers inside of the expression, which are the operation's own gradient, read what the
+    # operation makes, as they do when the source annotates its result.
+    after = {v: pin for v in subject.values if v in read}
+    return replace(request, graph=rewrite(graph, after=after, own=own))
 
 
 @dataclass(frozen=True, slots=True)

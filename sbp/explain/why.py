@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from sbp import _jax
 from sbp.explain.moves import Alternative, Conversion, Moves, no_typing
 from sbp.explain.origins import Link, Origins
-from sbp.explain.pinning import Question, Types, Wanted
+from sbp.explain.pinning import Types, Wanted, pin_subject, unpin_subject
 from sbp.explain.subjects import Found, Subject, Subjects
 from sbp.infer.constraints import pin_sites
-from sbp.infer.regime import Regime, regime_of
+from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.machine.mesh import MeshSpec
+from sbp.plan.fit import best_program
 from sbp.plan.program import Cost, Program
 from sbp.types import MONOIDS, NdSbp
 
@@ -101,22 +102,19 @@ class Why:
     evades: bool
 
 
-def why(
-    program: Program, question: Question, name: str | int, output_names: Sequence[str] = ()
-) -> Why:
+def why(program: Program, name: str | int, output_names: Sequence[str] = ()) -> Why:
     """Explains the type of a value.
 
     Arguments:
       program: the plan.
-      question: what it was planned from.
       name: as for `sbp.explain.subjects.Subjects.find`.
       output_names: names of the results.
 
     Raises:
       SbpError: when no value has that name.
     """
-    found = Subjects.of(question.graph, output_names).find(name)
-    return _Asking(program, question, found, tuple(output_names)).answer()
+    found = Subjects.of(program.request.graph, output_names).find(name)
+    return _Asking(program, found, tuple(output_names)).answer()
 
 
 @dataclass(slots=True)
@@ -124,7 +122,6 @@ class _Asking:
     """One question about one program."""
 
     program: Program
-    question: Question
     found: Found
     output_names: tuple[str, ...]
     origins: Origins = field(init=False)
@@ -133,8 +130,8 @@ class _Asking:
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origins = Origins.of(self.program.typing, self.question.demand)
-        self.types = Types.of(self.program, self.question.graph)
+        self.origins = Origins.of(self.program.typing)
+        self.types = Types.of(self.program, self.request.graph)
         self.native = self.natively_partial()
         self.left = min(MAX_PLANS, max(FEW_PLANS, NODES_PLANNED // max(1, self.nodes)))
 
@@ -152,13 +149,12 @@ class _Asking:
         return self.program.mesh
 
     @property
-    def regime(self) -> Regime:
-        q = self.question
-        return regime_of(q.graph, q.mesh, q.boxing, q.demand)
+    def request(self) -> Request:
+        return self.program.request
 
     @property
     def nodes(self) -> int:
-        return sum(1 for _ in self.question.graph.walk())
+        return self.request.size
 
     @property
     def axes(self) -> list[int]:
@@ -167,10 +163,10 @@ class _Asking:
 
     def answer(self) -> Why:
         subject, typing = self.subject, self.program.typing
-        aval = self.question.graph.avals[subject.values[0]]
+        aval = self.request.graph.avals[subject.values[0]]
         codes = self.codes(subject)
         kinds = [typing.values[v] for v in self.held] if subject.kind != "output" else [codes]
-        moves = Moves(self.program, self.question, subject, self.origins, self.output_names)
+        moves = Moves(self.program, subject, self.origins, self.output_names)
         found = moves.found()
         self.left -= min(MAX_MOVES, len(found))
         free = {k: self.unpinned(k) for k in self.axes if self.is_pinned(k)}
@@ -198,9 +194,9 @@ class _Asking:
             nodes=self.nodes,
             # A bound without what gradients keep is not one of plans that keep it, nor is one at
             # the price of a byte.
-            proved=typing.optimal and typing.keeps and self.question.memory_limit is None,
+            proved=typing.optimal and typing.keeps and self.request.memory_limit is None,
             evades=subject.kind == "made"
-            and any(p != "auto" for p in self.regime.strictest(self.question.graph).policies),
+            and any(p != "auto" for p in self.request.strictest.policies),
         )
 
     def codes(self, subject: Subject) -> Codes:
@@ -211,10 +207,10 @@ class _Asking:
 
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
-        subject, demand = self.subject, self.question.demand
+        subject, demand = self.subject, self.request.demand
         if subject.kind == "annotation":
             mine = set(subject.values)
-            sites = pin_sites(self.question.graph, self.mesh, demand)
+            sites = pin_sites(self.request)
             return any(
                 s.codes[position] is not None
                 for s in sites
@@ -224,33 +220,35 @@ class _Asking:
         codes = asked[subject.position] if asked is not None else None
         return codes is not None and codes[position] is not None
 
-    def planned(self, question: Question, change: str, wanted: Wanted) -> Alternative:
+    def planned(self, request: Request, change: str, wanted: Wanted) -> Alternative:
         self.left -= 1
         atoms_wanted = tuple(
             (self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items())
         )
-        program = question.plan()
+        program = best_program(request)
         if program is None:
-            return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(question))
-        types = Types.of(program, self.question.graph)
+            return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(request))
+        types = Types.of(program, self.request.graph)
         return Alternative(
             change=change, wanted=atoms_wanted, type=types.type_of(self.subject), cost=program.cost
         )
 
     def pinned(self, wanted: Wanted) -> Alternative:
         change = " ".join(f"{self.mesh.names[k]}:{decode(c)!r}" for k, c in sorted(wanted.items()))
-        return self.planned(self.question.pin(self.subject, wanted), change, wanted)
+        return self.planned(pin_subject(self.request, self.subject, wanted), change, wanted)
 
     def unpinned(self, position: int) -> Alternative:
         return self.planned(
-            self.question.unpin(self.subject, position), f"{self.mesh.names[position]}:?", {}
+            unpin_subject(self.request, self.subject, position),
+            f"{self.mesh.names[position]}:?",
+            {},
         )
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
         then the splits."""
         subject, n = self.subject, self.mesh.sizes[position]
-        aval = self.question.graph.avals[subject.values[0]]
+        aval = self.request.graph.avals[subject.values[0]]
         boundary = subject.kind in ("input", "output")
         splits = [
             1 + d
@@ -262,9 +260,7 @@ class _Asking:
 
     def natively_partial(self) -> frozenset[str]:
         """The monoids under which some row makes the value partial."""
-        q = self.question
-        native = q.tables.of(self.regime, q.graph).native(q.graph, q.demand.partial_inputs(q.graph))
-        return native.get(self.subject.values[0], EMPTY)
+        return self.request.native.get(self.subject.values[0], EMPTY)
 
     def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
         """For each mesh axis, the plans with another atom there; and how many were left out."""
@@ -283,7 +279,7 @@ class _Asking:
         """Plans with other atoms on two mesh axes, those whose atoms cost least one by one
         first."""
         seen = {a.type for found in singles.values() for a in found}
-        shape = tuple(self.question.graph.avals[self.subject.values[0]].shape)
+        shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
         estimated: list[tuple[float, int, Wanted]] = []
         for k, j in itertools.combinations(self.axes, 2):
             tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
@@ -342,13 +338,13 @@ class _Asking:
         """The links of an output: its own type, then those of what is returned unless something
         else holds that type."""
         own = f"`{self.subject.label}`"
-        tied = dict(self.question.demand.tied).get(self.subject.position)
+        tied = dict(self.request.demand.tied).get(self.subject.position)
         if self.is_pinned(position):
             return (
                 Link(kind="input", subject=own, atom=code, because="pinned by the output's type"),
             )
         if tied is not None:
-            donated = self.origins.label(self.question.graph.inputs[tied])
+            donated = self.origins.label(self.request.graph.inputs[tied])
             because = f"it takes the buffer, and so the type, of the donated input {donated}"
             return Link(kind="tied", subject=own, atom=code, because=because), *links
         return (

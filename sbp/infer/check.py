@@ -8,7 +8,7 @@ axis: a check only assumes other literals.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +17,11 @@ import z3
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, Convert, End, System, Variable, constraints_of
-from sbp.infer.problem import Demand
-from sbp.infer.regime import Rules, detour
-from sbp.infer.rows import EMPTY, RowTable, Tables
-from sbp.infer.space import INFINITE, Code, Spaces
+from sbp.infer.policy import Rules, detour
+from sbp.infer.request import Request
+from sbp.infer.rows import EMPTY
+from sbp.infer.space import INFINITE, Code
 from sbp.infer.typing import Typing
-from sbp.limits import Policy
-from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.trace.numbering import SAME
 from sbp.types import MONOIDS
@@ -83,25 +81,12 @@ class Checker:
     """The constraints of a program, ready to be checked with and without some of its pins.
 
     Arguments:
-      graph: the program.
-      mesh: the mesh.
-      demand: types asked of inputs and outputs.
-      policy: the boxing policy.
+      request: the program, and what its types are chosen by.
       rlimit: Z3's resource limit of one check.
-      tables: the rows of the mesh, when they are at hand.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        mesh: MeshSpec,
-        demand: Demand,
-        policy: Policy,
-        *,
-        rlimit: int = RLIMIT,
-        tables: Tables | None = None,
-    ) -> None:
-        self.systems = constraints_of(graph, mesh, demand, policy, tables)
+    def __init__(self, request: Request, *, rlimit: int = RLIMIT) -> None:
+        self.systems = constraints_of(request)
         self._rlimit = rlimit
         self._axes: dict[str, _Axis] = {}
 
@@ -142,12 +127,10 @@ class Checker:
         return limit or CheckResult(status="sat")
 
 
-def check(
-    graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy = "auto", *, rlimit: int = RLIMIT
-) -> CheckResult:
+def check(request: Request, *, rlimit: int = RLIMIT) -> CheckResult:
     """Decides whether a program has a typing under a policy, and blames a minimal set of
     constraints when it has none."""
-    return Checker(graph, mesh, demand, policy, rlimit=rlimit).check()
+    return Checker(request, rlimit=rlimit).check()
 
 
 class _Axis:
@@ -360,7 +343,7 @@ def _reasons(
     policies, bans = convert.rules.policies, convert.rules.bans
     free = ("auto",) * len(policies)
     names = {
-        system.regime.ban(b): f"b{i}" for i, b in reversed(list(enumerate(system.regime.budgets)))
+        system.request.ban(b): f"b{i}" for i, b in reversed(list(enumerate(system.request.budgets)))
     }
     found: list[tuple[tuple[str, ...], tuple[str, ...], Rules]] = []
     if policies != free:
@@ -376,25 +359,15 @@ def _reasons(
 # ---- a second look ------------------------------------------------------------------------------
 
 
-def certify(typing: Typing, demand: Demand | None = None, *, tables: Tables | None = None) -> None:
+def certify(typing: Typing) -> None:
     """Evaluates every constraint on a typing: each node has one of its rows, each conversion is
     allowed, each pin holds.
-
-    Arguments:
-      typing: what was chosen.
-      demand: what was asked of inputs and outputs; None takes the typing's own.
-      tables: the rows of the mesh, when they are at hand.
 
     Raises:
       SbpInternalError: naming the first constraint that does not hold.
     """
-    graph = typing.graph
-    if demand is None:
-        demand = Demand(
-            inputs=tuple(typing.values[v] for v in graph.inputs), outputs=typing.outputs
-        )
-    tables = tables or Tables(typing.mesh)
-    systems = constraints_of(graph, typing.mesh, demand, typing.boxing, tables)
+    request = typing.graph_request
+    systems = constraints_of(request)
     states = [
         [_state_of(v, typing, system.position) for v in system.variables] for system in systems
     ]
@@ -406,7 +379,7 @@ def certify(typing: Typing, demand: Demand | None = None, *, tables: Tables | No
             convert = constraint.convert
             if convert is not None and not convert.unless:
                 source, target = _code(have, convert.source), _code(have, convert.target)
-                aval = graph.avals[convert.value]
+                aval = request.graph.avals[convert.value]
                 if (
                     source is None
                     or target is None
@@ -416,22 +389,22 @@ def certify(typing: Typing, demand: Demand | None = None, *, tables: Tables | No
                         system, constraint, f"made as code {source}, read as code {target}"
                     )
     if systems:
-        _certify_rows(typing, graph, tables.of(systems[0].regime, graph), systems[0].native)
+        _certify_rows(typing, request, request.graph)
         _certify_boxing(typing, systems, states)
 
 
-def _certify_rows(
-    typing: Typing, graph: Graph, table: RowTable, native: Mapping[int, frozenset[str]]
-) -> None:
+def _certify_rows(typing: Typing, request: Request, graph: Graph) -> None:
     """Over all axes at once: rows of inner axes are found on shapes that the outer ones have
     localised."""
     for node in graph.nodes:
         for region in node.regions:
-            _certify_rows(typing, region, table, native)
+            _certify_rows(typing, request, region)
         if node.regions or node.op in SAME:
             continue
-        given = tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
-        rows = table.rows(
+        given = tuple(
+            request.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
+        )
+        rows = request.table.rows(
             node,
             [graph.aval(o) for o in node.inputs],
             [graph.avals[o] for o in node.outputs],
@@ -451,7 +424,7 @@ def _certify_boxing(
 ) -> None:
     """Over all axes at once: a split is entered or left only while no inner axis splits the same
     dim."""
-    spaces = Spaces(typing.mesh)
+    spaces = typing.request.spaces
     seen: dict[tuple[Any, ...], bool] = {}
     for parallel in zip(
         *(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True

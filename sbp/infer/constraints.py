@@ -21,9 +21,10 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Span
-from sbp.infer.problem import Demand, pinned_codes
-from sbp.infer.regime import POLICY_KINDS, Ban, Regime, Rules, detour, regime_of
-from sbp.infer.rows import EMPTY, RowTable, Tables, row_sends
+from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
+from sbp.infer.problem import pinned_codes
+from sbp.infer.request import Request
+from sbp.infer.rows import EMPTY, row_sends
 from sbp.infer.space import Code, TypeSpace, decode
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
@@ -127,7 +128,7 @@ class System:
     Arguments:
       mesh_axis: the axis.
       position: its position in the mesh.
-      regime: all policies and budgets.
+      request: the program, and what its types are chosen by.
       avals: shape and dtype of every value.
       conversions: what can be converted on this axis.
       variables, constraints: pins, policy and budgets come first, then the program's order.
@@ -137,7 +138,7 @@ class System:
 
     mesh_axis: str
     position: int
-    regime: Regime = field(repr=False)
+    request: Request = field(repr=False)
     avals: dict[int, Any] = field(repr=False)
     conversions: Conversions = field(repr=False)
     variables: tuple[Variable, ...] = field(repr=False)
@@ -212,9 +213,10 @@ class Conversions:
         return self._found[key]
 
 
-def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ...]:
+def pin_sites(request: Request) -> tuple[PinSite, ...]:
     """All pins of a program in program order, inputs first; nodes traced from one annotation are
     one pin."""
+    graph, mesh, demand = request.graph, request.mesh, request.demand
     sites: list[PinSite] = []
     for position, codes in enumerate(demand.inputs):
         if codes is not None and any(c is not None for c in codes):
@@ -256,36 +258,20 @@ def pin_sites(graph: Graph, mesh: MeshSpec, demand: Demand) -> tuple[PinSite, ..
     return tuple(sites)
 
 
-def constraints_of(
-    graph: Graph, mesh: MeshSpec, demand: Demand, policy: Policy, tables: Tables | None = None
-) -> tuple[System, ...]:
+def constraints_of(request: Request) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
-    regime = regime_of(graph, mesh, policy, demand)
-    table = (tables or Tables(mesh)).of(regime, graph)
-    sites = pin_sites(graph, mesh, demand)
-    native = table.native(graph, demand.partial_inputs(graph))
+    sites = pin_sites(request)
     return tuple(
-        _Builder(graph, demand, regime, table, native, sites, k).system()
-        for k, n in enumerate(mesh.sizes)
-        if n > 1
+        _Builder(request, sites, k).system() for k, n in enumerate(request.mesh.sizes) if n > 1
     )
 
 
 class _Builder:
     """Walks a program and writes down its system on one mesh axis."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        demand: Demand,
-        regime: Regime,
-        table: RowTable,
-        native: Mapping[int, frozenset[str]],
-        sites: tuple[PinSite, ...],
-        position: int,
-    ) -> None:
-        self.graph, self.demand, self.table, self.native = graph, demand, table, native
-        self.regime, self.mesh = regime, regime.mesh
+    def __init__(self, request: Request, sites: tuple[PinSite, ...], position: int) -> None:
+        self.request, self.graph, self.mesh = request, request.graph, request.mesh
+        self.demand, self.native = request.demand, request.native
         self.position, self.n = position, self.mesh.sizes[position]
         self.loops = 0
         self.variables: list[Variable] = []
@@ -321,7 +307,7 @@ class _Builder:
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
-            regime=self.regime,
+            request=self.request,
             avals=self.graph.avals,
             conversions=Conversions(self.mesh, self.position),
             variables=tuple(self.variables),
@@ -348,10 +334,10 @@ class _Builder:
             Constraint(
                 name="policy",
                 kind="policy",
-                because=Because(None, f'boxing is "{self.regime.base}"'),
+                because=Because(None, f'boxing is "{self.request.boxing}"'),
             )
         )
-        for number, budget in enumerate(self.regime.budgets):
+        for number, budget in enumerate(self.request.budgets):
             found.append(
                 Constraint(
                     name=f"b{number}",
@@ -432,7 +418,7 @@ class _Builder:
             node=node,
             operand=number,
         )
-        rules = self.regime.at(node, in_loop=self.loops > 0, free=free, value=operand)
+        rules = self.request.rules(node, in_loop=self.loops > 0, free=free, value=operand)
         self.reads.append((draft, operand, end, rules, unless))
 
     def visit(self, graph: Graph) -> None:
@@ -469,13 +455,13 @@ class _Builder:
         )
 
     def equation(self, graph: Graph, node: Node) -> None:
-        rows = self.table.rows(
+        rows = self.request.table.rows(
             node,
             [graph.aval(o) for o in node.inputs],
             [graph.avals[o] for o in node.outputs],
             tuple(self.of(o) for o in node.inputs),
         )
-        rules = self.regime.at(node, in_loop=self.loops > 0)
+        rules = self.request.rules(node, in_loop=self.loops > 0)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:
             k = self.position

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.infer.regime import Rules
+from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, row_sends, seen_codes
 from sbp.infer.space import Codes, Spaces, local_shape
 from sbp.machine.mesh import MeshSpec

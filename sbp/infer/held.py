@@ -10,13 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from sbp.infer.choose import NOTHING
-from sbp.infer.problem import Demand, Problem
-from sbp.infer.regime import regime_of
-from sbp.infer.rows import Tables
-from sbp.infer.space import Codes, Spaces
+from sbp.infer.problem import Problem
+from sbp.infer.request import Request
+from sbp.infer.space import Codes
 from sbp.infer.typing import Typing
-from sbp.limits import Policy
-from sbp.trace.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +42,7 @@ class Hold:
 
 
 def choose_held(
-    graph: Graph,
-    demand: Demand,
-    boxing: Policy,
-    tables: Tables,
-    holds: Sequence[Hold],
-    *,
-    shares: Mapping[int, float] = NOTHING,
+    request: Request, holds: Sequence[Hold], *, shares: Mapping[int, float] = NOTHING
 ) -> Typing | None:
     """The cheapest typing in which all conditions hold, or None; `shares` as for
     `sbp.infer.choose.choose`.
@@ -59,9 +50,7 @@ def choose_held(
     Rows that another row with conversions replaces at no more cost are not among those that are
     tried, as in `choose`.
     """
-    mesh = tables.mesh
-    table = tables.of(regime_of(graph, mesh, boxing, demand), graph)
-    problem = Problem(graph, mesh, demand, boxing, Spaces(mesh), table, shares=shares)
+    problem = Problem(request, shares=shares)
     problem.build()
     for hold in holds:
         variable, codes = _end(problem, hold)

@@ -23,11 +23,12 @@ from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import float32_sums
 from sbp.infer.cost import row_seconds, undominated
-from sbp.infer.regime import Regime, Rules, detour, regime_of
-from sbp.infer.rows import EMPTY, NdRow, RowTable, row_sends
-from sbp.infer.space import Codes, Spaces, TypeSpace, from_type, is_even, stack
+from sbp.infer.policy import Rules, detour
+from sbp.infer.request import Request
+from sbp.infer.rows import EMPTY, NdRow, row_sends
+from sbp.infer.space import Codes, TypeSpace, from_type, is_even, stack
 from sbp.infer.typing import Typing
-from sbp.limits import POLICIES, Budget, Policy
+from sbp.limits import POLICIES
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
@@ -37,38 +38,6 @@ from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
 """Seconds by which a row that carries a partial on is preferred to one that wants it reduced."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What is asked of the program's inputs and outputs, in codes; None on an axis leaves it to the
-    chooser.
-
-    Arguments:
-      inputs: for each input, a code or None per mesh axis; None for a free input.
-      outputs: for each output the same.
-      tied: (output, input) positions that have the same type: a donated argument and what the step
-          returns for it.
-      policies: the boxing policy of each mesh axis where it is not the program's; empty for none.
-      budgets: collectives that no plan may have.
-      reduce_dtype: "float32" where all sums of 16-bit parts are accumulated in float32; None leaves
-          them to the platform, but for annotations that say otherwise.
-    """
-
-    inputs: tuple[tuple[int | None, ...] | None, ...]
-    outputs: tuple[tuple[int | None, ...] | None, ...]
-    tied: tuple[tuple[int, int], ...] = ()
-    policies: tuple[Policy | None, ...] = ()
-    budgets: tuple[Budget, ...] = ()
-    reduce_dtype: str | None = None
-
-    def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
-        """The monoids of the program's inputs that are pinned partial."""
-        found = {
-            value: frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
-            for value, wanted in zip(graph.inputs, self.inputs, strict=True)
-        }
-        return {value: monoids for value, monoids in found.items() if monoids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +56,7 @@ class Problem:
     """The costs of a program's typings, ready for the solver.
 
     Arguments:
-      graph: the program.
-      mesh: the mesh.
-      demand: types asked of inputs and outputs.
-      boxing: the policy.
+      request: the program, and what its types are chosen by.
       byte_price: seconds charged per byte held by inputs, outputs and `held`, to meet a memory
           limit.
       held: values that are live when memory is fullest, and those of them that are live as another
@@ -100,18 +66,11 @@ class Problem:
         The typing's seconds have all of it.
     """
 
-    graph: Graph
-    mesh: MeshSpec
-    demand: Demand
-    boxing: Policy
-    spaces: Spaces
-    table: RowTable
+    request: Request
     byte_price: float = 0.0
     held: frozenset[tuple[int, bool]] = frozenset()
     shares: Mapping[int, float] = field(default_factory=dict)
-    _regime: Regime = field(init=False)
     _float32: frozenset[int] = field(init=False)
-    _strictest: Rules = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
     native: Mapping[int, frozenset[str]] = field(default_factory=dict)
     makers: dict[int, _End] = field(default_factory=dict)
@@ -126,13 +85,21 @@ class Problem:
     _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
     _loops: int = 0
 
+    @property
+    def graph(self) -> Graph:
+        """The program."""
+        return self.request.graph
+
+    @property
+    def mesh(self) -> MeshSpec:
+        """The mesh."""
+        return self.request.mesh
+
     def build(self) -> None:
         """Fills `costs`."""
-        self._regime = regime_of(self.graph, self.mesh, self.boxing, self.demand)
-        self._strictest = self._regime.strictest(self.graph)
-        self.native = self.table.native(self.graph, self.demand.partial_inputs(self.graph))
-        self._float32 = float32_sums(self.graph, self.demand.reduce_dtype, self._carried)
-        for value, wanted in zip(self.graph.inputs, self.demand.inputs, strict=True):
+        self.native = self.request.native
+        self._float32 = float32_sums(self.graph, self.request.reduce_dtype, self._carried)
+        for value, wanted in zip(self.graph.inputs, self.request.demand.inputs, strict=True):
             types = self._boundary_types(self.graph.avals[value], wanted)
             self.makers[value] = self._value_end(value, types, price=True)
         self._visit(self.graph, 1.0)
@@ -156,7 +123,7 @@ class Problem:
                     forced.add((position, c - 1))
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
-        return self.spaces.of(
+        return self.request.spaces.of(
             tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced), float32
         )
 
@@ -211,8 +178,8 @@ class Problem:
     def _read(self, operand: Any, end: _End) -> None:
         if isinstance(operand, Constant):
             return
-        if operand in self._regime.late and end.rules is not None:
-            late = self._regime.at(None, value=operand, in_loop=self._loops > 0)
+        if operand in self.request.late and end.rules is not None:
+            late = self.request.rules(None, value=operand, in_loop=self._loops > 0)
             end = dataclasses.replace(end, rules=Rules(end.rules.policies, late.bans))
         self.readers[operand].append(end)
 
@@ -221,7 +188,7 @@ class Problem:
 
     def _rules(self, node: Node | None, *, free: bool = False) -> Rules:
         """What may be converted for a reader that is visited now."""
-        return self._regime.at(node, in_loop=self._loops > 0, free=free)
+        return self.request.rules(node, in_loop=self._loops > 0, free=free)
 
     # ---- nodes ----------------------------------------------------------------------------------
 
@@ -251,7 +218,7 @@ class Problem:
         )
         ins = tuple(self.graph.aval(o) for o in node.inputs)
         outs = tuple(self.graph.avals[o] for o in node.outputs)
-        rows = self.table.rows(node, ins, outs, given)
+        rows = self.request.table.rows(node, ins, outs, given)
         yield from (k for k in range(len(ins)) if any(c < 0 for row in rows for c in row.ins[k]))
 
     def _node(self, graph: Graph, node: Node, weight: float) -> None:
@@ -260,7 +227,7 @@ class Problem:
         )
         ins = tuple(graph.aval(o) for o in node.inputs)
         outs = tuple(graph.avals[o] for o in node.outputs)
-        rows, rules = self.table.rows(node, ins, outs, native), self._rules(node)
+        rows, rules = self.request.table.rows(node, ins, outs, native), self._rules(node)
         float32 = tuple(o in self._float32 for o in (*node.inputs, *node.outputs))
         key = id(rows), node.op, rules, float32
         if key not in self._row_costs:
@@ -284,7 +251,9 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(rows, seconds, (*ins, *outs), float32, self.spaces, self._strictest)
+            kept = undominated(
+                rows, seconds, (*ins, *outs), float32, self.request.spaces, self.request.strictest
+            )
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
                 seconds[kept],
@@ -428,9 +397,9 @@ class Problem:
     # ---- boundary and edges ---------------------------------------------------------------------
 
     def _bind_outputs(self) -> None:
-        tied, rules = dict(self.demand.tied), self._rules(None, free=True)
+        tied, rules = dict(self.request.demand.tied), self._rules(None, free=True)
         for position, (operand, wanted) in enumerate(
-            zip(self.graph.outputs, self.demand.outputs, strict=True)
+            zip(self.graph.outputs, self.request.demand.outputs, strict=True)
         ):
             if position in tied and wanted is None:
                 entry = self.makers[self.graph.inputs[tied[position]]]
@@ -479,7 +448,7 @@ class Problem:
             aval = self.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
             monoids = self.native.get(value, EMPTY)
-            if self.demand.budgets:
+            if self.request.budgets:
                 monoids = detour(aval.dtype, monoids)
             space = self._space(aval, monoids, sorted(every), value in self._float32)
             groups: dict[Rules | None, list[_End]] = defaultdict(list)
@@ -565,9 +534,8 @@ class Problem:
                 rows[node.id] = _region_row(node, values)
         outputs = tuple(e.codes[states[e.variable]] for e in self.program_outputs if e is not None)
         return Typing(
+            request=self.request,
             graph=self.graph,
-            mesh=self.mesh,
-            boxing=self.boxing,
             values=values,
             rows=rows,
             region_outputs=returned,

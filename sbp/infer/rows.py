@@ -12,7 +12,6 @@ from typing import Any
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpError, warn
-from sbp.infer.regime import Regime
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
@@ -85,7 +84,6 @@ class RowTable:
         self._all_local = ("local",) * len(mesh.sizes)
         self._branch_cache: dict[Any, tuple[_Branch, ...]] = {}
         self._partial_cache: dict[Any, tuple[_Partial, ...]] = {}
-        self._native: dict[Any, tuple[Graph, Mapping[int, frozenset[str]]]] = {}
         self._keep: list[Any] = []
 
     def axis_rows(
@@ -127,23 +125,6 @@ class RowTable:
                 f" at {node.span}" if node.span else "",
             )
         return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
-
-    def native(
-        self, graph: Graph, seeds: Mapping[int, frozenset[str]]
-    ) -> Mapping[int, frozenset[str]]:
-        """For each value of a program, the monoids under which some row yields it partial.
-
-        Arguments:
-          graph: the program.
-          seeds: monoids of the values pinned partial.
-        """
-        key = id(graph), frozenset(seeds.items())
-        if key not in self._native:
-            self._native[key] = (
-                graph,
-                native_partials(graph, self, seeds),
-            )  # the graph is held, so that its id stays its own
-        return self._native[key][1]
 
     def partial_rows(
         self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
@@ -244,29 +225,6 @@ class RowTable:
                     )
             self._branch_cache[key] = tuple(found)
         return self._branch_cache[key]
-
-
-class Tables:
-    """The rows of nodes on one mesh, found once for all that is asked about a program and its
-    edits.
-
-    Arguments:
-      mesh: the mesh.
-    """
-
-    def __init__(self, mesh: MeshSpec) -> None:
-        self.mesh = mesh
-        self._tables: dict[bool, RowTable] = {}
-
-    def at(self, *, communicates: bool) -> RowTable:
-        """The table with or without rows whose kernels have collectives."""
-        if communicates not in self._tables:
-            self._tables[communicates] = RowTable(self.mesh, communicates=communicates)
-        return self._tables[communicates]
-
-    def of(self, regime: Regime, graph: Graph) -> RowTable:
-        """The table that holds for a program under its policies."""
-        return self.at(communicates=regime.communicates(graph))
 
 
 def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
@@ -409,8 +367,7 @@ def check_rules(graph: Graph) -> None:
 def native_partials(
     graph: Graph, table: RowTable, seeds: Mapping[int, frozenset[str]]
 ) -> Mapping[int, frozenset[str]]:
-    """For each value, the monoids under which some row yields it partial, by fixpoint over loops;
-    `RowTable.native` remembers them.
+    """For each value, the monoids under which some row yields it partial, by fixpoint over loops.
 
     Arguments:
       graph: the program.

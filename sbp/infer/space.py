@@ -18,7 +18,7 @@ import numpy as np
 
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Float32Sum, block_dim
-from sbp.infer.regime import Rules
+from sbp.infer.policy import Rules
 from sbp.limits import Policy as Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.network import AlphaBeta

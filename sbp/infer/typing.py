@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass, field
 
+from sbp.infer.request import Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, to_type
-from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Typing:
     """A program with types.
 
     Arguments:
-      graph: the program.
-      mesh: the mesh.
-      boxing: the policy it was typed under.
+      request: the program as it was traced, and what its types were chosen by.
+      graph: the program that has these types: that of the request, or what `plan.saving` made of
+        it.
       values: the type each value is made in, in codes.
       rows: for each node id, the types it takes its operands in and gives its results in (region
           nodes included).
@@ -34,9 +36,8 @@ class Typing:
           `seconds` alone.
     """
 
+    request: Request
     graph: Graph
-    mesh: MeshSpec
-    boxing: Policy
     values: dict[int, Codes] = field(repr=False)
     rows: dict[int, NdRow] = field(repr=False)
     region_outputs: dict[tuple[int, int], tuple[Codes, ...]] = field(repr=False)
@@ -46,6 +47,18 @@ class Typing:
     saved_seconds: float = 0.0
     keeps: bool = True
     float32: frozenset[int] = field(default=frozenset(), repr=False)
+
+    @property
+    def mesh(self) -> MeshSpec:
+        """The mesh."""
+        return self.request.mesh
+
+    @functools.cached_property
+    def graph_request(self) -> Request:
+        """The request with `graph` as its program, for the rules and rows of its nodes."""
+        if self.graph is self.request.graph:
+            return self.request
+        return dataclasses.replace(self.request, graph=self.graph)
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""

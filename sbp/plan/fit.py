@@ -1,5 +1,9 @@
-"""Graph -> Program: the cheapest plan, what gradients keep counted once; under a memory limit held
-bytes get dearer until it fits."""
+"""Request -> Program: the cheapest plan that fits the memory limit.
+
+Conversions of the forward pass that the backward pass repeats are made once where memory allows.
+Under a memory limit the bytes that values take on a device are charged at rising prices until a
+plan fits.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,12 @@ from typing import Protocol
 
 from sbp.infer.check import certify
 from sbp.infer.choose import choose
-from sbp.infer.problem import Demand
-from sbp.infer.regime import regime_of
-from sbp.infer.rows import Tables
+from sbp.infer.request import Request
 from sbp.infer.typing import Typing
-from sbp.limits import Policy
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
 from sbp.trace.collector import collecting_less
-from sbp.trace.graph import Graph
 from sbp.trace.numbering import twins
 
 PRICES = tuple(10.0**n for n in range(-14, -6))
@@ -38,89 +37,57 @@ enough."""
 
 
 @collecting_less()
-def fit(
-    graph: Graph,
-    mesh: MeshSpec,
-    demand: Demand,
-    *,
-    boxing: Policy = "auto",
-    memory_limit: float | None = None,
-    aliased: tuple[int, ...] = (),
-    keeping: bool = True,
-    tables: Tables | None = None,
-) -> tuple[Program | None, Program | None]:
+def fit(request: Request) -> tuple[Program | None, Program | None]:
     """The cheapest program that fits.
-
-    Arguments:
-      graph: the program.
-      mesh: the mesh and its hardware.
-      demand: types asked of inputs and outputs.
-      boxing: which conversions may move data.
-      memory_limit: bytes per device; None for no limit.
-      aliased: positions of donated inputs.
-      keeping: whether types are chosen with what gradients keep from the forward pass in mind,
-          which takes up to three times as long.
-      tables: the rows of the mesh, when they are at hand.
 
     Returns:
       The program or None, and the program of least memory that was found (None when there is no
       typing at all).
     """
-    tables = tables or Tables(mesh)
-    if demand.budgets:
-        # What is sent for one reader may serve another, for which it might not have been sent: so
-        # first without, and a look at the plan.
-        unlimited = dataclasses.replace(demand, budgets=())
-        program, _ = fit(
-            graph,
-            mesh,
-            unlimited,
-            boxing=boxing,
-            memory_limit=memory_limit,
-            aliased=aliased,
-            keeping=keeping,
-            tables=tables,
-        )
-        regime = regime_of(graph, mesh, boxing, demand)
-        if program is not None and next(over_budget(program.block, regime), None) is None:
+    if request.budgets:
+        # A collective made for one reader may serve another reader for which it would be forbidden.
+        # So the cheapest plan without budgets is looked at first.
+        program, _ = fit(dataclasses.replace(request, budgets=()))
+        if program is not None and next(over_budget(program.block, request), None) is None:
+            typing = dataclasses.replace(program.typing, request=request)
+            program = dataclasses.replace(program, typing=typing)
             return program, program
-    choosing = functools.partial(choose, graph, mesh, demand, boxing=boxing, tables=tables)
-    program = least = cheapest(
-        choosing, graph, demand, tables, memory_limit=memory_limit, aliased=aliased, keeping=keeping
-    )
-    if program is None or least is None:
+    program = cheapest(functools.partial(choose, request), request)
+    if program is None:
         return None, None
-    if memory_limit is None or program.cost.peak_memory_bytes <= memory_limit:
+    if request.memory_limit is None or program.cost.peak_memory_bytes <= request.memory_limit:
         return program, program
-    held: set[tuple[int, bool]] = set()
-    again = bool(twins(graph).again)
+    return _within_memory(program, request.memory_limit)
+
+
+def best_program(request: Request) -> Program | None:
+    """The cheapest program that fits, or None."""
+    return fit(request)[0]
+
+
+def _within_memory(program: Program, limit: float) -> tuple[Program | None, Program]:
+    """A cheap program that fits a memory limit, from the cheapest program, which does not; and the
+    program of least memory that was found."""
+    request, least = program.request, program
+    live: set[tuple[int, bool]] = set()
+    repeated = bool(twins(request.graph).again)
 
     def at(price: float) -> Program | None:
-        typing = choose(
-            graph,
-            mesh,
-            demand,
-            boxing=boxing,
-            byte_price=price,
-            held=frozenset(held),
-            tables=tables,
-        )
+        typing = choose(request, byte_price=price, held=frozenset(live))
         if typing is None:
             return None
-        typing = dataclasses.replace(typing, keeps=not again)
-        certify(typing, demand, tables=tables)
-        return without_repeats(
-            resolve(typing, demand, aliased=aliased), demand, tables, memory_limit
-        )
+        typing = dataclasses.replace(typing, keeps=not repeated)
+        certify(typing)
+        return without_repeats(resolve(typing))
 
     too_low = PRICES[0] / 10
     for price in PRICES:
-        # What fills the memory is charged, too; cut points found at one price stay charged at the
-        # next.
-        held |= {
+        # The values live at the fullest moment are charged, too. Those found at one price stay
+        # charged at the next.
+        live |= {
             (r.value, r.codes != program.typing.values.get(r.value))
             for r in program.fullest
-            if r.value in graph.avals
+            if r.value in request.graph.avals
         }
         found = at(price)
         if found is None:
@@ -128,12 +95,12 @@ def fit(
         program = found
         if program.cost.peak_memory_bytes < least.cost.peak_memory_bytes:
             least = program
-        if program.cost.peak_memory_bytes <= memory_limit:
+        if program.cost.peak_memory_bytes <= limit:
             best, enough = program, price
             for _ in range(HALVINGS):
                 middle = math.sqrt(too_low * enough)
                 found = at(middle)
-                if found is not None and found.cost.peak_memory_bytes <= memory_limit:
+                if found is not None and found.cost.peak_memory_bytes <= limit:
                     enough = middle
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:
@@ -144,52 +111,42 @@ def fit(
 
 
 class Choosing(Protocol):
-    """What chooses types for the shares of `sbp.infer.choose.choose`, under any conditions of its
+    """Chooses types for the `shares` of `sbp.infer.choose.choose`, under any conditions of its
     own."""
 
     def __call__(self, *, shares: Mapping[int, float]) -> Typing | None: ...
 
 
-def cheapest(
-    choosing: Choosing,
-    graph: Graph,
-    demand: Demand,
-    tables: Tables,
-    *,
-    memory_limit: float | None,
-    aliased: tuple[int, ...],
-    keeping: bool = True,
-) -> Program | None:
-    """The cheapest program, what gradients keep from the forward pass counted once.
+def cheapest(choosing: Choosing, request: Request) -> Program | None:
+    """The cheapest program, with conversions that the backward pass repeats made once.
 
-    Whether a conversion has been made before is a matter of three types, and costs are of two. So
-    types are chosen in three ways: as though all that gradients make again had been kept, which
-    bounds every plan; with a share of each such conversion charged where it is made first, and a
-    share where it is made again; and as though nothing were kept. What is best as a plan is taken.
+    A rematerialised block repeats conversions of the forward pass; the plan can reuse their
+    results. Whether it can depends on three types (value, first use, second use), but the cost
+    graph has pairwise costs. So the chooser runs three times: with repeated conversions priced at 0
+    (its bound holds for every plan), at 1/k for k copies, and in full. The cheapest of the three
+    plans is taken.
+
+    Arguments:
+      choosing: chooses the types.
+      request: the program, and what its types are chosen by.
     """
+    limit = request.memory_limit
 
     def chosen(shares: Mapping[int, float]) -> Program | None:
         typing = choosing(shares=shares)
         if typing is None:
             return None
-        certify(typing, demand, tables=tables)
-        return without_repeats(
-            resolve(typing, demand, aliased=aliased), demand, tables, memory_limit
-        )
+        certify(typing)
+        return without_repeats(resolve(typing))
 
     def order(program: Program) -> tuple[bool, float]:
-        return (
-            memory_limit is not None and program.cost.peak_memory_bytes > memory_limit,
-            program.cost.seconds,
-        )
+        over = limit is not None and program.cost.peak_memory_bytes > limit
+        return over, program.cost.seconds
 
-    found = twins(graph)
+    found = twins(request.graph)
     if not found.again:
         return chosen({})
-    if (
-        not keeping
-        or sum(1 for _ in graph.walk()) * AXIS_FACTOR ** (len(tables.mesh.sizes) - 1) > LARGE
-    ):
+    if not request.reuse or request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE:
         program = chosen({})
         return program and dataclasses.replace(
             program, typing=dataclasses.replace(program.typing, keeps=False)
@@ -204,21 +161,19 @@ def cheapest(
     )
 
 
-def without_repeats(
-    program: Program, demand: Demand, tables: Tables, memory_limit: float | None
-) -> Program:
-    """The program with conversions that an earlier loop has made kept from there, as many as the
-    memory holds."""
-    limit = program.mesh.hardware.hbm_bytes if memory_limit is None else memory_limit
-    regime = regime_of(program.graph, program.mesh, program.typing.boxing, demand)
+def without_repeats(program: Program) -> Program:
+    """The program with repeated conversions replaced by the first result, as many as the memory
+    allows."""
+    limit = program.request.memory_limit
+    limit = program.mesh.hardware.hbm_bytes if limit is None else limit
     chosen = sorted(
-        repeats(program.typing, program.block, regime),
+        repeats(program.typing, program.block),
         key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value),
     )
     while chosen:
-        typing = save(program.typing, tuple(chosen), regime)
-        certify(typing, demand, tables=tables)
-        saved = resolve(typing, demand, aliased=program.aliased)
+        typing = save(program.typing, tuple(chosen))
+        certify(typing)
+        saved = resolve(typing)
         if (
             saved.cost.peak_memory_bytes <= limit
             and saved.cost.bytes_per_device < program.cost.bytes_per_device

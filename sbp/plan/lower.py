@@ -8,10 +8,9 @@ from collections import defaultdict
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.infer.problem import Demand
-from sbp.infer.regime import Regime, Rules, detour, regime_of
+from sbp.infer.policy import Rules, detour
 from sbp.infer.rows import EMPTY, row_sends
-from sbp.infer.space import Codes, Spaces, TypeSpace
+from sbp.infer.space import Codes, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
 from sbp.trace.graph import Constant, Graph, Node, Operand
@@ -19,30 +18,20 @@ from sbp.trace.regions import LOOPS, trips_of
 from sbp.types import MONOIDS
 
 
-def lower(typing: Typing, demand: Demand | None = None) -> Block:
+def lower(typing: Typing) -> Block:
     """Writes a typing out as instructions.
-
-    Arguments:
-      typing: the typing.
-      demand: what was asked: its policies and budgets hold for the steps of a conversion, too.
 
     The order is the program's. A value that several readers want in several types is brought there
     along the cheapest tree: what is gathered for one reader is sliced for the next. A reader that
     may not convert everything takes what its own rules reach.
     """
-    demand = demand or Demand(inputs=(), outputs=())
-    return _Lowering(
-        typing,
-        Spaces(typing.mesh),
-        regime_of(typing.graph, typing.mesh, typing.boxing, demand),
-    ).block(typing.graph, typing.outputs)
+    return _Lowering(typing).block(typing.graph, typing.outputs)
 
 
 class _Lowering:
-    def __init__(self, typing: Typing, spaces: Spaces, regime: Regime) -> None:
+    def __init__(self, typing: Typing) -> None:
         self.typing = typing
-        self.spaces = spaces
-        self.regime = regime
+        self.request = typing.graph_request
         self.loops = 0
         self.zero: Codes = (0,) * len(typing.mesh.sizes)
 
@@ -50,10 +39,10 @@ class _Lowering:
         """A space of a value that holds the given types."""
         aval = self.typing.graph.avals[value]
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
-        monoids = detour(aval.dtype, monoids) if self.regime.budgets else monoids
+        monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         shape = tuple(aval.shape)
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        return self.spaces.of(
+        return self.request.spaces.of(
             shape, _jax.itemsize(aval.dtype), monoids, forced, value in self.typing.float32
         )
 
@@ -134,7 +123,7 @@ class _Lowering:
         """What may be converted for a reader: annotations and the end of the program convert
         freely."""
         free = reader is None or reader.op == annotate_p.name
-        return self.regime.at(reader, in_loop=self.loops > 0, free=free, value=value)
+        return self.request.rules(reader, in_loop=self.loops > 0, free=free, value=value)
 
     def reached(self, value: int, held: list[Codes], target: Codes, rules: Rules) -> Codes:
         """Of the types that are there, the one from which the rules reach a type most cheaply."""

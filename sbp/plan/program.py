@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sbp.handwritten.traffic import handwritten_bytes
-from sbp.infer.problem import Demand
-from sbp.infer.regime import regime_of
+from sbp.infer.request import Request
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
-from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register
 from sbp.plan.lower import lower
@@ -66,22 +64,23 @@ class Program:
     Arguments:
       typing: types and rows.
       block: the instructions.
-      aliased: positions of donated inputs.
       cost: what a call costs.
       fullest: the temporaries that are live when memory is fullest.
-      policies: the boxing policy of each mesh axis where it is not the program's; empty for none.
     """
 
     typing: Typing = field(repr=False)
     block: Block = field(repr=False)
-    aliased: tuple[int, ...]
     cost: Cost
     fullest: tuple[Register, ...] = field(default=(), repr=False)
-    policies: tuple[Policy | None, ...] = ()
+
+    @property
+    def request(self) -> Request:
+        """The program as it was traced, and what its plan was chosen by."""
+        return self.typing.request
 
     @property
     def graph(self) -> Graph:
-        """The traced program."""
+        """The program that is run: as traced, or with repeated conversions taken out."""
         return self.typing.graph
 
     @property
@@ -112,40 +111,18 @@ class Program:
         yield from sending(self.block, 1)
 
 
-def resolve(
-    typing: Typing, demand: Demand | None = None, *, aliased: tuple[int, ...] = ()
-) -> Program:
-    """Typing -> Program: lowers, verifies and prices.
-
-    Arguments:
-      typing: a complete typing.
-      demand: what was asked, for its policies and budgets; None for nothing.
-      aliased: positions of inputs that are donated.
-    """
-    block = lower(typing, demand)
+def resolve(typing: Typing) -> Program:
+    """Typing -> Program: lowers, verifies and prices a complete typing."""
+    block = lower(typing)
     verify(block, typing.mesh)
-    verify_budgets(
-        block,
-        regime_of(
-            typing.graph, typing.mesh, typing.boxing, demand or Demand(inputs=(), outputs=())
-        ),
-    )
-    sent = bytes_sent(block)
-    peak = peak_memory(typing, block, aliased)
+    verify_budgets(block, typing.graph_request)
+    peak = peak_memory(typing, block, typing.request.aliased)
     cost = Cost(
-        bytes_per_device=sent,
+        bytes_per_device=bytes_sent(block),
         seconds=typing.seconds - typing.saved_seconds,
         peak_memory_bytes=peak.bytes,
     )
-    policies = demand.policies if demand else ()
-    return Program(
-        typing=typing,
-        block=block,
-        aliased=aliased,
-        cost=cost,
-        fullest=peak.temporaries,
-        policies=policies,
-    )
+    return Program(typing=typing, block=block, cost=cost, fullest=peak.temporaries)
 
 
 def bytes_sent(block: Block) -> float:

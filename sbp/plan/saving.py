@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.regime import Regime
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, local_shape, stack
 from sbp.infer.typing import Typing
@@ -49,27 +48,27 @@ class Repeat:
     bytes_held: float
 
 
-def repeats(typing: Typing, block: Block, regime: Regime) -> tuple[Repeat, ...]:
+def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
     """The conversions of a lowered program that have been made before, in one block or by an
     earlier loop of the same block.
 
     An earlier loop hands its result on at its end: it must be allowed to convert there, or have the
     result of an annotation.
     """
-    return _Search(typing, regime).repeats(block)
+    return _Search(typing).repeats(block)
 
 
-def save(typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> Typing:
+def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
     """The typing in which the chosen conversions are not made again."""
-    return _Saving(typing, chosen, regime).typing()
+    return _Saving(typing, chosen).typing()
 
 
 class _Search:
     """Goes through a program with what has been made so far: each value, by number, in each
     type."""
 
-    def __init__(self, typing: Typing, regime: Regime) -> None:
-        self.typing, self.regime = typing, regime
+    def __init__(self, typing: Typing) -> None:
+        self.typing, self.request = typing, typing.graph_request
         self.numbers = Numbering()
         self.numbers.enter(typing.graph)
         self.made: dict[tuple[Any, Codes], tuple[int, Loop | None]] = {}
@@ -107,7 +106,7 @@ class _Search:
                 if repeat is not None:
                     self.found.setdefault((repeat.loop, repeat.value), repeat)
                     return
-            rules = self.regime.at(loop.node if loop else None, in_loop=loop is not None)
+            rules = self.request.rules(loop.node if loop else None, in_loop=loop is not None)
             if loop is None or all(
                 rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in instruction.steps
             ):
@@ -134,7 +133,7 @@ class _Search:
         if (
             loop is None
             and self.typing.values[value] != register.codes
-            and not self.regime.at(box.reader).unlimited
+            and not self.request.rules(box.reader).unlimited
         ):
             return None  # its readers might not be allowed to convert what was made first
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
@@ -190,8 +189,8 @@ def _readers(block: Block) -> dict[Register, list[Instruction]]:
 class _Saving:
     """Rewrites a typing so that the chosen conversions are made once."""
 
-    def __init__(self, typing: Typing, chosen: tuple[Repeat, ...], regime: Regime) -> None:
-        self.old, self.chosen, self.regime = typing, chosen, regime
+    def __init__(self, typing: Typing, chosen: tuple[Repeat, ...]) -> None:
+        self.old, self.chosen, self.request = typing, chosen, typing.graph_request
         self.avals = dict(typing.graph.avals)
         self.values, self.rows = dict(typing.values), dict(typing.rows)
         self.returned = dict(typing.region_outputs)
@@ -244,7 +243,7 @@ class _Saving:
         arrives = self.values[other] == codes
         return (
             other
-            if arrives or self.regime.at(node, in_loop=other not in self.old.values).unlimited
+            if arrives or self.request.rules(node, in_loop=other not in self.old.values).unlimited
             else operand
         )
 

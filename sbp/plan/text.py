@@ -252,7 +252,7 @@ def listing(program: Any) -> Listing:
     body = _Writer(program.mesh, program.graph).body(program.block, program.graph.input_names)
     sent = float(program.cost.bytes_per_device)
     return Listing(
-        mesh=program.mesh.axes, boxing=program.typing.boxing, bytes_per_device=sent, body=body
+        mesh=program.mesh.axes, boxing=program.request.boxing, bytes_per_device=sent, body=body
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sbp.errors import SbpInternalError
-from sbp.infer.regime import Regime
+from sbp.infer.request import Request
 from sbp.infer.space import Codes, stack
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
@@ -28,14 +28,14 @@ def verify(block: Block, mesh: MeshSpec) -> None:
     _verify_block(block, mesh)
 
 
-def verify_budgets(block: Block, regime: Regime) -> None:
+def verify_budgets(block: Block, request: Request) -> None:
     """Checks every collective of a plan against the budgets it was made under; hand-written regions
     are the user's own.
 
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
     """
-    for sent in over_budget(block, regime):
+    for sent in over_budget(block, request):
         raise _fail(
             f"a budget forbids {sent.kind} of {sent.bytes} bytes over mesh axes {sent.mesh_axes}",
             sent.reader,
@@ -58,25 +58,25 @@ class Sent(NamedTuple):
 
 
 def over_budget(
-    block: Block, regime: Regime, *, owner: Node | None = None, in_loop: bool = False
+    block: Block, request: Request, *, owner: Node | None = None, in_loop: bool = False
 ) -> Iterator[Sent]:
     """The collectives of a plan that budgets forbid, in program order."""
-    if not regime.budgets:
+    if not request.budgets:
         return
     for instruction in block.instructions:
         match instruction:
             case Box(source=source, steps=steps, reader=reader):
-                bans = regime.at(
+                bans = request.rules(
                     reader or owner, value=source.value, in_loop=in_loop, free=True
                 ).bans
                 sends = [(s.kind, s.mesh_axes, s.bytes_sent) for s in steps]
             case Apply(node=reader, sends=sends_of_kernels):
-                bans = regime.at(reader, in_loop=in_loop, free=True).bans
+                bans = request.rules(reader, in_loop=in_loop, free=True).bans
                 sends = [(s.kind, (position,), s.bytes) for position, s in sends_of_kernels]
             case Loop(node=node, blocks=blocks):
                 for inner in blocks:
                     yield from over_budget(
-                        inner, regime, owner=node, in_loop=in_loop or node.op in ("scan", "while")
+                        inner, request, owner=node, in_loop=in_loop or node.op in ("scan", "while")
                     )
                 continue
         yield from (Sent(*send, reader) for send in sends if any(b.forbids(*send) for b in bans))

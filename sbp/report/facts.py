@@ -102,7 +102,7 @@ def inputs(program: Program) -> list[Tensor]:
         f"args[{i}]" for i in range(len(program.block.inputs))
     )
     return [
-        tensor(program, register, name, donated=number in program.aliased)
+        tensor(program, register, name, donated=number in program.request.aliased)
         for number, (register, name) in enumerate(zip(program.block.inputs, names, strict=True))
     ]
 

@@ -114,7 +114,9 @@ def _choice(program: Program) -> str:
     how = "proved cheapest in the cost model" if program.typing.optimal else found
     if not program.typing.keeps:
         how += ", before what gradients keep from the forward pass"
-    boxing = policies_text(program.typing.boxing, program.policies, program.mesh.names)
+    boxing = policies_text(
+        program.request.boxing, program.request.axis_policies, program.mesh.names
+    )
     return (
         f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types"
         f" are {how}"

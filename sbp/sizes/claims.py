@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import Span
-from sbp.infer.problem import Demand, pinned_codes
-from sbp.infer.regime import Regime, regime_of
+from sbp.infer.problem import pinned_codes
 from sbp.infer.rows import NdRow, nests
 from sbp.infer.space import Code, Codes, encode, is_even, to_type
 from sbp.infer.typing import Typing
@@ -60,17 +59,15 @@ class Aval:
         return math.prod(self.shape)
 
 
-def claims_of(graph: Graph, typing: Typing, demand: Demand) -> tuple[Claim, ...]:
+def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
     """What a typing asks of the sizes of its program, inputs and outputs first; each thing once.
 
     Arguments:
       graph: the program with symbolic sizes.
       typing: of the same program at one choice of them.
-      demand: what was asked there, for the policies of mesh axes.
     """
     found: dict[Any, Claim] = {}
-    regime = regime_of(typing.graph, typing.mesh, typing.boxing, demand)
-    for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing, regime)):
+    for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing)):
         found.setdefault(claim.key, claim)
     return tuple(found.values())
 
@@ -101,7 +98,7 @@ def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]
 # ---- nodes --------------------------------------------------------------------------------------
 
 
-def _inside(graph: Graph, program: Graph, typing: Typing, regime: Regime) -> Iterator[Claim]:
+def _inside(graph: Graph, program: Graph, typing: Typing) -> Iterator[Claim]:
     mesh = typing.mesh
     for node in graph.nodes:
         match node.op:
@@ -130,9 +127,9 @@ def _inside(graph: Graph, program: Graph, typing: Typing, regime: Regime) -> Ite
                         region.outputs, typing.region_outputs[node.id, number], strict=True
                     ):
                         yield from _large(node, program.aval(operand), codes, (), mesh)
-                    yield from _inside(region, program, typing, regime)
+                    yield from _inside(region, program, typing)
             case _:
-                yield from _row(node, program, typing, regime.at(node).policies)
+                yield from _row(node, program, typing, typing.graph_request.rules(node).policies)
 
 
 def _large(node: Node, aval: Any, codes: Codes, pinned: Codes, mesh: MeshSpec) -> Iterator[Claim]:

@@ -14,11 +14,9 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import SbpError, SbpTypeError
 from sbp.explain.budgets import nearest_budget
-from sbp.explain.edits import Case
 from sbp.explain.faults import explain
 from sbp.explain.insertions import axis_rows
 from sbp.infer.check import Checker
-from sbp.infer.rows import Tables
 from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.ir import Apply, Box, Loop
@@ -354,12 +352,9 @@ def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing,
 def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
     """Under "auto" a ring takes S(0) and S(1); that it sends is what the policy is against."""
     trial = sbp.jit(crossed, MESH, in_types=ACROSS).trace(SQUARE, SQUARE)
-    node = next(n for n in trial.graph.nodes if n.op == "dot_general")
-    rows = axis_rows(
-        Case(trial.graph, Tables(mesh_spec(MESH, HARDWARE["tpu-v3"])), trial.demand, "auto"),
-        node,
-        0,
-    )
+    node = next(n for n in trial.request.graph.nodes if n.op == "dot_general")
+    spec = mesh_spec(MESH, HARDWARE["tpu-v3"])
+    rows = axis_rows(dataclasses.replace(trial.request, mesh=spec), node, 0)
     assert any(kernel_named(r.kernel).communicates for r in rows)
     (found,) = (
         sbp.jit(crossed, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
@@ -422,13 +417,13 @@ def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
     """Were there a conflict without pin, policy or budget, it would be found again whatever is left
     out."""
     traced = sbp.jit(crossed, MESH, in_types=ACROSS, boxing="explicit").trace(SQUARE, SQUARE)
-    spec = mesh_spec(MESH, HARDWARE["tpu-v3"])
-    found = Checker(traced.graph, spec, traced.demand, "explicit").check()
+    request = dataclasses.replace(traced.request, mesh=mesh_spec(MESH, HARDWARE["tpu-v3"]))
+    found = Checker(request).check()
     assert found.pins and found.policy
     core = tuple(c for c in found.core if pinned or c.convert is not None)
     same = dataclasses.replace(found, core=core, sink=found.sink if pinned else ())
     monkeypatch.setattr(Checker, "check", lambda self, without=(), *, explain=True: same)
-    (told,) = explain(traced.graph, spec, traced.demand, "explicit")
+    (told,) = explain(request)
     assert told.code == ("no-signature" if pinned else "no-typing")
     assert pinned or told.title == "no types fit on mesh axis `dcn`, whatever is pinned"
 
@@ -454,7 +449,7 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "budget"
     traced = f.trace(X, W)
-    found = nearest_budget(Case(traced.graph, Tables(mesh_spec(MESH)), traced.demand, "auto"), 0)
+    found = nearest_budget(traced.request, 0)
     assert found is not None
     budget, program, least = found
     assert least

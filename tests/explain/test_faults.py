@@ -18,10 +18,9 @@ import sbp
 from sbp.errors import Diagnostic
 from sbp.explain import faults as blame
 from sbp.explain import helps
-from sbp.explain.edits import Case
 from sbp.explain.faults import explain
 from sbp.infer.check import Checker
-from sbp.infer.problem import Demand
+from sbp.infer.request import Demand, Request
 from sbp.infer.space import Policy
 from sbp.machine.mesh import HARDWARE, mesh_spec
 from sbp.moe import model as moe_model
@@ -290,7 +289,7 @@ def test_axes_that_only_together_have_no_typing():
 def test_an_input_that_cannot_be_held_so():
     spec = mesh_spec(MESH)
     graph, _ = trace(lambda x: x + 1, [shape(6, 4)], ["x"])
-    (d,) = explain(graph, spec, Demand(inputs=((1,),), outputs=(None,)), "explicit")
+    (d,) = explain(Request(graph=graph, mesh=spec, demand=Demand(inputs=((1,),), outputs=(None,)), boxing="explicit"))
     assert (d.code, d.title) == ("no-typing", "x cannot be S(0) on mesh axis `tensor`")
     assert d.notes == ("8 devices do not divide dim 0 of size 6; at the boundary JAX holds even dims only",)
 
@@ -298,7 +297,7 @@ def test_an_input_that_cannot_be_held_so():
 def test_a_limit_of_the_checker_is_its_own_code(monkeypatch):
     monkeypatch.setattr(Checker.__init__, "__kwdefaults__", {"rlimit": 1})
     graph, _ = trace(lambda x: jnp.tanh(sbp.partial(x, "tensor")), [SQUARE], ["x"])
-    (d,) = explain(graph, mesh_spec(MESH), Demand(inputs=(None,), outputs=(None,)), "explicit")
+    (d,) = explain(Request(graph=graph, mesh=mesh_spec(MESH), demand=Demand(inputs=(None,), outputs=(None,)), boxing="explicit"))
     assert d.code == "solver-limit"
 
 
@@ -332,8 +331,9 @@ def test_bytes_are_told_in_the_unit_that_fits(size, unit, scale):
 def test_a_large_program_makes_few_plans(monkeypatch):
     """Every plan of a large program costs seconds: edits are refused by the constraints at hand."""
     made: list[int] = []
-    plan = Case.plan
-    monkeypatch.setattr(Case, "plan", lambda case: made.append(1) or plan(case))
+    best_program = helps.best_program
+    for module in (helps, blame):
+        monkeypatch.setattr(module, "best_program", lambda request: made.append(1) or best_program(request))
     monkeypatch.setattr(helps, "LARGE", 1)
     monkeypatch.setattr(blame, "LARGE", 1)
     monkeypatch.setattr(helps, "NODES_PLANNED", 1)

@@ -16,13 +16,12 @@ from sbp.errors import SbpInternalError
 from sbp.infer.check import Checker, certify, check
 from sbp.infer.choose import choose
 from sbp.infer.constraints import pin_sites
-from sbp.infer.problem import Demand
+from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import from_type
 from sbp.limits import Policy
-from sbp.machine.mesh import MeshSpec, mesh_spec
+from sbp.machine.mesh import mesh_spec
 from sbp.trace.build import trace
-from sbp.trace.graph import Graph
 from sbp.types import parse
 
 F32 = jnp.float32
@@ -34,7 +33,7 @@ def shape(*dims, dtype=F32):
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
-def traced(fn, args, mesh, in_types=None, out_types=None) -> tuple[Graph, MeshSpec, Demand]:
+def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto") -> Request:
     """A program with the demands of type texts; None is free."""
     spec = mesh_spec(mesh)
     graph, _ = trace(fn, args, [f"arg{i}" for i in range(len(args))])
@@ -44,13 +43,10 @@ def traced(fn, args, mesh, in_types=None, out_types=None) -> tuple[Graph, MeshSp
             None if t is None else from_type(parse(t), spec) for t in texts or (None,) * count
         )
 
-    return (
-        graph,
-        spec,
-        Demand(
-            inputs=codes(in_types, len(graph.inputs)), outputs=codes(out_types, len(graph.outputs))
-        ),
+    demand = Demand(
+        inputs=codes(in_types, len(graph.inputs)), outputs=codes(out_types, len(graph.outputs))
     )
+    return Request(graph=graph, mesh=spec, demand=demand, boxing=boxing)
 
 
 # ---- the verdicts agree -------------------------------------------------------------------------
@@ -128,7 +124,7 @@ def grow(rng: random.Random, x, y, axes):
     return tuple(values[2:])
 
 
-def seeded(seed: int, mesh: str) -> tuple[Graph, MeshSpec, Demand]:
+def seeded(seed: int, mesh: str, boxing: Policy) -> Request:
     """The program of a seed, its inputs free or pinned."""
     rng = random.Random(f"{seed} {mesh}")
     axes = MESHES[mesh].axis_names
@@ -137,7 +133,8 @@ def seeded(seed: int, mesh: str) -> tuple[Graph, MeshSpec, Demand]:
         rng.choice([None, " ".join(f"{a}:{rng.choice(['B', 'S(0)', 'S(1)'])}" for a in axes)])
         for _ in range(2)
     ]
-    return traced(lambda x, y: grow(rng, x, y, axes), [shape(size, size)] * 2, MESHES[mesh], types)
+    args = [shape(size, size)] * 2
+    return traced(lambda x, y: grow(rng, x, y, axes), args, MESHES[mesh], types, boxing=boxing)
 
 
 @pytest.mark.parametrize("mesh", sorted(MESHES))
@@ -145,25 +142,28 @@ def seeded(seed: int, mesh: str) -> tuple[Graph, MeshSpec, Demand]:
 def test_verdict_is_the_choosers(policy, mesh):
     outcomes = {"sat": 0, "unsat": 0}
     for seed in range(60):
-        graph, spec, demand = seeded(seed, mesh)
-        found = check(graph, spec, demand, policy)
-        typing = choose(graph, spec, demand, boxing=policy)
+        request = seeded(seed, mesh, policy)
+        found = check(request)
+        typing = choose(request)
         assert (found.status == "sat") == (typing is not None), (seed, found)
         outcomes[found.status] += 1
         if typing is not None:
-            certify(typing, demand)
             certify(typing)
+            own = Demand(
+                inputs=tuple(typing.values[v] for v in typing.graph.inputs), outputs=typing.outputs
+            )
+            asked = dataclasses.replace(request, demand=own)
+            certify(dataclasses.replace(typing, request=asked))
     assert outcomes["sat"] >= 10
     assert (outcomes["unsat"] >= 5) == (policy != "auto")
 
 
 def test_axes_that_only_together_have_no_typing_are_left_to_the_chooser():
     args = [shape(8, 8)] * 2
-    graph, spec, demand = traced(
-        lambda x, y: x + y, args, MESHES["2x4"], ["x:S(1) y:S(1)", "x:B y:S(1)"]
-    )
-    assert check(graph, spec, demand, "explicit").status == "sat"
-    assert choose(graph, spec, demand, boxing="explicit") is None
+    types = ["x:S(1) y:S(1)", "x:B y:S(1)"]
+    request = traced(lambda x, y: x + y, args, MESHES["2x4"], types, boxing="explicit")
+    assert check(request).status == "sat"
+    assert choose(request) is None
 
 
 # ---- cores --------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_axes_that_only_together_have_no_typing_are_left_to_the_chooser():
 def test_core_is_minimal(policy):
     cores = 0
     for seed in range(25):
-        checker = Checker(*seeded(seed, "2x4"), policy)
+        checker = Checker(seeded(seed, "2x4", policy))
         found = checker.check()
         if found.status != "unsat":
             continue
@@ -196,7 +196,7 @@ def test_core_names_pins_and_operands():
         z = sbp.split(z, 0, "x")
         return x @ w, jnp.tanh(z)
 
-    found = check(*traced(program, [shape(16, 16)] * 3, MESHES["8"]), "explicit")
+    found = check(traced(program, [shape(16, 16)] * 3, MESHES["8"], boxing="explicit"))
     assert [c.because.text for c in found.core] == [
         "annotation is pinned S(1)",
         "annotation is pinned S(1)",
@@ -217,19 +217,18 @@ def test_one_line_traced_many_times_is_one_pin():
             x = jnp.sin(sbp.split(x, 0, "x"))
         return x
 
-    graph, spec, demand = traced(jax.grad(lambda x: program(x).sum()), [shape(16)], MESHES["8"])
-    (site,) = pin_sites(graph, spec, demand)
+    request = traced(jax.grad(lambda x: program(x).sum()), [shape(16)], MESHES["8"])
+    (site,) = pin_sites(request)
     assert len(site.nodes) == 4
 
 
 def test_a_limit_is_unknown_and_no_verdict():
-    graph, spec, demand = seeded(3, "8")
-    found = check(graph, spec, demand, "explicit", rlimit=1)
+    found = check(seeded(3, "8", "explicit"), rlimit=1)
     assert (found.status, found.mesh_axis, found.core) == ("unknown", "x", ())
 
 
 def test_verdicts_repeat():
-    first, second = (check(*seeded(seed, "2x4"), "explicit") for seed in (7, 7))
+    first, second = (check(seeded(seed, "2x4", "explicit")) for seed in (7, 7))
     assert [c.name for c in first.core] == [c.name for c in second.core]
 
 
@@ -247,71 +246,67 @@ def scanned(x, w):
 
 @pytest.fixture(scope="module")
 def chosen():
-    graph, spec, demand = traced(
-        scanned, [shape(16, 16), shape(3, 16, 16)], MESHES["8"], [None, "B"]
-    )
-    typing = choose(graph, spec, demand, boxing="reduce")
+    args = [shape(16, 16), shape(3, 16, 16)]
+    typing = choose(traced(scanned, args, MESHES["8"], [None, "B"], boxing="reduce"))
     assert typing is not None
-    certify(typing, demand)
-    return typing, demand
+    certify(typing)
+    return typing
 
 
 def test_certify_refuses_a_row_that_is_not_there(chosen):
-    typing, demand = chosen
+    typing = chosen
     node = next(n for n in typing.graph.walk() if n.op == "dot_general")
     rows = typing.rows | {node.id: NdRow(((1,), (1,)), ((1,),))}
     with pytest.raises(SbpInternalError, match=r"breaks e.*dot_general"):
-        certify(dataclasses.replace(typing, rows=rows), demand)
+        certify(dataclasses.replace(typing, rows=rows))
 
 
 def test_certify_refuses_a_conversion_that_the_policy_forbids(chosen):
-    typing, demand = chosen
+    typing = chosen
     node = next(n for n in typing.graph.walk() if n.op == "tanh")
     rows = typing.rows | {node.id: NdRow(((0,),), ((0,),))}
     with pytest.raises(
         SbpInternalError, match=r"operand 0 of tanh.*made as code 1, read as code 0"
     ):
-        certify(dataclasses.replace(typing, rows=rows), demand)
+        certify(dataclasses.replace(typing, rows=rows))
 
 
 def test_certify_refuses_a_broken_pin(chosen):
-    typing, demand = chosen
+    typing = chosen
     node = next(n for n in typing.graph.walk() if n.op == "sbp_annotate")
     values = typing.values | {node.outputs[0]: (0,)}
     with pytest.raises(SbpInternalError, match=r"annotation is pinned S\(0\) at .*test_check.py"):
-        certify(dataclasses.replace(typing, values=values), demand)
+        certify(dataclasses.replace(typing, values=values))
     with pytest.raises(SbpInternalError, match="input 1 is pinned"):
-        certify(
-            dataclasses.replace(typing, values=typing.values | {typing.graph.inputs[1]: (2,)}),
-            demand,
-        )
+        certify(dataclasses.replace(typing, values=typing.values | {typing.graph.inputs[1]: (2,)}))
 
 
 def test_certify_refuses_a_carry_that_changes_its_type(chosen):
-    typing, demand = chosen
+    typing = chosen
     ((key, types),) = [(k, t) for k, t in typing.region_outputs.items() if len(t) == 2]
     body = next(n for n in typing.graph.walk() if n.id == key[0]).regions[0]
     values = typing.values | {body.inputs[0]: (2,)}
     with pytest.raises(SbpInternalError, match=r"scan|dot_general"):
-        certify(dataclasses.replace(typing, values=values), demand)
+        certify(dataclasses.replace(typing, values=values))
     with pytest.raises(SbpInternalError, match="stacked result 0 of scan"):
         certify(
             dataclasses.replace(
                 typing, region_outputs=typing.region_outputs | {key: (types[0], (5,))}
-            ),
-            demand,
+            )
         )
 
 
 def test_certify_looks_at_all_axes_together():
-    graph, spec, demand = traced(
-        lambda x: jnp.tanh(x), [shape(8, 8)], MESHES["2x4"], ["x:B y:S(1)"]
+    request = traced(
+        lambda x: jnp.tanh(x), [shape(8, 8)], MESHES["2x4"], ["x:B y:S(1)"], boxing="explicit"
     )
-    typing = choose(graph, spec, demand, boxing="explicit")
+    typing = choose(request)
     assert typing is not None
-    (node,) = graph.nodes
+    (node,) = request.graph.nodes
+    own = Demand(inputs=((0, 2),), outputs=((2, 2),))
     wrong = dataclasses.replace(
         typing,
+        request=dataclasses.replace(request, demand=own),
         rows={node.id: NdRow(((2, 2),), ((2, 2),))},
         values=typing.values | {node.outputs[0]: (2, 2)},
         outputs=((2, 2),),

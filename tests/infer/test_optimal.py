@@ -183,9 +183,8 @@ def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
         for node, row in zip(graph.nodes, found, strict=True):
             values.update(zip(node.outputs, row.outs, strict=True))
         yield Typing(
+            request=typing.request,
             graph=graph,
-            mesh=mesh,
-            boxing="auto",
             values=values,
             rows={node.id: row for node, row in zip(graph.nodes, found, strict=True)},
             region_outputs={},

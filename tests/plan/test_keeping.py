@@ -90,8 +90,8 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
     """The bound waives the conversions of `twins` alone: all that is saved has to be among them."""
     seen: list[int] = []
 
-    def watch(typing, block, regime):
-        found = repeats(typing, block, regime)
+    def watch(typing, block):
+        found = repeats(typing, block)
         assert {r.value for r in found} <= twins(typing.graph).again
         seen.extend(r.value for r in found)
         return found
@@ -102,8 +102,8 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
 
 
 def test_twins_are_counted():
-    forward_alone = sbp.jit(scanned, MESH).trace(*ARGUMENTS).graph
+    forward_alone = sbp.jit(scanned, MESH).trace(*ARGUMENTS).request.graph
     assert not twins(forward_alone).times
-    found = twins(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).graph)
+    found = twins(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).request.graph)
     assert set(found.times.values()) == {2}
     assert len(found.times) > len(found.again.intersection(found.times)) > 0

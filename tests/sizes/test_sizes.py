@@ -17,6 +17,7 @@ from sbp import _jax
 from sbp.api.symbolic import SizedCall, SizedReport
 from sbp.errors import SbpError, SbpInternalError, SbpWarning
 from sbp.infer.check import certify
+from sbp.infer.request import Request
 from sbp.infer.typing import Typing
 from sbp.signatures import registered
 from sbp.sizes.conditions import points
@@ -53,7 +54,7 @@ def nodes_of(graph):
     return kept
 
 
-def written_onto(typing: Typing, graph) -> Typing:
+def written_onto(typing: Typing, request: Request) -> Typing:
     """The same typing of another trace of the same program."""
     values, rows, returned = {}, {}, {}
 
@@ -67,9 +68,10 @@ def written_onto(typing: Typing, graph) -> Typing:
                 visit(a, b)
                 returned[other.id, k] = typing.region_outputs[node.id, k]
 
+    graph = request.graph
     visit(typing.graph, graph)
     return dataclasses.replace(
-        typing, graph=graph, values=values, rows=rows, region_outputs=returned
+        typing, request=request, graph=graph, values=values, rows=rows, region_outputs=returned
     )
 
 
@@ -89,15 +91,15 @@ def holds_there(jitted, typing: Typing, args) -> bool:
         return False  # the trace has other annotations then
     with warnings.catch_warnings(action="ignore", category=SbpWarning):
         traced = jitted.trace(*args)
-    typing = written_onto(typing, traced.graph)
-    graph = traced.graph
+    typing = written_onto(typing, traced.request)
+    graph = traced.request.graph
     boundary = [
         (graph.aval(o).shape, codes) for o, codes in zip(graph.outputs, typing.outputs, strict=True)
     ]
     if not all(divides(shape, codes) for shape, codes in boundary):
         return False
     try:
-        certify(typing, traced.demand)
+        certify(typing)
     except SbpInternalError:
         return False
     return True

@@ -1,0 +1,214 @@
+"""The request: a program, its mesh and everything its types are chosen by, as one frozen value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sbp.infer.policy import Ban, Rules, late_values
+from sbp.infer.rows import RowTable, native_partials
+from sbp.infer.space import Spaces
+from sbp.limits import POLICIES, Budget, Policy, policies_in
+from sbp.machine.mesh import MeshSpec
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.types import MONOIDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The types asked for a program's inputs and outputs, in codes.
+
+    Arguments:
+      inputs: for each input, a code per mesh axis, or None on an axis that is free; None for a free
+        input.
+      outputs: for each output the same.
+      tied: (output, input) positions that have the same type: a donated argument and the output
+        that takes its buffer.
+    """
+
+    inputs: tuple[tuple[int | None, ...] | None, ...]
+    outputs: tuple[tuple[int | None, ...] | None, ...]
+    tied: tuple[tuple[int, int], ...] = ()
+
+    def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
+        """The monoids of the program's inputs that are pinned partial."""
+        found = {
+            value: frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
+            for value, wanted in zip(graph.inputs, self.inputs, strict=True)
+        }
+        return {value: monoids for value, monoids in found.items() if monoids}
+
+
+class RequestCaches:
+    """Row tables and type spaces by mesh. A request shares them with the requests edited from
+    it."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[MeshSpec, bool], RowTable] = {}
+        self._spaces: dict[MeshSpec, Spaces] = {}
+
+    def table(self, mesh: MeshSpec, *, communicates: bool) -> RowTable:
+        """The rows of nodes on a mesh, with or without rows whose kernels have collectives."""
+        key = mesh, communicates
+        if key not in self._tables:
+            self._tables[key] = RowTable(mesh, communicates=communicates)
+        return self._tables[key]
+
+    def spaces(self, mesh: MeshSpec) -> Spaces:
+        """The types of shapes on a mesh, with the prices of their conversions."""
+        if mesh not in self._spaces:
+            self._spaces[mesh] = Spaces(mesh)
+        return self._spaces[mesh]
+
+    def clear(self) -> None:
+        """Frees the memory; what is asked for later is computed anew."""
+        self._tables.clear()
+        self._spaces.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A program, its mesh and everything its types are chosen by.
+
+    Edit it with `dataclasses.replace`: the edited request shares `caches`.
+
+    Arguments:
+      graph: the program.
+      mesh: the mesh and its hardware.
+      demand: types asked for inputs and outputs.
+      boxing: the policy of mesh axes that `axis_policies` does not name.
+      axis_policies: the policy of each mesh axis, None for `boxing`; empty for None on every axis.
+      budgets: collectives that no plan may have.
+      reduce_dtype: "float32" where all sums of 16-bit parts are accumulated in float32; None leaves
+        them to the platform, except where an annotation asks for float32.
+      memory_limit: bytes per device; None for no limit.
+      aliased: positions of donated inputs whose buffers hold outputs.
+      reuse: whether types are chosen with the reuse of forward conversions in the backward pass
+        in mind, which takes up to three times as long.
+      caches: row tables and type spaces.
+    """
+
+    graph: Graph = field(repr=False)
+    mesh: MeshSpec
+    demand: Demand
+    boxing: Policy = "auto"
+    axis_policies: tuple[Policy | None, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    reduce_dtype: str | None = None
+    memory_limit: float | None = None
+    aliased: tuple[int, ...] = ()
+    reuse: bool = True
+    caches: RequestCaches = field(default_factory=RequestCaches, compare=False, repr=False)
+
+    # ---- what follows from the fields -----------------------------------------------------------
+
+    @functools.cached_property
+    def size(self) -> int:
+        """The number of the program's nodes, those of regions included."""
+        return sum(1 for _ in self.graph.walk())
+
+    @functools.cached_property
+    def late(self) -> frozenset[int]:
+        """The values of the backward pass and of the update; empty where no budget asks."""
+        passes = any(b.where in ("forward", "backward") for b in self.budgets)
+        return late_values(self.graph) if passes else frozenset()
+
+    @functools.cached_property
+    def communicates(self) -> bool:
+        """Whether kernels with collectives are allowed anywhere in the program."""
+        scoped = (self.rules(n) for n in self.graph.walk() if "sbp_policy." in n.scope)
+        return any("auto" in rules.policies for rules in (self.rules(None), *scoped))
+
+    @property
+    def table(self) -> RowTable:
+        """The rows of the program's nodes."""
+        return self.caches.table(self.mesh, communicates=self.communicates)
+
+    @property
+    def spaces(self) -> Spaces:
+        """The types of shapes on the mesh."""
+        return self.caches.spaces(self.mesh)
+
+    @functools.cached_property
+    def native(self) -> Mapping[int, frozenset[str]]:
+        """For each value of the program, the monoids under which some row yields it partial."""
+        return native_partials(self.graph, self.table, self.demand.partial_inputs(self.graph))
+
+    # ---- policies and budgets -------------------------------------------------------------------
+
+    def rules(
+        self,
+        node: Node | None,
+        *,
+        value: Operand | None = None,
+        in_loop: bool = False,
+        free: bool = False,
+    ) -> Rules:
+        """The conversions allowed for what a node reads.
+
+        Arguments:
+          node: the reader; None for the program's results.
+          value: what it reads. Converting a value of the backward pass belongs to the backward
+            pass, whichever node reads it.
+          in_loop: whether the reader is inside a loop.
+          free: whether the reader is an annotation or the boundary, where budgets hold and policies
+            do not.
+        """
+        scope = "" if node is None or free or "sbp_policy." not in node.scope else node.scope
+        backward = value in self.late or (
+            node is not None and (node.backward or not self.late.isdisjoint(node.outputs))
+        )
+        return self._rules_of(scope, backward=backward, in_loop=in_loop, free=free)
+
+    def _rules_of(self, scope: str, *, backward: bool, in_loop: bool, free: bool) -> Rules:
+        key = scope, backward, in_loop, free
+        if key not in self._rules:
+            names = self.mesh.names
+            policies: list[Policy] = [
+                p or self.boxing for p in self.axis_policies or (None,) * len(names)
+            ]
+            for policy, axis in policies_in(scope):
+                for k, name in enumerate(names):
+                    if axis in ("", name):
+                        policies[k] = policy
+            bans = tuple(
+                self.ban(b) for b in self.budgets if b.covers(backward=backward, in_loop=in_loop)
+            )
+            self._rules[key] = Rules(("auto",) * len(names) if free else tuple(policies), bans)
+        return self._rules[key]
+
+    @functools.cached_property
+    def _rules(self) -> dict[tuple[str, bool, bool, bool], Rules]:
+        return {}
+
+    @functools.cached_property
+    def strictest(self) -> Rules:
+        """Rules that allow nothing that some place of the program forbids."""
+        scopes = {n.scope for n in self.graph.walk() if "sbp_policy." in n.scope}
+        every = [self.rules(None)]
+        for scope in sorted(scopes):
+            every.append(self._rules_of(scope, backward=False, in_loop=False, free=False))
+        policies: list[Policy] = [
+            POLICIES[max(POLICIES.index(r.policies[k]) for r in every)]
+            for k in range(len(self.mesh.names))
+        ]
+        return Rules(tuple(policies), tuple(self.ban(b) for b in self.budgets))
+
+    def origin(self, node: Node | None, position: int) -> Literal["program", "axis", "region"]:
+        """Where the policy of a mesh axis for a node's operands is set: for the program, for the
+        axis, or by a region around the node."""
+        name = self.mesh.names[position]
+        if node is not None and any(axis in ("", name) for _, axis in policies_in(node.scope)):
+            return "region"
+        return "axis" if any(self.axis_policies) and self.axis_policies[position] else "program"
+
+    def ban(self, budget: Budget) -> Ban:
+        """A budget with the mesh axis as its position."""
+        axes = (
+            range(len(self.mesh.names))
+            if budget.axis is None
+            else (self.mesh.names.index(budget.axis),)
+        )
+        return Ban(budget.collective, frozenset(axes), budget.above)
