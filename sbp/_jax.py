@@ -149,6 +149,58 @@ def library_of(source_info: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def called_by_user(source_info: Any, function: str) -> bool:
+    """Whether the user's own code called a function of JAX, which then made the equation."""
+    callee = ""
+    for frame in source_info.traceback.frames if source_info.traceback else ():
+        if _source_info.is_user_filename(frame.file_name):
+            return callee.rsplit(".", 1)[-1] == function
+        callee = frame.function_name
+    return False
+
+
+_PLACES = {
+    "sharding_constraint": "sharding",
+    "reshard": "dst_sharding",
+    "device_put": "devices",
+    "with_memory_space_constraint": "memory_space",
+}
+"""Primitives that say where a value lies, each with the parameter that says so."""
+
+
+def places_of(eqn: Any) -> tuple[Any, ...]:
+    """The shardings, devices and kinds of memory that an equation asks for: objects of JAX.
+
+    >>> closed, _ = make_jaxpr(lambda x: jax.device_put(x, jax.memory.Space.Host), [1.0])
+    >>> [memory_of(place) for place in places_of(closed.jaxpr.eqns[0])]
+    ['host']
+    """
+    if eqn.primitive.name in _PLACES:
+        given = eqn.params.get(_PLACES[eqn.primitive.name])
+        return tuple(p for p in (given if isinstance(given, tuple) else (given,)) if p is not None)
+    shardings = (s for key in ("in_shardings", "out_shardings") for s in eqn.params.get(key, ()))
+    return tuple(s for s in shardings if isinstance(s, jax.sharding.Sharding))
+
+
+def memory_of(place: Any) -> str | None:
+    """The kind of memory that a place names, such as `pinned_host`; None for a device's own."""
+    match place:
+        case jax.Device():
+            return None
+        case jax.sharding.Sharding():
+            kind = place.memory_kind
+            return kind if kind is not None and "host" in kind else None
+        case jax.memory.Space():
+            return place.name.lower()
+        case _:
+            return str(place)
+
+
+def names_devices(place: Any) -> bool:
+    """Whether a place is a sharding or a device, and not a kind of memory alone."""
+    return isinstance(place, jax.sharding.Sharding | jax.Device)
+
+
 def _span_of(frame: Any) -> Span:
     return Span(
         file=frame.file_name,

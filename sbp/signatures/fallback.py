@@ -17,11 +17,10 @@ _TABLE: dict[str, str] = {
         eval_jaxpr jit linear_call pjit remat remat2 remat_opt"""
     ),
     "dropped by the trace: says where a value lies, which is what types are for": (
-        "device_put mesh_cast pvary reshard sharding_constraint"
+        "device_put mesh_cast pvary reshard sharding_constraint with_memory_space_constraint"
     ),
-    "asks for a layout in memory, or a memory, of the whole array: its shards would need another": (
-        """
-        layout_constraint relayout with_memory_space_constraint"""
+    "asks for a layout in memory of the whole array: its shards would need another": (
+        "layout_constraint relayout"
     ),
     "a region: typed by infer, which types its bodies": "cond scan while",
     "an annotation: typed by infer": "sbp_annotate",

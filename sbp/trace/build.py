@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.ignored import LEFT_OUT, IgnoredPlaces
 
 _INLINED = {
     "jit": "jaxpr",
@@ -34,9 +36,6 @@ _INLINED = {
 of several JAX releases."""
 
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
-_DROPPED = frozenset(
-    {"device_put", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"}
-)
 
 
 @collecting_less()
@@ -65,12 +64,31 @@ def trace(
     closed, out_shape = _jax.make_jaxpr(fn, args)
     builder = _Builder()
     graph = builder.graph(closed, tuple(input_names))
+    builder.ignored.warn()
     return graph, out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
     """The graph of a jaxpr that is at hand, such as the body of a hand-written region."""
     return _Builder().graph(jaxpr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """Where equations stand.
+
+    Arguments:
+      frames: the user's frames of an equation, or of the call or loop around it, innermost first.
+      scope: JAX's name stack.
+    """
+
+    frames: tuple[Span, ...] = ()
+    scope: str = ""
+
+    @property
+    def span(self) -> Span | None:
+        """The user's innermost line."""
+        return self.frames[0] if self.frames else None
 
 
 class _Builder:
@@ -80,6 +98,7 @@ class _Builder:
         self.avals: dict[int, Any] = {}
         self.frames: dict[int, tuple[Span, ...]] = {}
         self.libraries: dict[int, tuple[str, ...]] = {}
+        self.ignored = IgnoredPlaces()
 
     def new_value(self, aval: Any) -> int:
         value = next(self.value_ids)
@@ -87,11 +106,7 @@ class _Builder:
         return value
 
     def graph(
-        self,
-        jaxpr: Any,
-        input_names: tuple[str, ...] = (),
-        stack: tuple[Span, ...] = (),
-        scope: str = "",
+        self, jaxpr: Any, input_names: tuple[str, ...] = (), within: _Within | None = None
     ) -> Graph:
         opened, consts = _jax.open_jaxpr(jaxpr)
         env: dict[Any, Operand] = {}
@@ -101,7 +116,7 @@ class _Builder:
             env[var] = self.new_value(var.aval)
         inputs = tuple(v for v in (env[var] for var in opened.invars) if isinstance(v, int))
         nodes: list[Node] = []
-        self.equations(opened, env, nodes, stack, scope)
+        self.equations(opened, env, nodes, within or _Within())
         return Graph(
             inputs=inputs,
             outputs=tuple(self.read(env, v) for v in opened.outvars),
@@ -116,78 +131,77 @@ class _Builder:
         return env[atom]
 
     def equations(
-        self,
-        jaxpr: Any,
-        env: dict[Any, Operand],
-        nodes: list[Node],
-        stack: tuple[Span, ...],
-        scope: str,
+        self, jaxpr: Any, env: dict[Any, Operand], nodes: list[Node], within: _Within
     ) -> None:
+        """Appends the nodes of a jaxpr's equations and fills `env` with their results."""
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            frames = self.frames_of(eqn) or stack
-            here = "/".join(s for s in (scope, _jax.name_stack_of(eqn.source_info)) if s)
-            operands = tuple(self.read(env, v) for v in eqn.invars)
-            if name in _INLINED or name == "custom_linear_solve":
-                if name == "custom_linear_solve":
-                    called, operands = (
-                        eqn.params["jaxprs"].solve,
-                        _solve_operands(eqn.params["const_lengths"], operands),
-                    )
-                else:
-                    called = next(eqn.params[k] for k in _INLINED[name].split() if k in eqn.params)
-                body, consts = _jax.open_jaxpr(called)
-                if (
-                    name in _REMAT
-                    and eqn.params.get("differentiated")
-                    and eqn.params.get("prevent_cse")
-                ):
-                    operands = self.barrier(eqn, operands, nodes, frames, here)
-                inner: dict[Any, Operand] = {}
-                for var, value in zip(body.constvars, consts, strict=True):
-                    inner[var] = Constant(value, _jax.plain_aval(var.aval))
-                inner.update(zip(body.invars, operands, strict=True))
-                inside = (
-                    here + "/rematted_computation"
-                    if name in _REMAT and eqn.params.get("differentiated")
-                    else here
-                )
-                self.equations(body, inner, nodes, frames, inside)
-                for var, out in zip(eqn.outvars, body.outvars, strict=True):
-                    env[var] = self.read(inner, out)
-                continue
-            if name in _DROPPED:
-                env.update(zip(eqn.outvars, operands, strict=True))
-                continue
-            self.check_effects(eqn, frames)
-            params = dict(eqn.params)
-            regions = self.regions(name, params, frames, here)
-            outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-            nodes.append(
-                Node(
-                    id=next(self.node_ids),
-                    op=_jax.op_name(eqn),
-                    primitive=eqn.primitive,
-                    params=params,
-                    inputs=operands,
-                    outputs=outputs,
-                    regions=regions,
-                    span=frames[0] if frames else None,
-                    stack=frames,
-                    library=self.library_of(eqn),
-                    scope=here,
-                    source_info=eqn.source_info,
-                )
+            own = _jax.name_stack_of(eqn.source_info)
+            at = _Within(
+                self.frames_of(eqn) or within.frames,
+                "/".join(s for s in (within.scope, own) if s),
             )
+            operands = tuple(self.read(env, v) for v in eqn.invars)
+            if name in _INLINED or name in LEFT_OUT:
+                self.ignored.note(eqn, at.span)
+            if name in _INLINED or name == "custom_linear_solve":
+                results = self.inlined(eqn, operands, nodes, at)
+            elif name in LEFT_OUT:
+                results = operands
+            else:
+                results = self.node(eqn, operands, nodes, at)
+            env.update(zip(eqn.outvars, results, strict=True))
+
+    def inlined(
+        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
+    ) -> tuple[Operand, ...]:
+        """The results of an equation that only calls a jaxpr, whose nodes stand in its place."""
+        name = eqn.primitive.name
+        recomputed = name in _REMAT and eqn.params.get("differentiated")
+        if name == "custom_linear_solve":
+            called = eqn.params["jaxprs"].solve
+            operands = _solve_operands(eqn.params["const_lengths"], operands)
+        else:
+            called = next(eqn.params[k] for k in _INLINED[name].split() if k in eqn.params)
+        if recomputed and eqn.params.get("prevent_cse"):
+            operands = self.barrier(eqn, operands, nodes, at)
+        body, consts = _jax.open_jaxpr(called)
+        env: dict[Any, Operand] = {}
+        for var, value in zip(body.constvars, consts, strict=True):
+            env[var] = Constant(value, _jax.plain_aval(var.aval))
+        env.update(zip(body.invars, operands, strict=True))
+        inside = at.scope + "/rematted_computation" if recomputed else at.scope
+        self.equations(body, env, nodes, _Within(at.frames, inside))
+        return tuple(self.read(env, out) for out in body.outvars)
+
+    def node(
+        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
+    ) -> tuple[Operand, ...]:
+        """The results of an equation that becomes a node."""
+        self.check_effects(eqn, at.frames)
+        params = dict(eqn.params)
+        regions = self.regions(eqn.primitive.name, params, at)
+        outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
+        nodes.append(
+            Node(
+                id=next(self.node_ids),
+                op=_jax.op_name(eqn),
+                primitive=eqn.primitive,
+                params=params,
+                inputs=operands,
+                outputs=outputs,
+                regions=regions,
+                span=at.span,
+                stack=at.frames,
+                library=self.library_of(eqn),
+                scope=at.scope,
+                source_info=eqn.source_info,
+            )
+        )
+        return outputs
 
     def barrier(
-        self,
-        eqn: Any,
-        operands: tuple[Operand, ...],
-        nodes: list[Node],
-        frames: tuple[Span, ...],
-        scope: str,
+        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
     ) -> tuple[Operand, ...]:
         """The barrier that rematerialisation needs: without it XLA merges the second computation
         with the first (pitfall 4.3.4)."""
@@ -208,18 +222,16 @@ class _Builder:
                 params={},
                 inputs=through,
                 outputs=outputs,
-                span=frames[0] if frames else None,
-                stack=frames,
-                scope=scope,
+                span=at.span,
+                stack=at.frames,
+                scope=at.scope,
                 source_info=eqn.source_info,
             )
         )
         fresh = iter(outputs)
         return tuple(next(fresh) if h else o for o, h in zip(operands, held, strict=True))
 
-    def regions(
-        self, name: str, params: dict[str, Any], stack: tuple[Span, ...], scope: str
-    ) -> tuple[Graph, ...]:
+    def regions(self, name: str, params: dict[str, Any], at: _Within) -> tuple[Graph, ...]:
         match name:
             case "scan":
                 keys = ["jaxpr"]
@@ -228,13 +240,13 @@ class _Builder:
                 keys = ["cond_jaxpr", "body_jaxpr"]
             case "cond":
                 branches = params.pop("branches")
-                return tuple(self.graph(b, stack=stack, scope=scope) for b in branches)
+                return tuple(self.graph(b, within=at) for b in branches)
             case "shard_map":
-                params["body"] = self.graph(params.pop("jaxpr"), stack=stack, scope=scope)
+                params["body"] = self.graph(params.pop("jaxpr"), within=at)
                 return ()
             case _:
                 return ()
-        return tuple(self.graph(params.pop(key), stack=stack, scope=scope) for key in keys)
+        return tuple(self.graph(params.pop(key), within=at) for key in keys)
 
     def frames_of(self, eqn: Any) -> tuple[Span, ...]:
         key = id(eqn.source_info.traceback)

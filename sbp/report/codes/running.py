@@ -47,6 +47,54 @@ y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
         runs=False,
     ),
     CodePage(
+        "ignored-constraint",
+        """
+        The program says where a value lies in JAX's own words: with_sharding_constraint, reshard,
+        device_put with a sharding or device, or in_shardings and out_shardings of a jax.jit inside.
+        sbp chooses the types of all values and does not read these, so the line has no effect.
+
+        Pin the value with sbp.annotate, which takes the same PartitionSpec or NamedSharding, or
+        take the line out.
+        """,
+        """
+from jax.sharding import NamedSharding, PartitionSpec
+
+def f(x, w):
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    return jnp.tanh(jax.lax.with_sharding_constraint(x @ w, rows))
+
+sbp.jit(f, mesh).plan(x, w)
+""",
+        """
+from jax.sharding import PartitionSpec
+
+def f(x, w):
+    return jnp.tanh(sbp.annotate(x @ w, PartitionSpec("data")))
+
+sbp.jit(f, mesh).plan(x, w)
+""",
+    ),
+    CodePage(
+        "ignored-memory",
+        """
+        The program asks for another memory than the device's own, such as the host's, by
+        device_put, a sharding with a memory kind, or a checkpoint policy that offloads. sbp keeps
+        all values in the devices' own memory, and plans and prices them so.
+
+        To hold less, give sbp.jit a memory_limit, or save fewer values in jax.checkpoint.
+        """,
+        """
+def f(x, w):
+    y = jax.device_put(jnp.tanh(x @ w), jax.memory.Space.Host)
+    return jax.device_put(y, jax.memory.Space.Device) * 2.0
+
+sbp.jit(f, mesh).plan(x, w)
+""",
+        """
+sbp.jit(lambda x, w: jnp.tanh(x @ w) * 2.0, mesh, memory_limit=2**20).plan(x, w)
+""",
+    ),
+    CodePage(
         "wrong-signature",
         """
         A signature that was registered with sbp.signatures.register has a row that does not hold.
