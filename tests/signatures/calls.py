@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from sbp import _jax
@@ -36,6 +37,17 @@ class Equation:
 def primitives() -> dict[str, Any]:
     """The primitives that JAX has loaded, by name."""
     return {p.name: p for p in gc.get_objects() if isinstance(p, _jax.Primitive)}
+
+
+NEWER = frozenset({"log2", "one_minus_square", "polynomial"})
+"""Primitives that the lowest supported JAX lacks."""
+
+
+def skip_where_jax_lacks(name: str) -> None:
+    """Skips a test of a primitive that only newer JAX has; fails for any other absent one."""
+    if name not in primitives():
+        assert name in NEWER, f"JAX {jax.__version__} has no primitive {name!r}"
+        pytest.skip("this JAX has no such primitive")
 
 
 def equation(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Equation:
@@ -128,3 +140,20 @@ SAMPLES: dict[str, list[Sample]] = {}
 def more(name: str, *samples: Sample) -> None:
     """Adds samples of a primitive."""
     SAMPLES.setdefault(name, []).extend(samples)
+
+
+_EQUATIONS: dict[int, tuple[list[Sample], list[Equation]]] = {}
+
+
+def equations(name: str, samples: list[Sample]) -> list[Equation]:
+    """The equations of a list of samples; each list is traced and evaluated once per process.
+
+    Arguments:
+      name: the primitive of the equations.
+      samples: calls that have an equation of it each; the list is kept, and must not change.
+    """
+    kept = _EQUATIONS.get(id(samples))
+    if kept is None or len(kept[1]) != len(samples):
+        kept = samples, [equation(name, fn, args) for fn, args in samples]
+        _EQUATIONS[id(samples)] = kept
+    return kept[1]

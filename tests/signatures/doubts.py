@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from samples import equation, primitives
+from samples import equations, primitives
 
 from sbp.signatures import Op, Row, known_kernels, rule_for
 from sbp.types import B
@@ -18,12 +18,12 @@ ONE_MATRIX = frozenset({"cholesky_update"})
 """Primitives of a family with splits along batch dims, that JAX binds without batch dims alone."""
 
 
-def without_samples(known: Iterable[str], samples: Mapping[str, Sequence[Any]]) -> list[str]:
+def without_samples(known: Iterable[str], samples: Mapping[str, list[Any]]) -> list[str]:
     """Primitives with a rule and no sample of an equation."""
     return [name for name in known if not samples.get(name)]
 
 
-def without_rows(samples: Mapping[str, Sequence[Any]]) -> list[str]:
+def without_rows(samples: Mapping[str, list[Any]]) -> list[str]:
     """Primitives whose rule gives no reason for the all-B row alone, though the samples show no
     other."""
     found = []
@@ -38,7 +38,7 @@ def without_rows(samples: Mapping[str, Sequence[Any]]) -> list[str]:
     return found
 
 
-def unused_kernels(samples: Mapping[str, Sequence[Any]]) -> list[str]:
+def unused_kernels(samples: Mapping[str, list[Any]]) -> list[str]:
     """Kernels that no row on a sample names."""
     used = {
         row.kernel
@@ -48,9 +48,9 @@ def unused_kernels(samples: Mapping[str, Sequence[Any]]) -> list[str]:
     return [kernel.name for kernel in known_kernels() if kernel.name not in used]
 
 
-def _rows(name: str, samples: Sequence[Any]) -> Iterator[Row]:
+def _rows(name: str, samples: list[Any]) -> Iterator[Row]:
     rule = rule_for(name)
-    for fn, args in samples:
-        op = equation(name, fn, args).op
+    for eqn in equations(name, samples):
+        op = eqn.op
         for n in SIZES:
             yield from () if rule is None else rule.rows(Op(name, op.params, op.ins, op.outs, n))

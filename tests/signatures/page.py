@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from samples import SAMPLES, equation, primitives
+from samples import SAMPLES, equations, primitives
 
 from sbp.plan.text import shape_text
 from sbp.report.signatures import KNOWN, family
@@ -106,8 +106,8 @@ def _legend(counted: Counter[str]) -> str:
 def _ops(name: str) -> Iterator[Op]:
     """The samples' equations, one for each combination of shapes and dtypes."""
     seen: set[Any] = set()
-    for fn, args in SAMPLES[name]:
-        op = equation(name, fn, args).op
+    for eqn in equations(name, SAMPLES[name]):
+        op = eqn.op
         key = (
             tuple((a.shape, str(a.dtype)) for a in (*op.ins, *op.outs)),
             str(sorted(op.params.items())),

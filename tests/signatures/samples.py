@@ -15,8 +15,10 @@ from calls import bf as bf
 from calls import bind as bind
 from calls import c as c
 from calls import equation as equation
+from calls import equations as equations
 from calls import f as f
 from calls import i as i
 from calls import keys as keys
 from calls import primitives as primitives
+from calls import skip_where_jax_lacks as skip_where_jax_lacks
 from calls import u as u

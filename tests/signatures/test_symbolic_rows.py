@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 from jax.export import symbolic_shape
-from samples import SAMPLES, equation, primitives
+from samples import SAMPLES, equations, primitives
 
 from sbp.signatures import Op, rule_for
 from sbp.sizes.claims import Aval
@@ -53,8 +53,8 @@ def wants_a_number(size):
 def test_facts_decide_rows(name, monkeypatch):
     monkeypatch.setattr(Size, "_number", wants_a_number)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    for fn, args in SAMPLES[name]:
-        op = equation(name, fn, args).op
+    for eqn in equations(name, SAMPLES[name]):
+        op = eqn.op
         values = [int(s) for a in (*op.ins, *op.outs) for s in a.shape]
         if not values:
             continue
