@@ -171,6 +171,7 @@ PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
     "sbp/errors.py": "paths of installed libraries",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
+    "sbp/moe/counting.py": "a corpus",
     "sbp/plan/parse.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
     "sbp/types.py": "the text form of a type",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grain
 import numpy as np
@@ -97,7 +98,8 @@ def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetItera
     Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never
     stopped.
     """
-    dataset = grain.MapDataset.source(_Batches(encoded, cfg, seed))  # pyright: ignore[reportArgumentType]  # a protocol to grain
+    rows: Any = _Batches(encoded, cfg, seed)  # grain takes it by its protocol
+    dataset = grain.MapDataset.source(rows)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(dataset.to_iter_dataset(options))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
-from sbp.moe.model import BOS, EOS, PAD, decode, encode
+from sbp.moe.model import BOS, EOS, PAD, Memory, decode, encode
 from sbp.moe.sharding import PLAIN, Sharding
 
 
@@ -34,7 +34,7 @@ def make_greedy_decoder(
             carry: tuple[jax.Array, jax.Array], place: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             target_in, alive = carry
-            logits, _, _ = decode(params, memory, source, target_in, cfg, sharding=sharding)
+            logits, _, _ = decode(params, Memory(memory, source), target_in, cfg, sharding=sharding)
             ids = jnp.argmax(logits, axis=-1).reshape(target_in.shape)
             # One-hot instead of a dynamic slice: a select is local however the tensor is split.
             here = jnp.sum(jnp.where(places == place, ids, 0), axis=-1)

@@ -78,9 +78,8 @@ def top2_gating(
 ) -> Gating:
     """Route each token to its two best experts (GShard section 2.2, Algorithm 1).
 
-    All first choices of a group outrank every second choice; inside a rank, token order decides.
-    The two weights are normalised over the pair *before* capacity and random routing, so what is
-    dropped is lost and not redistributed. Nothing crosses groups.
+    In a group all first choices come before every second choice; inside a rank, tokens come in
+    order. The two weights are normalised over the pair *before* capacity and random routing.
 
     Arguments:
       logits: [G, S, E], in the router's dtype.
@@ -92,47 +91,31 @@ def top2_gating(
       counter: "lingvo": a second choice that random routing leaves out takes no slot. "paper": it
         does, as in the literal listing, whose counters advance outside the `if`.
       aux_scale: "paper": mean over experts of (c_e / S) * m_e. "lingvo": E^2 times that.
-
-    Returns:
-      A `Gating`.
     """
     if capacity < 1:
         raise SbpError(f"capacity is {capacity}; an expert needs at least one slot")
-    dtype, experts = logits.dtype, logits.shape[-1]
+    dtype = logits.dtype
     real = jnp.ones(logits.shape[:2], dtype) if mask is None else mask.astype(dtype)
     gates = jax.nn.softmax(logits, axis=-1)
 
-    # The second choice is the best of the rest by logit: zeroing the first's *gate* and taking
-    # argmax again returns expert 0 when the softmax is saturated, even if expert 0 was the first
-    # choice.
-    first = jax.nn.one_hot(jnp.argmax(logits, axis=-1), experts, dtype=dtype)
-    rest = jnp.where(first > 0, -jnp.inf, logits)
-    second = jax.nn.one_hot(jnp.argmax(rest, axis=-1), experts, dtype=dtype)
-    gate1 = jnp.sum(gates * first, axis=-1)
-    gate2 = jnp.sum(gates * second, axis=-1)
+    first, second = _two_best(logits)
+    gate1, gate2 = jnp.sum(gates * first, axis=-1), jnp.sum(gates * second, axis=-1)
     # gate1 is at least 1 / E, so the pair's sum needs no epsilon.
     weight1, weight2 = gate1 / (gate1 + gate2), gate2 / (gate1 + gate2)
 
     first, second = first * real[..., None], second * real[..., None]
     aux = _auxiliary_loss(gates, first, real, aux_scale)
 
-    if rnd is None:
-        kept = jnp.ones_like(weight2)
-    else:
-        kept = (2.0 * jax.lax.stop_gradient(weight2) > rnd.astype(dtype)).astype(dtype)
-    wanted = second * kept[..., None]
+    wanted = second
+    if rnd is not None:
+        kept = 2.0 * jax.lax.stop_gradient(weight2) > rnd.astype(dtype)
+        wanted = second * kept.astype(dtype)[..., None]
 
-    # Slot numbers: tokens before this one, in this rank, that chose the same expert; second choices
-    # come after all first ones. Counting first choices beyond capacity too changes nothing: then no
-    # second choice fits either way.
-    taking = wanted if counter == "lingvo" else second
-    before1 = jnp.cumsum(first, axis=1) - first
-    before2 = jnp.cumsum(taking, axis=1) - taking + jnp.sum(first, axis=1, keepdims=True)
+    before1, before2 = _places(first, wanted if counter == "lingvo" else second)
     placed1 = first * (before1 < capacity).astype(dtype)
     placed2 = wanted * (before2 < capacity).astype(dtype)
 
-    slots1 = _slots(placed1, before1, capacity)
-    slots2 = _slots(placed2, before2, capacity)
+    slots1, slots2 = _slots(placed1, before1, capacity), _slots(placed2, before2, capacity)
     combine = weight1[..., None, None] * slots1 + weight2[..., None, None] * slots2
     metrics = GatingMetrics(
         tokens=jnp.sum(real),
@@ -142,6 +125,29 @@ def top2_gating(
         skipped_second=jnp.sum(second - wanted),
     )
     return Gating(combine=combine, dispatch=slots1 + slots2, aux=aux, metrics=metrics)
+
+
+def _two_best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One-hot first and second choices [G, S, E] of logits [G, S, E].
+
+    The second choice is the best of the rest by logit. To set the first choice's *gate* to zero and
+    take argmax returns expert 0 where the softmax is saturated, even if expert 0 was the first
+    choice.
+    """
+    dtype, experts = logits.dtype, logits.shape[-1]
+    first = jax.nn.one_hot(jnp.argmax(logits, axis=-1), experts, dtype=dtype)
+    rest = jnp.where(first > 0, -jnp.inf, logits)
+    return first, jax.nn.one_hot(jnp.argmax(rest, axis=-1), experts, dtype=dtype)
+
+
+def _places(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Slot numbers [G, S, E] of first and second choices: how many tokens took the expert before.
+
+    Second choices come after all first ones. First choices beyond capacity are counted too; that
+    changes nothing, since no second choice fits then either way.
+    """
+    before = jnp.cumsum(first, axis=1) - first
+    return before, jnp.cumsum(second, axis=1) - second + jnp.sum(first, axis=1, keepdims=True)
 
 
 def _auxiliary_loss(

@@ -44,7 +44,6 @@ def attention(
     memory: jax.Array,
     allowed: jax.Array,
     *,
-    sequences: int,
     rate: float = 0.0,
     key: jax.Array | None = None,
 ) -> jax.Array:
@@ -56,14 +55,13 @@ def attention(
       params: query, key, value [M, A, D], output [A, D, M].
       x: [G, S, M] queries.
       memory: [G, S', M] keys and values.
-      allowed: [G, n, T, T'] or what broadcasts to it, true where a query may look.
-      sequences: n, sequences per group.
+      allowed: [G, n, T or 1, T'], true where a query may look; n is the sequences per group.
       rate, key: dropout on the attention weights.
 
     Returns:
       [G, S, M].
     """
-    groups, size, width = x.shape
+    (groups, size, width), sequences = x.shape, allowed.shape[1]
     queries = x.reshape(groups, sequences, size // sequences, width)
     keys = memory.reshape(groups, sequences, memory.shape[1] // sequences, width)
     q = jnp.einsum("gntm,mad->gnatd", queries, params["query"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -146,92 +147,95 @@ def embed(
     return dropout(x, cfg.dropout, key)
 
 
-def _stack(
-    params: Tree,
-    x: jax.Array,
-    tokens: jax.Array,
-    cfg: ModelConfig,
-    *,
-    memory: jax.Array | None = None,
-    memory_tokens: jax.Array | None = None,
-    key: jax.Array | None,
-    sharding: Sharding,
-) -> tuple[jax.Array, jax.Array, GatingMetrics]:
-    """Layer pairs (attention, dense feed-forward; attention, MoE) under one scan; a decoder when
-    `memory` is given.
+class Memory(NamedTuple):
+    """What a decoder attends to.
 
-    Arguments:
-      params: layer pairs, leaves stacked on dim 0.
-      x: [G, S, M].
-      tokens: [G, n, T] ids of x, for the padding masks.
-      memory, memory_tokens: the encoder's output [G, S', M] and its tokens [G, n, T'].
-
-    Returns:
-      x [G, S, M]; auxiliary losses [L]; counts stacked on dim 0.
+    Attributes:
+      values: [G, S', M], the encoder's output.
+      tokens: [G, n, T'], the ids it was computed from, for the padding mask.
     """
-    groups, sequences, length = tokens.shape
-    real = tokens != PAD
-    allowed = real[:, :, None, :]
-    cross_allowed = allowed
-    if memory_tokens is not None:
-        steps = jnp.arange(length)
-        allowed = allowed & (steps[:, None] >= steps[None, :])
-        cross_allowed = (memory_tokens != PAD)[:, :, None, :]
 
-    def residual(x: jax.Array, branch: jax.Array, place: jax.Array | None) -> jax.Array:
-        return x + dropout(branch, cfg.dropout, place)
+    values: Array
+    tokens: Array
 
-    def attend(x: jax.Array, p: Tree, name: str, place: jax.Array | None) -> jax.Array:
-        normed = rms_norm(x, p[f"attention{name}"]["norm"])
-        branch = attention(
-            p[f"attention{name}"],
-            normed,
-            normed,
-            allowed,
-            sequences=sequences,
-            rate=cfg.dropout,
-            key=subkey(place, 0),
-        )
-        x = residual(x, branch, subkey(place, 1))
-        if memory is None:
-            return x
-        branch = attention(
-            p[f"cross{name}"],
-            rms_norm(x, p[f"cross{name}"]["norm"]),
-            memory,
-            cross_allowed,
-            sequences=sequences,
-            rate=cfg.dropout,
-            key=subkey(place, 2),
-        )
-        return residual(x, branch, subkey(place, 3))
 
-    def pair(
-        x: jax.Array, layer: tuple[Tree, jax.Array]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stack:
+    """Layer pairs (attention, dense feed-forward; attention, MoE) of one side, under one scan.
+
+    Attributes:
+      cfg: the model.
+      tokens: [G, n, T] ids of the side's tokens, for the padding masks.
+      key: randomness of dropout and routing; None evaluates.
+      sharding: the mesh axes of groups and experts.
+      memory: what a decoder attends to; None for an encoder.
+    """
+
+    cfg: ModelConfig
+    tokens: Array
+    key: jax.Array | None
+    sharding: Sharding
+    memory: Memory | None = None
+
+    def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+        """All layers.
+
+        Arguments:
+          params: layer pairs, leaves stacked on dim 0.
+          x: [G, S, M].
+
+        Returns:
+          x [G, S, M]; auxiliary losses [L]; counts stacked on dim 0.
+        """
+        remat = self.cfg.remat and self.key is not None
+        body = jax.checkpoint(self._pair) if remat else self._pair
+        layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
+        x, (aux, metrics) = jax.lax.scan(body, x, (params, layers))
+        return x, aux, metrics
+
+    def _pair(
+        self, x: jax.Array, layer: tuple[Tree, jax.Array]
     ) -> tuple[jax.Array, tuple[jax.Array, GatingMetrics]]:
         p, index = layer
-        place = subkey(key, index)
-        x = attend(x, p, "1", subkey(place, 0))
-        x = residual(x, feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"])), subkey(place, 1))
-        x = attend(x, p, "2", subkey(place, 2))
-        rnd = (
-            None if place is None else jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
-        )
+        place = subkey(self.key, index)
+        x = self._attend(x, p, "1", subkey(place, 0))
+        dense = feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"]))
+        x = self._residual(x, dense, subkey(place, 1))
+        x = self._attend(x, p, "2", subkey(place, 2))
+        rnd = None
+        if place is not None:
+            rnd = jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
         y, aux, metrics = moe_feed_forward(
             p["moe"],
             rms_norm(x, p["moe"]["norm"]),
-            real.reshape(groups, sequences * length),
-            cfg,
+            (self.tokens != PAD).reshape(x.shape[:2]),
+            self.cfg,
             rnd=rnd,
-            sharding=sharding,
+            sharding=self.sharding,
         )
-        x = sharding.split_groups(residual(x, y, subkey(place, 4)))
+        x = self.sharding.split_groups(self._residual(x, y, subkey(place, 4)))
         return x, (aux, metrics)
 
-    body = jax.checkpoint(pair) if cfg.remat and key is not None else pair
-    layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
-    x, (aux, metrics) = jax.lax.scan(body, x, (params, layers))
-    return x, aux, metrics
+    def _attend(self, x: jax.Array, p: Tree, name: str, place: jax.Array | None) -> jax.Array:
+        """Attention to the side's own tokens, causal in a decoder, and then to its memory."""
+        weights, rate = p[f"attention{name}"], self.cfg.dropout
+        normed = rms_norm(x, weights["norm"])
+        allowed = (self.tokens != PAD)[:, :, None, :]
+        if self.memory is not None:
+            steps = jnp.arange(self.tokens.shape[-1])
+            allowed = allowed & (steps[:, None] >= steps[None, :])
+        branch = attention(weights, normed, normed, allowed, rate=rate, key=subkey(place, 0))
+        x = self._residual(x, branch, subkey(place, 1))
+        if self.memory is None:
+            return x
+        weights = p[f"cross{name}"]
+        values, allowed = self.memory.values, (self.memory.tokens != PAD)[:, :, None, :]
+        normed = rms_norm(x, weights["norm"])
+        branch = attention(weights, normed, values, allowed, rate=rate, key=subkey(place, 2))
+        return self._residual(x, branch, subkey(place, 3))
+
+    def _residual(self, x: jax.Array, branch: jax.Array, place: jax.Array | None) -> jax.Array:
+        return x + dropout(branch, self.cfg.dropout, place)
 
 
 def encode(
@@ -245,16 +249,14 @@ def encode(
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given
     means training."""
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding)
-    x, aux, metrics = _stack(
-        params["encoder"], x, source, cfg, key=subkey(key, 1), sharding=sharding
-    )
+    side = _Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding)
+    x, aux, metrics = side.run(params["encoder"], x)
     return rms_norm(x, params["encoder_norm"]), aux, metrics
 
 
 def decode(
     params: Tree,
-    memory: jax.Array,
-    source: Array,
+    memory: Memory,
     target_in: Array,
     cfg: ModelConfig,
     *,
@@ -263,16 +265,9 @@ def decode(
 ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
     """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses [L] and counts."""
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding)
-    x, aux, metrics = _stack(
-        params["decoder"],
-        x,
-        target_in,
-        cfg,
-        memory=memory,
-        memory_tokens=source,
-        key=subkey(key, 3),
-        sharding=sharding,
-    )
+    place = subkey(key, 3)
+    side = _Stack(cfg=cfg, tokens=target_in, key=place, sharding=sharding, memory=memory)
+    x, aux, metrics = side.run(params["decoder"], x)
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
     return (x @ params["logits"]) * cfg.model_dim**-0.5, aux, metrics
 
@@ -299,7 +294,12 @@ def loss_fn(
     """
     memory, encoder_aux, encoder = encode(params, batch.source, cfg, key=key, sharding=sharding)
     logits, decoder_aux, decoder = decode(
-        params, memory, batch.source, batch.target_in, cfg, key=key, sharding=sharding
+        params,
+        Memory(memory, batch.source),
+        batch.target_in,
+        cfg,
+        key=key,
+        sharding=sharding,
     )
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)

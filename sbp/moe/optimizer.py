@@ -78,14 +78,13 @@ def adafactor(
     clip = optax.clip_by_block_rms(1.0)
     by_param_rms = optax.scale_by_param_block_rms(1e-3)
     # The count is one for all, everything else has a row per stacked weight.
-    axes: Any = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)  # pyright: ignore[reportArgumentType]  # axes
+    none: Any = None
+    zero: Any = 0  # the state holds vmap axes here in place of arrays
+    axes: Any = optax.FactoredState(count=none, v_row=zero, v_col=zero, v=zero)
 
     def init(params: Tree) -> AdafactorState:
         def one(depth: int, w: jax.Array) -> Any:
-            fn = moments.init
-            for _ in range(depth):
-                fn = jax.vmap(fn, out_axes=axes)
-            return fn(w)
+            return _mapped(moments.init, depth, 0, axes)(w)
 
         states = jax.tree.map(one, stacked_dims, params)
         return _join(jnp.zeros((), jnp.int32), states)
@@ -103,9 +102,7 @@ def adafactor(
                 u, _ = by_param_rms.update(u, by_param_rms.init(w), w)
                 return u, s
 
-            fn = single
-            for _ in range(depth):
-                fn = jax.vmap(fn, in_axes=(0, axes, 0), out_axes=(0, axes))
+            fn = _mapped(single, depth, (0, axes, 0), (0, axes))
             return fn(g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w)
 
         both = jax.tree.map(one, stacked_dims, grads, state.v_row, state.v_col, state.v, params)
@@ -117,6 +114,13 @@ def adafactor(
         return updates, AdafactorState(state.updates + 1, states.v_row, states.v_col, states.v)
 
     return Adafactor(init, update)
+
+
+def _mapped(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any:
+    """A function mapped over `depth` leading dims."""
+    for _ in range(depth):
+        fn = jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
+    return fn
 
 
 def _join(updates: jax.Array, states: Tree) -> AdafactorState:

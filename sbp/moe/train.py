@@ -56,13 +56,7 @@ class _Parser(argparse.ArgumentParser):
         raise SbpError(f"{message}; see --help", code="unknown-option")
 
 
-def parse_args(argv: Sequence[str]) -> Run:
-    """Read the command line.
-
-    Raises:
-      SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
-          nearest name.
-    """
+def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m sbp.moe.train",
         description=(__doc__ or "").splitlines()[0],
@@ -93,6 +87,17 @@ def parse_args(argv: Sequence[str]) -> Run:
         "--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log"
     )
     parser.add_argument("--no-eval", action="store_true", help="skip the evaluation at the end")
+    return parser
+
+
+def parse_args(argv: Sequence[str]) -> Run:
+    """Read the command line.
+
+    Raises:
+      SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
+          nearest name.
+    """
+    parser = _parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [option for action in parser._actions for option in action.option_strings]

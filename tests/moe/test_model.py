@@ -11,7 +11,18 @@ from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, override, preset
 from sbp.moe.decode import make_greedy_decoder
 from sbp.moe.layers import dropout, moe_feed_forward
-from sbp.moe.model import BOS, EOS, PAD, Batch, decode, encode, init_params, loss_fn, stacked_dims
+from sbp.moe.model import (
+    BOS,
+    EOS,
+    PAD,
+    Batch,
+    Memory,
+    decode,
+    encode,
+    init_params,
+    loss_fn,
+    stacked_dims,
+)
 from sbp.moe.sharding import PLAIN
 from sbp.moe.step import init_state, make_train_step
 from tests.moe.test_gating import loop_gating
@@ -93,10 +104,10 @@ def test_decoder_sees_no_later_token():
     batch = random_batch(cfg)
     full = np.full_like(batch.target_in, 7)
     memory, _, _ = encode(params, batch.source, cfg)
-    base, _, _ = decode(params, memory, batch.source, full, cfg)
+    base, _, _ = decode(params, Memory(memory, batch.source), full, cfg)
     changed = full.copy()
     changed[..., 3] = 9
-    other, _, _ = decode(params, memory, batch.source, changed, cfg)
+    other, _, _ = decode(params, Memory(memory, batch.source), changed, cfg)
     shape = (cfg.groups, cfg.sequences_per_group, cfg.target_length, -1)
     difference = np.abs(np.asarray(base - other)).reshape(shape).max((0, 1, 3))
     np.testing.assert_allclose(difference[:3], 0, atol=1e-5)
@@ -137,7 +148,7 @@ def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
     batch = random_batch(cfg)
     total, metrics = loss_fn(params, batch, cfg)
     memory, _, _ = encode(params, batch.source, cfg)
-    logits, _, _ = decode(params, memory, batch.source, batch.target_in, cfg)
+    logits, _, _ = decode(params, Memory(memory, batch.source), batch.target_in, cfg)
     logits = np.asarray(logits, np.float64)
     labels = batch.target_out.reshape(logits.shape[:2])
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -204,7 +215,7 @@ def test_greedy_decoding_equals_a_loop():
     want = np.zeros_like(target_in)
     done = ~(source != PAD).any(-1)
     for t in range(CFG.target_length):
-        logits, _, _ = decode(params, memory, source, target_in, CFG)
+        logits, _, _ = decode(params, Memory(memory, source), target_in, CFG)
         token = np.asarray(logits.argmax(-1)).reshape(target_in.shape)[..., t]
         want[..., t] = np.where(done, PAD, token)
         done |= (token == EOS) | (token == PAD)
