@@ -11,7 +11,8 @@ import linecache
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sbp.errors import Edit, OptionEdit, SourceEdit
+import sbp
+from sbp.errors import Diagnostic, Edit, OptionEdit, SourceEdit
 
 _COUNT = itertools.count()
 
@@ -112,3 +113,34 @@ def split_edits(edits: Iterable[Edit]) -> tuple[list[SourceEdit], list[OptionEdi
         [e for e in edits if isinstance(e, SourceEdit)],
         [e for e in edits if isinstance(e, OptionEdit)],
     )
+
+
+def check_helps(
+    fn: Callable[..., Any],
+    mesh: Any,
+    options: Mapping[str, Any],
+    args: tuple[Any, ...],
+    found: Iterable[Diagnostic],
+) -> None:
+    """Each help of a program's diagnostics, made by its edits, does what it says at its price.
+
+    Arguments:
+      fn: the program, a function of arrays.
+      mesh: where it runs.
+      options: of `sbp.jit`.
+      args: the arrays.
+      found: what was found in it.
+    """
+    found = list(found)
+    for help_ in (h for d in found for h in d.helps):
+        assert help_.edits, f"no edit: {help_.text}; `sbp/explain` makes the edits of a help"
+        source, others = split_edits(help_.edits)
+        made = edited_function(fn, source)
+        after = sbp.jit(made, mesh, **edited_options(options, others, len(args)))
+        if help_.clears_all_errors:
+            cost = after.plan(*args).cost
+            assert cost.bytes_per_device == help_.bytes_per_device, help_.text
+            assert cost.peak_memory_bytes == help_.peak_memory_bytes, help_.text
+        else:
+            errors = [d for d in after.check(*args).diagnostics if d.severity == "error"]
+            assert len(errors) < len(found), help_.text

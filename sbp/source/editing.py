@@ -78,7 +78,7 @@ def repinned(
 def _annotated(call: ast.Call, names: SbpNames, *, taken_out: bool) -> ast.expr | None:
     """The argument that an annotating call pins; of a map over a tree, the tree."""
     arguments = call.args
-    if names.imported_elsewhere(call.func):
+    if names.of_library(call.func):
         maps = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "tree_map")
         known = bool(arguments) and names.function(arguments[0]) in ANNOTATIONS
         return arguments[1] if taken_out and maps and known and len(arguments) == 2 else None

@@ -12,6 +12,10 @@ ANNOTATIONS = frozenset({"annotate", "split", "replicate", "shard", "partial"})
 """Functions of sbp that pin their first argument."""
 
 
+LIBRARIES = frozenset({"jax", "functools", "equinox", "flax", "optax", "chex", "haiku", "builtins"})
+"""Modules whose functions call what they are given, such as `jax.tree.map`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SbpNames:
     """What a file calls things of sbp.
@@ -19,12 +23,12 @@ class SbpNames:
     Arguments:
       module: the name of the package, `sbp` or an alias; empty when the file does not import it.
       functions: by the file's own name, the function of sbp that it imports.
-      others: names that the file defines, or imports from elsewhere.
+      others: by the file's own name, the module that it imports from or empty for what it defines.
     """
 
     module: str
     functions: dict[str, str]
-    others: frozenset[str]
+    others: dict[str, str]
 
     def function(self, func: ast.expr) -> str:
         """The function of sbp that an expression names; empty when it names another one.
@@ -42,16 +46,14 @@ class SbpNames:
             case _:
                 return ""
 
-    def imported_elsewhere(self, func: ast.expr) -> bool:
-        """Whether an expression names a function that the file takes from another module or from
-        the builtins, such as `jax.tree.map`."""
+    def of_library(self, func: ast.expr) -> bool:
+        """Whether an expression names a function of `LIBRARIES`."""
         root = func
         while isinstance(root, ast.Attribute | ast.Call):
             root = root.value if isinstance(root, ast.Attribute) else root.func
         name = root.id if isinstance(root, ast.Name) else ""
-        return name in ("map", "jax", "functools") or (
-            name in self.others and name not in self.functions and name != self.module
-        )
+        home = self.others.get(name, {"map": "builtins"}.get(name, name))
+        return home.partition(".")[0] in LIBRARIES
 
 
 def names_of_sbp(file: str) -> SbpNames:
@@ -61,7 +63,7 @@ def names_of_sbp(file: str) -> SbpNames:
 
 @functools.lru_cache(maxsize=64)
 def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: files change
-    module, functions, others = "", dict[str, str](), set[str]()
+    module, functions, others = "", dict[str, str](), dict[str, str]()
     source = parsed_file(file)
     for node in ast.walk(source.tree) if source.tree else ():
         outside = not any(
@@ -75,16 +77,16 @@ def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: fi
                     if alias.name == "sbp" and outside:
                         module = name
                     elif alias.name != "sbp":
-                        others.add(name)
+                        others[name] = alias.name
             case ast.ImportFrom(module=whence, names=names):
                 for alias in names:
                     if whence == "sbp" or (whence or "").startswith("sbp."):
                         functions[alias.asname or alias.name] = alias.name
                     else:
-                        others.add(alias.asname or alias.name)
+                        others[alias.asname or alias.name] = whence or ""
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 if outside:
-                    others.add(name)
+                    others[name] = ""
             case _:
                 pass
-    return SbpNames(module, functions, frozenset(others))
+    return SbpNames(module, functions, others)

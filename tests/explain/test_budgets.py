@@ -21,6 +21,7 @@ from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.ir import Apply, Box, Loop
 from sbp.signatures import kernel_named
+from tests.edits import check_helps
 
 MESH = AbstractMesh((2, 4), ("dcn", "model"))
 X, W = (
@@ -337,7 +338,9 @@ ACROSS, PARTS = ("dcn:S(1)", "dcn:S(1)"), ("dcn:S(1)", "dcn:S(0)")
 def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):
     """Of the program, of the axis or of the region: as one policy for the program it has the same
     rows and notes."""
+    options = {"in_types": in_types, "boxing": boxing}
     (found,) = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).check(SQUARE, SQUARE).diagnostics
+    check_helps(fn, MESH, options, (SQUARE, SQUARE), [found])
     (alone,) = (
         sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
     )
@@ -448,6 +451,8 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
         f.plan(X, W)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "budget"
+    budgets = [sbp.forbid(above=1000, where="forward")]
+    check_helps(loss, MESH, {"in_types": ROWS, "budgets": budgets}, (X, W), [diagnostic])
     traced = f.trace(X, W)
     found = nearest_budget(traced.request, 0)
     assert found is not None

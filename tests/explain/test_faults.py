@@ -29,6 +29,7 @@ from sbp.moe.gating import expert_capacity, top2_gating
 from sbp.moe.sharding import Sharding
 from sbp.moe.step import batch_shapes
 from sbp.trace.build import trace
+from tests.edits import check_helps
 
 MESH = AbstractMesh((8,), ("tensor",))
 MESH_2D = AbstractMesh((2, 4), ("data", "tensor"))
@@ -43,7 +44,9 @@ SQUARE = shape(1024, 1024)
 
 def diagnose(fn, *args, boxing: Policy = "explicit", in_types=None, mesh=MESH) -> tuple[Diagnostic, ...]:
     """The diagnostics of a program, matched with what its source expects."""
+    options = {"in_types": in_types, "boxing": boxing}
     found = sbp.jit(fn, mesh, in_types=in_types, boxing=boxing).check(*args).diagnostics
+    check_helps(fn, mesh, options, args, found)
     lines, start = inspect.getsourcelines(fn)
     errors: list[tuple[int, str, str]] = []
     seconds: list[tuple[int, str]] = []

@@ -1,0 +1,215 @@
+"""Edits of annotations and policies, made on small sources and written out."""
+
+import ast
+import linecache
+
+import pytest
+
+from sbp.errors import Span
+from sbp.source.editing import converted, repinned
+from sbp.source.policies import loosened_policies, under_policy
+from sbp.source.reader import SourceRead
+from sbp.source.text import span_of
+from sbp.types import B, P, S
+from tests.edits import edited_text
+
+FILE = "edited_source.py"
+
+
+def remember(text: str) -> str:
+    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    return text
+
+
+def span(text: str, part: str, nth: int = 0) -> Span:
+    """Where the expression `part` stands in a text for the nth time."""
+    found = [
+        span_of(node, FILE)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.expr) and ast.unparse(node) == part
+    ]
+    return sorted(found)[nth]
+
+
+@pytest.mark.parametrize(
+    ("line", "call", "atoms", "after"),
+    [
+        ("y = sbp.split(x, 0, 'a')", "sbp.split(x, 0, 'a')", {}, "y = x"),
+        ("y = sbp.split(a + b, 0, 'a').T", "sbp.split(a + b, 0, 'a')", {}, "y = (a + b).T"),
+        ("y = sbp.split(a + b, 0, 'a')", "sbp.split(a + b, 0, 'a')", {}, "y = a + b"),
+        ("y = sbp.split(a +\n  b, 0, 'a')", "sbp.split(a + b, 0, 'a')", {}, "y = (a +\n  b)"),
+        ("é = 2 * sbp.replicate(é)", "sbp.replicate(é)", {}, "é = 2 * é"),
+        (
+            "y = jax.tree.map(sbp.replicate, xs)",
+            "jax.tree.map(sbp.replicate, xs)",
+            {},
+            "y = xs",
+        ),
+        (
+            "y = sbp.split(x, 0, 'a', 'b')",
+            "sbp.split(x, 0, 'a', 'b')",
+            {"b": S(0)},
+            'y = sbp.split(x, 0, "b")',
+        ),
+        (
+            "y = sbp.annotate(x, 'a:S(0)')",
+            "sbp.annotate(x, 'a:S(0)')",
+            {"a": S(1), "b": P("max")},
+            'y = sbp.annotate(x, a=sbp.S(1), b=sbp.P("max"))',
+        ),
+        ("y = place(x)", "place(x)", {"a": B}, 'y = sbp.replicate(x, "a")'),
+        ("from rules import at; y = at(x, 'd')", "at(x, 'd')", {}, "from rules import at; y = x"),
+    ],
+)
+def test_an_annotation_is_changed_or_taken_out(line, call, atoms, after):
+    text = remember(f"import jax\nimport sbp\n{line}\n")
+    assert (
+        edited_text(text, repinned(span(text, call), atoms)) == f"import jax\nimport sbp\n{after}\n"
+    )
+
+
+def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
+    call = "sbp.annotate(x, a=sbp.B, cotangent='a:P(sum)')"
+    text = remember(f"import sbp\ny = {call}\n")
+    at = span(text, call)
+    assert edited_text(text, repinned(at, {}, "cotangent")).endswith(
+        "y = sbp.annotate(x, a=sbp.B)\n"
+    )
+    assert edited_text(text, repinned(at, {}, "result")).endswith(
+        "y = sbp.annotate(x, cotangent='a:P(sum)')\n"
+    )
+    assert edited_text(text, repinned(at, {}, "whole")).endswith("y = x\n")
+    (edit,) = repinned(at, {"a": S(0)}, "cotangent", ("b",))
+    assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
+
+
+def test_what_is_no_annotation_is_left_alone():
+    text = remember("import jax\ny = jax.numpy.sum(x)\n")
+    assert repinned(span(text, "jax.numpy.sum(x)"), {}) == ()
+    assert repinned(None, {}) == ()
+    assert repinned(Span(file="nowhere.py", line=1, column=1, end_column=5), {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "read", "after"),
+    [
+        (  # a local variable: a statement before
+            "import sbp\ndef f(x):\n\ty = g(\n\t\tx + 1)\n",
+            "x + 1",
+            "x",
+            'import sbp\ndef f(x):\n\tx = sbp.replicate(x, "a")\n\ty = g(\n\t\tx + 1)\n',
+        ),
+        (  # on a line with others
+            "import sbp\ndef f(x, c):\n    if c: y = x + 1\n",
+            "x + 1",
+            "x",
+            'import sbp\ndef f(x, c):\n    if c: x = sbp.replicate(x, "a"); y = x + 1\n',
+        ),
+        (  # a variable of an outer function cannot be assigned: where it is read, from there on
+            "import sbp\ndef f(w):\n    def g(x):\n        y = x * w\n        return x @ w + w\n",
+            "x @ w",
+            "w",
+            "import sbp\ndef f(w):\n    def g(x):\n        y = x * w\n"
+            '        return x @ sbp.replicate(w, "a") + sbp.replicate(w, "a")\n',
+        ),
+        (  # the parameter of a lambda
+            "import sbp\ndef f(w):\n    return scan(lambda c: c @ w, c)\n",
+            "c @ w",
+            "c",
+            'import sbp\ndef f(w):\n    return scan(lambda c: sbp.replicate(c, "a") @ w, c)\n',
+        ),
+        (  # an input by its path, in either kind of quotes
+            'import sbp\ndef f(p, x):\n    return p["w"] @ x\n',
+            "p['w'] @ x",
+            "p['w']",
+            'import sbp\ndef f(p, x):\n    return sbp.replicate(p["w"], "a") @ x\n',
+        ),
+        (  # no place for a statement
+            "import sbp\ndef f(x):\n    if a:\n        pass\n    elif g(x):\n        pass\n",
+            "g(x)",
+            "x",
+            "import sbp\ndef f(x):\n    if a:\n        pass\n"
+            '    elif g(sbp.replicate(x, "a")):\n        pass\n',
+        ),
+        (  # another name of sbp
+            "import sbp as s\ndef f(x):\n    return x + 1\n",
+            "x + 1",
+            "x",
+            'import sbp as s\ndef f(x):\n    x = s.replicate(x, "a")\n    return x + 1\n',
+        ),
+        (  # no name of sbp
+            '"""Doc."""\nfrom __future__ import annotations\ndef f(x):\n    return x + 1\n',
+            "x + 1",
+            "x",
+            '"""Doc."""\nfrom __future__ import annotations\nimport sbp\n'
+            'def f(x):\n    x = sbp.replicate(x, "a")\n    return x + 1\n',
+        ),
+    ],
+)
+def test_a_value_is_annotated_before_a_line(source, line, read, after):
+    text = remember(source)
+    edits = converted(span(text, line), SourceRead(read), {"a": B})
+    made = edited_text(text, edits)
+    compile(made, FILE, "exec")
+    assert made == after
+
+
+def test_an_expression_is_annotated_where_it_stands():
+    text = remember("import sbp\ny = g(x.sum(0))\n")
+    at = span(text, "x.sum(0)")
+    (edit,) = converted(span(text, "g(x.sum(0))"), SourceRead("x.sum(0)", at), {"a": S(1)})
+    assert edited_text(text, [edit]) == 'import sbp\ny = g(sbp.split(x.sum(0), 1, "a"))\n'
+
+
+def test_what_the_line_does_not_show_is_not_annotated():
+    text = remember("import sbp\ndef f(x):\n    return x + 1\n")
+    assert converted(span(text, "x + 1"), SourceRead("other"), {"a": B}) == ()
+
+
+def test_a_statement_comes_under_a_policy_with_its_lines():
+    text = remember(
+        'import sbp\ndef f(x):\n    y = g(x,\n      """a\n    b""")  # why\n    return y\n'
+    )
+    region = under_policy(span(text, "x"), "auto", "a")
+    assert region is not None
+    made = edited_text(text, region.edits)
+    compile(made, FILE, "exec")
+    assert made == (
+        'import sbp\ndef f(x):\n    with sbp.policy("auto", "a"):\n        y = g(x,\n'
+        '          """a\n    b""")  # why\n    return y\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "source", ["if a: y = x + 1\n", "y = 1; z = x + 1\n", "for i in x + 1: pass\n"]
+)
+def test_a_statement_without_lines_of_its_own_comes_under_no_policy(source):
+    text = remember(source)
+    assert under_policy(span(text, "x + 1"), "auto", "a") is None
+
+
+def test_a_lambda_does_not_run_where_it_stands():
+    text = remember("g = lambda x: x + 1\n")
+    region = under_policy(span(text, "x + 1"), "auto", "a")
+    assert region is not None and not region.runs([span(text, "x + 1")])
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [
+        ('sbp.policy("reduce", "a")', 'sbp.policy("auto", "a")'),
+        ('sbp.policy("reduce")', 'sbp.policy("reduce"), sbp.policy("auto", "a")'),
+        (
+            'sbp.policy("reduce", "a", "b")',
+            'sbp.policy("reduce", "a", "b"), sbp.policy("auto", "a")',
+        ),
+        ('sbp.policy("reduce", "b")', 'sbp.policy("reduce", "b")'),
+        ('sbp.policy("explicit", "a")', 'sbp.policy("explicit", "a")'),
+        ("sbp.policy(chosen)", "sbp.policy(chosen)"),
+        ('other.policy("reduce")', 'other.policy("reduce")'),
+    ],
+)
+def test_policies_give_way_in_their_regions(call, after):
+    text = remember(f"import sbp\nwith {call}:\n    y = x\n")
+    edits = [one.edit for one in loosened_policies(FILE, "reduce", "auto", "a")]
+    assert edited_text(text, edits) == f"import sbp\nwith {after}:\n    y = x\n"
