@@ -24,6 +24,7 @@ from sbp.explain.repins import edits_of
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.choose import choose
 from sbp.infer.constraints import Constraint, pin_sites
+from sbp.infer.literals import POLICY_LITERAL, budget_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
@@ -62,11 +63,11 @@ def explain(request: Request) -> tuple[Diagnostic, ...]:
     while (
         found.status == "unsat" and len(same) < 3 * most
     ):  # those that are not told have to be out of the way, too
-        limits = {(axis, f"b{number}") for axis in mesh.names for number in found.budgets}
+        limits = {(axis, budget_literal(number)) for axis in mesh.names for number in found.budgets}
         more = (
             limits
             or {(found.mesh_axis, c.name) for c in found.pins}
-            or {(found.mesh_axis, "policy")}
+            or {(found.mesh_axis, POLICY_LITERAL)}
         )
         same.setdefault(_key(found), []).append(found)
         if (
@@ -159,9 +160,7 @@ class _Fault:
             region or (split and not any(self.direct(node, c) for c in self.found.pins))
         )
         if region:
-            what, text = region_words(
-                node, self.found, self.names, self.subject(node), source_text(at, limit=10_000)
-            )
+            what, text = region_words(node, self.found, self.names, self.subject(node))
         else:
             what, text = self.title(node, conflict), self.arrives(node, arriving.made)
         labels = [Label(span=at, text=text, primary=True)] if at else []
@@ -408,7 +407,7 @@ class _Fault:
 
     def carried(self, node: Node) -> Iterator[str]:
         """What in the loop asks a type of a carry that cannot keep it."""
-        number = carry_of(node, self.found.sink[0])
+        number = carry_of(self.found.sink[0])
         if number is None:
             return
         region, position = interface_of(node).entering("carry")[number].inputs[0]

@@ -12,8 +12,10 @@ from sbp.annotations import annotate_p
 from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.edits import alike, in_gradient, insert_pin
 from sbp.explain.names import Names
+from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import End, System, allowed
+from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
@@ -149,7 +151,8 @@ class Insertions:
             maker = self.names.makers.get(value)
             name = self.names.value(value)
             read = SourceRead(name) if name else None
-            if self.node.op == "cond" and c.operand == 0 and "predicate" in c.because.text:
+            entry = c.because.entry if isinstance(c.because, ReadBecause) else None
+            if entry is not None and entry.kind == "predicate":
                 read = first_argument(self.node)
                 while (
                     maker is not None
@@ -268,7 +271,7 @@ def _inserted(
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
     """The literals of the states in which an end has a code."""
     return tuple(
-        f"s{end.variable}_{i}"
+        state_literal(end.variable, i)
         for i, s in enumerate(system.variables[end.variable].states)
         if s[end.column] == code
     )

@@ -3,15 +3,15 @@ branches, scanned operands."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from sbp.explain.names import Names
+from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.space import Code, decode
+from sbp.source.reader import called_name, users_span
 from sbp.trace.graph import Node
-from sbp.trace.regions import interface_of
 
 
 def atoms_text(codes: Sequence[Code]) -> str:
@@ -28,9 +28,7 @@ def left(codes: Sequence[Code]) -> str:
     return "partial" if codes and all(c < 0 for c in codes) else "split"
 
 
-def region_words(
-    node: Node, fault: CheckResult, names: Names, subject: str, text: str
-) -> tuple[str, str]:
+def region_words(node: Node, fault: CheckResult, names: Names, subject: str) -> tuple[str, str]:
     """The title, up to the mesh axis, and the primary label of a fault at the edge of a region.
 
     Arguments:
@@ -38,57 +36,18 @@ def region_words(
       fault: a fault whose sink is conversions into one variable of the region.
       names: what the user calls the values.
       subject: what the title calls the node.
-      text: its source text.
     """
-    first, made = fault.sink[0], fault.made[0]
-    edge = _edge(first)
-    if edge == "predicate" or (
-        edge == "constant" and interface_of(node).entries[first.operand].decides
-    ):
-        hint = "; reduce it first" if left(made) == "partial" else ""
-        what, said = f"the predicate of {subject}", "the predicate"
-        if edge == "constant":
-            said = _value(first, names) or "what the predicate reads"
-            what = (
-                f"`{said}`, which the predicate of {subject} reads,"
-                if said.isidentifier()
-                else f"{said} in {subject}"
-            )
-        return (
-            f"{what} is left {left(made)}",
-            f"{said} is {atoms_text(made)}, but all devices have to decide alike{hint}",
-        )
-    if edge in ("carry", "initial carry"):
-        number = carry_of(node, first)
-        name = next(
-            (n for c in fault.sink if _edge(c) == "initial carry" and (n := _value(c, names))), ""
-        )
-        called = f"carry {number}" + (f" ({name})" if name else "")
-        ends = {_edge(c): codes for c, codes in zip(fault.sink, fault.made, strict=True)}
-        if len(ends) > 1:
-            return (
-                f"{called} of {subject} cannot keep one type",
-                (
-                    f"{called} enters as {atoms_text(ends['initial carry'])} and is"
-                    f" {atoms_text(ends['carry'])} after a step"
-                ),
-            )
-        label = (
-            f"{edge} {number} is {atoms_text(made)}, but {atoms_text(fault.wanted[0])} is kept here"
-        )
-        return f"carry {number} of {subject} cannot keep one type", label
-    if edge == "result":
-        told = [
-            f"{_branch(node, c, text)} returns {atoms_text(codes)}"
-            for c, codes in zip(fault.sink, fault.made, strict=True)
-        ]
-        if len(told) == 1:
-            told.append(f"{atoms_text(fault.wanted[0])} is kept here")
-        return f"result {first.operand} of {subject} is not of one type in all branches", ", ".join(
-            told
-        )
-    said = _value(first, names) or first.because.text.rsplit(" of ", 1)[0]
-    if edge == "scanned operand" and set(made) == {1}:
+    first = _read(fault.sink[0])
+    entry, left_by = first.entry, first.exit
+    if first.predicate or (entry is not None and entry.decides):
+        return _predicate_words(fault, names, subject)
+    if first.carry is not None:
+        return _carry_words(first, fault, names, subject)
+    if left_by is not None and left_by.kind == "result":
+        return _result_words(node, fault, subject)
+    made = fault.made[0]
+    said = _value(fault.sink[0], names) or first.role
+    if entry is not None and entry.kind == "slice" and set(made) == {1}:
         return (
             f"{subject} runs along the split dim of `{said}`",
             f"{said} is S(0), and the scan takes its rows one after the other",
@@ -99,29 +58,83 @@ def region_words(
     )
 
 
-def _edge(constraint: Constraint) -> str:
-    """Which edge of a region a constraint is about."""
-    found = re.match(r"[a-z ]*[a-z]", constraint.because.text.split(" of ", 1)[0])
-    return found.group() if found else ""
-
-
-def carry_of(node: Node, constraint: Constraint) -> int | None:
-    """The number among the carries of what enters or leaves a step; None for what is no carry."""
-    edge = _edge(constraint)
-    if edge == "carry":
-        return constraint.operand
+def _predicate_words(fault: CheckResult, names: Names, subject: str) -> tuple[str, str]:
+    """A predicate that is not whole, or a constant that the predicate of a while reads."""
+    made = fault.made[0]
+    hint = "; reduce it first" if left(made) == "partial" else ""
+    what, said = f"the predicate of {subject}", "the predicate"
+    if not _read(fault.sink[0]).predicate:
+        name = _value(fault.sink[0], names)
+        said = name or "what the predicate reads"
+        what = (
+            f"`{said}`, which the predicate of {subject} reads,"
+            if name.isidentifier()
+            else f"{said} in {subject}"
+        )
     return (
-        interface_of(node).entries[constraint.operand].number if edge == "initial carry" else None
+        f"{what} is left {left(made)}",
+        f"{said} is {atoms_text(made)}, but all devices have to decide alike{hint}",
     )
 
 
-def _branch(node: Node, constraint: Constraint, text: str) -> str:
+def _carry_words(
+    first: ReadBecause, fault: CheckResult, names: Names, subject: str
+) -> tuple[str, str]:
+    """A carry that enters a step otherwise than it leaves it."""
+    initial, after = list[Sequence[Code]](), list[Sequence[Code]]()
+    name = ""
+    for constraint, codes in zip(fault.sink, fault.made, strict=True):
+        if _read(constraint).initial_carry:
+            initial.append(codes)
+            name = name or _value(constraint, names)
+        else:
+            after.append(codes)
+    title = f"carry {first.carry}"
+    if initial and after:
+        called = title + (f" ({name})" if name else "")
+        return (
+            f"{called} of {subject} cannot keep one type",
+            (
+                f"{called} enters as {atoms_text(initial[-1])} and is {atoms_text(after[-1])} after"
+                " a step"
+            ),
+        )
+    which = f"initial {title}" if initial else title
+    made, wanted = atoms_text(fault.made[0]), atoms_text(fault.wanted[0])
+    return (
+        f"{title} of {subject} cannot keep one type",
+        f"{which} is {made}, but {wanted} is kept here",
+    )
+
+
+def _result_words(node: Node, fault: CheckResult, subject: str) -> tuple[str, str]:
+    """A result that the branches of a cond return in different types."""
+    told = [
+        f"{_branch(node, _read(c))} returns {atoms_text(codes)}"
+        for c, codes in zip(fault.sink, fault.made, strict=True)
+    ]
+    if len(told) == 1:
+        told.append(f"{atoms_text(fault.wanted[0])} is kept here")
+    number = fault.sink[0].operand
+    return f"result {number} of {subject} is not of one type in all branches", ", ".join(told)
+
+
+def _read(constraint: Constraint) -> ReadBecause:
+    """Why a constraint at the edge of a region stands: a value is read there."""
+    assert isinstance(constraint.because, ReadBecause)
+    return constraint.because
+
+
+def carry_of(constraint: Constraint) -> int | None:
+    """The number among the carries of what enters or leaves a step; None for what is no carry."""
+    return _read(constraint).carry
+
+
+def _branch(node: Node, because: ReadBecause) -> str:
     """Which branch of a cond returns."""
-    found = re.search(r"branch (\d+)", constraint.because.text)
-    number = int(found.group(1)) if found else 0
-    if len(node.regions) == 2 and re.match(
-        r"[\w.]*\bcond\(", text
-    ):  # lax.cond(predicate, true branch, false branch)
+    number = because.exit.region if because.exit is not None else 0
+    if len(node.regions) == 2 and called_name(users_span(node)) == "cond":
+        # lax.cond(predicate, true branch, false branch)
         return "the true branch" if number else "the false branch"
     return f"branch {number}"
 

@@ -16,7 +16,9 @@ import z3
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
+from sbp.infer.because import ReadBecause
 from sbp.infer.constraints import Constraint, Convert, End, System, Variable, constraints_of
+from sbp.infer.literals import POLICY_LITERAL, budget_literal, state_literal
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
@@ -178,9 +180,9 @@ class _Axis:
         asked = [n for n in names if n in core and self.by_name[n].convert is None]
         limits = [n for n in asked if self.by_name[n].kind == "budget"]
         for name in [
-            "policy",
+            POLICY_LITERAL,
             *limits,
-            *reversed([n for n in asked if n != "policy" and n not in limits]),
+            *reversed([n for n in asked if n != POLICY_LITERAL and n not in limits]),
         ]:
             trial = [n for n in asked if n != name]
             status, smaller = self.check([*trial, *equations])
@@ -244,7 +246,9 @@ class _Axis:
         found: list[Code] = []
         for number, state in enumerate(states):
             code = state[end.column]
-            if code not in found and self.check([*names, f"s{end.variable}_{number}"])[0] == "sat":
+            if code in found:
+                continue
+            if self.check([*names, state_literal(end.variable, number)])[0] == "sat":
                 found.append(code)
         return tuple(found)
 
@@ -259,7 +263,7 @@ def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
     ends = [c for c in equations if c.convert is not None and c.convert.target.variable not in read]
     ends = (
         ends
-        or [c for c in equations if c.kind == "region" and c.because.text.startswith("carry")]
+        or [c for c in equations if isinstance(c.because, ReadBecause) and c.because.returned_carry]
         or equations
     )
     last = ends[-1:]
@@ -276,7 +280,7 @@ def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
 def _text(system: System) -> Iterable[str]:
     """The system in SMT-LIB: parsed at once it is ten times faster than built term by term."""
     for v, variable in enumerate(system.variables):
-        names = [f"s{v}_{k}" for k in range(len(variable.states))]
+        names = [state_literal(v, k) for k in range(len(variable.states))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
         yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
         yield "".join(
@@ -287,7 +291,7 @@ def _text(system: System) -> Iterable[str]:
         for end in constraint.fixed:
             states = system.variables[end.variable].states
             held = [
-                f"s{end.variable}_{k}"
+                state_literal(end.variable, k)
                 for k, s in enumerate(states)
                 if s[end.column] == constraint.code
             ]
@@ -324,13 +328,11 @@ def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
                 clause = [
                     f"(not {name})",
                     *(f"(not {x})" for x in literals),
-                    f"(not s{convert.source.variable}_{k})",
+                    f"(not {state_literal(convert.source.variable, k)})",
                     *unless,
                 ]
-                yield (
-                    "(assert (or"
-                    f" {' '.join([*clause, *(f's{convert.target.variable}_{j}' for j in found)])}))"
-                )
+                clause += [state_literal(convert.target.variable, j) for j in found]
+                yield f"(assert (or {' '.join(clause)}))"
             if not convert.unless:
                 blocked |= refused
 
@@ -343,16 +345,17 @@ def _reasons(
     policies, bans = convert.rules.policies, convert.rules.bans
     free = ("auto",) * len(policies)
     names = {
-        system.request.ban(b): f"b{i}" for i, b in reversed(list(enumerate(system.request.budgets)))
+        system.request.ban(b): budget_literal(i)
+        for i, b in reversed(list(enumerate(system.request.budgets)))
     }
     found: list[tuple[tuple[str, ...], tuple[str, ...], Rules]] = []
     if policies != free:
-        found.append((("policy",), convert.unless, Rules(policies)))
+        found.append(((POLICY_LITERAL,), convert.unless, Rules(policies)))
     found += [((names[b],), (), Rules(free, (b,))) for b in bans]
     if len(bans) > 1:
         found.append((tuple(names[b] for b in bans), (), Rules(free, bans)))
     if bans and policies != free:
-        found.append((("policy", *(names[b] for b in bans)), convert.unless, convert.rules))
+        found.append(((POLICY_LITERAL, *(names[b] for b in bans)), convert.unless, convert.rules))
     return found
 
 

@@ -21,23 +21,25 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Span
+from sbp.infer.because import (
+    Because,
+    BudgetBecause,
+    PinBecause,
+    PinSource,
+    PolicyBecause,
+    ReadBecause,
+)
+from sbp.infer.literals import POLICY_LITERAL, budget_literal, edge_literal, pin_literal
 from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.problem import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, row_sends
-from sbp.infer.space import Code, TypeSpace, decode
+from sbp.infer.space import Code, TypeSpace
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.regions import Entry, Exit, interface_of
 from sbp.types import MONOIDS
-
-
-@dataclass(frozen=True, slots=True)
-class Because:
-    """Why a constraint holds: the user's line, and what there asks for it."""
-
-    span: Span | None
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +56,7 @@ class PinSite:
     """
 
     name: str
-    source: Literal["annotation", "input", "output"]
+    source: PinSource
     span: Span | None
     codes: tuple[int | None, ...]
     nodes: tuple[Node, ...] = ()
@@ -222,7 +224,7 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
         if codes is not None and any(c is not None for c in codes):
             sites.append(
                 PinSite(
-                    name=f"i{position}",
+                    name=pin_literal("input", position),
                     source="input",
                     span=None,
                     codes=tuple(codes),
@@ -237,7 +239,7 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
     for number, ((_, codes), nodes) in enumerate(groups.items()):
         sites.append(
             PinSite(
-                name=f"a{number}",
+                name=pin_literal("annotation", number),
                 source="annotation",
                 span=nodes[0].span,
                 codes=codes,
@@ -248,7 +250,7 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
         if codes is not None and any(c is not None for c in codes):
             sites.append(
                 PinSite(
-                    name=f"o{position}",
+                    name=pin_literal("output", position),
                     source="output",
                     span=None,
                     codes=tuple(codes),
@@ -303,7 +305,7 @@ class _Builder:
                 )
                 if i in outputs:
                     self.fixed.setdefault(outputs[i].name, []).append(end)
-            self.read(operand, end, None, i, f"output {i} of the program", free=True)
+            self.read(operand, end, None, i, free=True)
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
@@ -322,8 +324,7 @@ class _Builder:
         for site in self.sites:
             code = site.codes[self.position]
             assert code is not None
-            where = f"{site.source} {site.position}" if site.position >= 0 else "annotation"
-            because = Because(site.span, f"{where} is pinned {decode(code)!r}")
+            because = PinBecause(site.source, site.span, site.position, code)
             ends = tuple(self.fixed.get(site.name, ()))
             found.append(
                 Constraint(
@@ -332,17 +333,17 @@ class _Builder:
             )
         found.append(
             Constraint(
-                name="policy",
+                name=POLICY_LITERAL,
                 kind="policy",
-                because=Because(None, f'boxing is "{self.request.boxing}"'),
+                because=PolicyBecause(self.request.boxing),
             )
         )
         for number, budget in enumerate(self.request.budgets):
             found.append(
                 Constraint(
-                    name=f"b{number}",
+                    name=budget_literal(number),
                     kind="budget",
-                    because=Because(None, str(budget)),
+                    because=BudgetBecause(budget),
                     budget=number,
                 )
             )
@@ -358,7 +359,7 @@ class _Builder:
             convert = Convert(operand, self.makers[operand], end, rules, unless)
             found.append(
                 Constraint(
-                    name=f"e{len(found)}",
+                    name=edge_literal(len(found)),
                     kind=draft.kind,
                     because=draft.because,
                     node=draft.node,
@@ -404,13 +405,14 @@ class _Builder:
         end: End,
         node: Node | None,
         number: int,
-        text: str,
         *,
+        entry: Entry | None = None,
+        left_by: Exit | None = None,
         free: bool = False,
         unless: tuple[str, ...] = (),
     ) -> None:
         region = node is not None and bool(node.regions)
-        because = Because(node.span if node else None, text)
+        because = ReadBecause(node, number, entry, left_by)
         draft = Constraint(
             name="",
             kind="region" if region else "equation",
@@ -442,7 +444,6 @@ class _Builder:
                             self.makers[value],
                             node,
                             i,
-                            f"operand {i} of optimization_barrier",
                         )
                 case _:
                     self.equation(graph, node)
@@ -477,7 +478,7 @@ class _Builder:
             )
         row = self.variable(("row", node.id), self.projections[key])
         for i, operand in enumerate(node.inputs):
-            self.read(operand, End(row.variable, i), node, i, f"operand {i} of {node.op}")
+            self.read(operand, End(row.variable, i), node, i)
         for i, value in enumerate(node.outputs):
             self.makers[value] = End(row.variable, len(node.inputs) + i)
 
@@ -498,7 +499,6 @@ class _Builder:
             end,
             node,
             0,
-            "what is annotated",
             free=site is None,
             unless=(site.name,) if site else (),
         )
@@ -508,6 +508,7 @@ class _Builder:
     def scan(self, node: Node) -> None:
         (body,) = node.regions
         consts, carry = node.params["num_consts"], node.params["num_carry"]
+        edges = interface_of(node)
         for i, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
             if i < consts + carry:
                 self.makers[value] = self.held(value)
@@ -516,14 +517,14 @@ class _Builder:
                     self.makers[value],
                     node,
                     i,
-                    f"{'constant' if i < consts else 'initial carry'} {i} of scan",
+                    entry=edges.entries[i],
                 )
             else:
                 end = self.variable(
                     ("value", value), _stacked(self.atoms(self.graph.avals[value], self.of(value)))
                 )
                 self.makers[value] = end
-                self.read(operand, End(end.variable, 1), node, i, f"scanned operand {i} of scan")
+                self.read(operand, End(end.variable, 1), node, i, entry=edges.entries[i])
             if consts <= i < consts + carry:
                 self.makers[node.outputs[i - consts]] = self.makers[value]
         self.loops += 1
@@ -531,53 +532,59 @@ class _Builder:
         for i, operand in enumerate(body.outputs):
             if i < carry:
                 self.read(
-                    operand, self.makers[body.inputs[consts + i]], node, i, f"carry {i} of scan"
+                    operand, self.makers[body.inputs[consts + i]], node, i, left_by=edges.exits[i]
                 )
             else:
                 states = _stacked(self.atoms(body.aval(operand), self.of(operand)))
                 end = self.variable(("returned", (node.id, 0, i)), states)
                 self.makers[node.outputs[i]] = End(end.variable, 1)
-                self.read(operand, end, node, i, f"stacked result {i - carry} of scan")
+                self.read(operand, end, node, i, left_by=edges.exits[i])
         self.loops -= 1
 
     def loop(self, node: Node) -> None:
         cond, body = node.regions
         c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
+        edges = interface_of(node)
         for i, (operand, value) in enumerate(
             zip(node.inputs[: c + b], (*cond.inputs[:c], *body.inputs[:b]), strict=True)
         ):
             self.makers[value] = self.held(value, EMPTY if i < c else None)
-            self.read(operand, self.makers[value], node, i, f"constant {i} of while")
+            self.read(operand, self.makers[value], node, i, entry=edges.entries[i])
         carried = zip(
             node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True
         )
         for i, (operand, value, seen, result) in enumerate(carried):
             end = self.held(value)
             self.makers.update({value: end, seen: end, result: end})
-            self.read(operand, end, node, c + b + i, f"initial carry {i} of while")
+            self.read(operand, end, node, c + b + i, entry=edges.entries[c + b + i])
         self.loops += 1
         self.visit(cond)
         self.visit(body)
         predicate = self.variable(("returned", (node.id, 0, 0)), (0,))
-        self.read(cond.outputs[0], predicate, node, 0, "predicate of while")
+        self.read(cond.outputs[0], predicate, node, 0, left_by=edges.exits[0])
         for i, operand in enumerate(body.outputs):
-            self.read(operand, self.makers[body.inputs[b + i]], node, i, f"carry {i} of while")
+            self.read(
+                operand, self.makers[body.inputs[b + i]], node, i, left_by=edges.leaving(1)[i]
+            )
         self.loops -= 1
 
     def cond(self, node: Node) -> None:
         index, *operands = node.inputs
-        self.read(index, self.variable(("read", (node.id, 0)), (0,)), node, 0, "predicate of cond")
+        edges = interface_of(node)
+        self.read(
+            index, self.variable(("read", (node.id, 0)), (0,)), node, 0, entry=edges.entries[0]
+        )
         for i, operand in enumerate(operands):
             value = node.regions[0].inputs[i]
             end = self.held(value, EMPTY.union(*(self.of(r.inputs[i]) for r in node.regions)))
             self.makers.update({r.inputs[i]: end for r in node.regions})
-            self.read(operand, end, node, i + 1, f"operand {i} of cond")
+            self.read(operand, end, node, i + 1, entry=edges.entries[i + 1])
         ends = [self.held(value) for value in node.outputs]
         self.makers.update(zip(node.outputs, ends, strict=True))
         for number, region in enumerate(node.regions):
             self.visit(region)
             for i, (operand, end) in enumerate(zip(region.outputs, ends, strict=True)):
-                self.read(operand, end, node, i, f"result {i} of branch {number} of cond")
+                self.read(operand, end, node, i, left_by=edges.leaving(number)[i])
 
 
 def _stacked(codes: tuple[Code, ...]) -> tuple[tuple[Code, Code], ...]:

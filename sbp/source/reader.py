@@ -46,6 +46,16 @@ def expression_at(span: Span | None) -> tuple[ast.expr | None, str]:
             return source.expressions.get(position), ""
 
 
+def called_name(span: Span | None) -> str:
+    """The name of the function that the expression at a span calls, without its module; empty when
+    it is no call."""
+    match expression_at(span)[0]:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+        case _:
+            return ""
+
+
 def source_text(span: Span | None, limit: int = 60) -> str:
     """The source text at a span on one line; empty when there is none."""
     if span is None:
