@@ -30,8 +30,8 @@ from sbp.api.call import (
 from sbp.api.symbolic import SizedCall, sized_report
 from sbp.errors import Diagnostic, SbpError, SbpTypeError, SbpWarning, nearest, noting
 from sbp.explain.costly import costly_annotations, memory_diagnostic
-from sbp.explain.difference import Side
 from sbp.explain.faults import explain
+from sbp.explain.settings import Side
 from sbp.explain.why import why
 from sbp.handwritten.region import tracing_for
 from sbp.infer.pins import check_monoids, resolve_pins

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.errors import SbpError, Span, file_name
-from sbp.plan.text import place
+from sbp.explain.places import SourcePlace
 from sbp.source.reader import expression_at, names_at, source_text
 from sbp.source.text import Targets
 from sbp.trace.graph import Graph, Node
@@ -80,11 +80,9 @@ class Subject:
     gradient: bool = False
 
     @property
-    def where(self) -> str:
-        """Its place in words; empty for inputs and outputs."""
-        if self.frame is None:
-            return ""
-        return f"{'in the gradient of' if self.gradient else 'at'} {place(self.frame)}"
+    def place(self) -> SourcePlace | None:
+        """Its place in the source; None for inputs and outputs."""
+        return None if self.frame is None else SourcePlace(self.frame, self.gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

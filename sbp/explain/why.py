@@ -1,8 +1,7 @@
 """Why a value has its type: where the type comes from, what every other type would cost, and why
-each conversion is where it is.
+each of its conversions stands where it does.
 
-Everything that is quoted was planned: a question about another type is answered by solving the
-program with that type pinned.
+Every cost is that of a plan: for another type, the program is planned with that type pinned.
 """
 
 from __future__ import annotations
@@ -14,41 +13,73 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sbp import _jax
-from sbp.explain.moves import Alternative, Conversion, Moves, no_typing
+from sbp.explain.alternatives import Outcome, planned
+from sbp.explain.conversions import ExplainedConversion, SubjectConversions
 from sbp.explain.origins import Link, Origins
 from sbp.explain.pinning import Types, Wanted, pin_subject, unpin_subject
+from sbp.explain.places import ValueName
 from sbp.explain.subjects import Found, Subject, Subjects
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.fit import best_program
 from sbp.plan.program import Cost, Program
 from sbp.types import MONOIDS, NdSbp
 
 MAX_PLANS, FEW_PLANS, NODES_PLANNED = 28, 6, 6000
-"""Plans made for one question: so many; of large programs as many as amount to so many nodes, but
-not below the second figure."""
+"""Plans made for one question: at most `MAX_PLANS`. For large programs as many as have
+`NODES_PLANNED` nodes together, but at least `FEW_PLANS`."""
 
 MAX_JOINT = 3
-"""Types that differ on several mesh axes at once."""
+"""Most alternatives that differ from the plan on two mesh axes."""
 
-MAX_MOVES = 4
-"""Conversions of a value that are tried elsewhere, most bytes first."""
+MAX_DEFERRED = 4
+"""Most conversions of a value for which the program is planned with the conversion elsewhere; those
+that send most bytes come first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """The program planned with another type of the value.
+
+    Arguments:
+      wanted: the atoms that were pinned, by mesh axis; empty where a pin was dropped.
+      freed: the mesh axis on which the value's pin was dropped; empty where there was none.
+      outcome: the plan's figures, or why there is no plan.
+    """
+
+    wanted: tuple[tuple[str, str], ...] = ()
+    freed: str = ""
+    outcome: Outcome
+
+    @property
+    def change(self) -> str:
+        """The change in the notation of types: `model:S(1)`; `model:?` for a dropped pin."""
+        return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted) or f"{self.freed}:?"
+
+    @property
+    def type(self) -> NdSbp | None:
+        """The value's type in that plan; None when there is no plan."""
+        return self.outcome.type
+
+    @property
+    def cost(self) -> Cost | None:
+        """What a call of that plan costs; None when there is no plan."""
+        return self.outcome.cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisStory:
-    """How the atom on one mesh axis came about.
+    """Where the atom of a value on one mesh axis comes from.
 
     Arguments:
       mesh_axis: the axis.
-      atom: what was chosen.
+      atom: the chosen atom.
       links: the chain of origins, the value's own link first.
       pinned: whether the user pins this value on this axis.
-      next_best: the cheapest plan in which the value has another atom here (for a pinned one:
-        without the pin); None when there is none, or none was tried.
+      next_best: the cheapest plan in which the value has another atom here. For a pinned value: the
+        plan without the pin. None when there is no such plan, or none was tried.
       tried: how many other atoms were tried.
     """
 
@@ -68,20 +99,21 @@ class Why:
       subject: the value.
       others: other values of that name or line, with their types.
       type: the chosen type; of an output, the type it is returned in.
-      types: the types of all its copies with how many have it; one entry unless copies differ.
+      types: the types of its copies, each with the number of copies; one entry unless copies
+        differ.
       shape, dtype: of the whole value.
-      local_shape: of what one device holds.
-      bytes_per_device: of that, in bytes.
-      cost: of the plan as it is.
+      local_shape: of one device's shard.
+      bytes_per_device: bytes of one device's shard.
+      cost: of the plan.
       axes: one story for each mesh axis of more than one device.
-      alternatives: other types with the cost of the plan that has them, cheapest first, those
-          without a plan last.
-      untried: types that were left out to save time.
+      alternatives: other types, each with its plan, cheapest first; those without a plan last.
+      untried: number of types that were not tried, to save time.
       conversions: of this value, most bytes first.
-      nodes: size of the program.
+      output_names: names of the program's results.
+      nodes: number of the program's equations.
       proved: whether the bound shows that no plan under the same policies and limits is cheaper.
-      evades: whether the annotation of an alternative may convert what the policy forbids where
-          nothing is annotated.
+      evades: whether the annotation of an alternative may convert what the boxing policy forbids
+        elsewhere.
     """
 
     subject: Subject
@@ -96,7 +128,8 @@ class Why:
     axes: tuple[AxisStory, ...]
     alternatives: tuple[Alternative, ...]
     untried: int
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[ExplainedConversion, ...]
+    output_names: tuple[str, ...]
     nodes: int
     proved: bool
     evades: bool
@@ -107,19 +140,19 @@ def why(program: Program, name: str | int, output_names: Sequence[str] = ()) -> 
 
     Arguments:
       program: the plan.
-      name: as for `sbp.explain.subjects.Subjects.find`.
+      name: of the value, as for `sbp.explain.subjects.Subjects.find`.
       output_names: names of the results.
 
     Raises:
       SbpError: when no value has that name.
     """
     found = Subjects.of(program.request.graph, output_names).find(name)
-    return _Asking(program, found, tuple(output_names)).answer()
+    return _Inquiry(program, found, tuple(output_names)).answer()
 
 
 @dataclass(slots=True)
-class _Asking:
-    """One question about one program."""
+class _Inquiry:
+    """One question about one program; `left` is the number of plans that may still be made."""
 
     program: Program
     found: Found
@@ -140,8 +173,9 @@ class _Asking:
         return self.found.subject
 
     @property
-    def held(self) -> list[int]:
-        """The subject's values that the plan has."""
+    def present(self) -> list[int]:
+        """The subject's values that the plan has. Copies whose conversions are not repeated are not
+        in it."""
         return [v for v in self.subject.values if v in self.program.typing.values]
 
     @property
@@ -165,10 +199,10 @@ class _Asking:
         subject, typing = self.subject, self.program.typing
         aval = self.request.graph.avals[subject.values[0]]
         codes = self.codes(subject)
-        kinds = [typing.values[v] for v in self.held] if subject.kind != "output" else [codes]
-        moves = Moves(self.program, subject, self.origins, self.output_names)
-        found = moves.found()
-        self.left -= min(MAX_MOVES, len(found))
+        kinds = [typing.values[v] for v in self.present] if subject.kind != "output" else [codes]
+        conversions = SubjectConversions(self.program, subject, self.origins)
+        found = conversions.groups()
+        self.left -= min(MAX_DEFERRED, len(found))
         free = {k: self.unpinned(k) for k in self.axes if self.is_pinned(k)}
         singles, untried = self.singles(codes)
         joint = self.joint(codes, singles)
@@ -188,9 +222,10 @@ class _Asking:
             alternatives=tuple(sorted(alternatives, key=_by_cost)),
             untried=untried,
             conversions=tuple(
-                moves.conversion(group, tried=number < MAX_MOVES)
+                conversions.explained(group, tried=number < MAX_DEFERRED)
                 for number, group in enumerate(found)
             ),
+            output_names=self.output_names,
             nodes=self.nodes,
             # A bound without what gradients keep is not one of plans that keep it, nor is one at
             # the price of a byte.
@@ -220,29 +255,21 @@ class _Asking:
         codes = asked[subject.position] if asked is not None else None
         return codes is not None and codes[position] is not None
 
-    def planned(self, request: Request, change: str, wanted: Wanted) -> Alternative:
+    def planned(self, request: Request) -> Outcome:
+        """What planning a changed program gives."""
         self.left -= 1
-        atoms_wanted = tuple(
-            (self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items())
-        )
-        program = best_program(request)
-        if program is None:
-            return Alternative(change=change, wanted=atoms_wanted, reason=no_typing(request))
-        types = Types.of(program, self.request.graph)
-        return Alternative(
-            change=change, wanted=atoms_wanted, type=types.type_of(self.subject), cost=program.cost
-        )
+        return Outcome.of(planned(request), self.request, self.subject)
 
     def pinned(self, wanted: Wanted) -> Alternative:
-        change = " ".join(f"{self.mesh.names[k]}:{decode(c)!r}" for k, c in sorted(wanted.items()))
-        return self.planned(pin_subject(self.request, self.subject, wanted), change, wanted)
+        """The program with the subject pinned on some mesh axes."""
+        atoms = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
+        outcome = self.planned(pin_subject(self.request, self.subject, wanted))
+        return Alternative(wanted=atoms, outcome=outcome)
 
     def unpinned(self, position: int) -> Alternative:
-        return self.planned(
-            unpin_subject(self.request, self.subject, position),
-            f"{self.mesh.names[position]}:?",
-            {},
-        )
+        """The program without the subject's pin on a mesh axis."""
+        outcome = self.planned(unpin_subject(self.request, self.subject, position))
+        return Alternative(freed=self.mesh.names[position], outcome=outcome)
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
@@ -263,7 +290,7 @@ class _Asking:
         return self.request.native.get(self.subject.values[0], EMPTY)
 
     def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
-        """For each mesh axis, the plans with another atom there; and how many were left out."""
+        """For each mesh axis, the plans with another atom there; and how many were not made."""
         made: dict[int, list[Alternative]] = {k: [] for k in self.axes}
         options = {k: self.options(k, codes[k]) for k in self.axes}
         untried = 0
@@ -276,7 +303,7 @@ class _Asking:
         return made, untried
 
     def joint(self, codes: Codes, singles: dict[int, list[Alternative]]) -> list[Alternative]:
-        """Plans with other atoms on two mesh axes, those whose atoms cost least one by one
+        """Plans with other atoms on two mesh axes. Pairs of atoms that are cheapest one by one come
         first."""
         seen = {a.type for found in singles.values() for a in found}
         shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
@@ -303,7 +330,8 @@ class _Asking:
         return made
 
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
-        """Whether a shape has room for a type, and its parts one monoid."""
+        """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
+        have one monoid."""
         if self.subject.kind in ("input", "output") and not is_even(shape, codes, self.mesh.sizes):
             return False
         parts: dict[int, int] = {}
@@ -320,8 +348,8 @@ class _Asking:
         self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]
     ) -> AxisStory:
         subject = self.subject
-        links = self.origins.chain(self.held[0], position)
-        links = (dataclasses.replace(links[0], subject=f"`{subject.label}`"), *links[1:])
+        links = self.origins.chain(self.present[0], position)
+        links = (dataclasses.replace(links[0], subject=ValueName(subject.label)), *links[1:])
         if subject.kind == "output":
             links = self.returned(position, codes[position], links)
         possible = [a for a in singles if a.cost is not None]
@@ -335,22 +363,16 @@ class _Asking:
         )
 
     def returned(self, position: int, code: Code, links: tuple[Link, ...]) -> tuple[Link, ...]:
-        """The links of an output: its own type, then those of what is returned unless something
-        else holds that type."""
-        own = f"`{self.subject.label}`"
+        """The links of an output: its own, then those of what is returned unless a pin ends the
+        chain."""
+        own = ValueName(self.subject.label)
         tied = dict(self.request.demand.tied).get(self.subject.position)
         if self.is_pinned(position):
-            return (
-                Link(kind="input", subject=own, atom=code, because="pinned by the output's type"),
-            )
+            return (Link(kind="output", subject=own, atom=code),)
         if tied is not None:
-            donated = self.origins.label(self.request.graph.inputs[tied])
-            because = f"it takes the buffer, and so the type, of the donated input {donated}"
-            return Link(kind="tied", subject=own, atom=code, because=because), *links
-        return (
-            Link(kind="row", subject=own, atom=code, because="an output whose type is left free"),
-            *links,
-        )
+            donor = self.origins.label(self.request.graph.inputs[tied])
+            return Link(kind="donated output", subject=own, atom=code, donor=donor), *links
+        return Link(kind="free output", subject=own, atom=code), *links
 
 
 def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:

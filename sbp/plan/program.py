@@ -11,12 +11,12 @@ from sbp.infer.request import Request
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.ir import Apply, Block, Box, Loop, Register
+from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
 from sbp.plan.lower import lower
 from sbp.plan.memory import peak_memory
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
-from sbp.trace.graph import Graph
+from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import amount
 from sbp.types import NdSbp
 
@@ -39,22 +39,34 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedBox:
-    """A box with how often it runs and where it stands.
+    """A conversion with its place in the plan.
 
     Arguments:
       box: the conversion.
       trips: executions per call.
-      depth: how many loops it is inside of.
+      regions: the regions around it, outermost first: each node and the number of its body.
+      block: the instructions among which it stands.
     """
 
     box: Box
     trips: int
-    depth: int
+    regions: tuple[tuple[Node, int], ...]
+    block: Block
 
     @property
     def bytes_per_device(self) -> float:
-        """Bytes one device sends per call for this box."""
+        """Bytes one device sends per call for this conversion."""
         return self.box.bytes_sent * self.trips
+
+    def readers(self) -> list[tuple[Node, int]]:
+        """The nodes that read the converted value, each with the number of the operand."""
+        target: Source = self.box.target
+        reading = (i for i in self.block.instructions if isinstance(i, Apply | Loop))
+        return [(i.node, n) for i in reading for n, source in enumerate(i.ins) if source == target]
+
+    def returned(self) -> list[int]:
+        """The positions at which the block returns the converted value."""
+        return [n for n, source in enumerate(self.block.outputs) if source == self.box.target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,12 +115,16 @@ class Program:
 
     def boxes(self) -> Iterator[PlannedBox]:
         """All conversions in program order, those in loops with their trips."""
-        yield from _boxes(self.block, 1, 0)
+        yield from planned_boxes(self.block)
 
     def kernels(self) -> Iterator[tuple[Apply, int]]:
         """All operations whose kernels send something, in program order, with how often each runs
         per call."""
         yield from sending(self.block, 1)
+
+    def written_by_hand(self) -> Iterator[tuple[Node, int]]:
+        """The regions written by hand, in program order, with how often each runs per call."""
+        yield from _written_by_hand(self.block, 1)
 
 
 def resolve(typing: Typing) -> Program:
@@ -153,10 +169,29 @@ def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
                 yield from sending(inner, trips * instruction.trips)
 
 
-def _boxes(block: Block, trips: int, depth: int) -> Iterator[PlannedBox]:
+def planned_boxes(
+    block: Block, trips: int = 1, regions: tuple[tuple[Node, int], ...] = ()
+) -> Iterator[PlannedBox]:
+    """All conversions of a block in program order, those of inner regions included.
+
+    Arguments:
+      block: the instructions.
+      trips: how often the block runs per call.
+      regions: the regions around the block, outermost first.
+    """
     for instruction in block.instructions:
         if isinstance(instruction, Box):
-            yield PlannedBox(box=instruction, trips=trips, depth=depth)
+            yield PlannedBox(box=instruction, trips=trips, regions=regions, block=block)
         elif isinstance(instruction, Loop):
+            for number, inner in enumerate(instruction.blocks):
+                around = (*regions, (instruction.node, number))
+                yield from planned_boxes(inner, trips * instruction.trips, around)
+
+
+def _written_by_hand(block: Block, trips: int) -> Iterator[tuple[Node, int]]:
+    for instruction in block.instructions:
+        if isinstance(instruction, Loop):
             for inner in instruction.blocks:
-                yield from _boxes(inner, trips * instruction.trips, depth + 1)
+                yield from _written_by_hand(inner, trips * instruction.trips)
+        elif isinstance(instruction, Apply) and instruction.node.op == "shard_map":
+            yield instruction.node, trips

@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sbp.explain.difference import Difference, Sent, SentDifference, Side, ValueDifference, compare
+from sbp.explain.difference import (
+    Difference,
+    Traffic,
+    TrafficDifference,
+    TrafficEnd,
+    ValueDifference,
+    compare,
+)
+from sbp.explain.places import SourcePlace
+from sbp.explain.settings import Setting, Side
+from sbp.plan.text import place
 from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.report import Shown
-from sbp.report.wording import bytes_text, counted, seconds_text
+from sbp.report.wording import (
+    atoms_text,
+    bytes_text,
+    counted,
+    place_text,
+    seconds_text,
+    signed,
+)
 
 SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 6, 5, 6, 4
 
@@ -56,7 +73,7 @@ def page(found: Difference) -> Page:
         more = sum(d.bytes_more for d in found.sent)
         title_sent = (
             f"conversions that differ: {counted(len(found.sent), 'kind')},"
-            f" {_signed(more, bytes_text)} in the other"
+            f" {signed(more, bytes_text)} in the other"
         )
         parts.append(Section(title=title_sent, parts=(_sent(found.sent),)))
     for noun, differing, shown in (
@@ -86,7 +103,7 @@ def page(found: Difference) -> Page:
     return Page(title=title, parts=tuple(parts))
 
 
-def _settings(found: Sequence[tuple[str, str, str]]) -> Table:
+def _settings(found: Sequence[Setting]) -> Table:
     columns = tuple(Column(heading=h, wraps=True) for h in ("what", "this", "other"))
     rows = tuple(TableRow(cells=row) for row in found)
     rest = rows[SHOWN_SETTINGS:]
@@ -96,10 +113,6 @@ def _settings(found: Sequence[tuple[str, str, str]]) -> Table:
         folded=rest,
         rest=f"and {len(rest)} more" if rest else "",
     )
-
-
-def _signed(value: float, text: Callable[[float], str]) -> str:
-    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
 def _costs(found: Difference) -> Table:
@@ -114,7 +127,7 @@ def _costs(found: Difference) -> Table:
     def row(name: str, x: float, y: float, text: Callable[[float], str]) -> TableRow:
         share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
         return TableRow(
-            cells=(name, text(x), text(y), f"{_signed(y - x, text)}{share}" if y != x else "none")
+            cells=(name, text(x), text(y), f"{signed(y - x, text)}{share}" if y != x else "none")
         )
 
     rows = (
@@ -137,8 +150,10 @@ def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
 
     def row(d: ValueDifference) -> TableRow:
         figures = (bytes_text(d.this.bytes_per_device), bytes_text(d.other.bytes_per_device))
-        where = d.this.where.removeprefix("at ").removeprefix("in the gradient of ")
-        return TableRow(cells=(d.name, repr(d.this.type), repr(d.other.type), *figures, where))
+        name = f"{'gradient of ' if d.is_gradient else ''}`{d.name}`"
+        at = d.this.place
+        line = "" if at is None or at.span is None else place(at.span)
+        return TableRow(cells=(name, repr(d.this.type), repr(d.other.type), *figures, line))
 
     rows = tuple(map(row, found))
     rest = rows[shown:]
@@ -150,7 +165,7 @@ def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
     )
 
 
-def _sent(found: Sequence[SentDifference]) -> Table:
+def _sent(found: Sequence[TrafficDifference]) -> Table:
     columns = (
         Column(heading="step"),
         Column(heading="mesh axes"),
@@ -159,7 +174,7 @@ def _sent(found: Sequence[SentDifference]) -> Table:
         Column(heading="other", right=True),
     )
 
-    def sent(one: Sent | None) -> str:
+    def sent(one: Traffic | None) -> str:
         return (
             "none"
             if one is None
@@ -167,14 +182,50 @@ def _sent(found: Sequence[SentDifference]) -> Table:
         )
 
     rows = tuple(
-        TableRow(cells=(d.kind, d.mesh_axes, d.change, sent(d.this), sent(d.other)), detail=d.place)
+        TableRow(
+            cells=(
+                d.key.kind,
+                ", ".join(d.key.mesh_axes),
+                _change(d),
+                sent(d.this),
+                sent(d.other),
+            ),
+            detail=_ends(d),
+        )
         for d in found
     )
     rest = rows[SHOWN_SENT:]
-    more = _signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
+    more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
     return Table(
         columns=columns,
         rows=rows[:SHOWN_SENT],
         folded=rest,
         rest=f"and {len(rest)} more: {more} in the other" if rest else "",
     )
+
+
+def _change(one: TrafficDifference) -> str:
+    """What becomes of the atoms, or what sends."""
+    key = one.key
+    if key.reader is not None:
+        return f"{atoms_text(key.before)} -> {atoms_text(key.after)}"
+    return f"inside {key.maker.op}" if key.kernel else "in a manual region"
+
+
+def _ends(one: TrafficDifference) -> str:
+    """Who makes and who reads what is sent."""
+    key = one.key
+    made = f"{_end(key.maker, 'an argument of a body')}{_at(one.made_at)}"
+    if key.reader is None:
+        return made
+    return f"{made}, for {_end(key.reader, 'the end')}{_at(one.read_at)}"
+
+
+def _end(end: TrafficEnd, otherwise: str) -> str:
+    if not end.op:
+        return f"`{end.text}`" if end.text else otherwise
+    return f"{end.op} `{end.text}`" if end.text else end.op
+
+
+def _at(at: SourcePlace | None) -> str:
+    return "" if at is None else f" {place_text(at)}"

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Span
+from sbp.explain.places import SourcePlace
 from sbp.infer.space import Codes, local_shape, to_type
-from sbp.plan.ir import Block, Box, Loop, Register, Source
-from sbp.plan.program import Program, sending
-from sbp.plan.text import node_place, place, shape_text
-from sbp.report.wording import annotation_span, first_argument, quoted, shortened
+from sbp.plan.ir import Block, Loop, Register, Source
+from sbp.plan.program import Program, planned_boxes, sending
+from sbp.plan.text import shape_text
+from sbp.report.reasons import output_name
+from sbp.report.wording import SEGMENT_LIMIT, span_text
+from sbp.source.annotations import annotated_text, annotation_span
+from sbp.source.reader import shortened
 from sbp.trace.graph import Node
 from sbp.types import NdSbp, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """An argument or result: what it is as a whole, and what one device holds of it."""
+    """An argument or result.
+
+    Arguments:
+      name: the user's name.
+      shape, local_shape: dtype and shape of the whole and of one device's shard.
+      type: its type.
+      bytes_per_device: bytes of one device's shard.
+      donated: whether it is a donated argument.
+    """
 
     name: str
     shape: str
@@ -32,52 +42,46 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Annotated:
-    """An annotated tensor: as the user writes it, what the annotation pins, and the whole type that
-    was inferred."""
+class AnnotatedTensor:
+    """An annotated tensor.
+
+    Arguments:
+      name: the source text of the tensor.
+      file, line: of the annotation.
+      pin: what the annotation asks.
+      tensor: the tensor with its inferred type.
+      global_shape: of the whole tensor.
+      is_repeat: whether it is a copy that a backward pass makes, of another type.
+    """
 
     name: str
-    where: str
-    pinned: str
+    file: str
+    line: int
+    pin: Pin
     tensor: Tensor
     global_shape: tuple[int, ...]
+    is_repeat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionFact:
-    """A loop or branch: its trips each time, how often its bodies run per call, and what they
-    send."""
+    """A loop or branch.
+
+    Arguments:
+      op: scan, while or cond.
+      place: its line.
+      trips: of a body each time the region runs.
+      runs: of a body per call.
+      collectives: how many conversions and kernels in its bodies send something.
+      bytes_per_device: bytes that one device sends in its bodies per call.
+    """
 
     op: str
-    where: str
+    place: SourcePlace
     trips: int
     runs: int
     collectives: int
     bytes_per_device: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Spot:
-    """A box, how often it runs per call, and the regions around it, outermost first."""
-
-    box: Box
-    runs: int
-    loops: tuple[Loop, ...]
-    block: Block
-
-
-def spots(program: Program) -> Iterator[Spot]:
-    """All conversions in program order."""
-    yield from _spots(program.block, 1, ())
-
-
-def _spots(block: Block, runs: int, loops: tuple[Loop, ...]) -> Iterator[Spot]:
-    for instruction in block.instructions:
-        if isinstance(instruction, Box):
-            yield Spot(box=instruction, runs=runs, loops=loops, block=block)
-        elif isinstance(instruction, Loop):
-            for inner in instruction.blocks:
-                yield from _spots(inner, runs * instruction.trips, (*loops, instruction))
 
 
 def tensor(program: Program, source: Source, name: str, *, donated: bool = False) -> Tensor:
@@ -115,50 +119,35 @@ def outputs(program: Program, output_names: tuple[str, ...]) -> list[Tensor]:
     ]
 
 
-def output_name(output_names: tuple[str, ...], number: int) -> str:
-    """The name of a result."""
-    return output_names[number] if number < len(output_names) else f"result[{number}]"
-
-
-def annotated(program: Program) -> list[Annotated]:
-    """The annotated tensors in program order; copies that autodiff and rematerialisation make of an
-    annotation are one."""
-    found: dict[Annotated, None] = {}
+def annotated(program: Program) -> list[AnnotatedTensor]:
+    """The annotated tensors in program order. Copies that autodiff and rematerialisation make of an
+    annotation with the same type are one."""
+    found: dict[AnnotatedTensor, None] = {}
     for node in program.graph.walk():
         if node.op == "sbp_annotate" and node.params["pin"] is not None and node.stack:
-            codes = program.typing.values[node.outputs[0]]
-            fact = _annotated(program, node, codes)
+            fact = _annotated(program, node, program.typing.values[node.outputs[0]])
             if fact not in found:
-                again = node.backward and any(
-                    (f.where, f.pinned, f.name) == (fact.where, fact.pinned, fact.name)
+                repeats = node.backward and any(
+                    (f.file, f.line, f.pin, f.name) == (fact.file, fact.line, fact.pin, fact.name)
                     for f in found
                 )
-                found[dataclasses.replace(fact, name=f"{fact.name} again") if again else fact] = (
-                    None
-                )
+                found[replace(fact, is_repeat=repeats)] = None
     return list(found)
 
 
-def _annotated(program: Program, node: Node, codes: Codes) -> Annotated:
-    span: Span | None = annotation_span(node)
+def _annotated(program: Program, node: Node, codes: Codes) -> AnnotatedTensor:
+    span = annotation_span(node)
     assert span is not None
     value = node.outputs[0]
-    name = shortened(first_argument(span)) or quoted(span).strip(" `") or "a tensor"
-    pin: Pin = node.params["pin"]
-    return Annotated(
+    name = shortened(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
+    return AnnotatedTensor(
         name=name,
-        where=place(span),
-        pinned=_pin_text(pin),
+        file=span.file,
+        line=span.line,
+        pin=node.params["pin"],
         tensor=tensor(program, Register(value, codes), name),
         global_shape=tuple(program.graph.avals[value].shape),
     )
-
-
-def _pin_text(pin: Pin) -> str:
-    """What an annotation says; the axes that it pins to B included, unless it is complete."""
-    if pin.complete:
-        return repr(pin.type)
-    return " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
 
 
 def regions(program: Program) -> list[RegionFact]:
@@ -170,16 +159,16 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
     for instruction in block.instructions:
         if isinstance(instruction, Loop):
             inside = runs * instruction.trips
-            own = [s for inner in instruction.blocks for s in _spots(inner, inside, ())]
+            own = [b for inner in instruction.blocks for b in planned_boxes(inner, inside)]
             operations = [k for inner in instruction.blocks for k in sending(inner, inside)]
             yield RegionFact(
                 op=instruction.node.op,
-                where=node_place(instruction.node),
+                place=SourcePlace.of(instruction.node),
                 trips=instruction.trips,
                 runs=inside,
-                collectives=sum(any(step.bytes_sent for step in s.box.steps) for s in own)
+                collectives=sum(any(step.bytes_sent for step in b.box.steps) for b in own)
                 + len(operations),
-                bytes_per_device=sum(s.box.bytes_sent * s.runs for s in own)
+                bytes_per_device=sum(b.bytes_per_device for b in own)
                 + sum(o.bytes_sent * n for o, n in operations),
             )
             for inner in instruction.blocks:
@@ -187,10 +176,10 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
 
 
 def slices(
-    program: Program, fact: Annotated
+    program: Program, fact: AnnotatedTensor
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-    """The mesh axes that split a tensor (one or two) and the index range of each device, outer axis
-    downwards.
+    """The mesh axes that split a tensor (one or two) and the index range of each device; the outer
+    axis goes down the rows.
 
     Returns:
       None when no axis or more than two split it, when some axis is partial, or when there are too
@@ -214,7 +203,7 @@ def slices(
 
 
 def _slice(
-    fact: Annotated, axes: tuple[str, ...], sizes: dict[str, int], index: tuple[int, ...]
+    fact: AnnotatedTensor, axes: tuple[str, ...], sizes: dict[str, int], index: tuple[int, ...]
 ) -> str:
     ranges = [(0, size) for size in fact.global_shape]
     block = list(fact.global_shape)

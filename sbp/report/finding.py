@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, file_name
 from sbp.report.parts import Excerpt, Finding, Mark, PricedHelp, SourceLine
-from sbp.report.wording import bytes_text, cut, source_line
+from sbp.report.wording import bytes_text
+from sbp.source.reader import character_index
+from sbp.source.text import line_text
 
 
 def finding(diagnostic: Diagnostic) -> Finding:
@@ -58,7 +60,7 @@ def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:
 
 def _lines(file: str, labels: list[Label]) -> Iterable[SourceLine]:
     for number in sorted({label.span.line for label in labels}):
-        text = source_line(file, number)
+        text = line_text(file, number)
         here = sorted(
             (label for label in labels if label.span.line == number),
             key=lambda label: (label.primary, label.span),
@@ -73,7 +75,7 @@ def _mark(text: str | None, label: Label) -> Mark:
     end."""
     if text is None:
         return Mark(start=0, end=1, text=label.text, primary=label.primary)
-    start = cut(text, label.span.column)
+    start = character_index(text, label.span.column)
     whole = label.span.end_line in (0, label.span.line)
-    end = cut(text, label.span.end_column) if whole else len(text.rstrip())
+    end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
     return Mark(start=start, end=max(end, start + 1), text=label.text, primary=label.primary)

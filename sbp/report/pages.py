@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sbp.errors import Diagnostic
+from sbp.annotations import Pin
+from sbp.errors import Diagnostic, file_name
 from sbp.limits import policies_text
 from sbp.plan.program import Program
 from sbp.report import facts
@@ -23,7 +24,7 @@ from sbp.report.parts import (
     Table,
     TableRow,
 )
-from sbp.report.wording import bytes_text, counted, listed, seconds_text
+from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.trace.regions import WHILE_TRIPS
 
 SHOWN_COLLECTIVES = 12
@@ -134,7 +135,7 @@ def _cost(program: Program) -> Facts:
     )
 
 
-def _annotated(found: Sequence[facts.Annotated]) -> Table:
+def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Table:
     columns = (
         Column(heading="tensor", wraps=True),
         Column(heading="shape"),
@@ -146,12 +147,12 @@ def _annotated(found: Sequence[facts.Annotated]) -> Table:
     rows = [
         TableRow(
             cells=(
-                a.name,
+                f"{a.name} again" if a.is_repeat else a.name,
                 a.tensor.shape,
-                a.pinned,
+                _pin_text(a.pin),
                 repr(a.tensor.type),
                 bytes_text(a.tensor.bytes_per_device),
-                a.where,
+                f"{file_name(a.file)}:{a.line}",
             )
         )
         for a in found
@@ -165,7 +166,14 @@ def _annotated(found: Sequence[facts.Annotated]) -> Table:
     )
 
 
-def _grid(program: Program, found: Sequence[facts.Annotated]) -> tuple[Grid, ...]:
+def _pin_text(pin: Pin) -> str:
+    """What an annotation asks; B on an axis is left out where the annotation names all axes."""
+    if pin.complete:
+        return repr(pin.type)
+    return " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
+
+
+def _grid(program: Program, found: Sequence[facts.AnnotatedTensor]) -> tuple[Grid, ...]:
     """How the mesh holds the first annotated tensor that most mesh axes split."""
     best: Grid | None = None
     for fact in found:
@@ -281,7 +289,7 @@ def _regions(found: Sequence[facts.RegionFact]) -> Table:
         )
         cells = (
             r.op,
-            r.where,
+            place_text(r.place),
             str(r.trips),
             str(r.runs),
             str(r.collectives),

@@ -3,19 +3,33 @@ are where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
-from sbp.explain.moves import Alternative, Conversion
-from sbp.explain.origins import shown
+from sbp.explain.alternatives import Outcome
+from sbp.explain.conversions import ExplainedConversion
+from sbp.explain.origins import Link, Partner, without_passing
 from sbp.explain.subjects import Subject
-from sbp.explain.why import AxisStory, Why
+from sbp.explain.why import Alternative, AxisStory, Why
 from sbp.infer.space import decode
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
 from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.reasons import deferred_text, full_maker_text, full_need_text, refusal_text
 from sbp.report.report import Shown
-from sbp.report.wording import axes_text, bytes_text, change_text, counted, seconds_text
+from sbp.report.wording import (
+    atoms_text,
+    axes_text,
+    bytes_text,
+    change_text,
+    counted,
+    place_cell,
+    place_text,
+    seconds_text,
+    signed,
+)
+from sbp.source.reader import source_text
 
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
 
@@ -81,8 +95,8 @@ def _head(why: Why) -> Facts:
     pairs = [
         ("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")
     ]
-    if why.subject.where:
-        pairs.append(("made", why.subject.where))
+    if why.subject.place is not None:
+        pairs.append(("made", place_text(why.subject.place)))
     pairs.append(("plan", _cost(why.cost)))
     return Facts(pairs=tuple(pairs))
 
@@ -95,7 +109,7 @@ def _cost(cost: Cost) -> str:
 
 
 def _axis(why: Why, story: AxisStory) -> Section:
-    links = shown(story.links)
+    links = without_passing(story.links)
     columns = (
         Column(heading="value", wraps=True),
         Column(heading="type"),
@@ -103,7 +117,14 @@ def _axis(why: Why, story: AxisStory) -> Section:
         Column(heading="line"),
     )
     rows = [
-        TableRow(cells=(link.subject, repr(decode(link.atom)), link.because, _short(link.where)))
+        TableRow(
+            cells=(
+                str(link.subject),
+                repr(decode(link.atom)),
+                link_text(link),
+                place_cell(link.place),
+            )
+        )
         for link in links
     ]
     kept, rest = rows, rows[:0]
@@ -116,9 +137,62 @@ def _axis(why: Why, story: AxisStory) -> Section:
     )
 
 
-def _short(where: str) -> str:
-    """A place in a table."""
-    return where.removeprefix("at ").removeprefix("in the ")
+def link_text(link: Link) -> str:
+    """How a value of a chain got its atom."""
+    op = "" if link.node is None else link.node.op
+    match link.kind:
+        case "annotation":
+            span = None if link.node is None else link.node.span
+            return f"pinned by `{source_text(span, 60)}`" if span else "pinned by an annotation"
+        case "free annotation":
+            return "left free by the annotation"
+        case "input" | "output":
+            return f"pinned by the {link.kind}'s type"
+        case "free input":
+            return "an input whose type is left free"
+        case "free output":
+            return "an output whose type is left free"
+        case "donated output":
+            return f"it takes the buffer, and so the type, of the donated input {link.donor}"
+        case "row" | "new":
+            return _row_text(link, op)
+        case "converted":
+            return f"made as {decode(link.made)!r} and converted for {op}"
+        case "converted result":
+            return f"made as {decode(link.made)!r} and converted where the body returns it"
+        case "carry":
+            return "one type over all trips, chosen with what the body returns"
+        case "body input":
+            return f"as it comes into the body of {op}"
+        case "body carry" | "body result":
+            return f"what the body of {op} {'carries' if link.kind == 'body carry' else 'returns'}"
+        case "more":
+            return "and so on"
+        case _:
+            assert_never(link.kind)
+
+
+def _row_text(link: Link, op: str) -> str:
+    """The row of an operation, with the origins of other operands that decide the atom."""
+    assert link.row is not None
+    kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
+    text = (
+        f"{op}: {atoms_text(link.row.ins)} -> {atoms_text(link.row.outs)}{kernel}"
+        if link.row.ins
+        else f"{op} makes it {atoms_text(link.row.outs)}"
+    )
+    partners = ", ".join(f"{p.name} is {_partner_text(p)}" for p in link.partners)
+    return f"{text}; {partners}" if partners else text
+
+
+def _partner_text(partner: Partner) -> str:
+    """The atom of another operand, and where its chain ends."""
+    atom, end = repr(decode(partner.atom)), partner.end
+    if end.kind == "annotation" and end.place is not None:
+        return f"{atom}, pinned {place_text(end.place)}"
+    if end.kind not in ("input", "free input"):
+        return atom
+    return f"{atom}, an input" if end.subject == partner.name else f"{atom}, from {end.subject}"
 
 
 def verdict(why: Why, story: AxisStory) -> str:
@@ -138,7 +212,7 @@ def verdict(why: Why, story: AxisStory) -> str:
     if best is None or best.cost is None:
         return "no other typing" if story.tried else "no other type was tried"
     atom = dict(best.wanted).get(story.mesh_axis, "another")
-    if story.links[0].kind == "tied":
+    if story.links[0].kind == "donated output":
         return (
             f"as the donated input; {atom} if the output's type were given,"
             f" {difference(best.cost, why.cost)}"
@@ -174,13 +248,9 @@ def difference(cost: Cost, base: Cost) -> str:
     first = (
         "the same time"
         if abs(time) <= SAME * base.seconds
-        else f"{_signed(time, seconds_text)}{share}"
+        else f"{signed(time, seconds_text)}{share}"
     )
-    return f"{first}, {_signed(sent, bytes_text)} sent" if sent else first
-
-
-def _signed(value: float, text: Callable[[float], str]) -> str:
-    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
+    return f"{first}, {signed(sent, bytes_text)} sent" if sent else first
 
 
 # ---- alternatives -------------------------------------------------------------------------------
@@ -222,7 +292,8 @@ def _alternatives(why: Why) -> Section:
 
 def _alternative(why: Why, one: Alternative) -> TableRow:
     if one.cost is None:
-        return TableRow(cells=(one.change, "no typing", "", "", one.reason))
+        reason = "" if one.outcome.refusal is None else refusal_text(one.outcome.refusal)
+        return TableRow(cells=(one.change, "no typing", "", "", reason))
     gap = difference(one.cost, why.cost)
     return TableRow(
         cells=(
@@ -260,7 +331,7 @@ def _conversions(why: Why) -> Iterator[Section]:
         )
 
 
-def _steps(why: Why, found: Sequence[Conversion]) -> Table:
+def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
     columns = (
         Column(heading="step", wraps=True),
         Column(heading="mesh axes"),
@@ -279,28 +350,35 @@ def _steps(why: Why, found: Sequence[Conversion]) -> Table:
     )
 
 
-def _conversion(why: Why, one: Conversion) -> TableRow:
+def _conversion(why: Why, one: ExplainedConversion) -> TableRow:
     steps = ", ".join(s.kind for s in one.steps)
     axes = ", ".join(dict.fromkeys(axes_text(s, one.mesh) for s in one.steps))
     change = ", ".join(dict.fromkeys(map(change_text, one.steps)))
-    more = (
-        f"; {counted(one.others, 'more reader')} {'take' if one.others > 1 else 'takes'} the result"
-        if one.others
-        else ""
-    )
-    text = f"made by {one.made}; {one.forced}{more}"
     return TableRow(
         cells=(steps, axes, change, str(one.runs), bytes_text(one.bytes_per_device)),
-        detail=text + _instead(why, one.instead),
+        detail=conversion_text(why, one),
     )
 
 
-def _instead(why: Why, one: Alternative | None) -> str:
-    if one is None:
-        return ""
-    if one.cost is None:
-        return f". {one.change[:1].upper()}{one.change[1:]}: no typing ({one.reason})"
-    return f". {one.change[:1].upper()}{one.change[1:]}: {difference(one.cost, why.cost)}"
+def conversion_text(why: Why, one: ExplainedConversion) -> str:
+    """What makes a converted value, what needs it converted, and the cost of the plan with the
+    conversion elsewhere."""
+    made = full_maker_text(one.reason, one.value)
+    needed = full_need_text(one.reason.need, why.output_names)
+    takes = "take" if one.others > 1 else "takes"
+    more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
+    text = f"made by {made}; {needed}{more}"
+    if one.instead is None:
+        return text
+    elsewhere = deferred_text(one.reason.need, why.output_names)
+    return f"{text}. {elsewhere}: {_outcome_text(one.instead, why.cost)}"
+
+
+def _outcome_text(outcome: Outcome, base: Cost) -> str:
+    if outcome.refusal is not None:
+        return f"no typing ({refusal_text(outcome.refusal)})"
+    assert outcome.cost is not None
+    return difference(outcome.cost, base)
 
 
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
@@ -312,8 +390,9 @@ def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     )
     rows = []
     for subject, t in found:
-        where = subject.where or {"input": "an input", "output": "an output"}.get(subject.kind, "")
-        rows.append(TableRow(cells=(_name(subject), repr(t), _short(where))))
+        boundary = {"input": "an input", "output": "an output"}.get(subject.kind, "")
+        where = place_cell(subject.place) or boundary
+        rows.append(TableRow(cells=(_name(subject), repr(t), where)))
     rest = rows[SHOWN_OTHERS:]
     table = Table(
         columns=columns,

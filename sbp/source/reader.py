@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from dataclasses import dataclass
 
 from sbp.errors import Span
@@ -60,8 +61,32 @@ def source_text(span: Span | None, limit: int = 60) -> str:
     """The source text at a span on one line; empty when there is none."""
     if span is None:
         return ""
-    text = " ".join(exact_text(span).split())
+    return shortened(" ".join(exact_text(span).split()), limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters; dots stand for the rest.
+
+    >>> shortened("x" * 50, 44) == "x" * 41 + " .."
+    True
+    """
     return text if len(text) <= limit else text[: limit - 3].rstrip() + " .."
+
+
+def character_index(text: str, column: int) -> int:
+    """The index in a line of a 1-based column as Python counts columns: in UTF-8 bytes.
+
+    >>> character_index("é = x", 4)
+    2
+    """
+    return len(text.encode()[: column - 1].decode(errors="ignore"))
+
+
+def expression_text(span: Span) -> str:
+    """The user's expression at a span on one line, written as in one line; empty where there is no
+    source."""
+    text = source_text(span, limit=sys.maxsize)
+    return text.replace("( ", "(").replace(", )", ")").replace(" )", ")")
 
 
 def in_library(file: str) -> bool:

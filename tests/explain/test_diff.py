@@ -65,11 +65,11 @@ def test_figures_are_those_of_the_plans():
     )
     inputs = {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.inputs}
     assert inputs == {
-        "`params['w_in']`": ("model:S(1)", "B"),
-        "`params['w_out']`": ("model:S(0)", "B"),
+        "params['w_in']": ("model:S(1)", "B"),
+        "params['w_out']": ("model:S(0)", "B"),
     }
     assert {d.name: d.this.bytes_per_device for d in found.inputs}[
-        "`params['w_in']`"
+        "params['w_in']"
     ] == 1024 * 4096 * 4 / 4
 
 
@@ -80,8 +80,8 @@ def test_it_is_antisymmetric():
     assert {(d.name, d.this, d.other) for d in there.values} == {
         (d.name, d.other, d.this) for d in back.values
     }
-    assert {(d.place, d.this, d.other) for d in there.sent} == {
-        (d.place, d.other, d.this) for d in back.sent
+    assert {(d.key, d.this, d.other) for d in there.sent} == {
+        (d.key, d.other, d.this) for d in back.sent
     }
 
 
@@ -106,8 +106,8 @@ def test_values_are_matched_by_name_not_by_line():
     )
     assert found.titles == ("f", "f")
     values = {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.values}
-    assert values["`h`"][1] == "data:S(0) model:S(1)"
-    assert values["`h`"][0] != values["`h`"][1]
+    assert values["h"][1] == "data:S(0) model:S(1)"
+    assert values["h"][0] != values["h"][1]
     assert [s[:1] for s in found.settings] == [("`x`",), ("`h`",)]
     assert found.settings[1] == ("`h`", "not pinned", "model:S(1)")
 
@@ -257,7 +257,7 @@ def test_unrolled_turns_of_a_loop_are_told_apart():
     other = planned(
         source.replace("{h}", "sbp.annotate(x @ w, model=S(1))"), args, in_types=("data:S(0)", "B")
     )
-    (h,) = [d for d in this.diff(other).difference.values if d.name == "`h`"]
+    (h,) = [d for d in this.diff(other).difference.values if d.name == "h"]
     assert repr(h.other.type) == "data:S(0) model:S(1)"
 
 

@@ -1,0 +1,181 @@
+"""The conversions of one value: why each stands where it does, and what the program costs with it
+elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+from sbp.explain.alternatives import Outcome
+from sbp.explain.deferral import Deferral
+from sbp.explain.origins import Origins
+from sbp.explain.places import AtomChange, ValueName
+from sbp.explain.reasons import ConversionReason, Reasons
+from sbp.explain.subjects import Subject, in_gradient
+from sbp.infer.space import Step
+from sbp.machine.mesh import MeshSpec
+from sbp.plan.program import PlannedBox, Program
+from sbp.trace.graph import Node
+from sbp.trace.regions import bodies_of, interface_of
+
+Group = list[PlannedBox]
+"""One conversion at all places of the program that are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedConversion:
+    """A conversion of a value, with what forces it.
+
+    Arguments:
+      steps: its collectives and local steps.
+      mesh: the mesh, for names.
+      runs: executions per call.
+      bytes_per_device: bytes that one device sends for it per call.
+      value: what is converted.
+      reason: what makes the value and what needs it converted.
+      instead: the program planned with the conversion elsewhere; None when it is forced, or was not
+        tried.
+      others: further readers of the converted value.
+      onward: whether it converts what is made of the value, which is partial like the value.
+    """
+
+    steps: tuple[Step, ...]
+    mesh: MeshSpec = field(repr=False)
+    runs: int
+    bytes_per_device: float
+    value: ValueName
+    reason: ConversionReason
+    instead: Outcome | None
+    others: int = 0
+    onward: bool = False
+
+
+@dataclass(frozen=True)
+class SubjectConversions:
+    """The conversions of one subject of a program.
+
+    Arguments:
+      program: the plan.
+      subject: the value.
+      origins: of the program.
+    """
+
+    program: Program
+    subject: Subject
+    origins: Origins
+
+    def groups(self) -> list[Group]:
+        """The conversions of the value, alike ones together, most bytes first; then those of what
+        is made of it and is partial like it."""
+        groups: dict[object, Group] = {}
+        for planned in self.program.boxes():
+            box = planned.box
+            into = (
+                self.subject.kind == "annotation"
+                and box.reader is not None
+                and not self.aliases.isdisjoint(box.reader.outputs)
+            )
+            later = box.source.value in self.onward and any(c < 0 for c in box.source.codes)
+            if box.source.value in self.aliases or into or later:
+                steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
+                groups.setdefault((steps, _end_of(planned)), []).append(planned)
+        return sorted(
+            groups.values(),
+            key=lambda g: (self.is_onward(g), -sum(p.bytes_per_device for p in g)),
+        )
+
+    def is_onward(self, group: Group) -> bool:
+        """Whether a conversion is of what is made of the value."""
+        return group[0].box.source.value in self.onward
+
+    def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
+        """A conversion with its reason.
+
+        Arguments:
+          group: the conversion.
+          tried: whether the program is planned with the conversion elsewhere.
+        """
+        first = group[0]
+        reason = Reasons(self.program, self.origins).of(first, AtomChange.of_box(first.box))
+        instead: Outcome | None = None
+        if tried and not reason.need.is_forced:
+            found = Deferral(self.program.request, self.origins, group).plan(reason.need)
+            instead = Outcome.of(found, self.program.request, self.subject)
+        return ExplainedConversion(
+            steps=first.box.steps,
+            mesh=self.program.mesh,
+            runs=sum(p.trips for p in group),
+            bytes_per_device=sum(p.bytes_per_device for p in group),
+            value=self.origins.label(first.box.source.value),
+            reason=reason,
+            instead=instead,
+            others=max(0, len(first.readers()) + len(first.returned()) - 1),
+            onward=self.is_onward(group),
+        )
+
+    @functools.cached_property
+    def aliases(self) -> frozenset[int]:
+        """The subject's values, the values from which the last steps of its expression make them,
+        and the inputs of bodies that they feed."""
+        mine = set(self.subject.values)
+        nodes = list(self.program.graph.walk())
+        for node in reversed(nodes):
+            if not mine.isdisjoint(node.outputs) and self._is_last_step(node):
+                mine.update(o for o in node.inputs if isinstance(o, int))
+        for node in nodes:
+            for number, operand in enumerate(node.inputs):
+                if isinstance(operand, int) and operand in mine:
+                    mine.update(body.inputs[i] for body, i in bodies_of(node, number))
+        return frozenset(mine)
+
+    def _is_last_step(self, node: Node) -> bool:
+        """Whether a node belongs to one expression of the user with what it reads, as the transpose
+        after a product does; an annotation belongs to what it annotates."""
+        if len(node.inputs) != 1 or node.regions or not isinstance(node.inputs[0], int):
+            return False
+        maker = self.origins.names.makers.get(node.inputs[0])
+        if maker is None:
+            return False
+        same = (maker.span, in_gradient(maker)) == (node.span, in_gradient(node))
+        return same or node.op == "sbp_annotate"
+
+    @functools.cached_property
+    def onward(self) -> frozenset[int]:
+        """What is made of the value and is partial on a mesh axis where the value is."""
+        values, mine = self.program.typing.values, self.aliases
+        axes = [
+            k
+            for k in range(len(self.program.mesh.sizes))
+            if any(values[v][k] < 0 for v in mine if v in values)
+        ]
+        reached, before = set(mine), 0
+        while axes and len(reached) > before:
+            before = len(reached)
+            for node in self.program.graph.walk():
+                made = self._made_of(node, reached, axes)
+                reached |= {v for v in made if any(values[v][k] < 0 for k in axes)}
+        return frozenset(reached - mine)
+
+    def _made_of(self, node: Node, values: set[int], axes: list[int]) -> set[int]:
+        """What a node makes of values that it reads partial, and what it returns of them."""
+        made = set[int]()
+        ins = self.program.typing.rows[node.id].ins
+        for number, operand in enumerate(node.inputs):
+            if operand in values and any(ins[number][k] < 0 for k in axes):
+                made |= {body.inputs[i] for body, i in bodies_of(node, number)}
+                made |= set(() if node.regions else node.outputs)
+        made |= {
+            node.outputs[e.result]
+            for e in interface_of(node).exits
+            if e.result >= 0 and node.regions[e.region].outputs[e.output] in values
+        }
+        return made
+
+
+def _end_of(planned: PlannedBox) -> object:
+    """What conversions that are alike have in common at their end: the reader, or the region."""
+    reader = planned.box.reader
+    if reader is not None:
+        return reader.op, reader.span or reader.id, reader.backward
+    holder = planned.regions[-1][0] if planned.regions else None
+    return (holder and (holder.span or holder.id),)

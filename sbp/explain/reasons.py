@@ -1,0 +1,339 @@
+"""Why a conversion of a plan stands where it does: what makes the value, what needs it converted.
+
+`Reasons.of` is the one answer to that question. Reports and `plan.why` put it into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from sbp.explain.origins import Origins
+from sbp.explain.places import AtomChange, AxisRow, ValueName
+from sbp.infer.space import Code, decode, encode
+from sbp.plan.program import PlannedBox, Program
+from sbp.signatures import Op, Row, rule_for
+from sbp.trace.graph import Node
+from sbp.trace.regions import interface_of
+from sbp.types import Split
+
+NeedKind = Literal[
+    "pin",
+    "predicate",
+    "carry",
+    "body",
+    "row",
+    "no signature",
+    "rounding",
+    "not linear",
+    "partners",
+    "choice",
+    "pinned output",
+    "donated output",
+    "whole output",
+    "free output",
+    "conversion",
+]
+
+FORCED: frozenset[NeedKind] = frozenset(
+    {"predicate", "no signature", "rounding", "not linear", "donated output"}
+)
+"""Needs that no plan of the same program can do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartnerRows:
+    """The operands beside a partial value, in the rows of a node that take the partial value.
+
+    Arguments:
+      names: the other operands.
+      atoms: the code of each in the plan.
+      rows: for each row, the code that it takes of each.
+    """
+
+    names: tuple[ValueName, ...]
+    atoms: tuple[Code, ...]
+    rows: tuple[tuple[Code, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What needs a converted value.
+
+    Arguments:
+      kind: "pin": an annotation; "predicate": of a cond or while; "carry": a loop carries it so;
+        "body": a body takes or returns it so; "row": the row of the reader. Readers of a partial
+        value: "no signature": the reader has none; "rounding": a cast would round each part; "not
+        linear": no row takes the partial value; "partners": rows take it beside operands of other
+        types; "choice": a row takes it, and the plan is cheaper so. Results of the program:
+        "pinned output", "donated output": it takes the type of a donated input, "whole output": a
+        result is not partial unless its type says so, "free output". "conversion": only another
+        conversion, whose result is returned.
+      change: what the conversion does on one mesh axis.
+      node: the reader, or the region whose body returns the value; None at the program's end.
+      number: of the operand, of the body's result or of the program's result.
+      is_read: whether a node reads the value; False where a body or the program returns it.
+      is_between: whether another conversion stands between this one and the node.
+      region: number of the body that returns the value.
+      row: the chosen row of the reader.
+      partners: of the kind "partners".
+      result: what the reader makes of the partial value; None where it takes no partial value.
+      blocker: of a carry, the first node that reads it and has no row for the partial value.
+      donor: of a donated output, the input.
+    """
+
+    kind: NeedKind
+    change: AtomChange
+    node: Node | None = None
+    number: int = -1
+    is_read: bool = True
+    is_between: bool = False
+    region: int = -1
+    row: AxisRow | None = None
+    partners: PartnerRows | None = None
+    result: Code | None = None
+    blocker: Node | None = None
+    donor: ValueName | None = None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether no plan of the same program can do without the conversion here."""
+        return self.is_between or self.kind in FORCED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A value that no node makes: an input of the program or of a body.
+
+    Arguments:
+      kind: "input": of the program; "carry": of a loop; "slice": one slice of an operand of a
+        scan; "body": an operand that each trip or branch reads as it is.
+      name: of an input, the user's name; empty when it has none.
+      node: the region; None for an input of the program.
+      is_constant: whether the operand of the region is a constant.
+      outside: the operand of the region, when that is an argument too.
+    """
+
+    kind: Literal["input", "carry", "slice", "body"]
+    name: str = ""
+    node: Node | None = None
+    is_constant: bool = False
+    outside: Argument | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionReason:
+    """Why a conversion stands where it does.
+
+    Arguments:
+      maker: the node that makes the value; None for an argument.
+      row: the chosen row of the maker.
+      argument: what the value is when no node makes it.
+      needs: who needs the converted value: readers in program order, then what returns it.
+    """
+
+    maker: Node | None
+    row: AxisRow | None
+    argument: Argument | None
+    needs: tuple[Need, ...]
+
+    @property
+    def need(self) -> Need:
+        """The need that decides: the first that is forced, else the first."""
+        return next((n for n in self.needs if n.is_forced), self.needs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """The reasons of a plan's conversions.
+
+    Arguments:
+      program: the plan.
+      origins: of the program.
+      rows: rows of nodes that have been looked up, by node and position of the mesh axis.
+    """
+
+    program: Program
+    origins: Origins
+    rows: dict[tuple[int, int], Sequence[Row] | None] = field(default_factory=dict)
+
+    def of(self, planned: PlannedBox, change: AtomChange) -> ConversionReason:
+        """Why a conversion stands where it does.
+
+        Arguments:
+          planned: the conversion.
+          change: what it, or one of its steps, does on one mesh axis.
+        """
+        maker, value = planned.box.maker, planned.box.source.value
+        needs = [self._reader(node, number, change) for node, number in planned.readers()]
+        needs += [self._return(planned, number, change) for number in planned.returned()]
+        return ConversionReason(
+            maker=maker,
+            row=None if maker is None else self.chosen_row(maker, change.axis),
+            argument=None if maker is not None else self.argument(value),
+            needs=tuple(needs) or (self._between(planned, change),),
+        )
+
+    def _between(self, planned: PlannedBox, change: AtomChange) -> Need:
+        """What needs a value that only another conversion reads."""
+        box = planned.box
+        if box.reader is not None:
+            number = box.reader.inputs.index(box.target.value)
+            return replace(self._reader(box.reader, number, change), is_between=True)
+        node = planned.regions[-1][0] if planned.regions else None
+        return Need(kind="conversion", change=change, node=node, is_read=False, is_between=True)
+
+    def argument(self, value: int) -> Argument:
+        """What an input of the program or of a body is."""
+        names = self.origins.names
+        if value in names.inputs:
+            return Argument(kind="input", name=names.value(value))
+        node, entry = self.origins.fed[value]
+        operand = node.inputs[entry.operand]
+        if entry.kind == "carry":
+            return Argument(kind="carry", node=node)
+        outer = isinstance(operand, int) and operand not in names.makers
+        return Argument(
+            kind="slice" if entry.kind == "slice" else "body",
+            node=node,
+            is_constant=not isinstance(operand, int),
+            outside=self.argument(operand) if outer and isinstance(operand, int) else None,
+        )
+
+    def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
+        """The chosen row of an operation; None for regions and operations without operands."""
+        row = self.program.typing.rows.get(node.id)
+        if row is None or node.regions or not row.ins:
+            return None
+        return AxisRow.of(row.ins, row.outs, axis)
+
+    def takes(self, node: Node, number: int, axis: int, code: Code) -> list[Row]:
+        """The rows of a node that take an operand in a type.
+
+        Arguments:
+          node: the node.
+          number: of the operand.
+          axis: position of the mesh axis.
+          code: the type on that axis.
+        """
+        atom = decode(code)
+        # The rows of a barrier are about each of its operands.
+        at = 0 if node.op == "optimization_barrier" else number
+        return [row for row in self._rows(node, axis) or () if row.ins[at] == atom]
+
+    def _rows(self, node: Node, axis: int) -> Sequence[Row] | None:
+        """The rows of a node on a mesh axis; None for a node without a signature."""
+        key = node.id, axis
+        if key not in self.rows:
+            rule, graph = rule_for(node.op), self.program.graph
+            ins = tuple(graph.aval(o) for o in node.inputs)
+            outs = tuple(graph.avals[v] for v in node.outputs)
+            size = self.program.mesh.sizes[axis]
+            self.rows[key] = (
+                None if rule is None else rule.rows(Op(node.op, node.params, ins, outs, size))
+            )
+        return self.rows[key]
+
+    # ---- readers --------------------------------------------------------------------------------
+
+    def _reader(self, reader: Node, number: int, change: AtomChange) -> Need:
+        """Why a node needs an operand converted."""
+        kind: NeedKind = "row"
+        if reader.op == "sbp_annotate":
+            kind = "pin"
+        elif reader.regions:
+            entry = interface_of(reader).entries[number]
+            kind = entry.kind if entry.kind in ("predicate", "carry") else "body"
+        elif change.before < 0:
+            return self._partial_reader(reader, number, change)
+        row = self.chosen_row(reader, change.axis)
+        return Need(kind=kind, change=change, node=reader, number=number, row=row)
+
+    def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> Need:
+        """Why a reader has a partial operand reduced first."""
+
+        def need(kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None) -> Need:
+            result = encode(row.outs[0]) if row is not None and row.outs else None
+            return Need(
+                kind=kind,
+                change=change,
+                node=reader,
+                number=number,
+                row=self.chosen_row(reader, change.axis),
+                partners=beside,
+                result=result,
+            )
+
+        if self._rows(reader, change.axis) is None:
+            return need("no signature")
+        rows = self.takes(reader, number, change.axis, change.before)
+        if not rows:
+            return need("rounding" if reader.op == "convert_element_type" else "not linear")
+        values = self.program.typing.values
+        made = {
+            i: values[o][change.axis]
+            for i, o in enumerate(reader.inputs)
+            if i != number and isinstance(o, int) and reader.op != "optimization_barrier"
+        }
+        # An operand that is made B, or partial itself, fits a row that takes it partial.
+        fits = [
+            row
+            for row in rows
+            if all(
+                row.ins[i] == decode(code) or (code == 0 and not isinstance(row.ins[i], Split))
+                for i, code in made.items()
+            )
+        ]
+        if fits:
+            return need("choice", fits[0])
+        beside = PartnerRows(
+            names=tuple(self.origins.operand(reader, i) for i in made),
+            atoms=tuple(made.values()),
+            rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
+        )
+        return need("partners", rows[0], beside)
+
+    # ---- what returns it ------------------------------------------------------------------------
+
+    def _return(self, planned: PlannedBox, number: int, change: AtomChange) -> Need:
+        """Why a body or the program needs what it returns converted."""
+        if not planned.regions:
+            return self._output(number, change)
+        node, region = planned.regions[-1]
+        left = interface_of(node).leaving(region)[number]
+        blocker: Node | None = None
+        if left.kind == "carry" and change.before < 0:
+            carry = node.regions[region].inputs[left.entered(region)]
+            blocker = self._blocker(carry, change)
+        return Need(
+            kind=left.kind if left.kind in ("predicate", "carry") else "body",
+            change=change,
+            node=node,
+            number=number,
+            is_read=False,
+            region=region,
+            blocker=blocker,
+        )
+
+    def _blocker(self, value: int, change: AtomChange) -> Node | None:
+        """The first node that reads a value and has no row for it partial."""
+        for node in self.program.graph.walk():
+            if value not in node.inputs or rule_for(node.op) is None:
+                continue
+            numbers = [i for i, o in enumerate(node.inputs) if o == value]
+            if not any(self.takes(node, i, change.axis, change.before) for i in numbers):
+                return node
+        return None
+
+    def _output(self, number: int, change: AtomChange) -> Need:
+        demand = self.program.request.demand
+        asked, tied = demand.outputs[number], dict(demand.tied).get(number)
+        kind: NeedKind = "whole output" if change.before < 0 else "free output"
+        donor: ValueName | None = None
+        if asked is not None and asked[change.axis] is not None:
+            kind = "pinned output"
+        elif tied is not None:
+            kind = "donated output"
+            donor = self.origins.label(self.program.graph.inputs[tied])
+        return Need(kind=kind, change=change, number=number, is_read=False, donor=donor)
