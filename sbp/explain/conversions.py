@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
+from sbp.annotations import annotate_p
 from sbp.explain.alternatives import Outcome
 from sbp.explain.deferral import Deferral
 from sbp.explain.origins import Origins
@@ -137,7 +138,7 @@ class SubjectConversions:
         if maker is None:
             return False
         same = (maker.span, in_gradient(maker)) == (node.span, in_gradient(node))
-        return same or node.op == "sbp_annotate"
+        return same or node.op == annotate_p.name
 
     @functools.cached_property
     def onward(self) -> frozenset[int]:

@@ -11,7 +11,7 @@ from sbp.explain.alternatives import Refusal, planned
 from sbp.explain.origins import Origins
 from sbp.explain.pinning import pin_subject, unpin_subject
 from sbp.explain.places import changed_axes
-from sbp.explain.reasons import Need
+from sbp.explain.reasons import ConversionNeed
 from sbp.explain.subjects import Subject
 from sbp.infer.constraints import pin_sites
 from sbp.infer.held import Hold, choose_held
@@ -45,7 +45,7 @@ class Deferral:
     def _before(self) -> Codes:
         return self.group[0].box.source.codes
 
-    def plan(self, need: Need) -> Program | Refusal:
+    def plan(self, need: ConversionNeed) -> Program | Refusal:
         """The plan in which a need is met otherwise, or why there is none.
 
         Arguments:
@@ -69,7 +69,7 @@ class Deferral:
         """Codes on the mesh axes that the conversion changes, None on the others."""
         return tuple(c if k in self._changed else None for k, c in enumerate(codes))
 
-    def _entering(self, need: Need) -> Hold:
+    def _entering(self, need: ConversionNeed) -> Hold:
         """A body that takes the operand as it is; of a slice, the type of one slice."""
         assert need.node is not None
         body, position = bodies_of(need.node, need.number)[0]
@@ -77,13 +77,13 @@ class Deferral:
         codes = tuple(c - 1 if is_slice and c > 0 else c for c in self._before)
         return Hold(end="made", at=(body.inputs[position],), codes=self._on_changed(codes))
 
-    def _returned(self, need: Need) -> Hold:
+    def _returned(self, need: ConversionNeed) -> Hold:
         """A body that returns the value as it is."""
         assert need.node is not None
         at = (need.node.id, need.region, need.number)
         return Hold(end="returned", at=at, codes=self._on_changed(self._before))
 
-    def _other_rows(self, need: Need) -> list[Hold]:
+    def _other_rows(self, need: ConversionNeed) -> list[Hold]:
         """A reader that takes another type than the converted one, at every copy of the value."""
         assert need.node is not None
         codes = self._on_changed(self.group[0].box.target.codes)
@@ -108,7 +108,7 @@ class Deferral:
             return Refusal(kind="exceeds memory")
         return program
 
-    def _one_consumer_later(self, need: Need) -> Program | Refusal:
+    def _one_consumer_later(self, need: ConversionNeed) -> Program | Refusal:
         """With the results of the reader pinned partial, wherever its line was traced."""
         assert need.node is not None and need.result is not None
         nodes = {
@@ -122,7 +122,7 @@ class Deferral:
         results = Subject(label="", kind="made", values=outputs)
         return planned(pin_subject(self.request, results, {need.change.axis: need.result}))
 
-    def _without_pin(self, need: Need) -> Program | Refusal:
+    def _without_pin(self, need: ConversionNeed) -> Program | Refusal:
         assert need.node is not None
         request = self.request
         nodes = [
@@ -136,7 +136,7 @@ class Deferral:
             request = unpin_subject(request, subject, k)
         return planned(request)
 
-    def _returned_unconverted(self, need: Need) -> Program | Refusal:
+    def _returned_unconverted(self, need: ConversionNeed) -> Program | Refusal:
         """With a result of the program pinned to the type it is made in."""
         source = self.group[0].box.source
         output = Subject(label="", kind="output", values=(source.value,), position=need.number)

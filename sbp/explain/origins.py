@@ -7,7 +7,7 @@ import ast
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sbp.annotations import Pin
+from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
 from sbp.explain.places import AxisRow, SourcePlace, ValueName
 from sbp.infer.problem import pinned_codes
@@ -177,7 +177,7 @@ class Origins:
         if maker is None:
             return self._argument(value)
         text = source_text(maker.span, 44)
-        if maker.op == "sbp_annotate":  # the user's function calls it: what is annotated
+        if maker.op == annotate_p.name:  # the user's function calls it: what is annotated
             expression, _ = expression_at(maker.span)
             text = (
                 ast.unparse(expression.args[0])
@@ -214,7 +214,7 @@ class Origins:
             node, entry = self.fed[value]
             return _value(node.inputs[entry.operand])
         node = self.names.makers[value]
-        if node.op == "sbp_annotate":
+        if node.op == annotate_p.name:
             return None if self._is_pinned(node, k) else _value(node.inputs[0])
         if node.regions:
             left = interface_of(node).exit_to(node.outputs.index(value))
@@ -233,9 +233,9 @@ class Origins:
         if value in self.fed:
             return self._body_input(value, code, k)
         node = self.names.makers[value]
-        if node.op == "sbp_annotate" and self._is_pinned(node, k):
+        if node.op == annotate_p.name and self._is_pinned(node, k):
             return [Link(kind="annotation", subject=name, atom=code, node=node)]
-        if node.op == "sbp_annotate":
+        if node.op == annotate_p.name:
             free = Link(kind="free annotation", subject=name, atom=code, node=node, passes=True)
             return [free, *self._converted(node, 0, code, k)]
         if node.regions:

@@ -34,22 +34,22 @@ class ValueName:
     """What a value is called.
 
     Arguments:
-      text: the words.
-      is_source: whether the words are the user's own: a name or an expression.
-      slices: how many loops take a slice of what the words name before it is the value.
+      name: the user's name or expression, or a description.
+      is_source: whether it is the user's own: a name or an expression.
+      slices: of how many loops the value is one slice of what is named.
     """
 
-    text: str
+    name: str
     is_source: bool = True
     slices: int = 0
 
     @property
     def is_variable(self) -> bool:
         """Whether the value is called by the name of a variable."""
-        return self.is_source and not self.slices and self.text.isidentifier()
+        return self.is_source and not self.slices and self.name.isidentifier()
 
     def __str__(self) -> str:
-        quoted = f"`{self.text}`" if self.is_source else self.text
+        quoted = f"`{self.name}`" if self.is_source else self.name
         return "a slice of " * self.slices + quoted
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, AxisRow, ValueName
 from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program
-from sbp.signatures import Op, Row, rule_for
+from sbp.signatures import Op, Row, rule_for, traits_of
 from sbp.trace.graph import Node
 from sbp.trace.regions import interface_of
 from sbp.types import Split
@@ -58,7 +59,7 @@ class PartnerRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class ConversionNeed:
     """What needs a converted value.
 
     Arguments:
@@ -136,10 +137,10 @@ class ConversionReason:
     maker: Node | None
     row: AxisRow | None
     argument: Argument | None
-    needs: tuple[Need, ...]
+    needs: tuple[ConversionNeed, ...]
 
     @property
-    def need(self) -> Need:
+    def need(self) -> ConversionNeed:
         """The need that decides: the first that is forced, else the first."""
         return next((n for n in self.needs if n.is_forced), self.needs[0])
 
@@ -175,14 +176,16 @@ class Reasons:
             needs=tuple(needs) or (self._between(planned, change),),
         )
 
-    def _between(self, planned: PlannedBox, change: AtomChange) -> Need:
+    def _between(self, planned: PlannedBox, change: AtomChange) -> ConversionNeed:
         """What needs a value that only another conversion reads."""
         box = planned.box
         if box.reader is not None:
             number = box.reader.inputs.index(box.target.value)
             return replace(self._reader(box.reader, number, change), is_between=True)
         node = planned.regions[-1][0] if planned.regions else None
-        return Need(kind="conversion", change=change, node=node, is_read=False, is_between=True)
+        return ConversionNeed(
+            kind="conversion", change=change, node=node, is_read=False, is_between=True
+        )
 
     def argument(self, value: int) -> Argument:
         """What an input of the program or of a body is."""
@@ -219,7 +222,7 @@ class Reasons:
         """
         atom = decode(code)
         # The rows of a barrier are about each of its operands.
-        at = 0 if node.op == "optimization_barrier" else number
+        at = 0 if node.is_barrier else number
         return [row for row in self._rows(node, axis) or () if row.ins[at] == atom]
 
     def _rows(self, node: Node, axis: int) -> Sequence[Row] | None:
@@ -237,10 +240,10 @@ class Reasons:
 
     # ---- readers --------------------------------------------------------------------------------
 
-    def _reader(self, reader: Node, number: int, change: AtomChange) -> Need:
+    def _reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
         """Why a node needs an operand converted."""
         kind: NeedKind = "row"
-        if reader.op == "sbp_annotate":
+        if reader.op == annotate_p.name:
             kind = "pin"
         elif reader.regions:
             entry = interface_of(reader).entries[number]
@@ -248,14 +251,16 @@ class Reasons:
         elif change.before < 0:
             return self._partial_reader(reader, number, change)
         row = self.chosen_row(reader, change.axis)
-        return Need(kind=kind, change=change, node=reader, number=number, row=row)
+        return ConversionNeed(kind=kind, change=change, node=reader, number=number, row=row)
 
-    def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> Need:
+    def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
         """Why a reader has a partial operand reduced first."""
 
-        def need(kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None) -> Need:
+        def need(
+            kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None
+        ) -> ConversionNeed:
             result = encode(row.outs[0]) if row is not None and row.outs else None
-            return Need(
+            return ConversionNeed(
                 kind=kind,
                 change=change,
                 node=reader,
@@ -269,12 +274,14 @@ class Reasons:
             return need("no signature")
         rows = self.takes(reader, number, change.axis, change.before)
         if not rows:
-            return need("rounding" if reader.op == "convert_element_type" else "not linear")
+            traits = traits_of(reader.op)
+            is_cast = traits.carries == "rounded" and traits.adapts
+            return need("rounding" if is_cast else "not linear")
         values = self.program.typing.values
         made = {
             i: values[o][change.axis]
             for i, o in enumerate(reader.inputs)
-            if i != number and isinstance(o, int) and reader.op != "optimization_barrier"
+            if i != number and isinstance(o, int) and not reader.is_barrier
         }
         # An operand that is made B, or partial itself, fits a row that takes it partial.
         fits = [
@@ -296,7 +303,7 @@ class Reasons:
 
     # ---- what returns it ------------------------------------------------------------------------
 
-    def _return(self, planned: PlannedBox, number: int, change: AtomChange) -> Need:
+    def _return(self, planned: PlannedBox, number: int, change: AtomChange) -> ConversionNeed:
         """Why a body or the program needs what it returns converted."""
         if not planned.regions:
             return self._output(number, change)
@@ -306,7 +313,7 @@ class Reasons:
         if left.kind == "carry" and change.before < 0:
             carry = node.regions[region].inputs[left.entered(region)]
             blocker = self._blocker(carry, change)
-        return Need(
+        return ConversionNeed(
             kind=left.kind if left.kind in ("predicate", "carry") else "body",
             change=change,
             node=node,
@@ -326,7 +333,7 @@ class Reasons:
                 return node
         return None
 
-    def _output(self, number: int, change: AtomChange) -> Need:
+    def _output(self, number: int, change: AtomChange) -> ConversionNeed:
         demand = self.program.request.demand
         asked, tied = demand.outputs[number], dict(demand.tied).get(number)
         kind: NeedKind = "whole output" if change.before < 0 else "free output"
@@ -336,4 +343,4 @@ class Reasons:
         elif tied is not None:
             kind = "donated output"
             donor = self.origins.label(self.program.graph.inputs[tied])
-        return Need(kind=kind, change=change, number=number, is_read=False, donor=donor)
+        return ConversionNeed(kind=kind, change=change, number=number, is_read=False, donor=donor)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name
 from sbp.explain.places import SourcePlace
 from sbp.source.reader import expression_at, names_at, source_text
@@ -259,7 +260,7 @@ class Subjects:
                 if is_recomputed(node):
                     again[key].append(value)
                     continue
-                leaves = node.op != "optimization_barrier" and self._leaves(value, inside)
+                leaves = not node.is_barrier and self._leaves(value, inside)
                 # In a Python loop only the last turn's value leaves the line: the next turn reads
                 # the others there.
                 if leaves or not in_gradient(node):
@@ -273,7 +274,7 @@ class Subjects:
                 label=labels[key],
                 kind=(
                     "annotation"
-                    if makers[key].op == "sbp_annotate" and makers[key].params["pin"] is not None
+                    if makers[key].op == annotate_p.name and makers[key].params["pin"] is not None
                     else "made"
                 ),
                 values=(*values, *again[key]),

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
@@ -175,7 +176,7 @@ def _line(reason: ConversionReason) -> str:
     reader = reason.need.node if reason.need.is_read else None
     for node in (reason.maker, reader):
         if node is not None and node.span is not None:
-            annotates = node.op == "sbp_annotate"
+            annotates = node.op == annotate_p.name
             span = (annotation_span(node) if annotates else None) or node.span
             return (
                 f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sbp import _jax
-from sbp.annotations import Pin
+from sbp.annotations import Pin, annotate_p
 from sbp.explain.places import SourcePlace
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Block, Loop, Register, Source
@@ -18,6 +18,7 @@ from sbp.report.wording import SEGMENT_LIMIT, span_text
 from sbp.source.annotations import annotated_text, annotation_span
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
+from sbp.trace.regions import trips_are_assumed
 from sbp.types import NdSbp, Split
 
 
@@ -71,6 +72,7 @@ class RegionFact:
       op: scan, while or cond.
       place: its line.
       trips: of a body each time the region runs.
+      trips_assumed: whether `trips` is a guess.
       runs: of a body per call.
       collectives: how many conversions and kernels in its bodies send something.
       bytes_per_device: bytes that one device sends in its bodies per call.
@@ -79,6 +81,7 @@ class RegionFact:
     op: str
     place: SourcePlace
     trips: int
+    trips_assumed: bool
     runs: int
     collectives: int
     bytes_per_device: float
@@ -124,7 +127,7 @@ def annotated(program: Program) -> list[AnnotatedTensor]:
     annotation with the same type are one."""
     found: dict[AnnotatedTensor, None] = {}
     for node in program.graph.walk():
-        if node.op == "sbp_annotate" and node.params["pin"] is not None and node.stack:
+        if node.op == annotate_p.name and node.params["pin"] is not None and node.stack:
             fact = _annotated(program, node, program.typing.values[node.outputs[0]])
             if fact not in found:
                 repeats = node.backward and any(
@@ -165,6 +168,7 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
                 op=instruction.node.op,
                 place=SourcePlace.of(instruction.node),
                 trips=instruction.trips,
+                trips_assumed=trips_are_assumed(instruction.node),
                 runs=inside,
                 collectives=sum(any(step.bytes_sent for step in b.box.steps) for b in own)
                 + len(operations),

@@ -284,7 +284,7 @@ def _regions(found: Sequence[facts.RegionFact]) -> Table:
     for r in found:
         assumed = (
             f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-            if r.op == "while"
+            if r.trips_assumed
             else ""
         )
         cells = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from sbp.annotations import annotate_p
 from sbp.explain.alternatives import Refusal
 from sbp.explain.places import SourcePlace, ValueName
-from sbp.explain.reasons import Argument, ConversionReason, Need
+from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason
 from sbp.infer.space import decode
 from sbp.limits import boxing_text
 from sbp.plan.text import place
@@ -77,14 +78,14 @@ def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
     maker = reason.maker
     if maker is None:
         return str(value)
-    if maker.op == "sbp_annotate":
+    if maker.op == annotate_p.name:
         return f"the annotation {_expression(maker)}{place_text(SourcePlace.of(maker))}"
     row = "" if reason.row is None else f" ({atoms_text(reason.row.ins)}"
     row += "" if reason.row is None else f" -> {atoms_text(reason.row.outs)})"
     return f"{_node(maker)}{row}"
 
 
-def full_need_text(need: Need, output_names: Sequence[str]) -> str:
+def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
     """What needs the value converted, and why it cannot stay as it is.
 
     Arguments:
@@ -98,7 +99,7 @@ def full_need_text(need: Need, output_names: Sequence[str]) -> str:
     return _read_need(need, need.node) if need.is_read else _returned_need(need, need.node)
 
 
-def _read_need(need: Need, node: Node) -> str:
+def _read_need(need: ConversionNeed, node: Node) -> str:
     before, after = decode(need.change.before), decode(need.change.after)
     what = _node(node)
     match need.kind:
@@ -132,7 +133,7 @@ def _read_need(need: Need, node: Node) -> str:
             return f"needed by {what}, whose row takes {after!r}{row}"
 
 
-def _partners(need: Need) -> str:
+def _partners(need: ConversionNeed) -> str:
     """What a row takes beside the partial value, and what stands there."""
     found = need.partners
     assert found is not None
@@ -146,7 +147,7 @@ def _partners(need: Need) -> str:
     return f"{' or '.join(rows[:3])}, and {have}"
 
 
-def _returned_need(need: Need, node: Node) -> str:
+def _returned_need(need: ConversionNeed, node: Node) -> str:
     """Why a body returns the value converted."""
     before, after = decode(need.change.before), decode(need.change.after)
     what = _node(node)
@@ -162,7 +163,7 @@ def _returned_need(need: Need, node: Node) -> str:
     return text
 
 
-def _output_need(need: Need, output_names: Sequence[str]) -> str:
+def _output_need(need: ConversionNeed, output_names: Sequence[str]) -> str:
     """Why the program returns the value converted."""
     text = f"returned as `{output_name(output_names, need.number)}`"
     match need.kind:
@@ -178,7 +179,7 @@ def _output_need(need: Need, output_names: Sequence[str]) -> str:
             return f"{text}, whose type is left free"
 
 
-def deferred_text(need: Need, output_names: Sequence[str]) -> str:
+def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
     """The program with the conversion elsewhere, as the start of a sentence."""
     before = decode(need.change.before)
     match need.kind:

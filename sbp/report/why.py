@@ -5,21 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from sbp.explain.alternatives import Outcome
 from sbp.explain.conversions import ExplainedConversion
-from sbp.explain.origins import Link, Partner, without_passing
+from sbp.explain.origins import without_passing
 from sbp.explain.subjects import Subject
 from sbp.explain.why import Alternative, AxisStory, Why
 from sbp.infer.space import decode
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
+from sbp.report.links import link_text
 from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.reasons import deferred_text, full_maker_text, full_need_text, refusal_text
 from sbp.report.report import Shown
 from sbp.report.wording import (
-    atoms_text,
     axes_text,
     bytes_text,
     change_text,
@@ -29,7 +28,6 @@ from sbp.report.wording import (
     seconds_text,
     signed,
 )
-from sbp.source.reader import source_text
 
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
 
@@ -135,64 +133,6 @@ def _axis(why: Why, story: AxisStory) -> Section:
     return Section(
         title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(table,)
     )
-
-
-def link_text(link: Link) -> str:
-    """How a value of a chain got its atom."""
-    op = "" if link.node is None else link.node.op
-    match link.kind:
-        case "annotation":
-            span = None if link.node is None else link.node.span
-            return f"pinned by `{source_text(span, 60)}`" if span else "pinned by an annotation"
-        case "free annotation":
-            return "left free by the annotation"
-        case "input" | "output":
-            return f"pinned by the {link.kind}'s type"
-        case "free input":
-            return "an input whose type is left free"
-        case "free output":
-            return "an output whose type is left free"
-        case "donated output":
-            return f"it takes the buffer, and so the type, of the donated input {link.donor}"
-        case "row" | "new":
-            return _row_text(link, op)
-        case "converted":
-            return f"made as {decode(link.made)!r} and converted for {op}"
-        case "converted result":
-            return f"made as {decode(link.made)!r} and converted where the body returns it"
-        case "carry":
-            return "one type over all trips, chosen with what the body returns"
-        case "body input":
-            return f"as it comes into the body of {op}"
-        case "body carry" | "body result":
-            return f"what the body of {op} {'carries' if link.kind == 'body carry' else 'returns'}"
-        case "more":
-            return "and so on"
-        case _:
-            assert_never(link.kind)
-
-
-def _row_text(link: Link, op: str) -> str:
-    """The row of an operation, with the origins of other operands that decide the atom."""
-    assert link.row is not None
-    kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
-    text = (
-        f"{op}: {atoms_text(link.row.ins)} -> {atoms_text(link.row.outs)}{kernel}"
-        if link.row.ins
-        else f"{op} makes it {atoms_text(link.row.outs)}"
-    )
-    partners = ", ".join(f"{p.name} is {_partner_text(p)}" for p in link.partners)
-    return f"{text}; {partners}" if partners else text
-
-
-def _partner_text(partner: Partner) -> str:
-    """The atom of another operand, and where its chain ends."""
-    atom, end = repr(decode(partner.atom)), partner.end
-    if end.kind == "annotation" and end.place is not None:
-        return f"{atom}, pinned {place_text(end.place)}"
-    if end.kind not in ("input", "free input"):
-        return atom
-    return f"{atom}, an input" if end.subject == partner.name else f"{atom}, from {end.subject}"
 
 
 def verdict(why: Why, story: AxisStory) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from sbp.annotations import annotate_p
 from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
 from sbp.explain.places import SourcePlace
@@ -119,7 +120,7 @@ def node_text(node: Node, beside: Node | None = None) -> str:
       node: the node.
       beside: a node that the sentence has named before; the same expression is not quoted twice.
     """
-    if node.op == "sbp_annotate":
+    if node.op == annotate_p.name:
         span = annotation_span(node)
         return "an annotation" if span is None else f"the annotation{quoted(span)} at {place(span)}"
     if node.span is None:

@@ -61,6 +61,12 @@ class Node:
         """Whether the node belongs to a gradient."""
         return "transpose(" in self.scope
 
+    @property
+    def is_barrier(self) -> bool:
+        """Whether the node returns each of its operands as it is, and XLA computes nothing
+        across it."""
+        return self.op == "optimization_barrier"
+
     def params_key(self, kept: list[Any]) -> tuple[tuple[str, Any], ...]:
         """The parameters as a dictionary key; those without a hash stand by identity, and go into
         `kept`, which has to live as long."""

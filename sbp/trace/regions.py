@@ -253,6 +253,11 @@ def amount(node: Node, of_regions: Sequence[float]) -> float:
     return trips_of(node) * sum(of_regions) if node.op in LOOPS else max(of_regions)
 
 
+def trips_are_assumed(node: Node) -> bool:
+    """Whether the number of trips is not known before the region runs."""
+    return node.op == "while"
+
+
 def trips_of(node: Node) -> int:
     """How often a region's body runs."""
     match node.op:

@@ -21,8 +21,9 @@ from sbp.errors import SbpError
 from sbp.explain.names import Names
 from sbp.limits import Policy
 from sbp.plan import fit
+from sbp.report.links import link_text
 from sbp.report.reasons import deferred_text, full_need_text, refusal_text
-from sbp.report.why import explanation, link_text
+from sbp.report.why import explanation
 from sbp.trace.graph import Graph
 from sbp.trace.numbering import Twins
 from tests.report import programs, why_programs
