@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, OptionEdit, bytes_text
@@ -29,51 +29,45 @@ DEARER = 0.9
 """An annotation is costly when the plan without it takes at most this share of the time ..."""
 
 FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
-"""... and saves at least so much time; or sends at most that share of the bytes, when there are
-more of them than this."""
+"""... and saves at least so many seconds; or sends at most that share of the bytes, when the plan
+sends more bytes than this."""
+
+MAX_ANNOTATIONS, FEW_ANNOTATIONS = 20, 4
+"""Annotations whose cost is looked for, and how many of a program above `LARGE_PROGRAM` nodes."""
+
+LARGE_PROGRAM = 1500
+"""Nodes above which a program with more than `FEW_ANNOTATIONS` is not looked at."""
+
+MAX_SOLUTIONS, MIN_SOLUTIONS, NODES_SOLVED = 40, 4, 12_000
+"""Choices of types made to find costly annotations: at most 40, and in a program above 300 nodes as
+many as have 12,000 nodes together, but at least 4."""
 
 
 def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
     """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
-    ways.
+    ways; and says how many annotations were not looked at.
 
-    A set of pins without which the plan is not that much cheaper holds no costly pin: so sets are
-    halved, and most programs are cleared by one solution without any annotation.
+    A set of annotations without which the plan is not that much cheaper has no costly annotation in
+    it: so sets are halved, and most programs are cleared by one choice of types without any
+    annotation.
     """
     request = dataclasses.replace(program.typing.graph_request, memory_limit=None, aliased=())
-    sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span][:20]
-    size = request.size
-    if not sites or (size > 1500 and len(sites) > 4):
+    sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
+    if not sites:
         return ()
-    budget = itertools.count()
-    most = 40 if size <= 300 else max(4, 12_000 // size)
-
-    def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float | None:
-        if next(budget) >= most:
-            return None
-        typing = choose(functools.reduce(drop_pin, pins, request), cutoff=limit)
-        return None if typing is None else typing.seconds
-
-    def cheaper(pins: Sequence[PinSite], limit: float) -> list[PinSite]:
-        found = seconds(pins, limit)
-        if found is None or found > limit:
-            return []
-        if len(pins) == 1:
-            return list(pins)
-        half = len(pins) // 2
-        return [*cheaper(pins[:half], limit), *cheaper(pins[half:], limit)]
-
-    # A memory limit may be in the program's price, which is then too high: enough to clear most
-    # programs with one solution.
-    free = seconds(sites, DEARER * program.cost.seconds)
+    if request.size > LARGE_PROGRAM and len(sites) > FEW_ANNOTATIONS:
+        return (_unchecked(len(sites), len(sites), _too_large(request.size)),)
+    search = CostSearch(request, _solutions(request.size))
+    # The program's seconds may have a memory limit in them and are then too high; yet they clear
+    # most programs with one choice of types.
+    free = search.seconds(sites, DEARER * program.cost.seconds)
     if free is None or free > DEARER * program.cost.seconds:
         return ()
-    whole = seconds(())
-    if whole is None:
-        return ()
+    tried = sites[:MAX_ANNOTATIONS]
+    whole = search.seconds(())
+    dear = search.cheaper(tried, DEARER * whole) if whole is not None else []
     found: list[Diagnostic] = []
-    dear = cheaper(sites, DEARER * whole)
-    annotated = best_program(request) if dear else None  # as a plan, what gradients keep is counted
+    annotated = best_program(request) if dear else None  # a plan counts the reuse of conversions
     for site in dear:
         without = best_program(drop_pin(request, site))
         assert without is not None and annotated is not None
@@ -81,12 +75,90 @@ def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
             program, annotated.cost.seconds, without
         ):
             found.append(_costly(request, site, program, annotated.cost.seconds, without))
-    return tuple(sorted(found, key=lambda d: d.labels[0].span))
+    found.sort(key=lambda d: d.labels[0].span)
+    unchecked = len(sites) - len(tried) + search.undecided
+    if unchecked:
+        reason = _many(len(sites)) if len(sites) > len(tried) else _spent(search.most, request.size)
+        found.append(_unchecked(unchecked, len(sites), reason))
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class CostSearch:
+    """Looks for costly annotations of a program with a limited number of choices of types.
+
+    Arguments:
+      request: the program.
+      most: choices of types that may be made.
+      made: choices of types made so far.
+      undecided: annotations left without an answer when the choices were used up.
+    """
+
+    request: Request
+    most: int
+    made: int = 0
+    undecided: int = 0
+
+    def seconds(self, pins: Sequence[PinSite], limit: float = math.inf) -> float | None:
+        """Seconds of the cheapest typing without some annotations; None when there is none, or no
+        choice is left."""
+        if self.made >= self.most:
+            return None
+        self.made += 1
+        typing = choose(functools.reduce(drop_pin, pins, self.request), cutoff=limit)
+        return None if typing is None else typing.seconds
+
+    def cheaper(self, pins: Sequence[PinSite], limit: float) -> list[PinSite]:
+        """Those of some annotations without which alone the program takes at most so many
+        seconds."""
+        spent = self.made >= self.most
+        found = self.seconds(pins, limit)
+        if spent:
+            self.undecided += len(pins)
+        if found is None or found > limit:
+            return []
+        if len(pins) == 1:
+            return list(pins)
+        half = len(pins) // 2
+        return [*self.cheaper(pins[:half], limit), *self.cheaper(pins[half:], limit)]
+
+
+def _solutions(size: int) -> int:
+    """The number of choices of types for a program of so many nodes."""
+    return MAX_SOLUTIONS if size <= 300 else max(MIN_SOLUTIONS, NODES_SOLVED // size)
+
+
+def _unchecked(count: int, of: int, reason: str) -> Diagnostic:
+    """Says that the cost of some annotations was not looked at, and why."""
+    return Diagnostic(
+        code="costly-annotation",
+        severity="note",
+        title=f"{count} of {of} annotations were not checked for what they cost",
+        notes=(reason,),
+    )
+
+
+def _too_large(size: int) -> str:
+    return (
+        f"the program has {size:,} operations; above {LARGE_PROGRAM:,}, programs with more than"
+        f" {FEW_ANNOTATIONS} annotations are not checked"
+    )
+
+
+def _many(of: int) -> str:
+    return f"the first {MAX_ANNOTATIONS} of {of} annotations are checked"
+
+
+def _spent(most: int, size: int) -> str:
+    return (
+        f"types are chosen at most {most} times to check a program of {size:,} operations, and"
+        " these were used up"
+    )
 
 
 def _matters(program: Program, whole: float, without: Program) -> bool:
-    """Whether what an annotation costs is worth a word; it is a tenth of the plan, but that may be
-    a microsecond."""
+    """Whether the cost of an annotation is large enough to be reported: a tenth of a plan may be a
+    microsecond."""
     sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
     return whole - without.cost.seconds >= FLOOR_SECONDS or (
         sent > FLOOR_BYTES and left <= DEARER * sent

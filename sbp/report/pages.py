@@ -49,6 +49,12 @@ def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     )
 
 
+def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
+    only_notes = all(d.severity == "note" for d in diagnostics)
+    title = counted(len(diagnostics), "note") if only_notes else _verdict(diagnostics)
+    return Section(title=title, parts=tuple(map(finding, diagnostics)))
+
+
 def full(
     program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
 ) -> Page:
@@ -70,7 +76,7 @@ def full(
     if regions:
         parts.append(Section(title="regions", parts=(_regions(regions),)))
     if diagnostics:
-        parts.append(Section(title=_verdict(diagnostics), parts=tuple(map(finding, diagnostics))))
+        parts.append(_findings(diagnostics))
     return Page(title=_title(program, title), parts=tuple(parts))
 
 
@@ -88,7 +94,7 @@ def short(
         )
     parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
     if diagnostics:
-        parts.append(Section(title=_verdict(diagnostics), parts=tuple(map(finding, diagnostics))))
+        parts.append(_findings(diagnostics))
     return Page(title=_title(program, title), parts=tuple(parts))
 
 

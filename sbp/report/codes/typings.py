@@ -162,6 +162,9 @@ batch)
 
         Keep the pin if it says something that sbp cannot know (a layout that the next program
         wants); drop it otherwise.
+
+        A note with this code says how many annotations were not checked, and why: in large programs
+        each check takes seconds.
         """,
         """
 def f(x, w):
