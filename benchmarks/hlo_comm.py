@@ -11,7 +11,7 @@ import argparse
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,13 @@ _SHAPE = re.compile(
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*\(")
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.\-]+) = (.*)")
 _COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start)?\(([^)]*)")
+_ANY_COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start|-done)?\(")
 _OPCODE = re.compile(r"\)?\s([a-z][\w\-]*)\(")
-_WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _KNOWN_TRIPS = re.compile(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)')
-_LOOP_BOUND = re.compile(r"(?:ROOT )?%?[\w.\-]+ = s32\[\][^ ]* constant\((-?\d+)\)")
+_LOOP_BOUND = re.compile(r"(?:ROOT )?%?[\w.\-]+ = [su]32\[\][^ ]* constant\((-?\d+)\)")
+_COLLECTIVE_MATMUL = re.compile(r"windowed_dot_general_cond_((?:ag|rs)(?:\.\d+)?)")
+_PERMUTES = (" collective-permute-start(", " collective-permute(")
 _CALLED = re.compile(
     r"(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)=\{?%?([\w.\-]+(?:,"
     r" ?%[\w.\-]+)*)"
@@ -85,24 +88,19 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
         hlo_text: `jax.stages.Compiled.as_text()`.
         num_devices: devices of the program, the group of a collective that names none.
     """
-    computations, entry = _computations(hlo_text)
+    computations, entry = computations_of(hlo_text)
     shapes = {
         name: _result_shape(rhs)
         for lines in computations.values()
-        for name, rhs in _instructions(lines)
+        for name, rhs in instructions(lines)
     }
     found: list[Collective] = []
 
     def walk(computation: str, executions: int) -> None:
-        for name, rhs in _instructions(computations.get(computation, [])):
-            if loop := _WHILE.search(rhs):
-                known = _KNOWN_TRIPS.search(rhs)
-                trips = (
-                    int(known.group(1))
-                    if known
-                    else _loop_bound(computations.get(loop.group(1), []))
-                )
-                walk(loop.group(2), executions * trips)
+        for name, rhs in instructions(computations.get(computation, [])):
+            if loop := WHILE.search(rhs):
+                trips = loop_trips(rhs, computations)
+                walk(loop.group(2), executions * (1 if trips is None else trips))
             elif call := _COLLECTIVE.search(" " + rhs):
                 # TPU writes a reduce-scatter as a fusion around an all-reduce.
                 scattered = call.group(1) == "all-reduce" and computation.startswith(
@@ -131,9 +129,8 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
             ):
                 # Those two are, on TPU, a collective again that is counted where its asynchronous
                 # fusion starts.
-                for called in _CALLED.findall(rhs):
-                    for callee in called.split(","):
-                        walk(callee.strip().lstrip("%"), executions)
+                for callee in callees(rhs):
+                    walk(callee, executions)
 
     walk(entry, 1)
     return tuple(found)
@@ -147,7 +144,7 @@ def bytes_by_kind(found: Iterable[Collective]) -> dict[str, float]:
     return dict(sorted(totals.items()))
 
 
-def _computations(hlo_text: str) -> tuple[dict[str, list[str]], str]:
+def computations_of(hlo_text: str) -> tuple[dict[str, list[str]], str]:
     """The lines of every computation, and the name of the entry."""
     computations: dict[str, list[str]] = {}
     name = entry = ""
@@ -164,7 +161,8 @@ def _computations(hlo_text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _instructions(lines: list[str]) -> Iterable[tuple[str, str]]:
+def instructions(lines: list[str]) -> Iterable[tuple[str, str]]:
+    """The name of each instruction and what stands right of its `=`."""
     for line in lines:
         if match := _INSTRUCTION.match(line):
             yield match.group(1), match.group(2)
@@ -182,11 +180,50 @@ def _bytes(shapes: str) -> float:
     )
 
 
-def _loop_bound(condition: list[str]) -> int:
-    """The trip count of a loop from zero in steps of one: the largest constant that its condition
-    compares with."""
-    bounds = [int(match.group(1)) for line in condition if (match := _LOOP_BOUND.match(line))]
-    return max(bounds, default=1)
+def is_collective(rhs: str) -> bool:
+    """Whether an instruction is a collective, or the start or end of one."""
+    return _ANY_COLLECTIVE.search(" " + rhs) is not None
+
+
+def callees(rhs: str) -> list[str]:
+    """The computations that an instruction calls."""
+    return [c.strip().lstrip("%") for called in _CALLED.findall(rhs) for c in called.split(",")]
+
+
+def loop_trips(rhs: str, computations: Mapping[str, list[str]]) -> int | None:
+    """How often the body of a `while` runs.
+
+    Arguments:
+        rhs: the `while` instruction.
+        computations: the lines of every computation.
+
+    Returns:
+        The count that XLA wrote beside the loop. Where it wrote none, that of a loop from zero in
+        steps of one: the largest constant that the condition compares with, divided by the steps
+        that one turn of a collective matmul makes. None where the condition has no constant.
+    """
+    if known := _KNOWN_TRIPS.search(rhs):
+        return int(known.group(1))
+    loop = WHILE.search(rhs)
+    assert loop is not None
+    lines = computations.get(loop.group(1), [])
+    bounds = [int(match.group(1)) for line in lines if (match := _LOOP_BOUND.match(line))]
+    return max(1, max(bounds) // _steps_of_a_turn(loop.group(1), computations)) if bounds else None
+
+
+def _steps_of_a_turn(condition: str, computations: Mapping[str, list[str]]) -> int:
+    """How many steps one turn of a loop makes: XLA's collective matmul sends both ways round the
+    ring and unrolls two steps, so that a turn has two permutes for each step."""
+    found = _COLLECTIVE_MATMUL.search(condition)
+    if found is None:
+        return 1
+    body = re.compile(rf"windowed_dot_general_body_{re.escape(found.group(1))}(\.[a-z]|$)")
+    permutes = [
+        sum(any(kind in line for kind in _PERMUTES) for line in lines)
+        for name, lines in computations.items()
+        if body.search(name)
+    ]
+    return max(1, max(permutes, default=0) // 2)
 
 
 def _members(line: str, num_devices: int) -> tuple[int, ...]:
