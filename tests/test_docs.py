@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FILE = re.compile(r"[\w./-]*\w\.(?:py|ipynb|md)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+")
+WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
+"""Files that the pages tell the reader to write."""
 
 
 def examples(page: Path) -> Iterator[tuple[int, str, str | None]]:
@@ -87,6 +94,22 @@ def test_links_lead_somewhere(page: Path):
         if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path):
+    """A path from the top of the checkout, or the name of a file somewhere in it."""
+    folders = ("sbp", "tests", "benchmarks", "docs", "notebooks")
+    names = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    gone = [
+        found
+        for found in FILE.findall(re.sub(r"https?://\S+", "", text))
+        if not (ROOT / found).exists()
+        and not (page.parent / found).exists()
+        and not ("/" not in found and found in names | WRITTEN_BY_READERS)
+    ]
+    assert not gone, f"{page.name} names files that are not there: {gone}"
 
 
 def test_excerpts_are_compared():

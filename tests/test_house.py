@@ -13,6 +13,7 @@ import pytest
 
 from tests import house
 from tests.house import RULES, Module, module
+from tests.picture import arrows, imports_by_folder, pictured
 
 LEFT = house.ROOT / "tests" / "house_left.txt"
 
@@ -43,6 +44,16 @@ def test_rule(rule: str):
 
 def test_the_list_names_rules():
     assert left().keys() <= RULES.keys()
+
+
+def test_the_picture_shows_the_imports():
+    page = (house.ROOT / "docs" / "how-it-works.md").read_text("utf-8")
+    true, drawn = arrows(imports_by_folder()), pictured(page)
+    missing = [f"    {a} --> {b}" for a, b in sorted(true - drawn)]
+    wrong = [f"    {a} --> {b}" for a, b in sorted(drawn - true)]
+    assert not missing and not wrong, "\n".join(
+        ["docs/how-it-works.md: add to the picture:", *missing, "delete from it:", *wrong]
+    )
 
 
 LONG = "def f():\n" + "    pass\n" * 60
