@@ -2,7 +2,8 @@
 #
 #   make train [ARGS="--preset ..."]    train the MoE Transformer on 8 simulated devices; resumes when interrupted
 #   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, tests and notebooks
-#   make laws [PYTEST_ARGS="-k ..."]    every case of the tests of which `make test` runs a seeded choice (tests/slices.py)
+#   make laws [EXHAUSTIVE=all]          every case of the tests of which `make test` runs a seeded choice (tests/slices.py);
+#                                       `all` takes hours: all conversions on three mesh axes too
 #   make test-newest                    the tests on a newer Python with the newest supported JAX, where there is one
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu, large; needs no TPU)
 #   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones are minimised and printed
@@ -13,7 +14,8 @@ VENV := .venv
 NEWEST := .venv-newest
 PY := $(VENV)/bin/python
 TEST_JOBS ?= 2
-SLICED_TESTS := tests/run tests/signatures tests/shardmap/test_drawn.py
+EXHAUSTIVE ?= 1
+SLICED_TESTS := tests/run tests/signatures tests/shardmap/test_drawn.py tests/moe/test_step.py
 
 PYENV := $(HOME)/.pyenv/versions
 PYTHONS := python3.11 python3.12 python3.13 python3 python $(PYENV)/3.11*/bin/python $(PYENV)/3.1[2-9]*/bin/python
@@ -37,7 +39,7 @@ test: lint
 	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 laws: $(VENV)/.installed
-	SBP_EXHAUSTIVE=1 $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(SLICED_TESTS) $(PYTEST_ARGS)
+	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(SLICED_TESTS) $(PYTEST_ARGS)
 
 test-newest:
 	@python=$$($(call first-python,"$(NEWEST)/bin/python" $(NEWER_PYTHONS),12)); \

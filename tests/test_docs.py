@@ -16,7 +16,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-FILE = re.compile(r"[\w./-]*\w\.(?:py|ipynb|md)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+")
+FILE = re.compile(
+    r"[\w./-]*\w\.(?:py|ipynb|md)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+"
+)
 WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 """Files that the pages tell the reader to write."""
 

@@ -2,6 +2,7 @@
 device."""
 
 import dataclasses
+from functools import cache
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from sbp.moe.config import preset
 from sbp.moe.step import batch_shapes, init_state, make_train_step
 from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
+from tests.slices import sliced
 
 MESHES = (
     (("expert", 1),),
@@ -38,13 +40,23 @@ def assert_same_routing(got, want):
         jax.tree.map(np.testing.assert_array_equal, getattr(got, side), getattr(want, side))
 
 
-@pytest.mark.parametrize("axes", MESHES, ids=lambda a: "x".join(str(n) for _, n in a))
+@cache
+def wanted():
+    """The state and the metrics after one step on one device, as host arrays."""
+    model, train = preset("tiny-test").model, preset("tiny-test").train
+    step = jax.jit(make_train_step(model, train))
+    return jax.device_get(step(init_state(model, train), random_batch(model, 0)))
+
+
+@pytest.mark.parametrize(
+    "axes", sliced(MESHES, 3 / 7), ids=lambda a: "x".join(str(n) for _, n in a)
+)
 def test_one_step_on_every_mesh(axes):
     """Loss, routing and the new parameters: a wrong gradient anywhere would show in them."""
     model, train = preset("tiny-test").model, preset("tiny-test").train
     plan = planned_step(model, train, axes)
-    state, batch = init_state(model, train), random_batch(model, 0)
-    want_state, want = jax.jit(make_train_step(model, train))(state, batch)
+    batch = random_batch(model, 0)
+    want_state, want = wanted()
     got_state, got = plan(jax.device_put(init_state(model, train), plan.in_shardings[0]), batch)
     np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
     np.testing.assert_allclose(got.aux, want.aux, rtol=1e-5)

@@ -9,8 +9,9 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import sbp
 from tests.shardmap.drawn import AXIS, SHAPES, N, draw_body, is_right, outcome, split_dim
+from tests.slices import sliced
 
-SEEDS = range(120)
+SEEDS = sliced(range(120), 1 / 3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,6 +49,6 @@ def test_the_verdict_is_right(seed):
 def test_the_draws_are_of_both_kinds():
     bodies = [b for b in map(draw_body, SEEDS) if b is not None]
     right = sum(map(is_right, bodies))
-    assert len(bodies) > 100
-    assert 20 < right < len(bodies) - 20
+    assert len(bodies) > 5 / 6 * len(SEEDS)
+    assert 1 / 6 < right / len(bodies) < 5 / 6
     assert np.mean([len(b.steps) for b in bodies]) > 2
