@@ -14,7 +14,8 @@ from jax.export import SymbolicScope, symbolic_shape
 
 import sbp
 from sbp import _jax
-from sbp.api.symbolic import SizedCall, SizedReport
+from sbp.api.sized_report import SizedReport
+from sbp.api.symbolic import SizedCall
 from sbp.errors import SbpError, SbpInternalError, SbpWarning
 from sbp.infer.check import certify
 from sbp.infer.request import Request

@@ -1,0 +1,266 @@
+"""`Plan`: a resolved plan as users see it. Run it, lower it, price it, explain it, compare it."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from sbp.api.boundary import partial_axes
+from sbp.api.call import CallReader, CallSignature, quick_key
+from sbp.api.tracing import Traced
+from sbp.errors import Diagnostic, SbpError, SbpWarning
+from sbp.explain.costly import costly_annotations
+from sbp.explain.settings import Side
+from sbp.explain.why import why
+from sbp.plan.program import Cost, Program
+from sbp.report.compare import Comparison, comparison
+from sbp.report.report import Report
+from sbp.report.why import Explanation, explanation
+from sbp.run.execute import Executable
+from sbp.run.partial import Partial
+from sbp.types import NdSbp, Unreduced
+
+
+class Plan:
+    """A resolved plan: run it, lower it, price it, print it.
+
+    Attributes:
+      cost: `bytes_per_device`, `seconds`, `peak_memory_bytes` of one call.
+      program: the instructions.
+    """
+
+    def __init__(
+        self, reader: CallReader, signature: CallSignature, program: Program, traced: Traced
+    ) -> None:
+        self._reader = reader
+        self._signature = signature
+        self.program = program
+        self._traced = traced
+        self._diagnostics: tuple[Diagnostic, ...] | None = None
+        self.noted: tuple[Diagnostic, ...] = ()
+        self._moved = False
+        self._quick: tuple[Any, ...] | None = None
+
+    @functools.cached_property
+    def _executable(self) -> Executable:
+        return Executable(self.program, self._reader.mesh, self._signature.donated)
+
+    @property
+    def cost(self) -> Cost:
+        """Bytes sent, modelled seconds and peak memory of one call."""
+        return self.program.cost
+
+    @property
+    def in_types(self) -> Any:
+        """The types of the arguments, as (args, kwargs) of the call."""
+        return jax.tree.unflatten(self._signature.tree, self.program.input_types)
+
+    @property
+    def out_types(self) -> Any:
+        """The types of what the function returns."""
+        return jax.tree.unflatten(self._traced.out_tree, self.program.output_types)
+
+    @property
+    def in_shardings(self) -> Any:
+        """`NamedSharding`s of the positional arguments on the caller's mesh, to initialise and
+        feed."""
+        mesh = self._reader.mesh
+        flat = [NamedSharding(mesh, s.spec) for s in self._executable.in_shardings]
+        return jax.tree.unflatten(self._signature.tree, flat)[0]
+
+    @property
+    def out_shardings(self) -> Any:
+        """`NamedSharding`s of what the function returns, on the caller's mesh."""
+        return jax.tree.unflatten(self._traced.out_tree, self._executable.out_shardings)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the plan on arguments of the signature that it was made for."""
+        flat, tree = jax.tree.flatten((args, kwargs))
+        quick = quick_key(flat, tree)
+        if quick is not None and quick == self._quick:
+            return self.run(flat)
+        signature, leaves = self._reader.read(args, kwargs)
+        if signature.key[:4] != self._signature.key[:4]:
+            raise SbpError(
+                "the plan was made for other shapes, dtypes or static arguments; call the sbp.jit"
+                " function instead"
+            )
+        if not any(signature.partial):
+            self._quick = quick
+        return self.run(leaves)
+
+    def lower(self) -> Any:
+        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO; of an
+        abstract mesh, for `.as_text()` alone."""
+        shapes = []
+        for aval, want, sharding in zip(
+            self._signature.avals,
+            self._signature.partial,
+            self._executable.in_shardings,
+            strict=True,
+        ):
+            leading = (
+                ()
+                if want is None
+                else tuple(
+                    n
+                    for a in partial_axes(want, self.program.mesh)
+                    if (n := self.program.mesh.size(a)) > 1
+                )
+            )
+            shapes.append(
+                jax.ShapeDtypeStruct((*leading, *aval.shape), aval.dtype, sharding=sharding)
+            )
+        return self._executable.lower(shapes)
+
+    def report(self) -> Report:
+        """The type report of the plan."""
+        if self._diagnostics is None:
+            boxing = self.program.request.boxing
+            self._diagnostics = costly_annotations(self.program) if boxing == "auto" else ()
+            self.program.request.caches.clear()
+        return Report(
+            program=self.program,
+            diagnostics=(*self.noted, *self._diagnostics),
+            title=self._reader.name,
+            output_names=self._traced.out_names,
+        )
+
+    def why(self, name: str | int) -> Explanation:
+        """Why a value has its type: where that comes from, what every other type would cost, why
+        its conversions are where they are.
+
+        Each price is that of the plan of the program with the value annotated so.
+
+        Arguments:
+          name: a variable, an input such as "params['w']", an output, a line ("ffn.py:12", 12), or
+              "gradient of line 12".
+
+        Returns:
+          What shows itself in the terminal and in notebooks; its `why` holds the figures.
+
+        Raises:
+          SbpError: when nothing has that name; it tells the nearest names.
+
+        >>> import sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        >>> f = sbp.jit(lambda x: (x * x).sum(), mesh, in_types=("data:S(0)",))
+        >>> found = f.plan(jax.ShapeDtypeStruct((8,), "float32")).why("result").why
+        >>> found.type, [(c.steps[0].kind, c.bytes_per_device) for c in found.conversions]
+        (B, [('all_reduce', 4.0)])
+        """
+        found = why(self.program, name, self._traced.out_names)
+        self.program.request.caches.clear()
+        return explanation(found, self.program.mesh)
+
+    def diff(self, other: Plan) -> Comparison:
+        """What differs in another plan of this or a similar program: cost, types of inputs, outputs
+        and values, conversions.
+
+        Arguments:
+          other: a plan under another policy, mesh, hardware or other annotations. Values are
+            matched by name and by the text of their line.
+
+        Returns:
+          What shows itself in the terminal and in notebooks; its `difference` holds the figures.
+
+        >>> import sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> this, other = (sbp.jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x)
+        ...     for t in ("data:S(0)", "data:S(1)"))
+        >>> this.diff(other).difference.settings
+        (('input `x`', 'data:S(0)', 'data:S(1)'),)
+        """
+        if not isinstance(other, Plan):
+            raise SbpError(f"plan.diff takes another plan, got {other!r}")
+        return comparison(self._side, other._side)
+
+    @property
+    def _side(self) -> Side:
+        return Side(
+            title=self._reader.name,
+            program=self.program,
+            output_names=self._traced.out_names,
+            donated=tuple(self._signature.names[i] for i in self._signature.donated),
+        )
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def __repr__(self) -> str:
+        return str(self.program)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Runs on flat arguments."""
+        mesh = self._reader.mesh
+        if isinstance(mesh, AbstractMesh):
+            raise SbpError(
+                "a plan on an AbstractMesh can be lowered, not run; make a jax.sharding.Mesh over"
+                " devices",
+                code="abstract-mesh",
+            )
+        flat = [_parts(leaf, mesh) if isinstance(leaf, Partial) else leaf for leaf in leaves]
+        try:
+            outs = self._executable(flat)
+        except ValueError as error:
+            if not _is_placement_complaint(error):
+                raise
+            outs = self._executable(self._move(flat))
+        results = []
+        for out, t in zip(outs, self._traced.out_wanted, strict=True):
+            results.append(
+                out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t)
+            )
+        return jax.tree.unflatten(self._traced.out_tree, results)
+
+    def _move(self, flat: list[Any]) -> list[Any]:
+        moved, names = [], []
+        for x, sharding, name in zip(
+            flat, self._executable.in_shardings, self._signature.names, strict=True
+        ):
+            if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
+                if x.committed:
+                    names.append(name)
+                x = jax.device_put(x, sharding)
+            moved.append(x)
+        if names and not self._moved:
+            self._moved = True
+            shown = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
+            warnings.warn(
+                f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another"
+                " layout and were moved; put them at plan.in_shardings once",
+                SbpWarning,
+                stacklevel=4,
+            )
+        return moved
+
+
+def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
+    return [int(mesh.shape[a]) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
+
+
+def _parts(leaf: Partial, mesh: Mesh) -> Any:
+    """The array the plan takes for a Partial: axes of size 1 hold one part, which is the value
+    there."""
+    sizes = _part_sizes(leaf.type, mesh)
+    return (
+        leaf.parts
+        if 1 not in sizes
+        else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
+    )
+
+
+def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:
+    sizes = _part_sizes(t, mesh)
+    return out if 1 not in sizes else out.reshape(*sizes, *out.shape[sum(n > 1 for n in sizes) :])
+
+
+def _is_placement_complaint(error: ValueError) -> bool:
+    text = str(error)
+    return "incompatible devices" in text or "sharding" in text.lower() or "committed" in text

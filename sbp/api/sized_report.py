@@ -1,0 +1,228 @@
+"""The report on a program with symbolic sizes: for which sizes its typing holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sbp.api.call import CallSignature
+from sbp.api.symbolic import SizedCall
+from sbp.errors import (
+    Diagnostic,
+    Help,
+    Label,
+    OptionEdit,
+    SbpError,
+    SbpWarning,
+    bytes_text,
+    noting,
+)
+from sbp.report.parts import Facts, Page, Section
+from sbp.report.report import Report, Shown
+from sbp.sizes.conditions import Decided, point_text
+from sbp.sizes.expressions import (
+    first_difference,
+    graph_at,
+)
+from sbp.trace.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedReport(Report):
+    """A report on a program with symbolic sizes: the plan of one choice of them, and for which its
+    typing holds.
+
+    Arguments:
+      sizes: for which sizes the typing holds; `sizes.holds_at(b=24)` asks for one.
+      limits: what else the plan meets at the sizes that it was made for, and is not decided for
+          others.
+    """
+
+    sizes: Decided
+    limits: tuple[str, ...] = ()
+
+    def full(self) -> Shown:
+        """The whole report, the sizes first."""
+        page = super().full().page
+        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
+
+    def short(self) -> Shown:
+        """The short form, the sizes first."""
+        page = super().short().page
+        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
+
+    def _sizes(self) -> Section:
+        found, at = self.sizes, point_text(self.sizes.point)
+        how = {
+            "every": f"every {found.holds}",
+            "some": found.holds,
+            "open": f"not proved; {found.holds} is needed",
+        }[found.status]
+        pairs = [
+            ("asked for", f"every {found.asked}; other sizes are not covered"),
+            ("typing holds for", how),
+            ("shown by", f"Z3, {found.claims} conditions on sizes"),
+            ("planned at", f"{at}; bytes, memory and time are of these sizes"),
+        ]
+        pairs += [(limit, f"met where {at}; not decided for other sizes") for limit in self.limits]
+        return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
+
+
+PlanFor = Callable[[CallSignature, Callable[..., Any]], Any]
+"""Plans a signature, traced in some way."""
+
+
+def sized_report(
+    report: Report,
+    found: Decided,
+    call: SizedCall,
+    plan_for: PlanFor,
+    trace_for: Callable[[CallSignature], Graph],
+    *,
+    limits: tuple[str, ...],
+) -> SizedReport:
+    """The report on a program with symbolic sizes.
+
+    Arguments:
+      report: that of the plan at the sizes that were chosen.
+      found: for which sizes its typing holds.
+      call: the call.
+      plan_for: plans the call at other sizes.
+      trace_for: traces a call with numbers.
+      limits: what else was asked for, that depends on sizes.
+    """
+    limited = (*_limited(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
+    return SizedReport(
+        program=report.program,
+        diagnostics=(*limited, *_undecided(found), *report.diagnostics),
+        title=report.title,
+        output_names=report.output_names,
+        sizes=found,
+        limits=limits,
+    )
+
+
+def _limited(
+    found: Decided, report: Report, call: SizedCall, plan_for: PlanFor
+) -> Iterator[Diagnostic]:
+    """What is to be said where a typing does not hold for all sizes; the help is a constraint that
+    Z3 has accepted."""
+    if found.counterexample is None:
+        return
+    at = point_text(found.counterexample)
+    spans = dict.fromkeys(c.span for c in found.limits if c.span is not None)
+    labels = [
+        Label(span=s, text="not for all sizes", primary=n == 0)
+        for n, s in enumerate(itertools.islice(spans, 4))
+    ]
+    notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
+    if len(found.limits) > 3:
+        notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
+    notes.append(
+        f"a call where {at}"
+        f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
+    )
+    helps: tuple[Help, ...] = ()
+    if (
+        found.terms
+        and found.status == "some"
+        and report.program is not None
+        and not any("!=" in t for t in found.terms)
+    ):
+        quoted = ", ".join(f'"{t}"' for t in found.terms)
+        helps = (
+            Help(
+                text=(
+                    f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
+                ),
+                edits=(
+                    OptionEdit(
+                        option="constraints",
+                        value=tuple(found.terms),
+                        function="jax.export.symbolic_shape",
+                    ),
+                ),
+                bytes_per_device=report.program.cost.bytes_per_device,
+                peak_memory_bytes=report.program.cost.peak_memory_bytes,
+                clears_all_errors=True,
+            ),
+        )
+    yield Diagnostic(
+        code="size-condition",
+        severity="error",
+        title=f"the typing does not hold for every {found.asked}"
+        + (f"; it holds where {found.holds}" if found.status == "some" else ""),
+        labels=tuple(labels),
+        notes=tuple(notes),
+        helps=helps,
+    )
+
+
+def _there(call: SizedCall, plan_for: PlanFor) -> str:
+    """What comes of a call at other sizes."""
+    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
+        try:
+            sent = plan_for(call.signature, call.trace).cost.bytes_per_device
+        except SbpError as error:
+            return f"has no plan: {error.message}"
+    return f"gets a typing of its own, which sends {bytes_text(sent)} per device"
+
+
+def _traced_otherwise(
+    call: SizedCall, trace_for: Callable[[CallSignature], Graph]
+) -> Iterator[Diagnostic]:
+    """What is to be said where numbers make another program: only that with symbols is shown to be
+    typed."""
+    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
+        try:
+            concrete = trace_for(call.signature)
+        except SbpError:
+            return  # the function closes over its symbols: there is no call with numbers
+    different = first_difference(graph_at(call.graph, call.point), concrete)
+    if different is None:
+        return
+    mine, theirs = (node.op if node is not None else "nothing" for node in different)
+    span = next((n.span for n in different if n is not None and n.span is not None), None)
+    yield Diagnostic(
+        code="sizes-unproved",
+        severity="warning",
+        title=(
+            "the program with symbolic sizes is another one than with numbers; what is said of all"
+            " sizes is said of the first"
+        ),
+        labels=(Label(span=span, text=f"{mine} for symbols", primary=True),) if span else (),
+        notes=(
+            (
+                f"the first difference: {mine} with symbols, {theirs} with numbers where"
+                f" {point_text(call.point)}"
+            ),
+        ),
+    )
+
+
+def _undecided(found: Decided) -> Iterator[Diagnostic]:
+    if not found.undecided:
+        return
+    spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)
+    notes = []
+    for u in found.undecided[:3]:
+        tried = f"tried at {u.tried} small sizes: " + (
+            f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them"
+        )
+        notes.append(f"not proved, since {u.why}: {u.claim.text}; {tried}")
+    if len(found.undecided) > 3:
+        notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
+    yield Diagnostic(
+        code="sizes-unproved",
+        severity="warning",
+        title=f"the typing is not proved for all sizes where {found.holds}",
+        labels=tuple(
+            Label(span=s, text="not proved for all sizes", primary=n == 0)
+            for n, s in enumerate(itertools.islice(spans, 4))
+        ),
+        notes=tuple(notes),
+    )

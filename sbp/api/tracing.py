@@ -1,0 +1,146 @@
+"""Traces a call into a request: the program, the types asked for its inputs and outputs, and
+everything else its types are chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from sbp.annotations import Pin, annotate_p
+from sbp.api.boundary import broadcast_types, codes_of, even_boundary
+from sbp.api.call import CallReader, CallSignature, tied_outputs
+from sbp.handwritten.region import tracing_for
+from sbp.infer.pins import check_monoids, resolve_pins
+from sbp.infer.registered import check_registered
+from sbp.infer.request import Demand, Request
+from sbp.infer.rows import check_rules
+from sbp.limits import policies_in
+from sbp.machine.mesh import MeshSpec
+from sbp.sizes.expressions import refuse_symbolic
+from sbp.trace.build import trace
+from sbp.trace.graph import Graph
+from sbp.types import NdSbp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A traced program as a request, with the structure of what it returns.
+
+    Arguments:
+      request: the program, its annotations checked against the mesh, and what its types are chosen
+        by.
+      out_tree: structure of what the function returns.
+      out_names: a name for each output.
+      out_wanted: the type asked for each output.
+    """
+
+    request: Request
+    out_tree: Any
+    out_names: tuple[str, ...]
+    out_wanted: tuple[NdSbp | None, ...]
+
+
+Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
+"""What makes a graph of a function: `sbp.trace.build.trace`, or the same for symbolic sizes."""
+
+
+def traced_call(
+    reader: CallReader, signature: CallSignature, tracer: Tracer | None = None
+) -> Traced:
+    """Traces a call and checks its annotations, primitives and policies against the mesh.
+
+    Arguments:
+      reader: the function with its mesh and options.
+      signature: the call.
+      tracer: makes the graph; None for `sbp.trace.build.trace`.
+
+    Raises:
+      SbpError: for an annotation, primitive or policy that the mesh or its dtype has no place for.
+    """
+    spec, options = reader.spec, reader.options
+    refuse_symbolic(signature.avals, reader.name)
+    boundary: list[NdSbp | None] = []
+    inner: list[Pin | None] = []
+    for want, aval, name in zip(signature.wanted, signature.avals, signature.names, strict=True):
+        check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
+        outer, pin = even_boundary(want, aval.shape, spec, f"input {name}")
+        boundary.append(outer)
+        inner.append(pin)
+
+    def call(*flat: Any) -> Any:
+        pinned = [
+            x if p is None else annotate_p.bind(x, pin=p, cotangent=None)
+            for x, p in zip(flat, inner, strict=True)
+        ]
+        return signature.call(*pinned)
+
+    with tracing_for(spec):
+        graph, out_shape = (tracer or trace)(call, signature.avals, signature.names)
+    refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
+    graph = _checked(graph, spec, reader.mesh)
+    out_wanted, out_names = wanted_outputs(reader, out_shape)
+    out_tree = jax.tree.structure(out_shape)
+    tied = tied_outputs(signature, graph, out_tree, out_wanted)
+    by_axis = options.axis_policies
+    request = Request(
+        graph=graph,
+        mesh=spec,
+        demand=Demand(
+            inputs=tuple(codes_of(t, spec) for t in boundary),
+            outputs=tuple(codes_of(t, spec) for t in out_wanted),
+            tied=tied,
+        ),
+        boxing=options.boxing,
+        axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
+        budgets=options.budgets,
+        reduce_dtype=options.reduce_dtype,
+        memory_limit=options.memory_limit,
+        aliased=tuple(i for _, i in tied),
+    )
+    return Traced(
+        request=request, out_tree=out_tree, out_names=out_names, out_wanted=tuple(out_wanted)
+    )
+
+
+def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
+    """The graph with its pins resolved on the mesh, its primitives and policies checked."""
+    ids = (
+        None
+        if isinstance(mesh, AbstractMesh)
+        else np.vectorize(lambda d: d.id, otypes=[int])(mesh.devices)
+    )
+    graph = resolve_pins(graph, spec, ids)
+    check_rules(graph)
+    check_registered(graph, spec.sizes)
+    for scope in sorted({node.scope for node in graph.walk()}):
+        for _, axis in policies_in(scope):
+            if axis:
+                spec.size(axis)
+    return graph
+
+
+def wanted_outputs(
+    reader: CallReader, out_shape: Any
+) -> tuple[list[NdSbp | None], tuple[str, ...]]:
+    """The type asked for each output at the boundary, and a name for each.
+
+    Arguments:
+      reader: the function with its mesh and options.
+      out_shape: shapes and dtypes of what the function returns.
+    """
+    spec, out_types = reader.spec, reader.options.out_types
+    with_path = jax.tree_util.tree_flatten_with_path(out_shape)[0]
+    names = tuple(jax.tree_util.keystr(path) or "result" for path, _ in with_path)
+    if out_types is None:
+        return [None] * len(names), names
+    wanted: list[NdSbp | None] = []
+    types = broadcast_types(out_types, out_shape, "out_types", spec)
+    for t, (_, leaf), name in zip(types, with_path, names, strict=True):
+        check_monoids(t or NdSbp(), leaf.dtype, f"output {name}")
+        wanted.append(even_boundary(t, leaf.shape, spec, f"output {name}")[0])
+    return wanted, names
