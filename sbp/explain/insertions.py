@@ -14,7 +14,8 @@ from sbp.explain.edits import alike, in_gradient, insert_pin
 from sbp.explain.names import Names
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import End, System, allowed
+from sbp.infer.constraints import System, allowed
+from sbp.infer.flow import End
 from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode

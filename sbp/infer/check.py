@@ -17,7 +17,8 @@ import z3
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.because import ReadBecause
-from sbp.infer.constraints import Constraint, Convert, End, System, Variable, constraints_of
+from sbp.infer.constraints import Constraint, Convert, System, Variable, constraints_of
+from sbp.infer.flow import End
 from sbp.infer.literals import POLICY_LITERAL, budget_literal, state_literal
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
@@ -462,7 +463,7 @@ def _conversions(system: System) -> int:
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
     """The state that a typing gives a variable on one mesh axis; None when it is none of its
     states."""
-    kind, key = variable.where
+    kind, key = variable.decision.place
     match kind:
         case "row":
             row = typing.rows[key]
@@ -478,8 +479,6 @@ def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, 
             code = typing.region_outputs[node_id, region][number][position]
         case "output":
             code = typing.outputs[key][position]
-        case _:
-            raise SbpInternalError(f"no decision is kept at {kind!r}")
     return next((s for s in variable.states if s[0] == code), None)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,16 +30,16 @@ from sbp.infer.because import (
     PolicyBecause,
     ReadBecause,
 )
+from sbp.infer.flow import Decision, End
 from sbp.infer.literals import POLICY_LITERAL, budget_literal, edge_literal, pin_literal
 from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.problem import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, row_sends
+from sbp.infer.rows import EMPTY, allowed_rows
 from sbp.infer.space import Code, TypeSpace
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
-from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import Entry, Exit, interface_of
+from sbp.trace.graph import Constant, Node
 from sbp.types import MONOIDS
 
 
@@ -65,19 +66,10 @@ class PinSite:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What is decided: one of `states`, each a tuple of codes; `where` says where a typing holds
-    the decision."""
+    """What is decided on one mesh axis: one of `states`, each a tuple of codes."""
 
-    where: tuple[Literal["row", "value", "read", "returned", "output"], Any]
+    decision: Decision
     states: tuple[tuple[Code, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """One code of a variable's state."""
-
-    variable: int
-    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +137,7 @@ class System:
     conversions: Conversions = field(repr=False)
     variables: tuple[Variable, ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
-    makers: dict[int, End] = field(repr=False)
+    makers: Mapping[int, End] = field(repr=False)
     native: Mapping[int, frozenset[str]] = field(repr=False)
 
 
@@ -269,63 +261,45 @@ def constraints_of(request: Request) -> tuple[System, ...]:
 
 
 class _Builder:
-    """Walks a program and writes down its system on one mesh axis."""
+    """Writes down the system of a program on one mesh axis: a variable for each decision, a
+    conversion for each edge."""
 
     def __init__(self, request: Request, sites: tuple[PinSite, ...], position: int) -> None:
         self.request, self.graph, self.mesh = request, request.graph, request.mesh
-        self.demand, self.native = request.demand, request.native
+        self.flow, self.native = request.flow, request.native
         self.position, self.n = position, self.mesh.sizes[position]
-        self.loops = 0
-        self.variables: list[Variable] = []
-        self.makers: dict[int, End] = {}
-        self.reads: list[tuple[Constraint, Operand, End, Rules, tuple[str, ...]]] = []
-        self.fixed: dict[str, list[End]] = {}
         self.sites = [s for s in sites if s.codes[position] is not None]
-        self.site_of = {node.id: s for s in self.sites for node in s.nodes}
+        self.annotations = {node.id: s for s in self.sites for node in s.nodes}
+        self.boundary_sites = {(s.source, s.position): s for s in self.sites}
         self.projections: dict[Any, tuple[tuple[Code, ...], ...]] = {}
 
     def system(self) -> System:
-        tied = dict(self.demand.tied)
-        inputs = {s.position: s for s in self.sites if s.source == "input"}
-        outputs = {s.position: s for s in self.sites if s.source == "output"}
-        for i, value in enumerate(self.graph.inputs):
-            end = self.variable(
-                ("value", value), self.boundary(self.graph.avals[value], inputs.get(i))
-            )
-            self.makers[value] = end
-            if i in inputs:
-                self.fixed.setdefault(inputs[i].name, []).append(end)
-        self.visit(self.graph)
-        for i, operand in enumerate(self.graph.outputs):
-            if i in tied and self.demand.outputs[i] is None:
-                end = self.makers[self.graph.inputs[tied[i]]]
-            else:
-                end = self.variable(
-                    ("output", i), self.boundary(self.graph.aval(operand), outputs.get(i))
-                )
-                if i in outputs:
-                    self.fixed.setdefault(outputs[i].name, []).append(end)
-            self.read(operand, end, None, i, free=True)
+        variables = tuple(Variable(d, self.states(d)) for d in self.flow.decisions)
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
             request=self.request,
             avals=self.graph.avals,
             conversions=Conversions(self.mesh, self.position),
-            variables=tuple(self.variables),
+            variables=variables,
             constraints=(*self.pins(), *self.conversions()),
-            makers=self.makers,
+            makers=self.flow.makers,
             native=self.native,
         )
 
     def pins(self) -> list[Constraint]:
         """The pins, then the policy, then the budgets."""
+        fixed: dict[str, list[End]] = defaultdict(list)
+        for number, decision in enumerate(self.flow.decisions):
+            site = self.site(decision)
+            if site is not None:
+                fixed[site.name].append(End(number))
         found: list[Constraint] = []
         for site in self.sites:
             code = site.codes[self.position]
             assert code is not None
             because = PinBecause(site.source, site.span, site.position, code)
-            ends = tuple(self.fixed.get(site.name, ()))
+            ends = tuple(fixed[site.name])
             found.append(
                 Constraint(
                     name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site
@@ -353,34 +327,60 @@ class _Builder:
         """The reads, each with its own freedom: what an annotation converts for itself is not there
         for the other readers."""
         found: list[Constraint] = []
-        for draft, operand, end, rules, unless in self.reads:
-            if isinstance(operand, Constant):
+        for edge in self.flow.edges:
+            if isinstance(edge.operand, Constant):
                 continue
-            convert = Convert(operand, self.makers[operand], end, rules, unless)
+            # A conversion point: while its pin holds, the operand may have any type; without the
+            # pin it is the identity.
+            site = self.annotations.get(edge.node.id) if edge.node else None
+            rules = self.request.rules(
+                edge.node,
+                value=edge.operand,
+                in_loop=edge.in_loop,
+                free=edge.free and site is None,
+            )
+            unless = (site.name,) if site else ()
+            maker = self.flow.makers[edge.operand]
             found.append(
                 Constraint(
                     name=edge_literal(len(found)),
-                    kind=draft.kind,
-                    because=draft.because,
-                    node=draft.node,
-                    operand=draft.operand,
-                    convert=convert,
+                    kind="region" if edge.node and edge.node.regions else "equation",
+                    because=ReadBecause(edge.node, edge.number, edge.entry, edge.exit),
+                    node=edge.node,
+                    operand=edge.number,
+                    convert=Convert(edge.operand, maker, edge.end, rules, unless),
                 )
             )
         return found
 
-    # ---- parts ----------------------------------------------------------------------------------
+    # ---- states ---------------------------------------------------------------------------------
 
-    def variable(
-        self, where: tuple[Any, Any], codes: tuple[Code, ...] | tuple[tuple[Code, ...], ...]
-    ) -> End:
-        states = tuple(c if isinstance(c, tuple) else (c,) for c in codes)
-        self.variables.append(Variable(where, states))
-        return End(len(self.variables) - 1)
+    def site(self, decision: Decision) -> PinSite | None:
+        """The pin that fixes a decision."""
+        if decision.kind == "annotation":
+            assert decision.node is not None
+            return self.annotations.get(decision.node.id)
+        return self.boundary_sites.get((decision.kind, decision.position))
 
-    def atoms(
-        self, aval: Any, monoids: frozenset[str] = EMPTY, pinned: Code = 0
-    ) -> tuple[Code, ...]:
+    def states(self, decision: Decision) -> tuple[tuple[Code, ...], ...]:
+        """What can be decided on this axis."""
+        if decision.kind == "row":
+            assert decision.node is not None
+            return self.projected(decision.node, decision.in_loop)
+        if decision.kind == "predicate":
+            return ((0,),)
+        site = self.site(decision)
+        pinned = (site.codes[self.position] if site else None) or 0
+        codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
+        if decision.kind in ("input", "output"):  # partial only where asked for
+            codes = self.atoms(decision.aval, EMPTY, pinned)
+            shape = decision.aval.shape
+            codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
+        if decision.sliced:
+            return tuple((c, c + 1 if c > 0 else c) for c in codes)
+        return tuple((c,) for c in codes)
+
+    def atoms(self, aval: Any, monoids: frozenset[str], pinned: Code) -> tuple[Code, ...]:
         """The codes a value may have on this axis: dims that are large enough, or pinned."""
         codes = [
             0,
@@ -389,204 +389,20 @@ class _Builder:
         codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
 
-    def boundary(self, aval: Any, site: PinSite | None) -> tuple[Code, ...]:
-        """Inputs and outputs: splits that divide, partial only where asked for."""
-        pinned = (site.codes[self.position] if site else None) or 0
-        return tuple(
-            c for c in self.atoms(aval, EMPTY, pinned) if c <= 0 or aval.shape[c - 1] % self.n == 0
-        )
-
-    def of(self, operand: Operand) -> frozenset[str]:
-        return self.native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
-
-    def read(
-        self,
-        operand: Operand,
-        end: End,
-        node: Node | None,
-        number: int,
-        *,
-        entry: Entry | None = None,
-        left_by: Exit | None = None,
-        free: bool = False,
-        unless: tuple[str, ...] = (),
-    ) -> None:
-        region = node is not None and bool(node.regions)
-        because = ReadBecause(node, number, entry, left_by)
-        draft = Constraint(
-            name="",
-            kind="region" if region else "equation",
-            because=because,
-            node=node,
-            operand=number,
-        )
-        rules = self.request.rules(node, in_loop=self.loops > 0, free=free, value=operand)
-        self.reads.append((draft, operand, end, rules, unless))
-
-    def visit(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            match node.op:
-                case "scan":
-                    self.scan(node)
-                case "while":
-                    self.loop(node)
-                case "cond":
-                    self.cond(node)
-                case "sbp_annotate":
-                    self.annotation(graph, node)
-                case "optimization_barrier":
-                    for i, (operand, value) in enumerate(
-                        zip(node.inputs, node.outputs, strict=True)
-                    ):
-                        self.makers[value] = self.held(value)
-                        self.read(
-                            operand,
-                            self.makers[value],
-                            node,
-                            i,
-                        )
-                case _:
-                    self.equation(graph, node)
-
-    def held(self, value: int, monoids: frozenset[str] | None = None) -> End:
-        """The variable of a value that no row makes."""
-        return self.variable(
-            ("value", value),
-            self.atoms(self.graph.avals[value], self.of(value) if monoids is None else monoids),
-        )
-
-    def equation(self, graph: Graph, node: Node) -> None:
+    def projected(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
+        """What the rows of a node say on this axis."""
         rows = self.request.table.rows(
             node,
-            [graph.aval(o) for o in node.inputs],
-            [graph.avals[o] for o in node.outputs],
-            tuple(self.of(o) for o in node.inputs),
+            [self.graph.aval(o) for o in node.inputs],
+            [self.graph.avals[o] for o in node.outputs],
+            tuple(self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs),
         )
-        rules = self.request.rules(node, in_loop=self.loops > 0)
+        rules = self.request.rules(node, in_loop=in_loop)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:
             k = self.position
-            if not rules.unlimited:
-                rows = tuple(
-                    r
-                    for r in rows
-                    if rules.allows_kernel(r.kernels)
-                    and rules.allows_sent(row_sends(graph, node, r, self.mesh))
-                )
+            allowed = allowed_rows(self.graph, node, rows, rules, self.mesh)
             self.projections[key] = tuple(
-                dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in rows)
+                dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in allowed)
             )
-        row = self.variable(("row", node.id), self.projections[key])
-        for i, operand in enumerate(node.inputs):
-            self.read(operand, End(row.variable, i), node, i)
-        for i, value in enumerate(node.outputs):
-            self.makers[value] = End(row.variable, len(node.inputs) + i)
-
-    def annotation(self, graph: Graph, node: Node) -> None:
-        """A conversion point: while its pin holds, the operand may have any type; without the pin
-        it is the identity."""
-        site = self.site_of.get(node.id)
-        (value,) = node.outputs
-        pinned = (site.codes[self.position] if site else None) or 0
-        end = self.variable(
-            ("value", value), self.atoms(graph.avals[value], self.of(value), pinned)
-        )
-        self.makers[value] = end
-        if site:
-            self.fixed.setdefault(site.name, []).append(end)
-        self.read(
-            node.inputs[0],
-            end,
-            node,
-            0,
-            free=site is None,
-            unless=(site.name,) if site else (),
-        )
-
-    # ---- regions --------------------------------------------------------------------------------
-
-    def scan(self, node: Node) -> None:
-        (body,) = node.regions
-        consts, carry = node.params["num_consts"], node.params["num_carry"]
-        edges = interface_of(node)
-        for i, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
-            if i < consts + carry:
-                self.makers[value] = self.held(value)
-                self.read(
-                    operand,
-                    self.makers[value],
-                    node,
-                    i,
-                    entry=edges.entries[i],
-                )
-            else:
-                end = self.variable(
-                    ("value", value), _stacked(self.atoms(self.graph.avals[value], self.of(value)))
-                )
-                self.makers[value] = end
-                self.read(operand, End(end.variable, 1), node, i, entry=edges.entries[i])
-            if consts <= i < consts + carry:
-                self.makers[node.outputs[i - consts]] = self.makers[value]
-        self.loops += 1
-        self.visit(body)
-        for i, operand in enumerate(body.outputs):
-            if i < carry:
-                self.read(
-                    operand, self.makers[body.inputs[consts + i]], node, i, left_by=edges.exits[i]
-                )
-            else:
-                states = _stacked(self.atoms(body.aval(operand), self.of(operand)))
-                end = self.variable(("returned", (node.id, 0, i)), states)
-                self.makers[node.outputs[i]] = End(end.variable, 1)
-                self.read(operand, end, node, i, left_by=edges.exits[i])
-        self.loops -= 1
-
-    def loop(self, node: Node) -> None:
-        cond, body = node.regions
-        c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-        edges = interface_of(node)
-        for i, (operand, value) in enumerate(
-            zip(node.inputs[: c + b], (*cond.inputs[:c], *body.inputs[:b]), strict=True)
-        ):
-            self.makers[value] = self.held(value, EMPTY if i < c else None)
-            self.read(operand, self.makers[value], node, i, entry=edges.entries[i])
-        carried = zip(
-            node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True
-        )
-        for i, (operand, value, seen, result) in enumerate(carried):
-            end = self.held(value)
-            self.makers.update({value: end, seen: end, result: end})
-            self.read(operand, end, node, c + b + i, entry=edges.entries[c + b + i])
-        self.loops += 1
-        self.visit(cond)
-        self.visit(body)
-        predicate = self.variable(("returned", (node.id, 0, 0)), (0,))
-        self.read(cond.outputs[0], predicate, node, 0, left_by=edges.exits[0])
-        for i, operand in enumerate(body.outputs):
-            self.read(
-                operand, self.makers[body.inputs[b + i]], node, i, left_by=edges.leaving(1)[i]
-            )
-        self.loops -= 1
-
-    def cond(self, node: Node) -> None:
-        index, *operands = node.inputs
-        edges = interface_of(node)
-        self.read(
-            index, self.variable(("read", (node.id, 0)), (0,)), node, 0, entry=edges.entries[0]
-        )
-        for i, operand in enumerate(operands):
-            value = node.regions[0].inputs[i]
-            end = self.held(value, EMPTY.union(*(self.of(r.inputs[i]) for r in node.regions)))
-            self.makers.update({r.inputs[i]: end for r in node.regions})
-            self.read(operand, end, node, i + 1, entry=edges.entries[i + 1])
-        ends = [self.held(value) for value in node.outputs]
-        self.makers.update(zip(node.outputs, ends, strict=True))
-        for number, region in enumerate(node.regions):
-            self.visit(region)
-            for i, (operand, end) in enumerate(zip(region.outputs, ends, strict=True)):
-                self.read(operand, end, node, i, left_by=edges.leaving(number)[i])
-
-
-def _stacked(codes: tuple[Code, ...]) -> tuple[tuple[Code, Code], ...]:
-    """States of a scanned or stacked value: the code of one slice, and of the whole."""
-    return tuple((c, c + 1 if c > 0 else c) for c in codes)
+        return self.projections[key]

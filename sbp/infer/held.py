@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -63,16 +63,14 @@ def choose_held(
 
 def _end(problem: Problem, hold: Hold) -> tuple[int, tuple[Codes, ...]]:
     """The variable of an end, and the end's type in each of its states."""
-    end: Any
+    flow = problem.flow
     match hold.end:
         case "operand":
             node, number = hold.at
-            if node in problem.barriers:
-                return problem.barriers[node][number]
-            variable, rows = problem.node_rows[node]
-            return variable, tuple(r.ins[number] for r in rows)
+            end = flow.operands()[node][number].end
         case "made":
-            end = problem.makers[hold.at[0]]
+            end = flow.makers[hold.at[0]]
         case "returned":
-            end = problem.returned[hold.at[0], hold.at[1]][hold.at[2]]
-    return end.variable, end.codes
+            node, region, number = hold.at
+            end = flow.returned()[node, region][number].end
+    return end.variable, problem.codes(end)

@@ -9,7 +9,6 @@ optimum over all iterations and loop-invariant boxing moves out of the loop by i
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,17 +22,18 @@ from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import float32_sums
 from sbp.infer.cost import row_seconds, undominated
+from sbp.infer.flow import Decision, Edge, End, Flow
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, NdRow, row_sends
+from sbp.infer.rows import EMPTY, NdRow, allowed_rows
 from sbp.infer.space import Codes, TypeSpace, from_type, is_even, stack
 from sbp.infer.typing import Typing
 from sbp.limits import POLICIES
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
-from sbp.trace.graph import Constant, Graph, Node
-from sbp.trace.regions import WHILE_TRIPS
+from sbp.trace.graph import Graph, Node
+from sbp.trace.numbering import SAME
 from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
@@ -42,8 +42,8 @@ DEFERRAL = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a value: who makes or reads it, and which conversions a reader allows. Codes has
-    one type per state of the variable."""
+    """An end with its type in each state of its variable, how often a value is made or read there,
+    and the conversions that a reader allows."""
 
     variable: int
     codes: tuple[Codes, ...]
@@ -73,17 +73,11 @@ class Problem:
     _float32: frozenset[int] = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
     native: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    makers: dict[int, _End] = field(default_factory=dict)
-    readers: dict[int, list[_End]] = field(default_factory=lambda: defaultdict(list))
-    node_rows: dict[int, tuple[int, tuple[NdRow, ...]]] = field(default_factory=dict)
-    barriers: dict[int, list[tuple[int, tuple[Codes, ...]]]] = field(default_factory=dict)
-    returned: dict[tuple[int, int], list[_End | None]] = field(default_factory=dict)
-    program_outputs: list[_End | None] = field(default_factory=list)
-    typed: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
+    rows: dict[int, tuple[NdRow, ...]] = field(default_factory=dict)
+    types: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
     charged: dict[int, np.ndarray] = field(default_factory=dict)
     waived: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
     _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
-    _loops: int = 0
 
     @property
     def graph(self) -> Graph:
@@ -95,17 +89,39 @@ class Problem:
         """The mesh."""
         return self.request.mesh
 
+    @property
+    def flow(self) -> Flow:
+        """The program's decisions and edges."""
+        return self.request.flow
+
     def build(self) -> None:
-        """Fills `costs`."""
+        """Fills `costs`: a variable for each decision, by its number, then the boxing between
+        them."""
         self.native = self.request.native
         self._float32 = float32_sums(self.graph, self.request.reduce_dtype, self._carried)
-        for value, wanted in zip(self.graph.inputs, self.request.demand.inputs, strict=True):
-            types = self._boundary_types(self.graph.avals[value], wanted)
-            self.makers[value] = self._value_end(value, types, price=True)
-        self._visit(self.graph, 1.0)
-        self._bind_outputs()
-        self._price_held()
-        self._connect()
+        for number, decision in enumerate(self.flow.decisions):
+            if decision.kind == "row":
+                assert decision.node is not None
+                self.rows[number], seconds = self._priced_rows(decision.node, decision.in_loop)
+                self.costs.variable(decision.weight * seconds)
+            else:
+                types = self.types[number] = self._types(decision)
+                self.costs.variable(np.zeros(len(types)))
+                if decision.kind in ("input", "output"):
+                    self._charge(number, types, decision.aval, EMPTY)
+        makers = {
+            v: _End(e.variable, self.codes(e), self.flow.weights[v])
+            for v, e in self.flow.makers.items()
+        }
+        readers: dict[int, list[_End]] = defaultdict(list)
+        for edge in self.flow.edges:
+            if isinstance(edge.operand, int):
+                end = _End(
+                    edge.end.variable, self.codes(edge.end), edge.weight, self._allowed(edge)
+                )
+                readers[edge.operand].append(end)
+        self._price_held(makers, readers)
+        self._connect(makers, readers)
 
     # ---- ends -----------------------------------------------------------------------------------
 
@@ -144,101 +160,102 @@ class Problem:
             )
         )
 
-    def _value_end(
-        self, value: int, types: tuple[Codes, ...], *, price: bool = False, weight: float = 1.0
-    ) -> _End:
-        end = _End(self._typed_variable(types), types, weight)
-        if price:
-            self._charge(end, self.graph.avals[value], EMPTY)
-        return end
+    def codes(self, end: End) -> tuple[Codes, ...]:
+        """The type of an end in each state of its variable."""
+        rows = self.rows.get(end.variable)
+        if rows is not None:
+            return tuple(r.at(end.column) for r in rows)
+        types = self.types[end.variable]
+        return tuple(stack(t) for t in types) if end.column else types
 
-    def _charge(self, end: _End, aval: Any, monoids: frozenset[str], *, share: int = 1) -> None:
+    def _types(self, decision: Decision) -> tuple[Codes, ...]:
+        """The types that a value may have which no row makes."""
+        position, monoids = decision.position, decision.monoids(self.native)
+        match decision.kind:
+            case "input":
+                return self._boundary_types(decision.aval, self.request.demand.inputs[position])
+            case "output":
+                return self._boundary_types(decision.aval, self.request.demand.outputs[position])
+            case "predicate":
+                return ((0,) * len(self.mesh.sizes),)
+            case "annotation":
+                assert decision.node is not None
+                pin: Pin | None = decision.node.params["pin"]
+                if pin is not None:
+                    return self._pinned_types(decision.aval, pinned_codes(pin, self.mesh), monoids)
+            case _:
+                pass
+        return tuple(self._space(decision.aval, monoids).types)
+
+    def _pinned_types(
+        self, aval: Any, wanted: tuple[int | None, ...], monoids: frozenset[str]
+    ) -> tuple[Codes, ...]:
+        """The types that a pin leaves."""
+        filled = tuple(0 if c is None else c for c in wanted)
+        return tuple(
+            t
+            for t in self._space(aval, monoids, (filled,)).types
+            if all(w is None or w == c for w, c in zip(wanted, t, strict=True))
+        )
+
+    def _allowed(self, edge: Edge) -> Rules:
+        """What may be converted for a reader."""
+        return self.request.rules(
+            edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
+        )
+
+    def _charge(
+        self,
+        variable: int,
+        types: tuple[Codes, ...],
+        aval: Any,
+        monoids: frozenset[str],
+        *,
+        share: int = 1,
+    ) -> None:
         """Charges what an end holds on a device; of `share` ends that hold it together, one's
         part."""
-        if self.byte_price and end.codes:
-            space = self._space(aval, monoids, sorted(set(end.codes)))
+        if self.byte_price and types:
+            space = self._space(aval, monoids, sorted(set(types)))
             costs = (
                 self.byte_price
                 / share
-                * np.array([space.local_bytes[space.index[t]] for t in end.codes])
+                * np.array([space.local_bytes[space.index[t]] for t in types])
             )
-            self.costs.add_unary(end.variable, costs)
-            self.charged[end.variable] = self.charged.get(end.variable, 0.0) + costs
-
-    def _typed_variable(self, types: tuple[Codes, ...]) -> int:
-        """A variable whose states are types."""
-        variable = self.costs.variable(np.zeros(len(types)))
-        self.typed[variable] = types
-        return variable
-
-    def _free_end(self, value_aval: Any, monoids: frozenset[str]) -> tuple[int, tuple[Codes, ...]]:
-        types = tuple(self._space(value_aval, monoids).types)
-        return self._typed_variable(types), types
-
-    def _read(self, operand: Any, end: _End) -> None:
-        if isinstance(operand, Constant):
-            return
-        if operand in self.request.late and end.rules is not None:
-            late = self.request.rules(None, value=operand, in_loop=self._loops > 0)
-            end = dataclasses.replace(end, rules=Rules(end.rules.policies, late.bans))
-        self.readers[operand].append(end)
-
-    def _fixed(self, codes: Codes, weight: float, rules: Rules) -> _End:
-        return _End(self._typed_variable((codes,)), (codes,), weight, rules)
-
-    def _rules(self, node: Node | None, *, free: bool = False) -> Rules:
-        """What may be converted for a reader that is visited now."""
-        return self.request.rules(node, in_loop=self._loops > 0, free=free)
-
-    # ---- nodes ----------------------------------------------------------------------------------
-
-    def _visit(self, graph: Graph, weight: float) -> None:
-        for node in graph.nodes:
-            match node.op:
-                case "scan":
-                    self._scan(node, weight)
-                case "while":
-                    self._while(node, weight)
-                case "cond":
-                    self._cond(node, weight)
-                case "sbp_annotate":
-                    self._annotation(graph, node, weight)
-                case "optimization_barrier":
-                    self._barrier(graph, node, weight)
-                case _:
-                    self._node(graph, node, weight)
+            self.costs.add_unary(variable, costs)
+            self.charged[variable] = self.charged.get(variable, 0.0) + costs
 
     def _carried(self, node: Node) -> Iterator[int]:
         """The operands of a node whose parts of a sum some row of it hands on."""
-        if node.op in ("sbp_annotate", "optimization_barrier"):
+        if node.op in SAME:
             yield from range(len(node.inputs))
             return
-        given = tuple(
-            self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
-        )
-        ins = tuple(self.graph.aval(o) for o in node.inputs)
-        outs = tuple(self.graph.avals[o] for o in node.outputs)
-        rows = self.request.table.rows(node, ins, outs, given)
-        yield from (k for k in range(len(ins)) if any(c < 0 for row in rows for c in row.ins[k]))
+        rows = self._rows(node)
+        for k in range(len(node.inputs)):
+            if any(c < 0 for row in rows for c in row.ins[k]):
+                yield k
 
-    def _node(self, graph: Graph, node: Node, weight: float) -> None:
-        native = tuple(
-            self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def _rows(self, node: Node) -> tuple[NdRow, ...]:
+        """The rows of a node, whatever its rules allow."""
+        return self.request.table.rows(
+            node,
+            tuple(self.graph.aval(o) for o in node.inputs),
+            tuple(self.graph.avals[o] for o in node.outputs),
+            tuple(self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs),
         )
-        ins = tuple(graph.aval(o) for o in node.inputs)
-        outs = tuple(graph.avals[o] for o in node.outputs)
-        rows, rules = self.request.table.rows(node, ins, outs, native), self._rules(node)
+
+    def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
+        """The rows of a node that its rules allow, less those that others replace at no more cost,
+        with the seconds of each."""
+        graph, every = self.graph, self._rows(node)
+        rules = self.request.rules(node, in_loop=in_loop)
+        avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
         float32 = tuple(o in self._float32 for o in (*node.inputs, *node.outputs))
-        key = id(rows), node.op, rules, float32
+        key = id(every), node.op, rules, float32
         if key not in self._row_costs:
-            every = rows
-            if not rules.unlimited:
-                rows = tuple(
-                    r
-                    for r in rows
-                    if rules.allows_kernel(r.kernels)
-                    and rules.allows_sent(row_sends(graph, node, r, self.mesh))
-                )
+            rows = allowed_rows(graph, node, every, rules, self.mesh)
             # Among equals, reductions wait: a row that carries a partial on is ahead by less than
             # any real cost.
             carries = np.array(
@@ -252,197 +269,37 @@ class Problem:
                 - DEFERRAL * carries
             )
             kept = undominated(
-                rows, seconds, (*ins, *outs), float32, self.request.spaces, self.request.strictest
+                rows, seconds, avals, float32, self.request.spaces, self.request.strictest
             )
+            # `every` is kept alive, for its id.
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
                 seconds[kept],
                 every,
-            )  # kept alive for its id
-        rows, seconds, _ = self._row_costs[key]
-        variable = self.costs.variable(weight * seconds)
-        self.node_rows[node.id] = (variable, rows)
-        for i, operand in enumerate(node.inputs):
-            self._read(operand, _End(variable, tuple(r.ins[i] for r in rows), weight, rules))
-        for i, value in enumerate(node.outputs):
-            self.makers[value] = _End(variable, tuple(r.outs[i] for r in rows), weight)
-
-    def _annotation(self, graph: Graph, node: Node, weight: float) -> None:
-        aval = graph.avals[node.outputs[0]]
-        pin: Pin | None = node.params["pin"]
-        native = self.native.get(node.outputs[0], EMPTY)
-        if pin is None:
-            types = tuple(self._space(aval, native).types)
-        else:
-            wanted = pinned_codes(pin, self.mesh)
-            filled = tuple(0 if c is None else c for c in wanted)
-            space = self._space(aval, native, (filled,))
-            types = tuple(
-                t
-                for t in space.types
-                if all(w is None or w == c for w, c in zip(wanted, t, strict=True))
             )
-        rows = tuple(NdRow((t,), (t,)) for t in types)
-        variable = self.costs.variable(np.zeros(len(rows)))
-        self.node_rows[node.id] = (variable, rows)
-        self._read(node.inputs[0], _End(variable, types, weight, self._rules(node, free=True)))
-        self.makers[node.outputs[0]] = _End(variable, types, weight)
+        return self._row_costs[key][:2]
 
-    def _barrier(self, graph: Graph, node: Node, weight: float) -> None:
-        pairs = []
-        for operand, value in zip(node.inputs, node.outputs, strict=True):
-            variable, types = self._free_end(graph.avals[value], self.native.get(value, EMPTY))
-            self._read(operand, _End(variable, types, weight, self._rules(node)))
-            self.makers[value] = _End(variable, types, weight)
-            pairs.append((variable, types))
-        self.barriers[node.id] = pairs
+    # ---- conversions ----------------------------------------------------------------------------
 
-    # ---- regions --------------------------------------------------------------------------------
-
-    def _scan(self, node: Node, weight: float) -> None:
-        (body,) = node.regions
-        consts, carry = node.params["num_consts"], node.params["num_carry"]
-        inner = weight * max(1, int(node.params["length"]))
-        for position, (operand, value) in enumerate(zip(node.inputs, body.inputs, strict=True)):
-            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
-            self.makers[value] = _End(variable, types, inner)
-            stacked = position >= consts + carry
-            outer = tuple(stack(t) for t in types) if stacked else types
-            self._read(operand, _End(variable, outer, weight, self._rules(node)))
-            if consts <= position < consts + carry:
-                self.makers[node.outputs[position - consts]] = _End(variable, types, weight)
-        self._loops += 1
-        self._visit(body, inner)
-        rules = self._rules(node)
-        ends: list[_End | None] = []
-        for position, operand in enumerate(body.outputs):
-            if position < carry:
-                entry = self.makers[body.inputs[consts + position]]
-                end = _End(entry.variable, entry.codes, inner, rules)
-            else:
-                value = node.outputs[position]
-                native = self.native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
-                variable, types = self._free_end(body.aval(operand), native)
-                end = _End(variable, types, inner, rules)
-                self.makers[value] = _End(variable, tuple(stack(t) for t in types), weight)
-            self._read(operand, end)
-            ends.append(end)
-        self._loops -= 1
-        self.returned[node.id, 0] = ends
-
-    def _while(self, node: Node, weight: float) -> None:
-        cond, body = node.regions
-        c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-        inner = weight * WHILE_TRIPS
-        for operand, value in zip(node.inputs[:c], cond.inputs[:c], strict=True):
-            variable, types = self._free_end(self.graph.avals[value], EMPTY)
-            self.makers[value] = _End(variable, types, inner)
-            self._read(operand, _End(variable, types, weight, self._rules(node)))
-        for operand, value in zip(node.inputs[c : c + b], body.inputs[:b], strict=True):
-            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
-            self.makers[value] = _End(variable, types, inner)
-            self._read(operand, _End(variable, types, weight, self._rules(node)))
-        carried = zip(
-            node.inputs[c + b :], body.inputs[b:], cond.inputs[c:], node.outputs, strict=True
-        )
-        for operand, value, seen, result in carried:
-            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
-            self.makers[value] = _End(variable, types, inner)
-            self.makers[seen] = _End(variable, types, inner)
-            self.makers[result] = _End(variable, types, weight)
-            self._read(operand, _End(variable, types, weight, self._rules(node)))
-        self._loops += 1
-        self._visit(cond, inner)
-        self._visit(body, inner)
-        rules = self._rules(node)
-        predicate = self._fixed((0,) * len(self.mesh.sizes), inner, rules)
-        self._read(cond.outputs[0], predicate)
-        self.returned[node.id, 0] = [predicate]
-        ends: list[_End | None] = []
-        for position, operand in enumerate(body.outputs):
-            entry = self.makers[body.inputs[b + position]]
-            end = _End(entry.variable, entry.codes, inner, rules)
-            self._read(operand, end)
-            ends.append(end)
-        self._loops -= 1
-        self.returned[node.id, 1] = ends
-
-    def _cond(self, node: Node, weight: float) -> None:
-        index, *operands = node.inputs
-        rules = self._rules(node)
-        self._read(index, self._fixed((0,) * len(self.mesh.sizes), weight, rules))
-        inner = weight / len(node.regions)
-        for position, operand in enumerate(operands):
-            native = EMPTY.union(
-                *(self.native.get(r.inputs[position], EMPTY) for r in node.regions)
-            )
-            variable, types = self._free_end(
-                self.graph.avals[node.regions[0].inputs[position]], native
-            )
-            for region in node.regions:
-                self.makers[region.inputs[position]] = _End(variable, types, inner)
-            self._read(operand, _End(variable, types, weight, rules))
-        ends: list[_End | None] = []
-        for value in node.outputs:
-            variable, types = self._free_end(self.graph.avals[value], self.native.get(value, EMPTY))
-            self.makers[value] = _End(variable, types, weight)
-            ends.append(_End(variable, types, inner, rules))
-        for number, region in enumerate(node.regions):
-            self._visit(region, inner)
-            for operand, end in zip(region.outputs, ends, strict=True):
-                if end is not None:
-                    self._read(operand, end)
-            self.returned[node.id, number] = ends
-
-    # ---- boundary and edges ---------------------------------------------------------------------
-
-    def _bind_outputs(self) -> None:
-        tied, rules = dict(self.request.demand.tied), self._rules(None, free=True)
-        for position, (operand, wanted) in enumerate(
-            zip(self.graph.outputs, self.request.demand.outputs, strict=True)
-        ):
-            if position in tied and wanted is None:
-                entry = self.makers[self.graph.inputs[tied[position]]]
-                end = _End(entry.variable, entry.codes, 1.0, rules)
-            else:
-                aval = self.graph.aval(operand)
-                types = self._boundary_types(aval, wanted)
-                end = _End(self._typed_variable(types), types, 1.0, rules)
-                self._charge(end, aval, EMPTY)
-            self._read(operand, end)
-            self.program_outputs.append(end)
-
-    def _price_held(self) -> None:
+    def _price_held(self, makers: dict[int, _End], readers: dict[int, list[_End]]) -> None:
         """Charges what is live at the fullest moment: a value as it is made, or as its readers take
         it."""
         for value, converted in sorted(self.held):
-            maker, readers = self.makers.get(value), self.readers.get(value, [])
-            for end in readers if converted else (maker,) if maker is not None else ():
+            maker, reads = makers.get(value), readers.get(value, [])
+            for end in reads if converted else (maker,) if maker is not None else ():
                 self._charge(
-                    end,
+                    end.variable,
+                    end.codes,
                     self.graph.avals[value],
                     self.native.get(value, EMPTY),
-                    share=len(readers) if converted else 1,
+                    share=len(reads) if converted else 1,
                 )
 
-    def _connect(self) -> None:
-        matrices: dict[Any, np.ndarray] = {}
-
-        def boxing(
-            space: TypeSpace,
-            source: tuple[Codes, ...],
-            target: tuple[Codes, ...],
-            rules: Rules | None,
-        ) -> np.ndarray:
-            key = (id(space), source, target, rules)
-            if key not in matrices:
-                rows = np.array([space.index[t] for t in source], dtype=int)
-                columns = np.array([space.index[t] for t in target], dtype=int)
-                matrices[key] = space.seconds(rules)[np.ix_(rows, columns)]
-            return matrices[key]
-
-        for value, ends in self.readers.items():
-            maker = self.makers.get(value)
+    def _connect(self, makers: dict[int, _End], readers: dict[int, list[_End]]) -> None:
+        """Charges boxing between the maker of each value and its readers."""
+        boxing = _Boxing()
+        for value, ends in readers.items():
+            maker = makers.get(value)
             if maker is None:
                 raise SbpInternalError(f"value {value} is read but not made")
             aval = self.graph.avals[value]
@@ -451,39 +308,48 @@ class Problem:
             if self.request.budgets:
                 monoids = detour(aval.dtype, monoids)
             space = self._space(aval, monoids, sorted(every), value in self._float32)
-            groups: dict[Rules | None, list[_End]] = defaultdict(list)
-            for end in ends:
-                groups[end.rules].append(end)
             if len(ends) == 1:
                 (end,) = ends
-                costs = min(maker.weight, end.weight) * boxing(
-                    space, maker.codes, end.codes, end.rules
-                )
+                costs = boxing.seconds(space, maker, end, end.rules)
                 self._convert(value, space, maker, end, costs)
-                continue
-            shared = tuple(t for t in space.types if t in every)
-            copies: list[_End] = []
-            for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
-                # What was converted under strict rules is there for readers that allow more; not
-                # the other way round.
-                within = (
-                    copy
-                    for copy in reversed(copies)
-                    if copy.rules is not None and (rules is None or copy.rules.within(rules))
+            else:
+                shared = tuple(t for t in space.types if t in every)
+                self._share(value, space, maker, ends, shared, boxing)
+
+    def _share(
+        self,
+        value: int,
+        space: TypeSpace,
+        maker: _End,
+        ends: list[_End],
+        shared: tuple[Codes, ...],
+        boxing: _Boxing,
+    ) -> None:
+        """A value with several readers is brought into a type once for all readers under the same
+        rules."""
+        groups: dict[Rules | None, list[_End]] = defaultdict(list)
+        for end in ends:
+            groups[end.rules].append(end)
+        copies: list[_End] = []
+        for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
+            # What was converted under strict rules is there for readers that allow more; not the
+            # other way round.
+            within = (
+                copy
+                for copy in reversed(copies)
+                if copy.rules is not None and (rules is None or copy.rules.within(rules))
+            )
+            source = next(within, maker)
+            variable = self.costs.variable(np.zeros(len(shared)))
+            self.types[variable] = shared
+            copy = _End(variable, shared, maker.weight, rules)
+            copies.append(copy)
+            self._convert(value, space, source, copy, boxing.seconds(space, source, copy, rules))
+            for end in group:
+                costs = min(maker.weight, end.weight) * boxing.matrix(
+                    space, shared, end.codes, rules
                 )
-                source = next(within, maker)
-                copy = _End(self._typed_variable(shared), shared, maker.weight, rules)
-                copies.append(copy)
-                self._convert(
-                    value,
-                    space,
-                    source,
-                    copy,
-                    maker.weight * boxing(space, source.codes, shared, rules),
-                )
-                for end in group:
-                    costs = min(maker.weight, end.weight) * boxing(space, shared, end.codes, rules)
-                    self._convert(value, space, copy, end, costs)
+                self._convert(value, space, copy, end, costs)
 
     def _convert(
         self, value: int, space: TypeSpace, source: _End, end: _End, costs: np.ndarray
@@ -520,26 +386,10 @@ class Problem:
         waived = sum(
             float(costs[states[source], states[end]]) for source, end, costs in self.waived
         )
-        values = {v: e.codes[states[e.variable]] for v, e in self.makers.items()}
-        rows = {n: found[states[variable]] for n, (variable, found) in self.node_rows.items()}
-        for node_id, pairs in self.barriers.items():
-            types = tuple(types[states[variable]] for variable, types in pairs)
-            rows[node_id] = NdRow(types, types)
-        returned = {
-            key: tuple(e.codes[states[e.variable]] for e in ends if e is not None)
-            for key, ends in self.returned.items()
-        }
-        for node in self.graph.walk():
-            if node.regions:
-                rows[node.id] = _region_row(node, values)
-        outputs = tuple(e.codes[states[e.variable]] for e in self.program_outputs if e is not None)
         return Typing(
             request=self.request,
             graph=self.graph,
-            values=values,
-            rows=rows,
-            region_outputs=returned,
-            outputs=outputs,
+            **self._typed(states),
             float32=self._float32,
             # Without what was charged for memory: no typing that holds as little is cheaper than
             # this bound.
@@ -547,13 +397,43 @@ class Problem:
             lower_bound=solution.lower_bound - charged,
         )
 
+    def _typed(self, states: Sequence[int]) -> dict[str, Any]:
+        """The parts of a typing that the states of the decisions say."""
+
+        def at(end: End) -> Codes:
+            rows, state = self.rows.get(end.variable), states[end.variable]
+            if rows is not None:
+                return rows[state].at(end.column)
+            chosen = self.types[end.variable][state]
+            return stack(chosen) if end.column else chosen
+
+        values = {value: at(end) for value, end in self.flow.makers.items()}
+        rows = {
+            d.node.id: self.rows[number][states[number]]
+            for number, d in enumerate(self.flow.decisions)
+            if d.kind == "row" and d.node is not None
+        }
+        operands = self.flow.operands()
+        for node in self.graph.walk():
+            if node.id not in rows:
+                ins = tuple(at(operands[node.id][i].end) for i in range(len(node.inputs)))
+                rows[node.id] = NdRow(ins, tuple(values[v] for v in node.outputs))
+        return {
+            "values": values,
+            "rows": rows,
+            "region_outputs": {
+                key: tuple(at(e.end) for e in edges) for key, edges in self.flow.returned().items()
+            },
+            "outputs": tuple(at(e.end) for e in self.flow.edges if e.kind == "output"),
+        }
+
     def _profiles(self) -> list[np.ndarray]:
         """For each variable an array [state, axis] that tells apart what a state says on an axis; 0
         is all B."""
         profiles = [np.zeros((len(u), len(self.mesh.sizes)), dtype=int) for u in self.costs.unary]
-        for variable, rows in self.node_rows.values():
+        for variable, rows in self.rows.items():
             profiles[variable] = _profile([(*r.ins, *r.outs) for r in rows], len(self.mesh.sizes))
-        for variable, types in self.typed.items():
+        for variable, types in self.types.items():
             profiles[variable] = _profile([(t,) for t in types], len(self.mesh.sizes))
         return profiles
 
@@ -568,26 +448,35 @@ def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
     return out
 
 
-def _region_row(node: Node, values: dict[int, Codes]) -> NdRow:
-    outs = tuple(values[v] for v in node.outputs)
-    match node.op:
-        case "scan":
-            (body,) = node.regions
-            stacked = node.params["num_consts"] + node.params["num_carry"]
-            ins = tuple(
-                values[v] if i < stacked else stack(values[v]) for i, v in enumerate(body.inputs)
-            )
-        case "while":
-            cond, body = node.regions
-            ins = tuple(
-                values[v] for v in (*cond.inputs[: node.params["cond_nconsts"]], *body.inputs)
-            )
-        case "cond":
-            zero = (0,) * len(outs[0]) if outs else (0,) * len(next(iter(values.values())))
-            ins = (zero, *(values[v] for v in node.regions[0].inputs))
-        case _:
-            raise SbpInternalError(f"no region row for {node.op}")
-    return NdRow(ins, outs)
+class _Boxing:
+    """Seconds of conversions between the states of two ends, found once for equal ends."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, np.ndarray] = {}
+
+    def matrix(
+        self,
+        space: TypeSpace,
+        source: tuple[Codes, ...],
+        target: tuple[Codes, ...],
+        rules: Rules | None,
+    ) -> np.ndarray:
+        """Seconds of one conversion, for each state of the source and of the target."""
+        key = (id(space), source, target, rules)
+        if key not in self._found:
+            rows = np.array([space.index[t] for t in source], dtype=int)
+            columns = np.array([space.index[t] for t in target], dtype=int)
+            self._found[key] = space.seconds(rules)[np.ix_(rows, columns)]
+        return self._found[key]
+
+    def seconds(
+        self, space: TypeSpace, source: _End, target: _End, rules: Rules | None
+    ) -> np.ndarray:
+        """The same for one run of the program: a conversion runs as often as its less frequent
+        end."""
+        return min(source.weight, target.weight) * self.matrix(
+            space, source.codes, target.codes, rules
+        )
 
 
 def _strictness(rules: Rules | None) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sbp.infer.flow import Flow, flow_of
+from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
-from sbp.infer.rows import RowTable, native_partials
+from sbp.infer.rows import RowTable
 from sbp.infer.space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
@@ -31,6 +33,11 @@ class Demand:
     inputs: tuple[tuple[int | None, ...] | None, ...]
     outputs: tuple[tuple[int | None, ...] | None, ...]
     tied: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ties(self) -> dict[int, int]:
+        """For each output without a type of its own that has the type of an input, the input."""
+        return {output: i for output, i in self.tied if self.outputs[output] is None}
 
     def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
         """The monoids of the program's inputs that are pinned partial."""
@@ -132,9 +139,14 @@ class Request:
         return self.caches.spaces(self.mesh)
 
     @functools.cached_property
+    def flow(self) -> Flow:
+        """The program's decisions and the edges between them."""
+        return flow_of(self.graph, self.demand.ties)
+
+    @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:
         """For each value of the program, the monoids under which some row yields it partial."""
-        return native_partials(self.graph, self.table, self.demand.partial_inputs(self.graph))
+        return native_partials(self.flow, self.table, self.demand.partial_inputs(self.graph))
 
     # ---- policies and budgets -------------------------------------------------------------------
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.annotations import Pin
 from sbp.errors import SbpError, warn
+from sbp.infer.policy import Rules
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
@@ -32,6 +32,11 @@ class NdRow:
     ins: tuple[Codes, ...]
     outs: tuple[Codes, ...]
     kernels: tuple[str, ...] = ()
+
+    def at(self, column: int) -> Codes:
+        """The type of an operand, or of a result: those are counted after the operands."""
+        count = len(self.ins)
+        return self.ins[column] if column < count else self.outs[column - count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ class RowTable:
             return
         for b in self._branches(operation, node, ins, outs, len(kernels)):
             # An operand goes round one axis at most; over others it is gathered before.
-            if _worth(b.ins, native) and not (b.goes_round and b.kernel in kernels):
+            if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 done = (*done_ins, b.ins), (*done_outs, b.outs), (*kernels, b.kernel)
                 self._extend(operation, node, b.inner_ins, b.inner_outs, native, *done, found)
 
@@ -227,7 +232,7 @@ class RowTable:
         return self._branch_cache[key]
 
 
-def _worth(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
+def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
     """Rows that take only P and B are worth having when an operand can be P by itself; with a split
     operand the parts differ anyhow."""
     partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
@@ -285,6 +290,27 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
                 (position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
             ]
     return tuple(found)
+
+
+def allowed_rows(
+    graph: Graph, node: Node, rows: tuple[NdRow, ...], rules: Rules, mesh: MeshSpec
+) -> tuple[NdRow, ...]:
+    """The rows whose kernels send nothing that rules forbid.
+
+    Arguments:
+      graph: the program.
+      node: the node.
+      rows: its rows.
+      rules: the rules at the node.
+      mesh: the mesh.
+    """
+    if rules.unlimited:
+        return rows
+    return tuple(
+        r
+        for r in rows
+        if rules.allows_kernel(r.kernels) and rules.allows_sent(row_sends(graph, node, r, mesh))
+    )
 
 
 def _on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> tuple[Op, Row]:
@@ -362,98 +388,3 @@ def check_rules(graph: Graph) -> None:
             f"primitive {node.op!r}{where} has no signature; its operands and results are held B",
             span=node.span,
         )
-
-
-def native_partials(
-    graph: Graph, table: RowTable, seeds: Mapping[int, frozenset[str]]
-) -> Mapping[int, frozenset[str]]:
-    """For each value, the monoids under which some row yields it partial, by fixpoint over loops.
-
-    Arguments:
-      graph: the program.
-      table: the rows.
-      seeds: values pinned partial.
-    """
-    native: dict[int, frozenset[str]] = dict(seeds)
-    positions = {n: k for k, n in enumerate(table.mesh.sizes) if n > 1}
-    if not positions:
-        return native
-
-    def of(operand: Any) -> frozenset[str]:
-        return native.get(operand, EMPTY) if isinstance(operand, int) else EMPTY
-
-    def join(value: int, more: frozenset[str]) -> bool:
-        old = native.get(value, EMPTY)
-        native[value] = old | more
-        return native[value] != old
-
-    def link(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
-        changed = False
-        for source, target in zip(sources, targets, strict=True):
-            if isinstance(target, int):
-                changed |= join(target, of(source))
-        return changed
-
-    def visit(g: Graph) -> None:
-        for node in g.nodes:
-            match node.op:
-                case "scan":
-                    (body,) = node.regions
-                    consts, carry = node.params["num_consts"], node.params["num_carry"]
-                    changed = True
-                    while changed:
-                        link(node.inputs, body.inputs)
-                        visit(body)
-                        changed = link(body.outputs[:carry], body.inputs[consts : consts + carry])
-                    link(body.outputs, node.outputs)
-                    link(node.inputs[consts : consts + carry], node.outputs[:carry])
-                case "while":
-                    cond, body = node.regions
-                    c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
-                    changed = True
-                    while changed:
-                        link(node.inputs[c:], body.inputs)
-                        link((*node.inputs[:c], *body.inputs[b:]), cond.inputs)
-                        visit(cond)
-                        visit(body)
-                        changed = link(body.outputs, body.inputs[b:])
-                    link(body.inputs[b:], node.outputs)
-                case "cond":
-                    for branch in node.regions:
-                        link(node.inputs[1:], branch.inputs)
-                        visit(branch)
-                        link(branch.outputs, node.outputs)
-                case "sbp_annotate":
-                    pin: Pin | None = node.params["pin"]
-                    own = (
-                        frozenset()
-                        if pin is None
-                        else frozenset(
-                            a.monoid for a in pin.type.values() if isinstance(a, Unreduced)
-                        )
-                    )
-                    join(node.outputs[0], of(node.inputs[0]) | own)
-                case "optimization_barrier":
-                    link(node.inputs, node.outputs)
-                case _:
-                    of_each = (
-                        range(len(table.mesh.sizes))
-                        if node.op in REGION_OPS
-                        else positions.values()
-                    )
-                    _native_of_node(g, node, table, of_each, of, join)
-
-    visit(graph)
-    return native
-
-
-def _native_of_node(
-    g: Graph, node: Node, table: RowTable, positions: Iterable[int], of: Any, join: Any
-) -> None:
-    ins = [g.aval(o) for o in node.inputs]
-    outs = [g.avals[o] for o in node.outputs]
-    given = tuple(of(o) for o in node.inputs)
-    for row in (row for k in positions for row in table.partial_rows(node, ins, outs, k)):
-        if _worth(row.ins, given):
-            for result, monoid in row.yields:
-                join(node.outputs[result], monoid)

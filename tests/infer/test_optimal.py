@@ -14,7 +14,9 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.infer.cost import row_seconds
-from sbp.infer.rows import RowTable, native_partials
+from sbp.infer.flow import flow_of
+from sbp.infer.partials import native_partials
+from sbp.infer.rows import RowTable
 from sbp.infer.space import is_even
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
@@ -151,7 +153,7 @@ SHAPES = {
 def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
     """All typings of a program without regions, on one mesh axis."""
     graph, mesh = typing.graph, typing.mesh
-    native = native_partials(graph, table, {})
+    native = native_partials(flow_of(graph), table, {})
     (n,) = mesh.sizes
 
     def ends(aval):

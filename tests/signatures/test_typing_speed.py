@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
 
-from sbp.infer.rows import RowTable, native_partials
+from sbp.infer.flow import flow_of
+from sbp.infer.partials import native_partials
+from sbp.infer.rows import RowTable
 from sbp.machine.mesh import mesh_spec
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
@@ -63,7 +65,7 @@ def seconds(graph: Graph, sizes: tuple[int, ...]) -> float:
     """Processor seconds to find the rows of all nodes, as choosing types does."""
     table = RowTable(mesh_spec(AbstractMesh(sizes, tuple("xyz"[: len(sizes)]))))
     start = time.process_time()
-    native = native_partials(graph, table, {})
+    native = native_partials(flow_of(graph), table, {})
     for node in graph.walk():
         of_each = [
             native.get(o, frozenset()) if isinstance(o, int) else frozenset[str]()

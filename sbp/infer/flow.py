@@ -1,0 +1,391 @@
+"""The decisions of a program and the edges between them.
+
+A typing decides two things: the row of each node, and the type of each value that no row makes
+(inputs, annotations, carries, results of branches, ..). A value is made at one end of a decision
+and read at ends of others; each read is an edge, on which the value may be converted.
+
+`flow_of` is the one walk over a program that lists these. From its result are made: the cost tables
+(`infer.problem`), the Z3 constraints (`infer.constraints`), the monoids under which values can be
+partial (`infer.partials`), what a typing asks of symbolic sizes (`sizes.claims`), and what
+`infer.certificate` checks. `plan.verify` walks the plan without it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sbp.annotations import annotate_p
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.numbering import SAME
+from sbp.trace.regions import Entry, Exit, interface_of, trips_of
+
+Place = tuple[Literal["row", "value", "read", "returned", "output"], Any]
+"""Where a `Typing` keeps a decision: the row of a node id; the type of a value; what a (node id,
+operand) is read as; what a (node id, region, output) is returned as; the type of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One type that a decision fixes.
+
+    Arguments:
+      variable: number of the decision.
+      column: of a row, the operand, or the number of operands plus the result; of a sliced value, 0
+          for one slice and 1 for the whole; 0 otherwise.
+    """
+
+    variable: int
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """One thing that a typing decides.
+
+    Arguments:
+      kind: `input`, `output`: the type of a program's input or output; `row`: the row of a node;
+          `annotation`: the type of what is annotated; `value`: the type of a value that no row
+          makes; `predicate`: B, since all devices decide alike.
+      place: where a typing keeps it.
+      makes: the values it makes.
+      aval: shape and dtype of the value; of a slice when `sliced`; None for a row.
+      node: the node it belongs to; None for inputs and outputs.
+      position: of an input or output.
+      sliced: whether its value is a slice or a stacked result: column 1 is the whole.
+      reduced: whether the value is never partial, because only a predicate reads it.
+      weight: how often it runs in one run of the program.
+      in_loop: whether it stands inside a loop.
+    """
+
+    kind: Literal["input", "output", "row", "annotation", "value", "predicate"]
+    place: Place
+    makes: tuple[int, ...] = ()
+    aval: Any = None
+    node: Node | None = None
+    position: int = -1
+    sliced: bool = False
+    reduced: bool = False
+    weight: float = 1.0
+    in_loop: bool = False
+
+    def monoids(self, native: Mapping[int, frozenset[str]]) -> frozenset[str]:
+        """The monoids under which the value can be partial.
+
+        Arguments:
+          native: for each value, the monoids under which some row yields it partial.
+        """
+        return frozenset() if self.reduced or not self.makes else native.get(self.makes[0], _NONE)
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Edge:
+    """One read of a value.
+
+    Arguments:
+      kind: `operand` of a row, `annotated`, `barrier`, `entry` of a region, `exit` of a region, or
+          `output` of the program.
+      operand: what is read.
+      end: the end at which it is read.
+      node: the reader; None for an output of the program.
+      number: position among the operands of the node; of an exit among the outputs of its region;
+          of an output among those of the program.
+      entry, exit: what enters or leaves a region there; None for other kinds.
+      weight: how often it is read in one run of the program.
+      in_loop: whether it is read inside a loop.
+    """
+
+    kind: Literal["operand", "annotated", "barrier", "entry", "exit", "output"]
+    operand: Operand
+    end: End
+    node: Node | None
+    number: int
+    entry: Entry | None = None
+    exit: Exit | None = None
+    weight: float = 1.0
+    in_loop: bool = False
+
+    @property
+    def free(self) -> bool:
+        """Whether any policy allows every conversion here: annotations and the program's end."""
+        return self.kind in ("annotated", "output")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flow:
+    """A program as decisions and edges, in program order.
+
+    Arguments:
+      graph: the program.
+      decisions: all of them; an `End` names one by its number.
+      edges: all reads.
+      makers: for each value, the end at which it is made.
+      weights: for each value, how often it is made in one run of the program.
+    """
+
+    graph: Graph
+    decisions: tuple[Decision, ...]
+    edges: tuple[Edge, ...]
+    makers: Mapping[int, End] = field(repr=False)
+    weights: Mapping[int, float] = field(repr=False)
+
+    def into(self) -> tuple[list[Edge], ...]:
+        """For each decision, the edges that end at it."""
+        found: tuple[list[Edge], ...] = tuple([] for _ in self.decisions)
+        for edge in self.edges:
+            found[edge.end.variable].append(edge)
+        return found
+
+    def operands(self) -> dict[int, dict[int, Edge]]:
+        """For each node id, the edges of its operands, by position."""
+        found: dict[int, dict[int, Edge]] = defaultdict(dict)
+        for edge in self.edges:
+            if edge.node is not None and edge.kind != "exit":
+                found[edge.node.id][edge.number] = edge
+        return found
+
+    def returned(self) -> dict[tuple[int, int], list[Edge]]:
+        """For each (node id, region), the edges of the region's outputs, in order."""
+        found: dict[tuple[int, int], list[Edge]] = {
+            (d.id, region): [] for d in self.graph.walk() for region in range(len(d.regions))
+        }
+        for edge in self.edges:
+            if edge.node is not None and edge.exit is not None:
+                found[edge.node.id, edge.exit.region].append(edge)
+        return found
+
+
+def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
+    """Lists the decisions and edges of a program.
+
+    Arguments:
+      graph: the program.
+      ties: for each output that has the type of an input, the input.
+    """
+    walk, ties = _Walk(graph), ties or {}
+    for position, value in enumerate(graph.inputs):
+        walk.decide(
+            Decision(
+                kind="input",
+                place=("value", value),
+                makes=(value,),
+                aval=graph.avals[value],
+                position=position,
+            )
+        )
+    walk.visit(graph, _Here())
+    for position, operand in enumerate(graph.outputs):
+        if position in ties:
+            end = walk.makers[graph.inputs[ties[position]]]
+        else:
+            decision = Decision(
+                kind="output",
+                place=("output", position),
+                aval=graph.aval(operand),
+                position=position,
+            )
+            end = walk.decide(decision)
+        walk.edges.append(Edge(kind="output", operand=operand, end=end, node=None, number=position))
+    return Flow(
+        graph=graph,
+        decisions=tuple(walk.decisions),
+        edges=tuple(walk.edges),
+        makers=walk.makers,
+        weights=walk.weights,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Here:
+    """Where the walk stands: how often it runs there, and whether inside a loop."""
+
+    weight: float = 1.0
+    in_loop: bool = False
+
+
+class _Walk:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.decisions: list[Decision] = []
+        self.edges: list[Edge] = []
+        self.makers: dict[int, End] = {}
+        self.weights: dict[int, float] = {}
+
+    def decide(self, decision: Decision, weight: float = 1.0) -> End:
+        """Adds a decision whose values are made `weight` times."""
+        end = End(len(self.decisions))
+        self.decisions.append(decision)
+        for value in decision.makes:
+            self.makers[value] = end
+            self.weights[value] = weight
+        return end
+
+    def visit(self, graph: Graph, here: _Here) -> None:
+        for node in graph.nodes:
+            if node.regions:
+                self.regions(node, here)
+            elif node.op in SAME:
+                self.values(node, here)
+            else:
+                self.row(node, here)
+
+    def row(self, node: Node, here: _Here) -> None:
+        number = len(self.decisions)
+        self.decisions.append(
+            Decision(
+                kind="row",
+                place=("row", node.id),
+                makes=node.outputs,
+                node=node,
+                weight=here.weight,
+                in_loop=here.in_loop,
+            )
+        )
+        for i, operand in enumerate(node.inputs):
+            self.edges.append(
+                Edge(
+                    kind="operand",
+                    operand=operand,
+                    end=End(number, i),
+                    node=node,
+                    number=i,
+                    weight=here.weight,
+                    in_loop=here.in_loop,
+                )
+            )
+        for i, value in enumerate(node.outputs):
+            self.makers[value] = End(number, len(node.inputs) + i)
+            self.weights[value] = here.weight
+
+    def values(self, node: Node, here: _Here) -> None:
+        """An annotation or barrier: each result is its operand, in a type of its own."""
+        annotated = node.op == annotate_p.name
+        for i, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
+            decision = Decision(
+                kind="annotation" if annotated else "value",
+                place=("value", value),
+                makes=(value,),
+                aval=self.graph.avals[value],
+                node=node,
+            )
+            self.edges.append(
+                Edge(
+                    kind="annotated" if annotated else "barrier",
+                    operand=operand,
+                    end=self.decide(decision, here.weight),
+                    node=node,
+                    number=i,
+                    weight=here.weight,
+                    in_loop=here.in_loop,
+                )
+            )
+
+    def regions(self, node: Node, here: _Here) -> None:
+        """A scan, while or cond. What leaves a loop is read once all its regions are walked, what
+        leaves a branch right after it."""
+        interface = interface_of(node)
+        if interface.loop:
+            inside = _Here(weight=here.weight * max(1, trips_of(node)), in_loop=True)
+        else:
+            inside = _Here(weight=here.weight / len(node.regions), in_loop=here.in_loop)
+        entered = [self.enter(node, e, here, inside) for e in interface.entries]
+        results = () if interface.loop else self.results(node, here)
+        waiting: list[Exit] = []
+        for number, region in enumerate(node.regions):
+            self.visit(region, inside)
+            waiting += interface.leaving(number)
+            if not interface.loop or region is node.regions[-1]:
+                for left in waiting:
+                    end = (
+                        entered[left.entry.operand]
+                        if left.entry is not None
+                        else results[left.result]
+                        if left.kind == "result"
+                        else self.left(node, left, here)
+                    )
+                    self.edges.append(
+                        Edge(
+                            kind="exit",
+                            operand=node.regions[left.region].outputs[left.output],
+                            end=end,
+                            node=node,
+                            number=left.output,
+                            exit=left,
+                            weight=inside.weight,
+                            in_loop=inside.in_loop,
+                        )
+                    )
+                waiting = []
+
+    def enter(self, node: Node, entry: Entry, here: _Here, inside: _Here) -> End:
+        """An operand of regions: of one type wherever it enters, and where a carry leaves."""
+        values = tuple(node.regions[r].inputs[position] for r, position in entry.inputs)
+        results = node.outputs[entry.result : entry.result + 1] if entry.kind == "carry" else ()
+        if entry.kind == "predicate":
+            decision = Decision(
+                kind="predicate", place=("read", (node.id, entry.operand)), node=node
+            )
+        else:
+            decision = Decision(
+                kind="value",
+                place=("value", values[0]),
+                makes=(*values, *results),
+                aval=self.graph.avals[values[0]],
+                node=node,
+                sliced=entry.kind == "slice",
+                reduced=entry.decides,
+            )
+        end = self.decide(decision, inside.weight)
+        self.weights.update(dict.fromkeys(results, here.weight))
+        self.edges.append(
+            Edge(
+                kind="entry",
+                operand=node.inputs[entry.operand],
+                end=End(end.variable, int(decision.sliced)),
+                node=node,
+                number=entry.operand,
+                entry=entry,
+                weight=here.weight,
+                in_loop=here.in_loop,
+            )
+        )
+        return end
+
+    def results(self, node: Node, here: _Here) -> tuple[End, ...]:
+        """The results of branches: each of one type, whichever branch returns it."""
+        return tuple(
+            self.decide(
+                Decision(
+                    kind="value",
+                    place=("value", value),
+                    makes=(value,),
+                    aval=self.graph.avals[value],
+                    node=node,
+                ),
+                here.weight,
+            )
+            for value in node.outputs
+        )
+
+    def left(self, node: Node, left: Exit, here: _Here) -> End:
+        """What a loop returns besides its carries: stacked results and the predicate."""
+        place: Place = ("returned", (node.id, left.region, left.output))
+        if left.kind == "predicate":
+            return self.decide(Decision(kind="predicate", place=place, node=node))
+        region, value = node.regions[left.region], node.outputs[left.result]
+        decision = Decision(
+            kind="value",
+            place=place,
+            makes=(value,),
+            aval=region.aval(region.outputs[left.output]),
+            node=node,
+            sliced=True,
+        )
+        end = self.decide(decision, here.weight)
+        self.makers[value] = End(end.variable, 1)
+        return end
