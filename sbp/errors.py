@@ -191,6 +191,8 @@ class Help:
       bytes_per_device: bytes that one device sends per call after the change.
       peak_memory_bytes: memory of one device after the change; None where no plan was made.
       clears_all_errors: whether the program has no error left after the change.
+      condition: what has to be so of the program for the change to be right, where the checker
+          cannot decide that; of the helps with conditions that a diagnostic has, one is right.
     """
 
     text: str
@@ -198,6 +200,7 @@ class Help:
     bytes_per_device: float
     peak_memory_bytes: float | None
     clears_all_errors: bool
+    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

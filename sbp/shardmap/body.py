@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sbp.errors import SbpInternalError
 from sbp.shardmap.collectives import collective, is_collective
-from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, join, joined, literal
+from sbp.shardmap.distribution import UNKNOWN, Doubt, Fault, Held, Value, join, joined, literal
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
 from sbp.trace.graph import Constant, Graph, Node

@@ -118,7 +118,7 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnostic, ...]:
-    helper = Helper(graph, mesh, frozenset(f.key for f in found.findings))
+    helper = Helper(graph, mesh, found)
     said = [diagnostic(f, mesh, helper.helps(f)) for f in _causes(found.findings)]
     said += [doubt_diagnostic(d) for d in found.doubts]
     return tuple(

@@ -8,13 +8,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sbp.shardmap.held import UNKNOWN, WHOLE, Doubt, Fault, Held, Value, faulty
+from sbp.shardmap.distribution import UNKNOWN, WHOLE, Doubt, Fault, Held, Value, faulty
 from sbp.shardmap.state import State
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
 """Collectives that reduce to B, with their monoids."""
+
+SUMS = frozenset(op for op, monoid in REDUCTIONS.items() if monoid == "sum")
+"""All-reduces by the sum."""
+
+CALLED = {
+    "sum": "psum",
+    "max": "pmax",
+    "min": "pmin",
+    "mean": "pmean",
+    "scatter": "psum_scatter",
+    "gather": "all_gather",
+}
+"""The functions of `jax.lax` that call collectives, by what they do."""
+
+PSUM_CALLS = frozenset(CALLED[name] for name in ("sum", "max", "min", "mean"))
+"""Those of them that reduce to B."""
 
 
 def names_of(node: Node) -> Any:

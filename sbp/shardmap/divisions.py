@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from sbp.shardmap.distribution import Doubt, Fault, Held, Value
 from sbp.shardmap.excess import close
-from sbp.shardmap.held import Doubt, Fault, Held, Value
 from sbp.shardmap.state import Reading, State
 from sbp.trace.graph import Constant, Node
 from sbp.types import B, P

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import Span
+from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.traffic import handwritten_bytes
 from sbp.shardmap.divisions import PMEAN
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
@@ -42,11 +42,13 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class GraphEdit:
     """What is done to a program.
 
     Arguments:
       text: the same in words.
+      source: the same as edits of the source.
+      options: the same as other values of arguments of `jax.shard_map`.
       reduce: collectives that are added.
       drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that
           belongs to it goes by its own id.
@@ -58,6 +60,7 @@ class Edit:
     """
 
     text: str
+    source: tuple[SourceEdit, ...] = ()
     reduce: tuple[Reduce, ...] = ()
     drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
     divide: dict[int, int] = field(default_factory=dict)
@@ -65,6 +68,11 @@ class Edit:
     over: dict[int, tuple[str, ...]] = field(default_factory=dict)
     unsplit: tuple[tuple[int, int, str], ...] = ()
     split: tuple[tuple[int, int, str, int], ...] = ()
+    options: tuple[OptionEdit, ...] = ()
+
+    def with_option(self, option: OptionEdit) -> GraphEdit:
+        """The edit with one more argument changed."""
+        return replace(self, options=(*self.options, option))
 
     def touched(self) -> frozenset[int]:
         """The nodes that it is about, by their ids."""
@@ -80,7 +88,7 @@ class Edit:
         )
 
 
-def edited(graph: Graph, edit: Edit, sizes: dict[str, int]) -> Graph:
+def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
     """The edited program.
 
     Arguments:
@@ -114,7 +122,7 @@ def _everywhere(graph: Graph) -> Iterator[Node]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Editor:
-    edit: Edit
+    edit: GraphEdit
     sizes: dict[str, int]
     avals: dict[int, Any]
     value_ids: Iterator[int]
@@ -160,19 +168,12 @@ class _Editor:
     def renewed(self, node: Node) -> Node:
         """A node with the bodies that it holds edited, and its own parameters."""
         if node.op == "shard_map":
-            specs = list(node.params["out_specs"])
-            for region, result, mesh_axis in self.edit.unsplit:
-                if region == node.id:
-                    specs[result] = _without(specs[result], mesh_axis)
-            for region, result, mesh_axis, dim in self.edit.split:
-                if region == node.id:
-                    specs[result] = _with(specs[result], mesh_axis, dim)
             node = replace(
                 node,
                 params=node.params
                 | {
                     "body": self.graph(node.params["body"], node),
-                    "out_specs": tuple(specs),
+                    "out_specs": respecified(node, self.edit),
                 },
             )
         if node.id in self.edit.rename:
@@ -243,6 +244,18 @@ class _Editor:
         return self.node(
             like, "div", {}, [operand, constant(np.asarray(divisor, aval.dtype))], aval, nodes
         )
+
+
+def respecified(region: Node, edit: GraphEdit) -> tuple[Any, ...]:
+    """The out_specs of a region after an edit."""
+    specs = list(region.params["out_specs"])
+    for node, result, mesh_axis in edit.unsplit:
+        if node == region.id:
+            specs[result] = _without(specs[result], mesh_axis)
+    for node, result, mesh_axis, dim in edit.split:
+        if node == region.id:
+            specs[result] = _with(specs[result], mesh_axis, dim)
+    return tuple(specs)
 
 
 def _with(spec: Any, mesh_axis: str, dim: int) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from sbp.shardmap.distribution import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
 from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
-from sbp.shardmap.held import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State

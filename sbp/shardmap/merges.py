@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sbp.shardmap.held import UNKNOWN, Doubt, Held, Value, unsure
+from sbp.shardmap.distribution import UNKNOWN, Doubt, Held, Value, unsure
 from sbp.shardmap.state import State
 from sbp.signatures import traits_of
 from sbp.trace.graph import Constant, Node

@@ -14,9 +14,9 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.shardmap.body import run
 from sbp.shardmap.collectives import names_of
+from sbp.shardmap.distribution import WHOLE, Doubt, Fault, Held, Value, literal
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
-from sbp.shardmap.held import WHOLE, Doubt, Fault, Held, Value, literal
 from sbp.shardmap.state import Divisions, Finding, State
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import B, Split

@@ -10,15 +10,14 @@ the edit would change unseen.
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
 from sbp.signatures import traits_of
-from sbp.source.reader import expression_at, source_text, users_span
+from sbp.source.reader import expression_at, names_at, source_text, users_span
+from sbp.source.text import position_at, position_of, span_of
 from sbp.trace.graph import Graph, Node, Operand
 
 _SUMS = ("psum", "psum_invariant")
@@ -31,22 +30,28 @@ class Site:
     Arguments:
       text: what it is called, with its line.
       values: what it stands for: ids of nodes, and which of their results.
+      span: the expression; of a variable, the one in the statement that sets it.
+      name: the variable; empty for an expression.
     """
 
     text: str
     values: tuple[tuple[int, int], ...]
+    span: Span
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class WrittenOperand:
     """An operand of an expression, as the source writes it.
 
     Arguments:
       text: its source text.
+      spans: where it stands in the expression; a variable may stand there several times.
       operands: which operands of the operation it is.
     """
 
     text: str
+    spans: tuple[Span, ...]
     operands: tuple[int, ...]
 
 
@@ -137,14 +142,14 @@ class Sites:
         made = self.makers.get(region.params["body"].outputs[result])
         return made is not None and site.values == ((made[0].id, made[1]),)
 
-    def only(self, site: Site, reader: Node, read: Read) -> bool:
+    def only(self, site: Site, reader: Node, read: WrittenOperand) -> bool:
         """Whether an operand is the value of a site that nothing else reads: to reduce the one is
         to reduce the other."""
         values = {v for v, (node, k) in self.makers.items() if (node.id, k) in site.values}
         origins = {self._origin(reader, i) for i in read.operands}
         return origins <= values and all(len(self.readers[v]) == 1 for v in values)
 
-    def alone(self, reader: Node, read: Read) -> bool:
+    def alone(self, reader: Node, read: WrittenOperand) -> bool:
         """Whether nothing else reads an operand."""
         origins = {self._origin(reader, i) for i in read.operands}
         return all(len(self.readers[v]) == 1 for v in origins)
@@ -213,7 +218,7 @@ class Sites:
             ):  # which of them are one turn of a Python loop is not known
                 return None
             found += leaving
-        return Site(f"`{text}` at line {span.line}", tuple(found)) if found else None
+        return Site(f"`{text}` at line {span.line}", tuple(found), span) if found else None
 
     def _connected(self, group: dict[int, Node]) -> Iterator[list[Node]]:
         """The nodes of a group, those together that read one another."""
@@ -298,14 +303,14 @@ class Sites:
         ]
         leaving = list(self._left(inside))
         own = tuple((i, k) for i, k, backward in leaving if backward == gradient)
-        names = _unpacked(call)
+        names = tuple(group[0] if len(group) == 1 else "" for group in names_at(call))
         if len(names) == 2:  # of value_and_grad: the value first
             name = names[1 if gradient else 0]
         elif len(own) != len(leaving):
             return None
-        if not name and not names and "grad(" in source_text(call, limit=1000):
-            return Site(f"`{source_text(call)}` at line {call.line}", own)
-        return Site(f"`{name}`, which line {call.line} sets,", own) if name else None
+        if not name and not names and isinstance(expression.func, ast.Call):
+            return Site(f"`{source_text(call)}` at line {call.line}", own, call)
+        return Site(f"`{name}`, which line {call.line} sets,", own, call, name) if name else None
 
     def _left(self, inside: list[Node]) -> Iterator[tuple[int, int, bool]]:
         """What leaves a call, and whether it is a gradient."""
@@ -322,22 +327,22 @@ class Sites:
 
     # ---- operands -------------------------------------------------------------------------------
 
-    def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[Read, ...] | None:
+    def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[WrittenOperand, ...] | None:
         """Operands as the line of an operation writes them; None where it shows one of them not."""
         expression = expression_at(node.span)[0]
         if expression is None or users_span(node) != node.span or node.span is None:
             return None
-        parts = {
-            (p.lineno, p.col_offset, p.end_lineno, p.end_col_offset): p for p in _parts(expression)
-        }
+        parts = {position_of(p): p for p in _parts(expression)}
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
-        found: list[Read] = []
+        found: list[WrittenOperand] = []
         for i in operands:
             if isinstance(origins[i], int) and not any(i in r.operands for r in found):
-                text = self._text(origins[i], node.span, list(parts.values()))
-                if not text:
+                written = self._written(origins[i], node.span, list(parts.values()))
+                if not written:
                     return None
-                found.append(Read(text, tuple(k for k, o in enumerate(origins) if o == origins[i])))
+                same = tuple(k for k, o in enumerate(origins) if o == origins[i])
+                spans = tuple(span_of(part, node.span.file) for part in written)
+                found.append(WrittenOperand(f"`{source_text(spans[0])}`", spans, same))
         return tuple(found)
 
     def _origin(self, node: Node, index: int) -> Operand:
@@ -350,33 +355,17 @@ class Sites:
             operand = maker.inputs[0]
         return operand
 
-    def _text(self, value: Operand, span: Span, parts: list[ast.expr]) -> str:
-        """The part of an expression that a value is, in its words; empty when it is none."""
+    def _written(self, value: Operand, line: Span, parts: list[ast.expr]) -> list[ast.expr]:
+        """The parts of an expression that a value is; of a variable, each that reads it."""
         maker = self.makers.get(value) if isinstance(value, int) else None
         for frame in maker[0].stack if maker else ():
             name = expression_at(frame)[1]
-            for part in parts:
-                place = (
-                    part.lineno,
-                    part.col_offset + 1,
-                    part.end_lineno,
-                    (part.end_col_offset or 0) + 1,
-                )
-                here = frame.file == span.file and place == (
-                    frame.line,
-                    frame.column,
-                    frame.end_line or frame.line,
-                    frame.end_column,
-                )
-                if here or (
-                    name
-                    and frame.function == span.function
-                    and isinstance(part, ast.Name)
-                    and part.id == name
-                ):
-                    name_only = isinstance(part, ast.Name)
-                    return f"`{ast.unparse(part) if name_only else source_text(frame)}`"
-        return ""
+            here = [p for p in parts if position_of(p) == position_at(frame)]
+            named = [p for p in parts if isinstance(p, ast.Name) and p.id == name]
+            found = here if frame.file == line.file else []
+            if found := found or (named if frame.function == line.function else []):
+                return found
+        return []
 
 
 def _parts(expression: ast.expr) -> Iterator[ast.expr]:
@@ -395,29 +384,3 @@ def _parts(expression: ast.expr) -> Iterator[ast.expr]:
                 yield func.value
         case _:
             return
-
-
-def _unpacked(span: Span) -> tuple[str, ...]:
-    """The variables that the result of a call is unpacked into; an empty name for what is none."""
-    key = (span.line, span.column - 1, span.end_line or span.line, span.end_column - 1)
-    return _targets(span.file, "".join(linecache.getlines(span.file))).get(key, ())
-
-
-@functools.lru_cache(maxsize=64)
-def _targets(file: str, text: str) -> dict[tuple[int, int, int, int], tuple[str, ...]]:
-    """The names that a source text unpacks expressions into, by the position of the expression."""
-    found: dict[tuple[int, int, int, int], tuple[str, ...]] = {}
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # a notebook cell with magics
-        return found
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Tuple)
-        ):
-            v = node.value
-            names = tuple(t.id if isinstance(t, ast.Name) else "" for t in node.targets[0].elts)
-            found[v.lineno, v.col_offset, v.end_lineno or 0, v.end_col_offset or 0] = names
-    return found

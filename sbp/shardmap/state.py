@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.errors import Severity, Span
-from sbp.shardmap.held import Doubt, Fault
+from sbp.shardmap.distribution import Doubt, Fault
 from sbp.shardmap.readings import Reader
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import Atom

@@ -1,0 +1,389 @@
+"""Candidates for the repair of a finding: reductions dropped, added, moved or replaced, each as an
+edit of the program and of its source.
+
+An edit is offered where the source shows what it is tried at: an expression, a variable or a call
+of the user's own, at every call of its line. What is differentiated inside of a region is left as
+it is, for its gradient was traced before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sbp.errors import OptionEdit
+from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.candidates import CollectiveCall, LateReduction, Place, Repair, Value
+from sbp.shardmap.collectives import CALLED, PSUM_CALLS
+from sbp.shardmap.distribution import Fault
+from sbp.shardmap.divisions import PMEAN
+from sbp.shardmap.edits import GraphEdit, Reduce, respecified
+from sbp.shardmap.rewrites import (
+    axes_replaced,
+    call_at,
+    called_name,
+    divided,
+    dropped,
+    in_order,
+    into_call,
+    quoted,
+    renamed,
+)
+from sbp.shardmap.sites import Site, Sites, WrittenOperand
+from sbp.shardmap.state import Finding
+from sbp.source.reader import source_text, users_span
+from sbp.trace.graph import Graph, Node
+from sbp.types import Split, Unreduced
+
+
+class Repairs:
+    """Finds candidates.
+
+    Arguments:
+      mesh: the mesh.
+      sites: the program, by what the source shows of it.
+    """
+
+    def __init__(self, mesh: MeshSpec, sites: Sites) -> None:
+        self.mesh, self.sites = mesh, sites
+
+    def of(self, finding: Finding) -> Iterator[Repair]:
+        """The candidates for a finding, the likeliest first."""
+        fault, axes = finding.fault, finding.mesh_axes
+        match fault.kind:
+            case "doubled":
+                yield from self.drop(fault.node, axes)
+                yield from self.average(fault.node, axes)
+            case "averaged":
+                yield from self.sum_up(fault.node)
+            case "pending" if fault.made is not None:
+                yield from self.average(fault.made, axes)
+                yield from self.drop(fault.made, axes)
+            case "monoid":
+                yield from self.rename(fault.node, reduction_of(fault))
+            case "missing":
+                yield from self.redirect(finding)
+                yield from self.reduce(finding)
+            case "partial-as-split" if isinstance(finding.claim, Split):
+                yield from self.scatter(finding, finding.claim.dim)
+            case "split-as-whole":
+                yield from self.gather(finding)
+            case "copies-as-split":
+                if fault.made is not None:  # a sum over the shards of what was to stay split
+                    yield from self.drop(fault.made, axes)
+                yield _one(self.unclaimed(finding, GraphEdit("")))
+            case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed":
+                yield from self.reduce_earlier(finding)
+            case _:
+                pass
+
+    # ---- other reductions in place of one -------------------------------------------------------
+
+    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[Repair]:
+        """A reduction left out, or over fewer axes."""
+        call = self.call(node)
+        late = self.without(call, axes) if call is not None else None
+        if call is not None and late is not None:
+            text = f"drop {call.text}{_over_some(node, axes)}"
+            yield _one(GraphEdit(text, late.source, drop=late.drop, divide=late.divide))
+
+    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[Repair]:
+        """A mean in place of a sum."""
+        call = self.call(node)
+        n = self.size(axes)
+        if call is None:
+            return
+        divide = {m.id: n for m in call.nodes}
+        if "axes" not in node.params:
+            text = f"divide {call.text} by {n}, the size of {_names(axes)}"
+            yield _one(GraphEdit(text, divided(call.span, n), divide=divide))
+        elif call.name == CALLED["sum"] and _over(node) == set(axes):
+            source = renamed(call.span, CALLED["mean"])
+            yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))
+
+    def sum_up(self, division: Node) -> Iterator[Repair]:
+        """A sum in place of a mean: a division by hand may be meant, but by another count."""
+        call = self.call(division)
+        if call is not None and call.name == CALLED["mean"]:
+            gone: dict[int, tuple[str, ...]] = {d.id: () for d in call.nodes}
+            source = renamed(call.span, CALLED["sum"])
+            yield _one(GraphEdit(f"lax.psum in place of {call.text}", source, drop=gone))
+
+    def rename(self, node: Node, op: str) -> Iterator[Repair]:
+        """Another reduction."""
+        call = self.call(node)
+        if call is not None and op and call.name in PSUM_CALLS:
+            gone: dict[int, tuple[str, ...]] = {
+                d.id: () for n in call.nodes for d in self.divisions(n)
+            }
+            made = {n.id: op for n in call.nodes}
+            text, source = f"lax.{op} in place of {call.text}", renamed(call.span, op)
+            yield _one(GraphEdit(text, source, rename=made, drop=gone))
+
+    def redirect(self, finding: Finding) -> Iterator[Repair]:
+        """A sum over another axis than the one that is meant, along which the result stays
+        split."""
+        body: Graph = finding.region.params["body"]
+        for node in body.walk():
+            others = tuple(a for a in self.mesh.names if a in _over(node) - set(finding.mesh_axes))
+            call = self.call(node) if others and set(others) == _over(node) else None
+            if call is None or call.name != CALLED["sum"]:
+                continue
+            text = f"{quoted(finding.mesh_axes)} in place of {quoted(others)} in {call.text}"
+            source = axes_replaced(call.span, finding.mesh_axes)
+            over = {n.id: finding.mesh_axes for n in call.nodes}
+            yield _one(GraphEdit(text, source, over=over))
+            for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
+                split = tuple((finding.region.id, finding.result, a, dim) for a in others)
+                also = f"{_names(others)} at dim {dim} in out_specs of result {finding.result}"
+                edit = GraphEdit(f"{text}, and {also}", source, over=over, split=split)
+                yield _one(self.specified(finding, edit))
+
+    # ---- a reduction more -----------------------------------------------------------------------
+
+    def reduce(self, finding: Finding) -> Iterator[Repair]:
+        """A reduction where a value became partial, or of what is returned."""
+        op = reduction_of(finding.fault)
+        maker = self.sites.maker(finding.region, finding.result)
+        sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
+        for site in dict.fromkeys(s for s in sites if s) if op else ():
+            yield self.reduction(finding, (_result_of(site),), op)
+
+    def reduction(
+        self,
+        finding: Finding,
+        places: tuple[Place, ...],
+        op: str,
+        late: LateReduction | None = None,
+    ) -> Repair:
+        """A reduction of some values: a sum or a mean, where it may be either.
+
+        Arguments:
+          finding: what is wrong.
+          places: what is reduced.
+          op: with which collective.
+          late: another reduction that comes too late: left out, or kept.
+        """
+        axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
+        what, named = " and ".join(p.text for p in places), quoted(finding.mesh_axes)
+        late = late or LateReduction()
+
+        def edit(
+            name: str, divisors: tuple[int, ...], kept: dict[int, int] | None = None
+        ) -> GraphEdit:
+            added = tuple(
+                Reduce(node, k, axes, op, d, after=is_after)
+                for place, d in zip(places, divisors, strict=True)
+                for node, k, is_after in place.values
+            )
+            source = (e for p in places for e in p.put_through(name, named))
+            return GraphEdit(
+                f"reduce {what} with lax.{name}(.., {named}){late.text}",
+                in_order((*source, *late.source)),
+                reduce=added,
+                drop=late.drop,
+                divide=kept or late.divide,
+            )
+
+        ones, total = (1,) * len(places), op == CALLED["sum"]
+        mean = edit(CALLED["mean"], (n,) * len(places))
+        contrary = [edit(op, (n, *ones[1:]))] if total and len(places) > 1 else []
+        contrary += [edit(op, ones, late.kept)] if late.kept else []
+        return Repair(
+            (edit(op, ones), mean) if total else (edit(op, ones),),
+            ("if it is a share of a sum", "if it is the mean of its own shard"),
+            tuple(contrary),
+            (op, places),
+            any(not is_after for place in places for *_, is_after in place.values),
+        )
+
+    def scatter(self, finding: Finding, dim: int) -> Iterator[Repair]:
+        """A partial result that is returned as split: scattered, or reduced and returned as
+        whole."""
+        site, axes, named = self.result(finding), finding.mesh_axes, quoted(finding.mesh_axes)
+        if site is None:
+            return
+        region, result = finding.region.id, finding.result
+        if self.result_shape(finding)[dim] % self.size(axes) == 0:
+            arguments = f"{named}, scatter_dimension={dim}, tiled=True"
+            text = f"return lax.psum_scatter(.., {arguments}) of {site.text}"
+            source = into_call(site.span, CALLED["scatter"], arguments)
+            edit = GraphEdit(
+                text, source, (Reduce(region, result, axes, "reduce_scatter", dim=dim),)
+            )
+            yield _one(edit)
+        text = f"reduce {site.text} with lax.psum(.., {named}), and "
+        source = into_call(site.span, CALLED["sum"], named)
+        yield _one(
+            self.unclaimed(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
+        )
+
+    def gather(self, finding: Finding) -> Iterator[Repair]:
+        """A split result that is returned as whole."""
+        site, axes = self.result(finding), finding.mesh_axes
+        if site is None:
+            return
+        for dim in range(len(self.result_shape(finding))):
+            arguments = f"{quoted(axes)}, axis={dim}, tiled=True"
+            text = f"return lax.all_gather(.., {arguments}) of {site.text}"
+            added = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
+            source = into_call(site.span, CALLED["gather"], arguments)
+            yield _one(GraphEdit(text, source, (added,)))
+
+    def unclaimed(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
+        """An edit after which out_specs name no mesh axis of the finding."""
+        axes = finding.mesh_axes
+        unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
+        text = f"{edit.text}leave {_names(axes)} out of out_specs of result {finding.result}"
+        made = GraphEdit(text, edit.source, edit.reduce, unsplit=unsplit)
+        return self.specified(finding, made)
+
+    def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
+        """An edit with what it changes about out_specs."""
+        spec = respecified(finding.region, edit)[finding.result]
+        option = OptionEdit(
+            option="out_specs", value=spec, position=finding.result, function="jax.shard_map"
+        )
+        return edit.with_option(option)
+
+    # ---- a reduction before the operation that is at fault --------------------------------------
+
+    def reduce_earlier(self, finding: Finding) -> Iterator[Repair]:
+        """A reduction where the value became partial, or of what the operation takes; the one that
+        comes too late is dropped, or kept."""
+        op = reduction_of(finding.fault) or CALLED["sum"]
+        for late in self.late(finding.observer, finding.mesh_axes):
+            for places in self.places(finding, op):
+                yield self.reduction(finding, places, op, late)
+
+    def late(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[LateReduction]:
+        """What may become of a reduction once there is an earlier one: a kept sum that counts for
+        nothing is none."""
+        call = self.call(observer) if observer is not None else None
+        if observer is not None and call is not None:
+            gone = self.without(call, axes)
+            if gone is not None:
+                yield gone
+        kept = {n.id: self.size(axes) for n in call.nodes} if call is not None else {}
+        yield LateReduction(kept=kept if call is not None and call.name == CALLED["sum"] else {})
+
+    def places(self, finding: Finding, op: str) -> Iterator[tuple[Place, ...]]:
+        """Where a value may be reduced before an operation: for all that read it, or for that
+        operation."""
+        fault = finding.fault
+        made = self.sites.value(fault.made) if fault.made is not None else None
+        if made is not None and not self.sites.leads_to(made, fault.node):
+            made = None  # the operation is a part of the expression
+        if made is not None:
+            yield (_result_of(made),)
+        calls = self.sites.alike(fault.node)
+        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,)) if calls else None
+        span = users_span(fault.node)
+        if not reads or span is None:
+            return
+        where = f" in {_expression(fault.node)} at line {span.line}"
+        if op != CALLED["sum"]:  # what is shifted by a maximum has the same maximum added again
+            reads = tuple(r for r in reads if self.sites.alone(fault.node, r))
+        for chosen in [*((r,) for r in reads), *([reads] if len(reads) > 1 else [])]:
+            if not (
+                len(chosen) == 1
+                and made is not None
+                and self.sites.only(made, fault.node, chosen[0])
+            ):
+                yield tuple(
+                    Place(r.text + where * (r is chosen[-1]), _before(calls, r), r.spans)
+                    for r in chosen
+                )
+
+    # ---- parts of candidates --------------------------------------------------------------------
+
+    def call(self, node: Node) -> CollectiveCall | None:
+        """The call of a collective, with all that it made; None where the user has no such line, or
+        a gradient hangs on it."""
+        span, nodes = users_span(node), self.sites.alike(node)
+        named = called_name(call_at(span)) in CALLED.values()
+        if span is None or not nodes or node.backward or not named:
+            return None
+        return CollectiveCall(f"{_expression(node)} at line {span.line}", span, nodes)
+
+    def without(self, call: CollectiveCall, axes: tuple[str, ...]) -> LateReduction | None:
+        """A collective without some mesh axes, and what it is divided by then: a pmean over fewer
+        axes has another divisor."""
+        gone: dict[int, tuple[str, ...]] = {}
+        divide: dict[int, int] = {}
+        for node in call.nodes:
+            if "axes" not in node.params:
+                return None
+            gone[node.id] = axes
+            divisions = self.divisions(node)
+            gone |= {d.id: () for d in divisions}
+            left = self.size(tuple(_over(node) - set(axes)))
+            if divisions and left > 1:
+                divide[node.id] = left
+        first = call.nodes[0]
+        kept = tuple(a for a in first.params["axes"] if a not in axes)
+        text = f", and drop {call.text}{_over_some(first, axes)}"
+        return LateReduction(text, dropped(call.span, kept), gone, divide)
+
+    def divisions(self, node: Node) -> tuple[Node, ...]:
+        """The divisions of a pmean."""
+        return tuple(
+            d
+            for d in self.sites.graph(node).nodes
+            if PMEAN in d.library and d.inputs[0] in node.outputs
+        )
+
+    def result(self, finding: Finding) -> Site | None:
+        """The expression that a region returns, and nothing else reads."""
+        maker = self.sites.maker(finding.region, finding.result)
+        site = self.sites.value(maker) if maker is not None else None
+        if site is None or site.name or len(site.values) != 1:
+            return None
+        returned = self.sites.is_result(site, finding.region, finding.result)
+        return site if returned else None
+
+    def result_shape(self, finding: Finding) -> tuple[int, ...]:
+        """The local shape of the result that a finding is about."""
+        body: Graph = finding.region.params["body"]
+        return tuple(body.aval(body.outputs[finding.result]).shape)
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """How many devices there are along some mesh axes."""
+        return math.prod(self.mesh.size(a) for a in axes)
+
+
+def reduction_of(fault: Fault) -> str:
+    """The function of `jax.lax` that reduces the operand at fault; empty when there is none."""
+    monoids = [a.monoid for a in fault.atoms if isinstance(a, Unreduced)]
+    return CALLED.get(monoids[0], "") if monoids else ""
+
+
+def _one(edit: GraphEdit) -> Repair:
+    return Repair((edit,))
+
+
+def _result_of(site: Site) -> Place:
+    values = tuple((node, k, True) for node, k in site.values)
+    return Place(site.text, values, (site.span,), site.name)
+
+
+def _before(calls: tuple[Node, ...], read: WrittenOperand) -> tuple[Value, ...]:
+    return tuple((node.id, i, False) for node in calls for i in read.operands)
+
+
+def _over(node: Node) -> set[str]:
+    return {a for a in node.params.get("axes", ()) if isinstance(a, str)}
+
+
+def _expression(node: Node) -> str:
+    text = source_text(users_span(node))
+    return f"`{text}`" if text else node.op
+
+
+def _over_some(node: Node, axes: tuple[str, ...]) -> str:
+    """Where a reduction over several axes loses some of them."""
+    return f" over {_names(axes)}" if _over(node) - set(axes) else ""
+
+
+def _names(axes: tuple[str, ...]) -> str:
+    return ", ".join(f"`{a}`" for a in axes)
