@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from sbp.errors import SbpInternalError
 from sbp.shardmap.collectives import collective, is_collective
-from sbp.shardmap.distribution import UNKNOWN, Doubt, Fault, Held, Value, join, joined, literal
+from sbp.shardmap.distribution import (
+    UNKNOWN,
+    Doubt,
+    Fault,
+    Distribution,
+    LocalValue,
+    join,
+    joined,
+    literal,
+)
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
 from sbp.trace.graph import Constant, Graph, Node
@@ -23,11 +32,11 @@ TURNS_EACH = 2
 as there are places."""
 
 
-def run(state: State, graph: Graph, args: Sequence[Value]) -> list[Value]:
+def run(state: State, graph: Graph, args: Sequence[LocalValue]) -> list[LocalValue]:
     """How the results of a body are held, from how its inputs are."""
-    env: dict[int, Value] = dict(zip(graph.inputs, args, strict=True))
+    env: dict[int, LocalValue] = dict(zip(graph.inputs, args, strict=True))
 
-    def read(operand: int | Constant) -> Value:
+    def read(operand: int | Constant) -> LocalValue:
         return (
             literal(operand.value, operand.aval, len(state.sizes))
             if isinstance(operand, Constant)
@@ -41,7 +50,7 @@ def run(state: State, graph: Graph, args: Sequence[Value]) -> list[Value]:
     return [read(o) for o in graph.outputs]
 
 
-def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
+def _results(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
     match node.op:
         case "scan":
             return _scan(state, node, ins)
@@ -53,14 +62,14 @@ def _results(state: State, node: Node, ins: list[Value]) -> list[Value]:
             return ins
         case "shard_map":
             state.enter(Doubt(node, "nested", "warning"))
-            return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
+            return [LocalValue((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
         case op if is_collective(op):
             return collective(state, node, ins)
         case _:
             return local(state, node, ins)
 
 
-def _fixpoint(state: State, node: Node, region: int, ins: list[Value]) -> list[Value]:
+def _fixpoint(state: State, node: Node, region: int, ins: list[LocalValue]) -> list[LocalValue]:
     """The results of a loop's body once its carry keeps the types that it has. What is found in a
     turn before is found: it is run, too."""
     interface, graph = interface_of(node), node.regions[region]
@@ -69,7 +78,7 @@ def _fixpoint(state: State, node: Node, region: int, ins: list[Value]) -> list[V
     count = len(carry)
     turns = TURNS + TURNS_EACH * count
     doubt = Doubt(node, "carry")
-    given_up = Value((replace(UNKNOWN, doubt=doubt),) * len(state.sizes))
+    given_up = LocalValue((replace(UNKNOWN, doubt=doubt),) * len(state.sizes))
     for turn in range(2 * turns):
         out = run(state, graph, interface.inputs(region, ins, carries=carry, slices=slices))
         wider = [join(a, b, node) for a, b in zip(carry, out[:count], strict=True)]
@@ -83,7 +92,7 @@ def _fixpoint(state: State, node: Node, region: int, ins: list[Value]) -> list[V
     )
 
 
-def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
+def _scan(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
     interface = interface_of(node)
     state.turns.append(trips_of(node))
     out = _fixpoint(state, node, 0, ins)
@@ -93,16 +102,16 @@ def _scan(state: State, node: Node, ins: list[Value]) -> list[Value]:
     ]
 
 
-def _without_lead(v: Value) -> Value:
+def _without_lead(v: LocalValue) -> LocalValue:
     """One turn's slice of what a scan runs along."""
     return replace(v, held=tuple(_shifted(h, -1) for h in v.held), lengths=(), added=None)
 
 
-def _with_lead(v: Value) -> Value:
+def _with_lead(v: LocalValue) -> LocalValue:
     return replace(v, held=tuple(_shifted(h, 1) for h in v.held), lengths=(), added=None)
 
 
-def _shifted(h: Held, by: int) -> Held:
+def _shifted(h: Distribution, by: int) -> Distribution:
     atoms = {
         Split(a.dim + by) if isinstance(a, Split) else a
         for a in h.atoms
@@ -111,14 +120,14 @@ def _shifted(h: Held, by: int) -> Held:
     return replace(h, atoms=frozenset(atoms)) if atoms or h.fault else UNKNOWN
 
 
-def _while(state: State, node: Node, ins: list[Value]) -> list[Value]:
+def _while(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
     carry = _fixpoint(state, node, 1, ins)
     (go,) = run(state, node.regions[0], interface_of(node).inputs(0, ins, carries=carry))
     varies = _predicate(state, node, go)
     return [_varying(v, varies) for v in carry]
 
 
-def _cond(state: State, node: Node, ins: list[Value]) -> list[Value]:
+def _cond(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
     interface = interface_of(node)
     outs = [run(state, b, interface.inputs(n, ins)) for n, b in enumerate(node.regions)]
     (chosen,) = interface.operands("predicate", ins)
@@ -126,7 +135,7 @@ def _cond(state: State, node: Node, ins: list[Value]) -> list[Value]:
     return [_varying(joined(values, node), varies) for values in zip(*outs, strict=True)]
 
 
-def _varying(v: Value, varies: Sequence[int]) -> Value:
+def _varying(v: LocalValue, varies: Sequence[int]) -> LocalValue:
     """What devices that went different ways have."""
     return (
         replace(v, held=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.held)))
@@ -135,7 +144,7 @@ def _varying(v: Value, varies: Sequence[int]) -> Value:
     )
 
 
-def _predicate(state: State, node: Node, v: Value) -> list[int]:
+def _predicate(state: State, node: Node, v: LocalValue) -> list[int]:
     """The mesh axes along which devices may go different ways; a partial predicate is entered."""
     varies = []
     for k, h in enumerate(v.held):

@@ -9,7 +9,7 @@ from sbp.shardmap.edits import GraphEdit
 from sbp.shardmap.rewrites import Edits, after_statement, call_at, called_name, into_call
 from sbp.trace.graph import Node
 
-Value = tuple[int, int, bool]
+TouchedValue = tuple[int, int, bool]
 """A node, which of its results or operands, and whether it is a result."""
 
 
@@ -66,7 +66,7 @@ class Place:
     """
 
     text: str
-    values: tuple[Value, ...]
+    values: tuple[TouchedValue, ...]
     spans: tuple[Span, ...]
     name: str = ""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sbp.shardmap.distribution import UNKNOWN, WHOLE, Doubt, Fault, Held, Value, faulty
+from sbp.shardmap.distribution import UNKNOWN, WHOLE, Doubt, Fault, Distribution, LocalValue, faulty
 from sbp.shardmap.state import State
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
@@ -38,27 +38,27 @@ def names_of(node: Node) -> Any:
     return node.params.get("axes", node.params.get("axis_name"))
 
 
-def collective(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
+def collective(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:
     """The results of a collective, or of something else about named axes."""
     over = state.axes_of(names_of(node))
     if node.op == "axis_index":
-        return [Value(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
+        return [LocalValue(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
     act = _ON_AXES.get(node.op)
     if act is None or node.params.get("axis_index_groups") is not None:
         state.enter(Doubt(node, "groups" if act else "collective", "warning"))
-        return [Value((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
+        return [LocalValue((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
     return [
         _one(state, node, v, state.graph.aval(o).shape, over, act)
         for v, o in zip(ins, node.inputs, strict=True)
     ]
 
 
-Act = Callable[[State, Node, Value, int, Sequence[int]], Held]
+Act = Callable[[State, Node, LocalValue, int, Sequence[int]], Distribution]
 
 
 def _one(
-    state: State, node: Node, v: Value, shape: Sequence[int], over: Sequence[int], act: Act
-) -> Value:
+    state: State, node: Node, v: LocalValue, shape: Sequence[int], over: Sequence[int], act: Act
+) -> LocalValue:
     held = [
         act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over)
         for k, h in enumerate(v.held)
@@ -71,7 +71,7 @@ def _one(
             else v.const
         )
     counted = node.op in ("psum", "psum_invariant")
-    return Value(
+    return LocalValue(
         tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None
     )
 
@@ -79,7 +79,9 @@ def _one(
 # ---- reductions ---------------------------------------------------------------------------------
 
 
-def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+def _reduced(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
     """All-reduce by the sum, the maximum or the minimum."""
     h, monoid = v.held[axis], REDUCTIONS.get(node.op, "sum")
     if h.tag == "lse" and monoid == "max":
@@ -107,7 +109,7 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
             state.report(Fault("monoid", node, h.made, 0, (partial,)), axis, node)
             return replace(WHOLE, excess=None, reduced=node)
         cause = replace(h.cause, made=node) if h.cause and h.excess else None
-        return Held(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
+        return Distribution(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
     if B not in h.atoms:  # the shards of a split value, added element by element
         if not node.backward:
             state.enter(Doubt(node, "joins-shards", atoms=h.readings))
@@ -117,17 +119,21 @@ def _reduced(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]
     return _counted(node, v, h)
 
 
-def _counted(node: Node, v: Value, h: Held) -> Held:
+def _counted(node: Node, v: LocalValue, h: Distribution) -> Distribution:
     """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a
     cotangent."""
     if v.literal and not node.backward:
         return replace(WHOLE, excess=h.excess, reduced=node)
     excess = None if h.excess is None or h.share else h.excess + 1
     cause = Fault("pending" if v.literal else "doubled", node, h.reduced)
-    return Held(frozenset({B}), excess, reduced=h.reduced or node, cause=cause if excess else None)
+    return Distribution(
+        frozenset({B}), excess, reduced=h.reduced or node, cause=cause if excess else None
+    )
 
 
-def _scattered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+def _scattered(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
     dim, tiled = node.params["scatter_dimension"], node.params["tiled"]
     if v.held[axis].split:
         return UNKNOWN
@@ -137,7 +143,7 @@ def _scattered(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
     return replace(whole, atoms=frozenset({Split(dim)}), under=_outside(state, node, v, axis, dim))
 
 
-def _outside(state: State, node: Node, v: Value, axis: int, dim: int) -> frozenset[int]:
+def _outside(state: State, node: Node, v: LocalValue, axis: int, dim: int) -> frozenset[int]:
     """The mesh axes that split a dim before a collective splits it further."""
     over = state.axes_of(names_of(node))
     before = {k for k, h in enumerate(v.held) if Split(dim) in h.atoms and k not in over}
@@ -147,7 +153,9 @@ def _outside(state: State, node: Node, v: Value, axis: int, dim: int) -> frozens
 # ---- movements ----------------------------------------------------------------------------------
 
 
-def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+def _gathered(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
     """The shards of a split value, one after the other; without tiling, what each device has, side
     by side."""
     h, dim = v.held[axis], node.params["all_gather_dimension"]
@@ -173,7 +181,9 @@ def _gathered(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
     return faulty(Fault("copies", node, h.reduced, dim))
 
 
-def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+def _exchanged(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
     h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
     if h.fault and h.fault.kind == "copies":
         there = h.fault.node.params
@@ -194,7 +204,9 @@ def _exchanged(state: State, node: Node, v: Value, axis: int, shape: Sequence[in
     return UNKNOWN
 
 
-def _permuted(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+def _permuted(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
     h = v.held[axis]
     everyone = len({target for _, target in node.params["perm"]}) == math.prod(
         state.sizes[k] for k in state.axes_of(names_of(node))
@@ -207,11 +219,13 @@ def _permuted(state: State, node: Node, v: Value, axis: int, shape: Sequence[int
     )
 
 
-def _same_everywhere(state: State, node: Node, v: Value, axis: int, shape: Sequence[int]) -> Held:
+def _same_everywhere(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
     return replace(WHOLE, excess=None)
 
 
-def _beside(node: Node, h: Held, rank: int, over: Sequence[int]) -> Held:
+def _beside(node: Node, h: Distribution, rank: int, over: Sequence[int]) -> Distribution:
     """On a mesh axis that the collective does not run over."""
     if (
         REDUCTIONS.get(node.op, "sum") != "sum"

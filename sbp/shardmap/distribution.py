@@ -148,7 +148,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Distribution:
     """How a value is held on one mesh axis.
 
     Arguments:
@@ -182,7 +182,7 @@ class Held:
     doubt: Doubt | None = None
     twice: Doubt | None = None
     tag: Tag = ""
-    stack: tuple[int, Held] | None = None
+    stack: tuple[int, Distribution] | None = None
     copies: Fault | None = None
     under: frozenset[int] | None = None
 
@@ -209,11 +209,11 @@ class Held:
         return tuple(sorted(self.atoms, key=repr))
 
 
-UNKNOWN = Held(excess=None)
-WHOLE = Held(frozenset({B}))
+UNKNOWN = Distribution(excess=None)
+WHOLE = Distribution(frozenset({B}))
 
 
-def unsure(held: Sequence[Held]) -> Held:
+def unsure(held: Sequence[Distribution]) -> Distribution:
     """What is known of a result that has an unknown operand at least.
 
     A fault stays one, but for what is meant to be of a shard alone, and a shift by a shard's own
@@ -236,13 +236,13 @@ def unsure(held: Sequence[Held]) -> Held:
     )
 
 
-def faulty(fault: Fault) -> Held:
+def faulty(fault: Fault) -> Distribution:
     """What an operation leaves that is at fault."""
-    return Held(excess=None, fault=fault)
+    return Distribution(excess=None, fault=fault)
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LocalValue:
     """A value of a body.
 
     Arguments:
@@ -254,7 +254,7 @@ class Value:
       added: the operation that summed them.
     """
 
-    held: tuple[Held, ...]
+    held: tuple[Distribution, ...]
     const: Any = None
     literal: bool = False
     lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -271,7 +271,7 @@ class Value:
         return self.const is not None and self.const == 0
 
 
-def literal(value: Any, aval: Any, axes: int) -> Value:
+def literal(value: Any, aval: Any, axes: int) -> LocalValue:
     """A constant of the program."""
     const = None
     if not _jax.is_extended(aval.dtype):
@@ -282,10 +282,10 @@ def literal(value: Any, aval: Any, axes: int) -> Value:
             and (array.size == 1 or bool((array == array.flat[0]).all()))
         ):
             const = array.flat[0].item()
-    return neutral(Value((WHOLE,) * axes, const=const, literal=True), aval)
+    return neutral(LocalValue((WHOLE,) * axes, const=const, literal=True), aval)
 
 
-def neutral(value: Value, aval: Any) -> Value:
+def neutral(value: LocalValue, aval: Any) -> LocalValue:
     """A value with the readings that its elements allow: what is the same everywhere is split along
     any dim, and zeros are partial."""
     if value.const is None or isinstance(value.const, complex):
@@ -317,14 +317,14 @@ def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
 # ---- where two ways meet: the carry of a loop, the branches of a cond ---------------------------
 
 
-def join(a: Value, b: Value, node: Node) -> Value:
+def join(a: LocalValue, b: LocalValue, node: Node) -> LocalValue:
     """What is known of a value that is one of two."""
     held = tuple(_join(x, y, a, b, node) for x, y in zip(a.held, b.held, strict=True))
     same = a.const is not None and a.const == b.const
-    return Value(held, const=a.const if same else None, literal=a.literal and b.literal)
+    return LocalValue(held, const=a.const if same else None, literal=a.literal and b.literal)
 
 
-def joined(values: Sequence[Value], node: Node) -> Value:
+def joined(values: Sequence[LocalValue], node: Node) -> LocalValue:
     """What is known of a value that is one of several."""
     first, *rest = values
     for v in rest:
@@ -332,7 +332,9 @@ def joined(values: Sequence[Value], node: Node) -> Value:
     return first
 
 
-def _join(x: Held, y: Held, a: Value, b: Value, node: Node) -> Held:
+def _join(
+    x: Distribution, y: Distribution, a: LocalValue, b: LocalValue, node: Node
+) -> Distribution:
     if x.unknown or y.unknown:
         return unsure((x, y))
     if x.fault or y.fault:
@@ -349,7 +351,7 @@ def _join(x: Held, y: Held, a: Value, b: Value, node: Node) -> Held:
             and not any(isinstance(t, Split) for t in atoms)
         ):
             return faulty(cause)  # an iteration that multiplies by the axis size again
-        return Held(
+        return Distribution(
             atoms,
             excess,
             None,
@@ -364,5 +366,5 @@ def _join(x: Held, y: Held, a: Value, b: Value, node: Node) -> Held:
         if p.partial == P and B in w.atoms:
             if p.excess is not None and w.excess is not None and p.excess != w.excess + 1:
                 return faulty(Fault("added", node, p.made))
-            return Held(p.atoms, p.excess, None, made, reduced, cause, doubt=doubt)
+            return Distribution(p.atoms, p.excess, None, made, reduced, cause, doubt=doubt)
     return UNKNOWN

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sbp.shardmap.distribution import Doubt, Fault, Held, Value
+from sbp.shardmap.distribution import Doubt, Fault, Distribution, LocalValue
 from sbp.shardmap.excess import close
 from sbp.shardmap.state import Reading, State
 from sbp.trace.graph import Constant, Node
@@ -44,7 +44,7 @@ Change = dict[int, int | None]
 divided by, None makes it unknown."""
 
 
-def divided(state: State, node: Node, ins: Sequence[Value], result: Value) -> Value:
+def divided(state: State, node: Node, ins: Sequence[LocalValue], result: LocalValue) -> LocalValue:
     """The result of an operation, where it divides by a constant that may be a count: of devices,
     or of the elements that were summed.
 
@@ -78,7 +78,7 @@ def divided(state: State, node: Node, ins: Sequence[Value], result: Value) -> Va
     return replace(result, held=tuple(held))
 
 
-def _constant_operand(node: Node, ins: Sequence[Value]) -> int | None:
+def _constant_operand(node: Node, ins: Sequence[LocalValue]) -> int | None:
     """Which operand is a number to divide by, or to multiply with; None for any other operation."""
     if node.op == "div" and len(ins) == 2:
         at = 1
@@ -115,7 +115,7 @@ def _by_user(node: Node) -> bool:
     return not node.library or node.library[-1] in _ARITHMETIC
 
 
-def _change(state: State, node: Node, operand: Value, divisor: float) -> Change:
+def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Change:
     """What a division does to the excess."""
     if axes := _of_pmean(state, node, divisor):
         return dict.fromkeys(axes, -1)
@@ -204,7 +204,7 @@ def _counts_turns(state: State, node: Node, divisor: float) -> bool:
 # ---- shares -------------------------------------------------------------------------------------
 
 
-def _shares(state: State, value: Value, divisor: float) -> tuple[int, ...]:
+def _shares(state: State, value: LocalValue, divisor: float) -> tuple[int, ...]:
     """The mesh axes for each device of which a value may be a share: it is whole, and divided by
     their number."""
     whole = [k for k, h in enumerate(value.held) if B in h.atoms and h.excess == 0]
@@ -212,7 +212,9 @@ def _shares(state: State, value: Value, divisor: float) -> tuple[int, ...]:
     return found[0] if found else ()
 
 
-def _divided_again(state: State, node: Node, h: Held, axis: int, divisor: float) -> Doubt | None:
+def _divided_again(
+    state: State, node: Node, h: Distribution, axis: int, divisor: float
+) -> Doubt | None:
     """The doubt about a mean over devices that is divided by their number once more: it is a share,
     or the number is another one, or the result is too small."""
     written = _by_user(node) and node.op == "div" and not _computes_divisor(state, node)
@@ -232,7 +234,7 @@ def _divided_again(state: State, node: Node, h: Held, axis: int, divisor: float)
 # ---- sums that are still partial ----------------------------------------------------------------
 
 
-def _is_mean(operand: Value, node: Node, divisor: float) -> bool:
+def _is_mean(operand: LocalValue, node: Node, divisor: float) -> bool:
     """Whether a function of JAX divides a sum by the number of its elements."""
     return (
         operand.added is not None
@@ -241,13 +243,13 @@ def _is_mean(operand: Value, node: Node, divisor: float) -> bool:
     )
 
 
-def _own_lengths(operand: Value) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _own_lengths(operand: LocalValue) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The dims that the last sum ran along, without those of sums before it."""
     many = len(operand.added.params["axes"]) if operand.added else 0
     return operand.lengths[-many:] if many else ()
 
 
-def _mean(operand: Value) -> Change:
+def _mean(operand: LocalValue) -> Change:
     """The mean along dims: those that are split leave the shards to be averaged; the parts that a
     gather put side by side are."""
     change: Change = {}
@@ -275,7 +277,7 @@ def _counted(state: State, node: Node, count: int, divisor: float, partial: list
 # ---- sums that were reduced ---------------------------------------------------------------------
 
 
-def _of_reduced(state: State, node: Node, operand: Value, divisor: float) -> Change:
+def _of_reduced(state: State, node: Node, operand: LocalValue, divisor: float) -> Change:
     """What a division of a sum over devices does: -1 where parts were averaged, 1 where the
     elements of one shard were counted alone."""
     summed = [
@@ -309,7 +311,7 @@ def _directly(node: Node, reduced: Node | None) -> bool:
 
 
 def _counts(
-    state: State, operand: Value, summed: list[int]
+    state: State, operand: LocalValue, summed: list[int]
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Every count that a mean may be divided by: along some of the summed dims, with the axes whose
     shards are counted alone."""

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from sbp.shardmap.distribution import UNKNOWN, Doubt, Fault, Held, Value, faulty, neutral
+from sbp.shardmap.distribution import (
+    UNKNOWN,
+    Doubt,
+    Fault,
+    Distribution,
+    LocalValue,
+    faulty,
+    neutral,
+)
 from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
@@ -22,7 +30,7 @@ from sbp.types import Atom, B, P, Split, Unreduced
 _EXTREMES = (Unreduced("max"), Unreduced("min"))
 
 
-def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
+def local(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:
     """The results of a local operation."""
     if not node.outputs:
         return []
@@ -32,14 +40,14 @@ def local(state: State, node: Node, ins: Sequence[Value]) -> list[Value]:
     lengths, added = _lengths(state, node, ins)
     results = []
     for i, output in enumerate(node.outputs):
-        value = Value(
+        value = LocalValue(
             tuple(found[k][i] for k in axes), const if i == 0 else None, known, lengths, added
         )
         results.append(neutral(value, state.graph.avals[output]))
     return [divided(state, node, ins, results[0])] if len(results) == 1 else results
 
 
-def _constant(node: Node, ins: Sequence[Value]) -> Any:
+def _constant(node: Node, ins: Sequence[LocalValue]) -> Any:
     consts = [v.const for v in ins]
     if not consts or any(c is None for c in consts):
         return None
@@ -51,7 +59,7 @@ def _constant(node: Node, ins: Sequence[Value]) -> Any:
 
 
 def _lengths(
-    state: State, node: Node, ins: Sequence[Value]
+    state: State, node: Node, ins: Sequence[LocalValue]
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Node | None]:
     """Along which dims each element of the result is a sum, and the operation that summed."""
     if node.op == "reduce_sum":
@@ -67,7 +75,7 @@ def _lengths(
 # ---- readings -----------------------------------------------------------------------------------
 
 
-def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[Held]:
+def _on_axis(state: State, node: Node, ins: Sequence[LocalValue], axis: int) -> list[Distribution]:
     held = [v.held[axis] for v in ins]
     if any(h.unknown for h in held):
         return [unknown(node, held)] * len(node.outputs)
@@ -128,7 +136,7 @@ def _on_axis(state: State, node: Node, ins: Sequence[Value], axis: int) -> list[
     return [found_none, *(others for _ in node.outputs[1:])]
 
 
-def _excess(node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms) -> Any:
+def _excess(node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution], way: Atoms) -> Any:
     """The excess of the results, when the operands are read so."""
     taken = [a == P and P not in h.atoms for a, h in zip(way, held, strict=True)]
     found = [None if h.excess is None else h.excess + t for h, t in zip(held, taken, strict=True)]
@@ -136,9 +144,11 @@ def _excess(node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms) 
     return excess_of(node.op, node.params, found, free)
 
 
-def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: int | None) -> Held:
+def _result(
+    node: Node, held: Sequence[Distribution], atoms: frozenset[Atom], excess: int | None
+) -> Distribution:
     made = next((h.made for h in held if h.made), None)
-    result = Held(atoms, excess, made=made)
+    result = Distribution(atoms, excess, made=made)
     share = traits_of(node.op).carries or node.op in ("mul", "div", "add", "sub")
     doubt = next(
         (
@@ -168,8 +178,13 @@ def _result(node: Node, held: Sequence[Held], atoms: frozenset[Atom], excess: in
 
 
 def _clashing(
-    state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], way: Atoms, axis: int
-) -> list[Held]:
+    state: State,
+    node: Node,
+    ins: Sequence[LocalValue],
+    held: Sequence[Distribution],
+    way: Atoms,
+    axis: int,
+) -> list[Distribution]:
     """Operands that are off by different powers of the axis size."""
     taken = [
         i for i, (a, h) in enumerate(zip(way, held, strict=True)) if a == P and P not in h.atoms
@@ -203,11 +218,11 @@ def _clashing(
 def _unreadable(
     state: State,
     node: Node,
-    ins: Sequence[Value],
-    held: Sequence[Held],
+    ins: Sequence[LocalValue],
+    held: Sequence[Distribution],
     every: Sequence[Atoms],
     axis: int,
-) -> Held:
+) -> Distribution:
     """No signature for any reading."""
     partial = tuple(i for i, h in enumerate(held) if h.partial)
     split = [i for i, h in enumerate(held) if h.split]
@@ -242,7 +257,7 @@ def _unreadable(
     return replace(UNKNOWN, doubt=Doubt(node, kind, axis=state.names[axis], atoms=atoms))
 
 
-def _own_slice(state: State, node: Node, h: Held) -> bool:
+def _own_slice(state: State, node: Node, h: Distribution) -> bool:
     """Whether a device takes the one element that it has along a split dim: that dim numbers the
     devices."""
     shape = state.graph.aval(node.inputs[0]).shape
@@ -250,7 +265,7 @@ def _own_slice(state: State, node: Node, h: Held) -> bool:
     return one and node.op in ("dynamic_slice", "gather", "reshape", "slice", "squeeze")
 
 
-def _swapped(node: Node, ins: Sequence[Value], axis: int) -> Fault | None:
+def _swapped(node: Node, ins: Sequence[LocalValue], axis: int) -> Fault | None:
     """Two operands whose dims are split over the same mesh axes in another order."""
     for i, j in itertools.permutations(range(len(ins)), 2):
         one, other = ins[i].held, ins[j].held

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sbp.shardmap.distribution import UNKNOWN, Doubt, Held, Value, unsure
+from sbp.shardmap.distribution import UNKNOWN, Doubt, Distribution, LocalValue, unsure
 from sbp.shardmap.state import State
 from sbp.signatures import traits_of
 from sbp.trace.graph import Constant, Node
@@ -29,8 +29,8 @@ _OF_PARTS = ("nonlinear", "product", "ratio", "mixed", "added", "scales")
 
 
 def put_right(
-    state: State, node: Node, ins: Sequence[Value], held: Sequence[Held], axis: int
-) -> Held | None:
+    state: State, node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution], axis: int
+) -> Distribution | None:
     """The result of an operation that checks a part, or makes good what was done to it; None for
     any other one.
 
@@ -51,20 +51,22 @@ def put_right(
 # ---- is all of it finite? -----------------------------------------------------------------------
 
 
-def _check(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held]) -> Held | None:
+def _check(
+    state: State, node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution]
+) -> Distribution | None:
     """A check of each part, or a choice by one."""
     first = held[0]
     if node.op == "is_finite" and first.fault and first.fault.kind in _OF_PARTS:
-        return Held(frozenset({AND}), made=first.fault.made, tag="finite")
+        return Distribution(frozenset({AND}), made=first.fault.made, tag="finite")
     if not first.partial and node.op not in ("eq", "ne"):
         return None
     match node.op:
         case "is_finite":
-            return Held(frozenset({AND}), made=first.made, tag="finite")
+            return Distribution(frozenset({AND}), made=first.made, tag="finite")
         case "eq" | "ne" if _is_check(node, ins, held):
             made = next(h.made for h in held if h.partial)
             finds_it = (node.op == "ne") == (node.inputs[0] == node.inputs[1])
-            return Held(frozenset({OR if finds_it else AND}), made=made, tag="finite")
+            return Distribution(frozenset({OR if finds_it else AND}), made=made, tag="finite")
         case "convert_element_type" if (
             first.partial in (AND, OR) and state.graph.avals[node.outputs[0]].dtype != np.bool_
         ):
@@ -91,7 +93,7 @@ def _check(state: State, node: Node, ins: Sequence[Value], held: Sequence[Held])
             return None
 
 
-def _is_check(node: Node, ins: Sequence[Value], held: Sequence[Held]) -> bool:
+def _is_check(node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution]) -> bool:
     """Whether a comparison asks of a partial value if it is NaN, or infinite."""
     if not any(h.partial for h in held):
         return False
@@ -100,14 +102,14 @@ def _is_check(node: Node, ins: Sequence[Value], held: Sequence[Held]) -> bool:
     return any(isinstance(v.const, float) and math.isinf(v.const) for v in ins)
 
 
-def _kept(state: State, node: Node, held: Sequence[Held]) -> Held | None:
+def _kept(state: State, node: Node, held: Sequence[Distribution]) -> Distribution | None:
     """Checks joined: of the same kind, or with what every device has."""
     for row in (
         state.reader.rows(node, tuple(h.partial or B for h in held), 2)
         if all(h.partial or B in h.atoms for h in held)
         else ()
     ):
-        return Held(
+        return Distribution(
             frozenset({row.outs[0]}),
             made=held[0].made,
             tag="finite" if all(h.tag != "test" for h in held) else "test",
@@ -118,7 +120,7 @@ def _kept(state: State, node: Node, held: Sequence[Held]) -> Held | None:
 # ---- log-sum-exp --------------------------------------------------------------------------------
 
 
-def _log_sum_exp(node: Node, held: Sequence[Held]) -> Held | None:
+def _log_sum_exp(node: Node, held: Sequence[Distribution]) -> Distribution | None:
     """The log of a sum of exponentials that were shifted by the shard's own maximum, and what is
     made of it."""
     first = held[0]
@@ -131,7 +133,7 @@ def _log_sum_exp(node: Node, held: Sequence[Held]) -> Held | None:
     ):
         return first if first.fault else None
     if node.op == "exp" and first.tag == "lse" and first.fault:
-        return Held(frozenset({P}), made=first.fault.made, tag="weight")
+        return Distribution(frozenset({P}), made=first.fault.made, tag="weight")
     if node.op in ("add", "sub") and len(held) == 2:
         for one, other in (held, held[::-1]) if node.op == "add" else (held,):
             if (
@@ -150,7 +152,7 @@ def _log_sum_exp(node: Node, held: Sequence[Held]) -> Held | None:
 # ---- weights ------------------------------------------------------------------------------------
 
 
-def _weighted(node: Node, held: Sequence[Held]) -> Held | None:
+def _weighted(node: Node, held: Sequence[Distribution]) -> Distribution | None:
     """What a device found of its own shard, times the weight of the shard."""
     if node.op in ("add", "add_any") and len(held) == 2:
         return _spread(node, held)
@@ -162,7 +164,9 @@ def _weighted(node: Node, held: Sequence[Held]) -> Held | None:
             continue
         if fault.kind == "ratio" and _same(other.made, fault.made):
             direct = node.inputs[i] in fault.node.outputs
-            return Held(frozenset({P}), made=other.made, doubt=None if direct else _of_shards(node))
+            return Distribution(
+                frozenset({P}), made=other.made, doubt=None if direct else _of_shards(node)
+            )
         if fault.kind == "mixed" and other.tag == "weight":
             return replace(
                 UNKNOWN,
@@ -172,7 +176,7 @@ def _weighted(node: Node, held: Sequence[Held]) -> Held | None:
     return None
 
 
-def _spread(node: Node, held: Sequence[Held]) -> Held | None:
+def _spread(node: Node, held: Sequence[Distribution]) -> Distribution | None:
     """The spread within a shard and that of the shards' means: the two parts of a variance."""
     one, other = (h.fault for h in held)
     if (
@@ -204,7 +208,9 @@ def _of_shards(node: Node) -> Doubt:
 # ---- parts side by side -------------------------------------------------------------------------
 
 
-def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held | None:
+def _of_stack(
+    state: State, node: Node, held: Sequence[Distribution], axis: int
+) -> Distribution | None:
     """Parts that a gather put side by side: along that dim they are reduced as a psum does; of
     anything else nothing is followed."""
     stack = held[0].stack
@@ -219,10 +225,10 @@ def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held
         return replace(held[0], stack=(dim - sum(d < dim for d in node.params["axes"]), part))
     if part.fault:
         doubt = Doubt(node, "added-shards", lasting=True, axis=state.names[axis])
-        return Held(frozenset({B}), None, reduced=node, doubt=doubt)
+        return Distribution(frozenset({B}), None, reduced=node, doubt=doubt)
     if part.partial == P:
         cause = replace(part.cause, made=node) if part.cause and part.excess else None
-        return Held(
+        return Distribution(
             frozenset({B}), part.excess, made=part.made, reduced=node, cause=cause, doubt=part.doubt
         )
     return None
@@ -231,7 +237,7 @@ def _of_stack(state: State, node: Node, held: Sequence[Held], axis: int) -> Held
 # ---- what is not known --------------------------------------------------------------------------
 
 
-def unknown(node: Node, held: Sequence[Held]) -> Held:
+def unknown(node: Node, held: Sequence[Distribution]) -> Distribution:
     """The result of an operation that has an operand of which nothing is known."""
     result = unsure(held)
     routed = any(h.unknown and h.tag == "routed" for h in held)
@@ -243,7 +249,7 @@ def unknown(node: Node, held: Sequence[Held]) -> Held:
     return replace(result, tag="routed")
 
 
-def off_and_unknown(node: Node, held: Sequence[Held]) -> Doubt | None:
+def off_and_unknown(node: Node, held: Sequence[Distribution]) -> Doubt | None:
     """Of a product: that one operand is too large or too small, and of the other it is not known
     whether it makes that good."""
     if (

@@ -14,7 +14,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.shardmap.body import run
 from sbp.shardmap.collectives import names_of
-from sbp.shardmap.distribution import WHOLE, Doubt, Fault, Held, Value, literal
+from sbp.shardmap.distribution import WHOLE, Doubt, Fault, Distribution, LocalValue, literal
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
 from sbp.shardmap.state import Divisions, Finding, State
@@ -163,7 +163,7 @@ class _Program:
                 readers[operand].append((node, spec))
         for operand in graph.outputs:
             readers[operand].append((None, None))
-        links: dict[Operand, tuple[Any, Value]] = {}
+        links: dict[Operand, tuple[Any, LocalValue]] = {}
         for node in graph.nodes:
             if node.op == "shard_map":
                 self.region(node, makers, readers, links)
@@ -175,7 +175,7 @@ class _Program:
         node: Node,
         makers: dict[int, Node],
         readers: Any,
-        links: dict[Operand, tuple[Any, Value]],
+        links: dict[Operand, tuple[Any, LocalValue]],
     ) -> None:
         body: Graph = node.params["body"]
         sizes = tuple(self.mesh.size(a) for a in self.names)
@@ -210,8 +210,8 @@ class _Program:
         operand: Operand,
         spec: Any,
         makers: dict[int, Node],
-        links: dict[Operand, tuple[Any, Value]],
-    ) -> Value:
+        links: dict[Operand, tuple[Any, LocalValue]],
+    ) -> LocalValue:
         """How a region holds an operand: as its spec says, or, of what autodiff passes on from the
         forward region, as that had it."""
         if node.backward and operand in links and links[operand][0] == spec:
@@ -224,7 +224,7 @@ class _Program:
             for d, a in zip(dims, self.names, strict=True)
         ]
         held = tuple(
-            WHOLE if d is None else Held(frozenset({Split(d)}), under=u)
+            WHOLE if d is None else Distribution(frozenset({Split(d)}), under=u)
             for d, u in zip(dims, unders, strict=True)
         )
         maker = makers.get(operand)
@@ -243,13 +243,13 @@ class _Program:
                 held = tuple(
                     replace(h, excess=-1) if k in unsplit else h for k, h in enumerate(held)
                 )
-        return Value(held)
+        return LocalValue(held)
 
     def claims(
         self,
         state: State,
         result: int,
-        value: Value,
+        value: LocalValue,
         spec: Any,
         shape: tuple[int, ...],
         maker: Node | None,
@@ -283,7 +283,7 @@ def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
     return reader is not None and reader.op == "shard_map" and reader.backward and spec == taken
 
 
-def _broken(h: Held, dim: int | None, maker: Node) -> Fault | None:
+def _broken(h: Distribution, dim: int | None, maker: Node) -> Fault | None:
     """What is wrong with a claim that a value is split on a dim, or B."""
     if h.fault or h.unknown:
         return h.fault

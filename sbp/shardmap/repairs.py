@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from sbp.errors import OptionEdit
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.candidates import CollectiveCall, LateReduction, Place, Repair, Value
+from sbp.shardmap.candidates import CollectiveCall, LateReduction, Place, Repair, TouchedValue
 from sbp.shardmap.collectives import CALLED, PSUM_CALLS
 from sbp.shardmap.distribution import Fault
 from sbp.shardmap.divisions import PMEAN
@@ -367,7 +367,7 @@ def _result_of(site: Site) -> Place:
     return Place(site.text, values, (site.span,), site.name)
 
 
-def _before(calls: tuple[Node, ...], read: WrittenOperand) -> tuple[Value, ...]:
+def _before(calls: tuple[Node, ...], read: WrittenOperand) -> tuple[TouchedValue, ...]:
     return tuple((node.id, i, False) for node in calls for i in read.operands)
 
 

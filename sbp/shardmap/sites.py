@@ -361,7 +361,7 @@ class Sites:
         for frame in maker[0].stack if maker else ():
             name = expression_at(frame)[1]
             here = [p for p in parts if position_of(p) == position_at(frame)]
-            named = [p for p in parts if isinstance(p, ast.Name) and p.id == name]
+            named: list[ast.expr] = [p for p in parts if isinstance(p, ast.Name) and p.id == name]
             found = here if frame.file == line.file else []
             if found := found or (named if frame.function == line.function else []):
                 return found
