@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sbp.errors import SbpInternalError
-from sbp.shardmap.collectives import collective, is_collective
+from sbp.shardmap.collectives import SHARD_MAP, is_collective
+from sbp.shardmap.communication import collective
 from sbp.shardmap.distribution import (
     UNKNOWN,
+    Distribution,
     Doubt,
     Fault,
-    Distribution,
     LocalValue,
     join,
     joined,
@@ -19,7 +20,7 @@ from sbp.shardmap.distribution import (
 )
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
-from sbp.trace.graph import Constant, Graph, Node
+from sbp.trace.graph import BARRIER, Constant, Graph, Node
 from sbp.trace.regions import interface_of, trips_of
 from sbp.types import B, Split
 
@@ -51,22 +52,26 @@ def run(state: State, graph: Graph, args: Sequence[LocalValue]) -> list[LocalVal
 
 
 def _results(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
+    if node.regions:
+        return _with_regions(state, node, ins)
     match node.op:
-        case "scan":
-            return _scan(state, node, ins)
-        case "while":
-            return _while(state, node, ins)
-        case "cond":
-            return _cond(state, node, ins)
-        case "optimization_barrier":
+        case op if op == BARRIER:
             return ins
-        case "shard_map":
+        case op if op == SHARD_MAP:
             state.enter(Doubt(node, "nested", "warning"))
             return [LocalValue((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
         case op if is_collective(op):
             return collective(state, node, ins)
         case _:
             return local(state, node, ins)
+
+
+def _with_regions(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
+    interface = interface_of(node)
+    if not interface.loop:
+        return _cond(state, node, ins)
+    decides = any(e.kind == "predicate" for e in interface.exits)
+    return _while(state, node, ins) if decides else _scan(state, node, ins)
 
 
 def _fixpoint(state: State, node: Node, region: int, ins: list[LocalValue]) -> list[LocalValue]:

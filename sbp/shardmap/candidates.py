@@ -14,7 +14,7 @@ TouchedValue = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RepairCandidate:
     """One repair in the ways that it may be meant: a sum, then a mean, where it may be either.
 
     Arguments:
@@ -54,7 +54,7 @@ class CollectiveCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReducedPlace:
     """Values that are to be reduced.
 
     Arguments:

@@ -1,17 +1,45 @@
-"""What a collective makes of how its operand is held: on the mesh axes that it runs over, and on
-the others, where it only moves."""
+"""The table of collectives: the primitives that are about named mesh axes, and the functions of
+`jax.lax` that call them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from sbp.shardmap.distribution import UNKNOWN, WHOLE, Doubt, Fault, Distribution, LocalValue, faulty
-from sbp.shardmap.state import State
 from sbp.trace.graph import Node
-from sbp.types import Atom, B, P, Split, Unreduced
+
+SHARD_MAP = "shard_map"
+"""The primitive of a region."""
+
+AXIS_INDEX = "axis_index"
+"""The primitive that says where a device is along a mesh axis."""
+
+Collective = Literal["reduce", "scattering", "gathering", "exchange", "permute", "broadcast"]
+
+KINDS: dict[str, Collective] = {
+    "psum": "reduce",
+    "psum_invariant": "reduce",
+    "pmax": "reduce",
+    "pmin": "reduce",
+    "reduce_scatter": "scattering",
+    "all_gather": "gathering",
+    "all_gather_invariant": "gathering",
+    "all_to_all": "exchange",
+    "ppermute": "permute",
+    "pbroadcast": "broadcast",
+}
+"""The collectives that are analysed."""
+
+NAMED = frozenset(
+    {
+        *KINDS,
+        AXIS_INDEX,
+        "ragged_all_to_all",
+        "pbroadcast_dynamic",
+        "all_gather_reduced",
+        "preduced",
+    }
+)
+"""All primitives about named axes, but for those that have a common start or end of their name."""
 
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
 """Collectives that reduce to B, with their monoids."""
@@ -24,278 +52,18 @@ CALLED = {
     "max": "pmax",
     "min": "pmin",
     "mean": "pmean",
-    "scatter": "psum_scatter",
-    "gather": "all_gather",
+    "scattered": "psum_scatter",
+    "gathered": "all_gather",
 }
 """The functions of `jax.lax` that call collectives, by what they do."""
 
-PSUM_CALLS = frozenset(CALLED[name] for name in ("sum", "max", "min", "mean"))
+REDUCING_CALLS = frozenset(CALLED[name] for name in ("sum", "max", "min", "mean"))
 """Those of them that reduce to B."""
 
 
 def names_of(node: Node) -> Any:
     """The mesh axes that a collective names."""
     return node.params.get("axes", node.params.get("axis_name"))
-
-
-def collective(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:
-    """The results of a collective, or of something else about named axes."""
-    over = state.axes_of(names_of(node))
-    if node.op == "axis_index":
-        return [LocalValue(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
-    act = _ON_AXES.get(node.op)
-    if act is None or node.params.get("axis_index_groups") is not None:
-        state.enter(Doubt(node, "groups" if act else "collective", "warning"))
-        return [LocalValue((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
-    return [
-        _one(state, node, v, state.graph.aval(o).shape, over, act)
-        for v, o in zip(ins, node.inputs, strict=True)
-    ]
-
-
-Act = Callable[[State, Node, LocalValue, int, Sequence[int]], Distribution]
-
-
-def _one(
-    state: State, node: Node, v: LocalValue, shape: Sequence[int], over: Sequence[int], act: Act
-) -> LocalValue:
-    held = [
-        act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over)
-        for k, h in enumerate(v.held)
-    ]
-    const = None
-    if v.const is not None and v.literal and node.op in REDUCTIONS:
-        const = (
-            v.const * math.prod(state.sizes[k] for k in over)
-            if REDUCTIONS[node.op] == "sum"
-            else v.const
-        )
-    counted = node.op in ("psum", "psum_invariant")
-    return LocalValue(
-        tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None
-    )
-
-
-# ---- reductions ---------------------------------------------------------------------------------
-
-
-def _reduced(
-    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
-) -> Distribution:
-    """All-reduce by the sum, the maximum or the minimum."""
-    h, monoid = v.held[axis], REDUCTIONS.get(node.op, "sum")
-    if h.tag == "lse" and monoid == "max":
-        return replace(WHOLE, excess=None, reduced=node)  # as good a shift as the maximum of all
-    if h.fault:
-        state.report(h.fault, axis, node)
-        return replace(WHOLE, excess=None, reduced=node)
-    if h.copies and monoid == "sum":
-        state.report(h.copies, axis, node)
-        return replace(WHOLE, excess=None, reduced=node)
-    if h.doubt:
-        state.enter(h.doubt)
-    if h.unknown:
-        return replace(WHOLE, excess=None, reduced=node)
-    partial = h.partial
-    if partial is not None:
-        if h.tag in ("finite", "test") and monoid == "sum":  # on how many devices it is so
-            if h.tag == "test":
-                state.enter(Doubt(node, "counts-tests"))
-            return replace(WHOLE, excess=None, reduced=node)
-        if partial == P and h.excess == 1 and monoid in ("max", "min"):
-            state.enter(Doubt(node, "compares-means"))
-            return replace(WHOLE, excess=None, reduced=node)
-        if partial.monoid != monoid:
-            state.report(Fault("monoid", node, h.made, 0, (partial,)), axis, node)
-            return replace(WHOLE, excess=None, reduced=node)
-        cause = replace(h.cause, made=node) if h.cause and h.excess else None
-        return Distribution(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
-    if B not in h.atoms:  # the shards of a split value, added element by element
-        if not node.backward:
-            state.enter(Doubt(node, "joins-shards", atoms=h.readings))
-        return replace(WHOLE, excess=None, reduced=node, blocks=node)
-    if monoid != "sum" or v.zero:
-        return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)
-    return _counted(node, v, h)
-
-
-def _counted(node: Node, v: LocalValue, h: Distribution) -> Distribution:
-    """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a
-    cotangent."""
-    if v.literal and not node.backward:
-        return replace(WHOLE, excess=h.excess, reduced=node)
-    excess = None if h.excess is None or h.share else h.excess + 1
-    cause = Fault("pending" if v.literal else "doubled", node, h.reduced)
-    return Distribution(
-        frozenset({B}), excess, reduced=h.reduced or node, cause=cause if excess else None
-    )
-
-
-def _scattered(
-    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
-) -> Distribution:
-    dim, tiled = node.params["scatter_dimension"], node.params["tiled"]
-    if v.held[axis].split:
-        return UNKNOWN
-    whole = _reduced(state, node, v, axis, shape)
-    if not tiled:
-        return replace(whole, atoms=frozenset())
-    return replace(whole, atoms=frozenset({Split(dim)}), under=_outside(state, node, v, axis, dim))
-
-
-def _outside(state: State, node: Node, v: LocalValue, axis: int, dim: int) -> frozenset[int]:
-    """The mesh axes that split a dim before a collective splits it further."""
-    over = state.axes_of(names_of(node))
-    before = {k for k, h in enumerate(v.held) if Split(dim) in h.atoms and k not in over}
-    return frozenset(before | set(over[: over.index(axis)]))
-
-
-# ---- movements ----------------------------------------------------------------------------------
-
-
-def _gathered(
-    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
-) -> Distribution:
-    """The shards of a split value, one after the other; without tiling, what each device has, side
-    by side."""
-    h, dim = v.held[axis], node.params["all_gather_dimension"]
-    if not node.params["tiled"] and (h.fault or h.partial):
-        return replace(WHOLE, excess=None, stack=(dim, h))  # the parts side by side
-    if not node.params["tiled"] or h.unknown:
-        return replace(WHOLE, excess=h.excess, cause=h.cause, reduced=h.reduced)
-    if Split(dim) in h.atoms:
-        over = state.axes_of(names_of(node))
-        if h.under is not None and h.under & set(over) != frozenset(over[: over.index(axis)]):
-            return faulty(Fault("order", node, None, dim))
-        return replace(h, atoms=frozenset({B}), under=None)
-    if h.fault and h.fault.kind == "local" and h.fault.candidates == dim:
-        return replace(WHOLE, doubt=Doubt(node, "candidates"), reduced=node)
-    if shape[dim] == 1:
-        return replace(WHOLE, excess=None)
-    if h.fault:
-        return h
-    if h.split:
-        return faulty(Fault("wrong-gather", node, h.made, dim, h.readings))
-    if h.partial:
-        return faulty(Fault("partial-as-split", node, h.made, dim, h.readings))
-    return faulty(Fault("copies", node, h.reduced, dim))
-
-
-def _exchanged(
-    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
-) -> Distribution:
-    h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
-    if h.fault and h.fault.kind == "copies":
-        there = h.fault.node.params
-        if (split, concat) != (there["concat_axis"], there["split_axis"]) or not node.params[
-            "tiled"
-        ]:
-            return h
-        doubt = Doubt(h.fault.node, "copies-back", lasting=True)
-        return replace(WHOLE, copies=h.fault, doubt=doubt)
-    if h.unknown or h.fault:
-        return UNKNOWN  # what each device found for each other one
-    if Split(concat) in h.atoms and split != concat and node.params["tiled"]:
-        return replace(
-            h, atoms=frozenset({Split(split)}), under=_outside(state, node, v, axis, split)
-        )
-    if B in h.atoms and not v.literal:
-        return faulty(Fault("copies", node, h.reduced, concat))
-    return UNKNOWN
-
-
-def _permuted(
-    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
-) -> Distribution:
-    h = v.held[axis]
-    everyone = len({target for _, target in node.params["perm"]}) == math.prod(
-        state.sizes[k] for k in state.axes_of(names_of(node))
-    )
-    keeps = everyone and (h.fault or B in h.atoms or h.partial)
-    return (
-        replace(h, atoms=frozenset(a for a in h.atoms if not isinstance(a, Split)))
-        if keeps
-        else UNKNOWN
-    )
-
-
-def _same_everywhere(
-    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
-) -> Distribution:
-    return replace(WHOLE, excess=None)
-
-
-def _beside(node: Node, h: Distribution, rank: int, over: Sequence[int]) -> Distribution:
-    """On a mesh axis that the collective does not run over."""
-    if (
-        REDUCTIONS.get(node.op, "sum") != "sum"
-        and isinstance(h.partial, Unreduced)
-        and h.partial.monoid != REDUCTIONS[node.op]
-    ):
-        return faulty(Fault("nonlinear", node, h.made, 0, (h.partial,)))
-    moved = _moved_dims(node, rank)
-    atoms: set[Atom] = set()
-    for a in h.atoms:
-        if not isinstance(a, Split):
-            atoms.add(a)
-        elif moved[a.dim] is not None:
-            atoms.add(Split(moved[a.dim] or 0))
-    doubt = h.doubt
-    if (
-        node.op.startswith("all_gather")
-        and h.split == Split(node.params["all_gather_dimension"])
-        and (h.under or frozenset()) & set(over)
-    ):
-        doubt = doubt or Doubt(node, "gathered-inside-out")
-    return replace(
-        h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None, doubt=doubt
-    )
-
-
-def _moved_dims(node: Node, rank: int) -> list[int | None]:
-    """Where each dim of the operand is in the result; None where its elements come in another
-    order."""
-    dims: list[int | None] = list(range(rank))
-    p = node.params
-    match node.op:
-        case "all_gather" | "all_gather_invariant" if not p["tiled"]:
-            return [d + (d >= p["all_gather_dimension"]) for d in range(rank)]
-        case "reduce_scatter" if not p["tiled"]:
-            return [
-                None if d == p["scatter_dimension"] else d - (d > p["scatter_dimension"])
-                for d in range(rank)
-            ]
-        case "all_to_all" if p["tiled"]:
-            return [None if d in (p["split_axis"], p["concat_axis"]) else d for d in range(rank)]
-        case "all_to_all":
-            rest = [d for d in range(rank) if d != p["split_axis"]]
-            rest.insert(p["concat_axis"], p["split_axis"])
-            return [None if d == p["split_axis"] else rest.index(d) for d in range(rank)]
-        case _:
-            return dims
-
-
-_ON_AXES: dict[str, Act] = {
-    **dict.fromkeys(REDUCTIONS, _reduced),
-    "reduce_scatter": _scattered,
-    "all_gather": _gathered,
-    "all_gather_invariant": _gathered,
-    "all_to_all": _exchanged,
-    "ppermute": _permuted,
-    "pbroadcast": _same_everywhere,
-}
-"""The collectives that are known, by name."""
-
-NAMED = frozenset(
-    {
-        *_ON_AXES,
-        "axis_index",
-        "ragged_all_to_all",
-        "pbroadcast_dynamic",
-        "all_gather_reduced",
-        "preduced",
-    }
-)
 
 
 def is_collective(op: str) -> bool:

@@ -53,7 +53,7 @@ Kind = Literal[
 """What may be wrong; `words` says it."""
 
 
-Tag = Literal["", "finite", "test", "log", "lse", "weight", "routed"]
+Tag = Literal["", "finite", "test", "shard-log", "log-sum-exp", "weight", "routed"]
 """Checks of each part, of whether it is finite or of something else, as booleans or numbers; the
 log of a shard's own sum of exponentials, its log-sum-exp, and the exponential of that; unknown, as
 capacities were compared with places in a shard."""

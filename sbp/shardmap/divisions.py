@@ -14,10 +14,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sbp.shardmap.distribution import Doubt, Fault, Distribution, LocalValue
+from sbp.shardmap.collectives import SUMS
+from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue
 from sbp.shardmap.excess import close
+from sbp.shardmap.operators import divides, multiplies, sums, sums_dims
 from sbp.shardmap.state import Reading, State
+from sbp.signatures import traits_of
 from sbp.trace.graph import Constant, Node
+from sbp.trace.regions import LOOPS, trips_are_assumed, trips_of
 from sbp.types import B, P
 
 HALF = 2.0
@@ -36,8 +40,6 @@ _ARITHMETIC = (
 )
 """The functions of JAX by which a user divides or multiplies."""
 
-_SUMS = ("psum", "psum_invariant", "reduce_sum")
-_UNARY = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", "squeeze")
 
 Change = dict[int, int | None]
 """What a division does to the excess, by mesh axis: -1 takes an axis size away, +1 leaves one to be
@@ -57,7 +59,7 @@ def divided(state: State, node: Node, ins: Sequence[LocalValue], result: LocalVa
     at = _constant_operand(node, ins)
     if at is None:
         return result
-    divisor = float(ins[at].const) if node.op == "div" else 1.0 / float(ins[at].const)
+    divisor = float(ins[at].const) if divides(node) else 1.0 / float(ins[at].const)
     if divisor <= 1.0:
         return result
     change = _change(state, node, ins[1 - at], divisor)
@@ -80,9 +82,9 @@ def divided(state: State, node: Node, ins: Sequence[LocalValue], result: LocalVa
 
 def _constant_operand(node: Node, ins: Sequence[LocalValue]) -> int | None:
     """Which operand is a number to divide by, or to multiply with; None for any other operation."""
-    if node.op == "div" and len(ins) == 2:
+    if divides(node) and len(ins) == 2:
         at = 1
-    elif node.op == "mul" and len(ins) == 2:
+    elif multiplies(node) and len(ins) == 2:
         at = next((i for i in (0, 1) if isinstance(node.inputs[i], Constant)), None)
     else:
         return None
@@ -126,13 +128,13 @@ def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Ch
     over = [k for k, h in enumerate(operand.held) if h.excess is not None and h.excess > 0]
     if _by_user(node) and (found := axes_of_size(state.sizes, over, divisor)):
         change: Change = dict.fromkeys(found[0], -1)
-        other = node.op == "mul" or _counts_turns(state, node, divisor)
+        other = multiplies(node) or _counts_turns(state, node, divisor)
         reading = Reading(node, "devices", divisor)
         return _entered(state, node, divisor, _read(state, reading, change, other=other))
     partial = [
         k
         for k, h in enumerate(operand.held)
-        if h.partial == P and h.made and h.made.op == "reduce_sum" and h.excess == 0
+        if h.partial == P and h.made and sums_dims(h.made) and h.excess == 0
     ]
     if partial and operand.added:
         return _counted(state, node, operand.count, divisor, partial)
@@ -164,7 +166,9 @@ def _computes_divisor(state: State, node: Node) -> bool:
     """Whether the program computes the number that it divides by, as `jnp.sqrt(16.0)`; it may
     convert it, and add it up over devices."""
     operand = next((i for i in node.inputs if isinstance(i, Constant)), node.inputs[-1])
-    while (maker := state.maker(operand)) is not None and maker.op in (*_UNARY, *_SUMS):
+    while (maker := state.maker(operand)) is not None and (
+        traits_of(maker.op).carries or sums(maker)
+    ):
         operand = maker.inputs[0]
     return not isinstance(operand, Constant)
 
@@ -175,7 +179,7 @@ def _of_pmean(state: State, node: Node, divisor: float) -> tuple[int, ...]:
         return ()
     maker = state.maker(node.inputs[0])
     axes = state.divisions.pmeans.get(node.stack, ())
-    if maker is not None and maker.op in _SUMS and "axes" in maker.params and not node.backward:
+    if maker is not None and maker.op in SUMS and "axes" in maker.params and not node.backward:
         axes = (state.axes_of(maker.params["axes"]),)
     return next(
         (a for a in axes if close(divisor, math.prod(state.sizes[k] for k in a))),
@@ -197,7 +201,8 @@ def _counts_turns(state: State, node: Node, divisor: float) -> bool:
     """Whether a number is that of the turns of a loop around a division, or of the loop that made
     its operand: a mean over microbatches."""
     maker = state.maker(node.inputs[0])
-    turns = [*state.turns, *([maker.params["length"]] if maker and maker.op == "scan" else [])]
+    made = maker is not None and maker.op in LOOPS and not trips_are_assumed(maker)
+    turns = [*state.turns, *([trips_of(maker)] if maker is not None and made else [])]
     return any(close(divisor, t) for t in turns)
 
 
@@ -217,16 +222,16 @@ def _divided_again(
 ) -> Doubt | None:
     """The doubt about a mean over devices that is divided by their number once more: it is a share,
     or the number is another one, or the result is too small."""
-    written = _by_user(node) and node.op == "div" and not _computes_divisor(state, node)
+    written = _by_user(node) and divides(node) and not _computes_divisor(state, node)
     if node.backward or not written or not (h.made and h.reduced):
         return None
     at = state.maker(node.inputs[0])
     while at is not None and at.id not in state.divisions.by_devices:
-        scales = at.op in ("div", "mul") and any(isinstance(i, Constant) for i in at.inputs)
-        if not scales and at.op not in _UNARY:
+        scales = (divides(at) or multiplies(at)) and any(isinstance(i, Constant) for i in at.inputs)
+        if not scales and not traits_of(at.op).carries:
             break
         at = state.maker(next((i for i in at.inputs if isinstance(i, int)), at.inputs[0]))
-    if at is None or (at.op not in _SUMS and at.id not in state.divisions.by_devices):
+    if at is None or (not sums(at) and at.id not in state.divisions.by_devices):
         return None
     return Doubt(node, "divided-again", axis=state.names[axis], number=divisor, severity="warning")
 
@@ -265,7 +270,7 @@ def _counted(state: State, node: Node, count: int, divisor: float, partial: list
     matches = axes_of_size(state.sizes, partial, divisor / count)
     if len(matches) == 1:
         left = [k for k in partial if k not in matches[0]]
-        if node.op == "mul":
+        if multiplies(node):
             return dict.fromkeys(left)
         return _entered(state, node, divisor, dict.fromkeys(left, 1))
     ratio = divisor / count
@@ -303,11 +308,7 @@ def _of_reduced(state: State, node: Node, operand: LocalValue, divisor: float) -
 
 
 def _directly(node: Node, reduced: Node | None) -> bool:
-    return (
-        reduced is not None
-        and reduced.op in _SUMS
-        and any(i in reduced.outputs for i in node.inputs)
-    )
+    return reduced is not None and sums(reduced) and any(i in reduced.outputs for i in node.inputs)
 
 
 def _counts(

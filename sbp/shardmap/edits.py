@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.traffic import handwritten_bytes
+from sbp.shardmap.collectives import CALLED, SHARD_MAP
 from sbp.shardmap.divisions import PMEAN
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
@@ -35,7 +37,7 @@ class Reduce:
     node: int
     operand: int
     mesh_axes: tuple[str, ...]
-    collective: str = "psum"
+    collective: str = CALLED["sum"]
     divisor: int = 1
     dim: int = 0
     after: bool = False
@@ -109,14 +111,14 @@ def bytes_sent(graph: Graph) -> float:
     for node in graph.nodes:
         inner = [bytes_sent(region) for region in node.regions]
         total += amount(node, inner)
-        total += handwritten_bytes(node) if node.op == "shard_map" else 0.0
+        total += handwritten_bytes(node) if node.op == SHARD_MAP else 0.0
     return total
 
 
 def _everywhere(graph: Graph) -> Iterator[Node]:
     for node in graph.walk():
         yield node
-        if node.op == "shard_map":
+        if node.op == SHARD_MAP:
             yield from _everywhere(node.params["body"])
 
 
@@ -140,7 +142,7 @@ class _Editor:
         for node in graph.nodes:
             inputs = [read(o) for o in node.inputs]
             for add in self.edit.reduce:
-                if add.node == node.id and node.op != "shard_map" and not add.after:
+                if add.node == node.id and node.op != SHARD_MAP and not add.after:
                     inputs[add.operand] = self.collective(add, inputs[add.operand], node, nodes)
             node = self.renewed(replace(node, inputs=tuple(inputs)))
             gone = self.edit.drop.get(node.id)
@@ -167,7 +169,7 @@ class _Editor:
 
     def renewed(self, node: Node) -> Node:
         """A node with the bodies that it holds edited, and its own parameters."""
-        if node.op == "shard_map":
+        if node.op == SHARD_MAP:
             node = replace(
                 node,
                 params=node.params
@@ -242,7 +244,12 @@ class _Editor:
     def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
         aval = self.avals[operand]
         return self.node(
-            like, "div", {}, [operand, constant(np.asarray(divisor, aval.dtype))], aval, nodes
+            like,
+            lax.div_p.name,
+            {},
+            [operand, constant(np.asarray(divisor, aval.dtype))],
+            aval,
+            nodes,
         )
 
 

@@ -7,7 +7,7 @@ from sbp.errors import Help
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.edits import GraphEdit, bytes_sent, edited
 from sbp.shardmap.regions import Analysis, analyse
-from sbp.shardmap.repairs import Repair, Repairs
+from sbp.shardmap.repairs import RepairCandidate, Repairs
 from sbp.shardmap.sites import Sites
 from sbp.shardmap.state import Finding
 from sbp.shardmap.words import primary
@@ -59,7 +59,7 @@ class Helper:
                     break
         return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
 
-    def ways(self, finding: Finding, repair: Repair) -> list[Help]:
+    def ways(self, finding: Finding, repair: RepairCandidate) -> list[Help]:
         """The one way of a repair that is right, or each with its condition where the checker
         cannot decide."""
         made = [(e, self.accepted(finding, e)) for e in repair.edits]

@@ -11,9 +11,9 @@ import numpy as np
 
 from sbp.shardmap.distribution import (
     UNKNOWN,
+    Distribution,
     Doubt,
     Fault,
-    Distribution,
     LocalValue,
     faulty,
     neutral,
@@ -21,6 +21,7 @@ from sbp.shardmap.distribution import (
 from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
+from sbp.shardmap.operators import divides, function_of, sums_dims
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for, traits_of
@@ -28,6 +29,9 @@ from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
 _EXTREMES = (Unreduced("max"), Unreduced("min"))
+
+
+_LINEAR = (np.add, np.divide, np.multiply, np.subtract)
 
 
 def local(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:
@@ -62,7 +66,7 @@ def _lengths(
     state: State, node: Node, ins: Sequence[LocalValue]
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Node | None]:
     """Along which dims each element of the result is a sum, and the operation that summed."""
-    if node.op == "reduce_sum":
+    if sums_dims(node):
         shape = state.graph.aval(node.inputs[0]).shape
         summed = [
             (shape[d], tuple(k for k, h in enumerate(ins[0].held) if h.split == Split(d)))
@@ -149,7 +153,7 @@ def _result(
 ) -> Distribution:
     made = next((h.made for h in held if h.made), None)
     result = Distribution(atoms, excess, made=made)
-    share = traits_of(node.op).carries or node.op in ("mul", "div", "add", "sub")
+    share = traits_of(node.op).carries or function_of(node) in _LINEAR
     doubt = next(
         (
             h.doubt
@@ -234,9 +238,9 @@ def _unreadable(
         made, atoms = held[first].made, tuple(h.partial for h in (held[first],) if h.partial)
         if split:
             return faulty(Fault("mixed", node, made, first, atoms, partial=partial))
-        if node.op == "div" and 1 in partial:
+        if divides(node) and 1 in partial:
             return faulty(Fault("ratio", node, held[1].made, 1, partial=partial))
-        kind = "product" if len(partial) > 1 and node.op in ("mul", "dot_general") else "nonlinear"
+        kind = "product" if len(partial) > 1 and traits_of(node.op).multiplies else "nonlinear"
         return faulty(Fault(kind, node, made, first, atoms, partial=partial))
     added_up = next((i for i, h in enumerate(held) if h.blocks), None)
     if added_up is not None and split:
@@ -244,10 +248,10 @@ def _unreadable(
     for way in every:
         alone = state.reader.whole_dim(node, way, state.sizes[axis])
         if alone and not (
-            node.op == "gather" and ins[1].literal
+            alone == "masked_gather" and ins[1].literal
         ):  # a place that is written down may be one in each shard
             dim = next(a.dim for a in way if isinstance(a, Split))
-            best = dim if node.op == "top_k" else None
+            best = dim if alone == "candidates" else None
             own = Fault("local", node, atoms=(Split(dim),), kernel=alone, candidates=best)
             return faulty(own)
     if node.backward or not split or _own_slice(state, node, held[split[0]]):
@@ -262,7 +266,8 @@ def _own_slice(state: State, node: Node, h: Distribution) -> bool:
     devices."""
     shape = state.graph.aval(node.inputs[0]).shape
     one = h.split is not None and h.split.dim < len(shape) and shape[h.split.dim] == 1
-    return one and node.op in ("dynamic_slice", "gather", "reshape", "slice", "squeeze")
+    traits = traits_of(node.op)
+    return one and traits.moves and set(range(1, len(node.inputs))) <= set(traits.indices)
 
 
 def _swapped(node: Node, ins: Sequence[LocalValue], axis: int) -> Fault | None:

@@ -16,11 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from sbp.shardmap.distribution import UNKNOWN, Doubt, Distribution, LocalValue, unsure
+from sbp.shardmap.distribution import UNKNOWN, Distribution, Doubt, LocalValue, unsure
+from sbp.shardmap.operators import divides, function_of, sums_dims
 from sbp.shardmap.state import State
 from sbp.signatures import traits_of
 from sbp.trace.graph import Constant, Node
 from sbp.types import B, P, Unreduced
+
+_EQUALITY = (np.equal, np.not_equal)
 
 AND, OR, MAX, MIN = (Unreduced(m) for m in ("and", "or", "max", "min"))
 
@@ -56,41 +59,39 @@ def _check(
 ) -> Distribution | None:
     """A check of each part, or a choice by one."""
     first = held[0]
-    if node.op == "is_finite" and first.fault and first.fault.kind in _OF_PARTS:
+    function, traits = function_of(node), traits_of(node.op)
+    if function is np.isfinite and first.fault and first.fault.kind in _OF_PARTS:
         return Distribution(frozenset({AND}), made=first.fault.made, tag="finite")
-    if not first.partial and node.op not in ("eq", "ne"):
+    if not first.partial and function not in _EQUALITY:
         return None
-    match node.op:
-        case "is_finite":
-            return Distribution(frozenset({AND}), made=first.made, tag="finite")
-        case "eq" | "ne" if _is_check(node, ins, held):
-            made = next(h.made for h in held if h.partial)
-            finds_it = (node.op == "ne") == (node.inputs[0] == node.inputs[1])
-            return Distribution(frozenset({OR if finds_it else AND}), made=made, tag="finite")
-        case "convert_element_type" if (
-            first.partial in (AND, OR) and state.graph.avals[node.outputs[0]].dtype != np.bool_
-        ):
-            return replace(
-                first,
-                atoms=frozenset({MIN if first.partial == AND else MAX}),
-                tag=first.tag or "test",
-            )
-        case "and" | "or" | "not" | "reduce_and" | "reduce_or" | "reduce_min" | "reduce_max" if (
-            first.tag in ("finite", "test")
-        ):
-            return _kept(state, node, held)
-        case "select_n" if first.tag == "finite" and len(held) == 3:
-            chosen = held[2 if first.partial == AND else 1]
-            if chosen.partial not in (P, MAX, MIN):
-                return None
-            doubt = Doubt(node, "replaced", lasting=True)
-            return (
-                chosen
-                if chosen.partial in (MAX, MIN)
-                else replace(chosen, doubt=chosen.doubt or doubt)
-            )
-        case _:
+    if function is np.isfinite:
+        return Distribution(frozenset({AND}), made=first.made, tag="finite")
+    if function in _EQUALITY:
+        if not _is_check(node, ins, held):
             return None
+        made = next(h.made for h in held if h.partial)
+        finds_it = (function is np.not_equal) == (node.inputs[0] == node.inputs[1])
+        return Distribution(frozenset({OR if finds_it else AND}), made=made, tag="finite")
+    boolean = state.graph.avals[node.outputs[0]].dtype == np.bool_
+    if traits.carries == "rounded" and first.partial in (AND, OR) and not boolean:
+        atoms = frozenset({MIN if first.partial == AND else MAX})
+        return replace(first, atoms=atoms, tag=first.tag or "test")
+    if traits.elementwise and traits.indices:
+        return _chosen(node, held)
+    joins = traits.reduces in ("and", "or", "max", "min") or (traits.elementwise and boolean)
+    return _kept(state, node, held) if joins and first.tag in ("finite", "test") else None
+
+
+def _chosen(node: Node, held: Sequence[Distribution]) -> Distribution | None:
+    """A choice between two values by a check of each part."""
+    first = held[0]
+    if first.tag != "finite" or len(held) != 3:
+        return None
+    chosen = held[2 if first.partial == AND else 1]
+    if chosen.partial not in (P, MAX, MIN):
+        return None
+    doubt = chosen.doubt or Doubt(node, "replaced", lasting=True)
+    return chosen if chosen.partial in (MAX, MIN) else replace(chosen, doubt=doubt)
 
 
 def _is_check(node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution]) -> bool:
@@ -124,27 +125,28 @@ def _log_sum_exp(node: Node, held: Sequence[Distribution]) -> Distribution | Non
     """The log of a sum of exponentials that were shifted by the shard's own maximum, and what is
     made of it."""
     first = held[0]
-    if node.op == "log" and first.fault and first.fault.kind == "mixed":
-        return replace(first, tag="log")
+    function = function_of(node)
+    if function is np.log and first.fault and first.fault.kind == "mixed":
+        return replace(first, tag="shard-log")
     if (
         len(held) == 1
-        and first.tag in ("log", "lse", "weight")
+        and first.tag in ("shard-log", "log-sum-exp", "weight")
         and traits_of(node.op).carries in ("arranged", "copied")
     ):
         return first if first.fault else None
-    if node.op == "exp" and first.tag == "lse" and first.fault:
+    if function is np.exp and first.tag == "log-sum-exp" and first.fault:
         return Distribution(frozenset({P}), made=first.fault.made, tag="weight")
-    if node.op in ("add", "sub") and len(held) == 2:
-        for one, other in (held, held[::-1]) if node.op == "add" else (held,):
+    if function in (np.add, np.subtract) and len(held) == 2:
+        for one, other in (held, held[::-1]) if function is np.add else (held,):
             if (
-                one.tag == "log"
-                and node.op == "add"
+                one.tag == "shard-log"
+                and function is np.add
                 and one.fault
                 and other.partial == MAX
                 and _same(other.made, one.fault.made)
             ):
-                return replace(one, tag="lse")
-            if one.tag == "lse" and B in other.atoms:
+                return replace(one, tag="log-sum-exp")
+            if one.tag == "log-sum-exp" and B in other.atoms:
                 return one
     return None
 
@@ -154,7 +156,7 @@ def _log_sum_exp(node: Node, held: Sequence[Distribution]) -> Distribution | Non
 
 def _weighted(node: Node, held: Sequence[Distribution]) -> Distribution | None:
     """What a device found of its own shard, times the weight of the shard."""
-    if node.op in ("add", "add_any") and len(held) == 2:
+    if function_of(node) is np.add and len(held) == 2:
         return _spread(node, held)
     if not traits_of(node.op).multiplies or len(held) != 2:
         return None
@@ -188,7 +190,7 @@ def _spread(node: Node, held: Sequence[Distribution]) -> Distribution | None:
         return None
     return (
         replace(UNKNOWN, doubt=_of_shards(node))
-        if one.made is not None and one.made.op == "reduce_sum"
+        if one.made is not None and sums_dims(one.made)
         else None
     )
 
@@ -219,7 +221,7 @@ def _of_stack(
     dim, part = stack
     if traits_of(node.op).carries in ("copied", "rounded", "negated"):
         return held[0]
-    if node.op != "reduce_sum":
+    if not sums_dims(node):
         return None
     if dim not in node.params["axes"]:
         return replace(held[0], stack=(dim - sum(d < dim for d in node.params["axes"]), part))
@@ -254,7 +256,7 @@ def off_and_unknown(node: Node, held: Sequence[Distribution]) -> Doubt | None:
     whether it makes that good."""
     if (
         node.backward
-        or not (traits_of(node.op).multiplies or node.op == "div")
+        or not (traits_of(node.op).multiplies or divides(node))
         or not any(h.excess is None for h in held)
     ):
         return None

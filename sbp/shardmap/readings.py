@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp import _jax
+from sbp.shardmap.operators import reshapes
 from sbp.signatures import rule_for, traits_of
 from sbp.signatures.families.shifting import reshape_groups
 from sbp.signatures.rule import Op, Row
@@ -54,7 +55,7 @@ class Reader:
         """Whether the results are split, but so that the elements of the shards come in another
         order."""
         return (
-            node.op == "reshape"
+            reshapes(node)
             and bool(self.rows(node, ins, n))
             and not any(r.kernel == "local" for r in self._all_rows(node, ins, n))
         )
@@ -83,7 +84,7 @@ class Reader:
         if traits_of(node.op).elementwise:
             splits = [s for s in splits if _together(s, ins, avals, outs[0].shape)]
         if (
-            node.op == "broadcast_in_dim" and ins[0] == B
+            "broadcast_dimensions" in node.params and ins[0] == B
         ):  # a dim that is kept is no copy of another: one global length on each device
             kept = zip(node.params["broadcast_dimensions"], avals[0].shape, strict=True)
             splits = [s for s in splits if s not in {Split(d) for d, length in kept if length > 1}]
@@ -109,7 +110,7 @@ class Reader:
         """A reshape of a split dim that is not the leading one of its group: the elements come in
         another order, which no sum minds."""
         if (
-            node.op != "reshape"
+            not reshapes(node)
             or node.params.get("dimensions") is not None
             or not isinstance(ins[0], Split)
         ):
@@ -126,7 +127,7 @@ class Reader:
         """A sum whose parts are rounded to fewer bits: less exact, as mixed precision is meant to
         be, and a sum still."""
         if (
-            node.op in ("convert_element_type", "reduce_precision")
+            traits_of(node.op).carries == "rounded"
             and isinstance(ins[0], Unreduced)
             and ins[0].monoid == "sum"
         ):

@@ -13,10 +13,11 @@ from sbp.errors import SbpError, Span
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.shardmap.body import run
-from sbp.shardmap.collectives import names_of
-from sbp.shardmap.distribution import WHOLE, Doubt, Fault, Distribution, LocalValue, literal
+from sbp.shardmap.collectives import SHARD_MAP, names_of
+from sbp.shardmap.distribution import WHOLE, Distribution, Doubt, Fault, LocalValue, literal
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
+from sbp.shardmap.operators import divides
 from sbp.shardmap.state import Divisions, Finding, State
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import B, Split
@@ -97,7 +98,7 @@ def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> A
 
 def shard_maps(graph: Graph) -> Iterator[Node]:
     """The regions of a program, outermost ones alone."""
-    return (node for node in graph.walk() if node.op == "shard_map")
+    return (node for node in graph.walk() if node.op == SHARD_MAP)
 
 
 def _names(mesh: MeshSpec) -> tuple[str, ...]:
@@ -159,13 +160,13 @@ class _Program:
         readers: dict[Operand, list[tuple[Node | None, Any]]] = defaultdict(list)
         for node in graph.nodes:
             for i, operand in enumerate(node.inputs):
-                spec = node.params["in_specs"][i] if node.op == "shard_map" else None
+                spec = node.params["in_specs"][i] if node.op == SHARD_MAP else None
                 readers[operand].append((node, spec))
         for operand in graph.outputs:
             readers[operand].append((None, None))
         links: dict[Operand, tuple[Any, LocalValue]] = {}
         for node in graph.nodes:
-            if node.op == "shard_map":
+            if node.op == SHARD_MAP:
                 self.region(node, makers, readers, links)
             for inner in node.regions:
                 self.level(inner)
@@ -231,7 +232,7 @@ class _Program:
         if (
             node.backward
             and maker is not None
-            and maker.op == "div"
+            and divides(maker)
             and isinstance(maker.inputs[1], Constant)
         ):
             # The cotangent of what is B: without check_vma, JAX hands each device its share of it.
@@ -280,7 +281,7 @@ class _Program:
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
     """Whether what reads a region's result is the region of a gradient that takes it as it was: a
     residual, which claims nothing."""
-    return reader is not None and reader.op == "shard_map" and reader.backward and spec == taken
+    return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken
 
 
 def _broken(h: Distribution, dim: int | None, maker: Node) -> Fault | None:

@@ -13,8 +13,14 @@ from collections.abc import Iterator
 
 from sbp.errors import OptionEdit
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.candidates import CollectiveCall, LateReduction, Place, Repair, TouchedValue
-from sbp.shardmap.collectives import CALLED, PSUM_CALLS
+from sbp.shardmap.candidates import (
+    CollectiveCall,
+    LateReduction,
+    ReducedPlace,
+    RepairCandidate,
+    TouchedValue,
+)
+from sbp.shardmap.collectives import CALLED, REDUCING_CALLS
 from sbp.shardmap.distribution import Fault
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.edits import GraphEdit, Reduce, respecified
@@ -47,7 +53,7 @@ class Repairs:
     def __init__(self, mesh: MeshSpec, sites: Sites) -> None:
         self.mesh, self.sites = mesh, sites
 
-    def of(self, finding: Finding) -> Iterator[Repair]:
+    def of(self, finding: Finding) -> Iterator[RepairCandidate]:
         """The candidates for a finding, the likeliest first."""
         fault, axes = finding.fault, finding.mesh_axes
         match fault.kind:
@@ -79,7 +85,7 @@ class Repairs:
 
     # ---- other reductions in place of one -------------------------------------------------------
 
-    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[Repair]:
+    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
         """A reduction left out, or over fewer axes."""
         call = self.call(node)
         late = self.without(call, axes) if call is not None else None
@@ -87,7 +93,7 @@ class Repairs:
             text = f"drop {call.text}{_over_some(node, axes)}"
             yield _one(GraphEdit(text, late.source, drop=late.drop, divide=late.divide))
 
-    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[Repair]:
+    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
         """A mean in place of a sum."""
         call = self.call(node)
         n = self.size(axes)
@@ -101,7 +107,7 @@ class Repairs:
             source = renamed(call.span, CALLED["mean"])
             yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))
 
-    def sum_up(self, division: Node) -> Iterator[Repair]:
+    def sum_up(self, division: Node) -> Iterator[RepairCandidate]:
         """A sum in place of a mean: a division by hand may be meant, but by another count."""
         call = self.call(division)
         if call is not None and call.name == CALLED["mean"]:
@@ -109,10 +115,10 @@ class Repairs:
             source = renamed(call.span, CALLED["sum"])
             yield _one(GraphEdit(f"lax.psum in place of {call.text}", source, drop=gone))
 
-    def rename(self, node: Node, op: str) -> Iterator[Repair]:
+    def rename(self, node: Node, op: str) -> Iterator[RepairCandidate]:
         """Another reduction."""
         call = self.call(node)
-        if call is not None and op and call.name in PSUM_CALLS:
+        if call is not None and op and call.name in REDUCING_CALLS:
             gone: dict[int, tuple[str, ...]] = {
                 d.id: () for n in call.nodes for d in self.divisions(n)
             }
@@ -120,7 +126,7 @@ class Repairs:
             text, source = f"lax.{op} in place of {call.text}", renamed(call.span, op)
             yield _one(GraphEdit(text, source, rename=made, drop=gone))
 
-    def redirect(self, finding: Finding) -> Iterator[Repair]:
+    def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A sum over another axis than the one that is meant, along which the result stays
         split."""
         body: Graph = finding.region.params["body"]
@@ -141,7 +147,7 @@ class Repairs:
 
     # ---- a reduction more -----------------------------------------------------------------------
 
-    def reduce(self, finding: Finding) -> Iterator[Repair]:
+    def reduce(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A reduction where a value became partial, or of what is returned."""
         op = reduction_of(finding.fault)
         maker = self.sites.maker(finding.region, finding.result)
@@ -152,10 +158,10 @@ class Repairs:
     def reduction(
         self,
         finding: Finding,
-        places: tuple[Place, ...],
+        places: tuple[ReducedPlace, ...],
         op: str,
         late: LateReduction | None = None,
-    ) -> Repair:
+    ) -> RepairCandidate:
         """A reduction of some values: a sum or a mean, where it may be either.
 
         Arguments:
@@ -189,7 +195,7 @@ class Repairs:
         mean = edit(CALLED["mean"], (n,) * len(places))
         contrary = [edit(op, (n, *ones[1:]))] if total and len(places) > 1 else []
         contrary += [edit(op, ones, late.kept)] if late.kept else []
-        return Repair(
+        return RepairCandidate(
             (edit(op, ones), mean) if total else (edit(op, ones),),
             ("if it is a share of a sum", "if it is the mean of its own shard"),
             tuple(contrary),
@@ -197,7 +203,7 @@ class Repairs:
             any(not is_after for place in places for *_, is_after in place.values),
         )
 
-    def scatter(self, finding: Finding, dim: int) -> Iterator[Repair]:
+    def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
         """A partial result that is returned as split: scattered, or reduced and returned as
         whole."""
         site, axes, named = self.result(finding), finding.mesh_axes, quoted(finding.mesh_axes)
@@ -207,7 +213,7 @@ class Repairs:
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
             arguments = f"{named}, scatter_dimension={dim}, tiled=True"
             text = f"return lax.psum_scatter(.., {arguments}) of {site.text}"
-            source = into_call(site.span, CALLED["scatter"], arguments)
+            source = into_call(site.span, CALLED["scattered"], arguments)
             edit = GraphEdit(
                 text, source, (Reduce(region, result, axes, "reduce_scatter", dim=dim),)
             )
@@ -218,7 +224,7 @@ class Repairs:
             self.unclaimed(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
         )
 
-    def gather(self, finding: Finding) -> Iterator[Repair]:
+    def gather(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A split result that is returned as whole."""
         site, axes = self.result(finding), finding.mesh_axes
         if site is None:
@@ -227,7 +233,7 @@ class Repairs:
             arguments = f"{quoted(axes)}, axis={dim}, tiled=True"
             text = f"return lax.all_gather(.., {arguments}) of {site.text}"
             added = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
-            source = into_call(site.span, CALLED["gather"], arguments)
+            source = into_call(site.span, CALLED["gathered"], arguments)
             yield _one(GraphEdit(text, source, (added,)))
 
     def unclaimed(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
@@ -248,7 +254,7 @@ class Repairs:
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
-    def reduce_earlier(self, finding: Finding) -> Iterator[Repair]:
+    def reduce_earlier(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A reduction where the value became partial, or of what the operation takes; the one that
         comes too late is dropped, or kept."""
         op = reduction_of(finding.fault) or CALLED["sum"]
@@ -267,7 +273,7 @@ class Repairs:
         kept = {n.id: self.size(axes) for n in call.nodes} if call is not None else {}
         yield LateReduction(kept=kept if call is not None and call.name == CALLED["sum"] else {})
 
-    def places(self, finding: Finding, op: str) -> Iterator[tuple[Place, ...]]:
+    def places(self, finding: Finding, op: str) -> Iterator[tuple[ReducedPlace, ...]]:
         """Where a value may be reduced before an operation: for all that read it, or for that
         operation."""
         fault = finding.fault
@@ -291,7 +297,7 @@ class Repairs:
                 and self.sites.only(made, fault.node, chosen[0])
             ):
                 yield tuple(
-                    Place(r.text + where * (r is chosen[-1]), _before(calls, r), r.spans)
+                    ReducedPlace(r.text + where * (r is chosen[-1]), _before(calls, r), r.spans)
                     for r in chosen
                 )
 
@@ -301,7 +307,7 @@ class Repairs:
         """The call of a collective, with all that it made; None where the user has no such line, or
         a gradient hangs on it."""
         span, nodes = users_span(node), self.sites.alike(node)
-        named = called_name(call_at(span)) in CALLED.values()
+        named = called_name(call_at(span)) in {*REDUCING_CALLS, CALLED["scattered"]}
         if span is None or not nodes or node.backward or not named:
             return None
         return CollectiveCall(f"{_expression(node)} at line {span.line}", span, nodes)
@@ -358,13 +364,13 @@ def reduction_of(fault: Fault) -> str:
     return CALLED.get(monoids[0], "") if monoids else ""
 
 
-def _one(edit: GraphEdit) -> Repair:
-    return Repair((edit,))
+def _one(edit: GraphEdit) -> RepairCandidate:
+    return RepairCandidate((edit,))
 
 
-def _result_of(site: Site) -> Place:
+def _result_of(site: Site) -> ReducedPlace:
     values = tuple((node, k, True) for node, k in site.values)
-    return Place(site.text, values, (site.span,), site.name)
+    return ReducedPlace(site.text, values, (site.span,), site.name)
 
 
 def _before(calls: tuple[Node, ...], read: WrittenOperand) -> tuple[TouchedValue, ...]:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
+from sbp.shardmap.collectives import SHARD_MAP, SUMS
 from sbp.signatures import traits_of
 from sbp.source.reader import expression_at, names_at, source_text, users_span
 from sbp.source.text import position_at, position_of, span_of
 from sbp.trace.graph import Graph, Node, Operand
-
-_SUMS = ("psum", "psum_invariant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Sites:
             if real is None or i in real:
                 self.readers[operand].append(None)
         for node in graph.nodes:
-            if node.op == "shard_map":
+            if node.op == SHARD_MAP:
                 taken = {
                     i
                     for i, v in enumerate(node.outputs)
@@ -121,7 +120,7 @@ class Sites:
         span = users_span(node)
         if span is None:
             return ()
-        same = _SUMS if node.op in _SUMS else (node.op,)
+        same = SUMS if node.op in SUMS else (node.op,)
         found = [n for n in self.by_span[span] if n.op in same and not self._of_outer_gradient(n)]
         return () if any(self.differentiated(n) for n in found) else tuple(found)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sbp.errors import Diagnostic, Help, Label
 from sbp.explain.names import scope_of
 from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.collectives import SUMS
 from sbp.shardmap.distribution import Doubt, DoubtKind, Kind
 from sbp.shardmap.state import Finding, Reading
 from sbp.source.reader import source_text, users_span
@@ -348,7 +349,7 @@ class _Words:
             for node in body.nodes[made:]:
                 axes = (
                     [a for a in node.params.get("axes", ()) if isinstance(a, str)]
-                    if node.op.startswith("psum")
+                    if node.op in SUMS
                     else []
                 )
                 span = users_span(node)

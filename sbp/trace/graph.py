@@ -19,6 +19,9 @@ class Constant:
     aval: Any
 
 
+BARRIER = "optimization_barrier"
+"""The operator that hands its operands on, and keeps XLA from merging what is on its two sides."""
+
 Operand = int | Constant
 """A value id, or a constant."""
 

@@ -37,7 +37,7 @@ ELEMENTWISE: dict[str, Traits] = {
     **dict.fromkeys(
         names("""
             acos acosh and asin atan2 atanh bessel_i0e bessel_i1e complex cos cosh digamma eq_to
-            erf_inv igamma igamma_grad_a igammac le_to lgamma log log1p log2 lt_to
+            erf_inv igamma igamma_grad_a igammac le_to lgamma log1p log2 lt_to
             one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow
             regularized_incomplete_beta rem rsqrt shift_left sin tan threefry2x32 threefry4x32 xor
             zeta
@@ -47,7 +47,7 @@ ELEMENTWISE: dict[str, Traits] = {
     **dict.fromkeys(names("abs conj imag real tie"), _of(scales="together")),
     **dict.fromkeys(names("add add_any"), _of(monotone="++", scales="together", numpy=np.add)),
     **dict.fromkeys(
-        names("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic round sinh tanh"),
+        names("asinh atan cbrt ceil erf exp2 expm1 floor logistic round sinh tanh"),
         _of(monotone="+"),
     ),
     "clamp": _of(monotone="+++"),
@@ -57,13 +57,17 @@ ELEMENTWISE: dict[str, Traits] = {
     ),
     "copy": _of(moves=True, carries="copied", scales="together", adapts=True),
     "div": _of(scales="ratio", numpy=np.divide),
-    **dict.fromkeys(names("eq ge gt le lt ne"), _of(scales="compared")),
+    **dict.fromkeys(names("ge gt le lt"), _of(scales="compared")),
+    "eq": _of(scales="compared", numpy=np.equal),
+    "exp": _of(monotone="+", numpy=np.exp),
     "integer_pow": _of(scales="power"),
-    "is_finite": _of(scales="never"),
+    "is_finite": _of(scales="never", numpy=np.isfinite),
+    "log": _of(numpy=np.log),
     "max": _of(monotone="++", scales="together", numpy=np.maximum),
     "min": _of(monotone="++", scales="together", numpy=np.minimum),
     "mul": _of(scales="each", multiplies=True, numpy=np.multiply),
     "name": _of(moves=True),
+    "ne": _of(scales="compared", numpy=np.not_equal),
     "neg": _of(carries="negated", monotone="-", scales="together", numpy=np.negative),
     "nextafter": _of(monotone="++"),
     "reduce_precision": _of(carries="rounded", monotone="+", scales="together"),

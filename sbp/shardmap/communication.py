@@ -1,0 +1,263 @@
+"""What a collective makes of how its operand is held: on the mesh axes that it runs over, and on
+the others, where it only moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sbp.shardmap.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SUMS, Collective, names_of
+from sbp.shardmap.distribution import UNKNOWN, WHOLE, Distribution, Doubt, Fault, LocalValue, faulty
+from sbp.shardmap.state import State
+from sbp.trace.graph import Node
+from sbp.types import Atom, B, P, Split, Unreduced
+
+
+def collective(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:
+    """The results of a collective, or of something else about named axes."""
+    over = state.axes_of(names_of(node))
+    if node.op == AXIS_INDEX:
+        return [LocalValue(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
+    kind = KINDS.get(node.op)
+    act = None if kind is None else _ACTS[kind]
+    if act is None or node.params.get("axis_index_groups") is not None:
+        state.enter(Doubt(node, "groups" if act else "collective", "warning"))
+        return [LocalValue((UNKNOWN,) * len(state.sizes)) for _ in node.outputs]
+    return [
+        _one(state, node, v, state.graph.aval(o).shape, over, act)
+        for v, o in zip(ins, node.inputs, strict=True)
+    ]
+
+
+Act = Callable[[State, Node, LocalValue, int, Sequence[int]], Distribution]
+
+
+def _one(
+    state: State, node: Node, v: LocalValue, shape: Sequence[int], over: Sequence[int], act: Act
+) -> LocalValue:
+    held = [
+        act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over)
+        for k, h in enumerate(v.held)
+    ]
+    const = None
+    if v.const is not None and v.literal and node.op in REDUCTIONS:
+        const = (
+            v.const * math.prod(state.sizes[k] for k in over)
+            if REDUCTIONS[node.op] == "sum"
+            else v.const
+        )
+    counted = node.op in SUMS
+    return LocalValue(
+        tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None
+    )
+
+
+# ---- reductions ---------------------------------------------------------------------------------
+
+
+def _reduced(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
+    """All-reduce by the sum, the maximum or the minimum."""
+    h, monoid = v.held[axis], REDUCTIONS.get(node.op, "sum")
+    if h.tag == "log-sum-exp" and monoid == "max":
+        return replace(WHOLE, excess=None, reduced=node)  # as good a shift as the maximum of all
+    if h.fault:
+        state.report(h.fault, axis, node)
+        return replace(WHOLE, excess=None, reduced=node)
+    if h.copies and monoid == "sum":
+        state.report(h.copies, axis, node)
+        return replace(WHOLE, excess=None, reduced=node)
+    if h.doubt:
+        state.enter(h.doubt)
+    if h.unknown:
+        return replace(WHOLE, excess=None, reduced=node)
+    partial = h.partial
+    if partial is not None:
+        if h.tag in ("finite", "test") and monoid == "sum":  # on how many devices it is so
+            if h.tag == "test":
+                state.enter(Doubt(node, "counts-tests"))
+            return replace(WHOLE, excess=None, reduced=node)
+        if partial == P and h.excess == 1 and monoid in ("max", "min"):
+            state.enter(Doubt(node, "compares-means"))
+            return replace(WHOLE, excess=None, reduced=node)
+        if partial.monoid != monoid:
+            state.report(Fault("monoid", node, h.made, 0, (partial,)), axis, node)
+            return replace(WHOLE, excess=None, reduced=node)
+        cause = replace(h.cause, made=node) if h.cause and h.excess else None
+        return Distribution(frozenset({B}), h.excess, made=h.made, reduced=node, cause=cause)
+    if B not in h.atoms:  # the shards of a split value, added element by element
+        if not node.backward:
+            state.enter(Doubt(node, "joins-shards", atoms=h.readings))
+        return replace(WHOLE, excess=None, reduced=node, blocks=node)
+    if monoid != "sum" or v.zero:
+        return replace(h, atoms=frozenset({B}), reduced=h.reduced or node)
+    return _counted(node, v, h)
+
+
+def _counted(node: Node, v: LocalValue, h: Distribution) -> Distribution:
+    """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a
+    cotangent."""
+    if v.literal and not node.backward:
+        return replace(WHOLE, excess=h.excess, reduced=node)
+    excess = None if h.excess is None or h.share else h.excess + 1
+    cause = Fault("pending" if v.literal else "doubled", node, h.reduced)
+    return Distribution(
+        frozenset({B}), excess, reduced=h.reduced or node, cause=cause if excess else None
+    )
+
+
+def _scattered(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
+    dim, tiled = node.params["scatter_dimension"], node.params["tiled"]
+    if v.held[axis].split:
+        return UNKNOWN
+    whole = _reduced(state, node, v, axis, shape)
+    if not tiled:
+        return replace(whole, atoms=frozenset())
+    return replace(whole, atoms=frozenset({Split(dim)}), under=_outside(state, node, v, axis, dim))
+
+
+def _outside(state: State, node: Node, v: LocalValue, axis: int, dim: int) -> frozenset[int]:
+    """The mesh axes that split a dim before a collective splits it further."""
+    over = state.axes_of(names_of(node))
+    before = {k for k, h in enumerate(v.held) if Split(dim) in h.atoms and k not in over}
+    return frozenset(before | set(over[: over.index(axis)]))
+
+
+# ---- movements ----------------------------------------------------------------------------------
+
+
+def _gathered(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
+    """The shards of a split value, one after the other; without tiling, what each device has, side
+    by side."""
+    h, dim = v.held[axis], node.params["all_gather_dimension"]
+    if not node.params["tiled"] and (h.fault or h.partial):
+        return replace(WHOLE, excess=None, stack=(dim, h))  # the parts side by side
+    if not node.params["tiled"] or h.unknown:
+        return replace(WHOLE, excess=h.excess, cause=h.cause, reduced=h.reduced)
+    if Split(dim) in h.atoms:
+        over = state.axes_of(names_of(node))
+        if h.under is not None and h.under & set(over) != frozenset(over[: over.index(axis)]):
+            return faulty(Fault("order", node, None, dim))
+        return replace(h, atoms=frozenset({B}), under=None)
+    if h.fault and h.fault.kind == "local" and h.fault.candidates == dim:
+        return replace(WHOLE, doubt=Doubt(node, "candidates"), reduced=node)
+    if shape[dim] == 1:
+        return replace(WHOLE, excess=None)
+    if h.fault:
+        return h
+    if h.split:
+        return faulty(Fault("wrong-gather", node, h.made, dim, h.readings))
+    if h.partial:
+        return faulty(Fault("partial-as-split", node, h.made, dim, h.readings))
+    return faulty(Fault("copies", node, h.reduced, dim))
+
+
+def _exchanged(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
+    h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
+    if h.fault and h.fault.kind == "copies":
+        there = h.fault.node.params
+        if (split, concat) != (there["concat_axis"], there["split_axis"]) or not node.params[
+            "tiled"
+        ]:
+            return h
+        doubt = Doubt(h.fault.node, "copies-back", lasting=True)
+        return replace(WHOLE, copies=h.fault, doubt=doubt)
+    if h.unknown or h.fault:
+        return UNKNOWN  # what each device found for each other one
+    if Split(concat) in h.atoms and split != concat and node.params["tiled"]:
+        return replace(
+            h, atoms=frozenset({Split(split)}), under=_outside(state, node, v, axis, split)
+        )
+    if B in h.atoms and not v.literal:
+        return faulty(Fault("copies", node, h.reduced, concat))
+    return UNKNOWN
+
+
+def _permuted(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
+    h = v.held[axis]
+    everyone = len({target for _, target in node.params["perm"]}) == math.prod(
+        state.sizes[k] for k in state.axes_of(names_of(node))
+    )
+    keeps = everyone and (h.fault or B in h.atoms or h.partial)
+    return (
+        replace(h, atoms=frozenset(a for a in h.atoms if not isinstance(a, Split)))
+        if keeps
+        else UNKNOWN
+    )
+
+
+def _same_everywhere(
+    state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
+) -> Distribution:
+    return replace(WHOLE, excess=None)
+
+
+def _beside(node: Node, h: Distribution, rank: int, over: Sequence[int]) -> Distribution:
+    """On a mesh axis that the collective does not run over."""
+    if (
+        REDUCTIONS.get(node.op, "sum") != "sum"
+        and isinstance(h.partial, Unreduced)
+        and h.partial.monoid != REDUCTIONS[node.op]
+    ):
+        return faulty(Fault("nonlinear", node, h.made, 0, (h.partial,)))
+    moved = _moved_dims(node, rank)
+    atoms: set[Atom] = set()
+    for a in h.atoms:
+        if not isinstance(a, Split):
+            atoms.add(a)
+        elif moved[a.dim] is not None:
+            atoms.add(Split(moved[a.dim] or 0))
+    doubt = h.doubt
+    if (
+        KINDS[node.op] == "gathering"
+        and h.split == Split(node.params["all_gather_dimension"])
+        and (h.under or frozenset()) & set(over)
+    ):
+        doubt = doubt or Doubt(node, "gathered-inside-out")
+    return replace(
+        h, atoms=frozenset(atoms), excess=h.excess if atoms or h.fault else None, doubt=doubt
+    )
+
+
+def _moved_dims(node: Node, rank: int) -> list[int | None]:
+    """Where each dim of the operand is in the result; None where its elements come in another
+    order."""
+    dims: list[int | None] = list(range(rank))
+    p = node.params
+    match KINDS[node.op]:
+        case "gathering" if not p["tiled"]:
+            return [d + (d >= p["all_gather_dimension"]) for d in range(rank)]
+        case "scattering" if not p["tiled"]:
+            return [
+                None if d == p["scatter_dimension"] else d - (d > p["scatter_dimension"])
+                for d in range(rank)
+            ]
+        case "exchange" if p["tiled"]:
+            return [None if d in (p["split_axis"], p["concat_axis"]) else d for d in range(rank)]
+        case "exchange":
+            rest = [d for d in range(rank) if d != p["split_axis"]]
+            rest.insert(p["concat_axis"], p["split_axis"])
+            return [None if d == p["split_axis"] else rest.index(d) for d in range(rank)]
+        case _:
+            return dims
+
+
+_ACTS: dict[Collective, Act] = {
+    "reduce": _reduced,
+    "scattering": _scattered,
+    "gathering": _gathered,
+    "exchange": _exchanged,
+    "permute": _permuted,
+    "broadcast": _same_everywhere,
+}
+"""What each kind of collective does on the mesh axes that it runs over."""

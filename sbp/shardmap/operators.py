@@ -1,0 +1,42 @@
+"""What the checker asks of an operation, in terms of the traits of its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sbp.shardmap.collectives import SUMS
+from sbp.signatures import traits_of
+from sbp.trace.graph import Node
+
+
+def function_of(node: Node) -> Callable[..., Any] | None:
+    """The same function in NumPy; None where the rule names none."""
+    return traits_of(node.op).numpy
+
+
+def divides(node: Node) -> bool:
+    """Whether it divides one operand by the other."""
+    return function_of(node) is np.divide
+
+
+def multiplies(node: Node) -> bool:
+    """Whether it multiplies two operands element by element."""
+    return function_of(node) is np.multiply
+
+
+def sums_dims(node: Node) -> bool:
+    """Whether it adds up elements along whole dims, those of its parameter `axes`."""
+    return traits_of(node.op).reduces == "sum" and "axes" in node.params and node.op not in SUMS
+
+
+def sums(node: Node) -> bool:
+    """Whether it adds up elements along whole dims, or parts over devices."""
+    return node.op in SUMS or sums_dims(node)
+
+
+def reshapes(node: Node) -> bool:
+    """Whether it splits and joins dims."""
+    return "new_sizes" in node.params
