@@ -25,7 +25,7 @@ from sbp.trace.regions import interface_of, trips_of
 from sbp.types import B, Split
 
 TURNS = 12
-"""Turns of a loop with one value in its carry, after which it is held to be unknown if it still
+"""Turns of a loop with one value in its carry, after which the value is unknown if it still
 changes; readings get fewer with each."""
 
 TURNS_EACH = 2
@@ -34,7 +34,7 @@ as there are places."""
 
 
 def run(state: State, graph: Graph, args: Sequence[LocalValue]) -> list[LocalValue]:
-    """How the results of a body are held, from how its inputs are."""
+    """The local values of the results of a body, from those of its inputs."""
     env: dict[int, LocalValue] = dict(zip(graph.inputs, args, strict=True))
 
     def read(operand: int | Constant) -> LocalValue:
@@ -109,11 +109,11 @@ def _scan(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
 
 def _without_lead(v: LocalValue) -> LocalValue:
     """One turn's slice of what a scan runs along."""
-    return replace(v, held=tuple(_shifted(h, -1) for h in v.held), lengths=(), added=None)
+    return replace(v, per_axis=tuple(_shifted(h, -1) for h in v.per_axis), lengths=(), added=None)
 
 
 def _with_lead(v: LocalValue) -> LocalValue:
-    return replace(v, held=tuple(_shifted(h, 1) for h in v.held), lengths=(), added=None)
+    return replace(v, per_axis=tuple(_shifted(h, 1) for h in v.per_axis), lengths=(), added=None)
 
 
 def _shifted(h: Distribution, by: int) -> Distribution:
@@ -143,7 +143,7 @@ def _cond(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
 def _varying(v: LocalValue, varies: Sequence[int]) -> LocalValue:
     """What devices that went different ways have."""
     return (
-        replace(v, held=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.held)))
+        replace(v, per_axis=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.per_axis)))
         if varies
         else v
     )
@@ -152,7 +152,7 @@ def _varying(v: LocalValue, varies: Sequence[int]) -> LocalValue:
 def _predicate(state: State, node: Node, v: LocalValue) -> list[int]:
     """The mesh axes along which devices may go different ways; a partial predicate is entered."""
     varies = []
-    for k, h in enumerate(v.held):
+    for k, h in enumerate(v.per_axis):
         if B in h.atoms:
             continue
         if h.fault:

@@ -20,9 +20,9 @@ class RepairCandidate:
     Arguments:
       edits: the ways.
       conditions: for each way, what has to be so where the checker accepts several.
-      contrary: what is wrong if these are right: where one is accepted as well, the checker has
-          lost track of the value.
-      place: what is reduced; of several repairs at one place the first that is accepted is offered.
+      contrary: edits that are wrong if the ways are right. If the checker accepts one of them too,
+          it does not know enough of the value, and the repair is not offered.
+      place: the values that are reduced. Only the first accepted repair of a place is offered.
       spare: whether it is offered only where no other repair is.
     """
 

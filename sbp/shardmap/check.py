@@ -22,25 +22,26 @@ from sbp.trace.graph import Graph
 
 def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMesh) -> Report:
     """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
-    results that are not held as claimed.
+    results whose type is not the one that out_specs claim.
 
     Every value of every region is typed on each mesh axis, from in_specs on: whole, split, or
-    partial, with the divisor that is left of a mean; a psum that is divided by hand is read as the
-    mean that it is. An error is what no reading of the program makes right. Where no rule covers
-    what a local operation does to a split dim (a slice, a roll, a local position, a random draw, a
-    reshape that mixes shards), and where what a device found of its own shard may be meant, a note
-    says so, and `ok` does not vouch for it.
+    partial, with the divisor that is left of a mean. A psum that is divided by hand is read as a
+    mean. An error is reported where the program is wrong under every reading. A note is reported
+    where no rule covers what a local operation does to a split dim (a slice, a roll, a local
+    position, a random draw, a reshape that mixes shards), and where a result of each shard on its
+    own may be intended; `ok` does not cover these.
 
     The verdict depends on the traced equations, and on the functions of JAX that made them. A
     division by `lax.axis_size` and one by an equal number are the same equation: where the program
     is wrong if the number counts devices, and right if it is another number, the finding is a
     warning that names both readings.
 
-    Not checked, and without a note, is what is meant to differ by device: what depends on
-    `axis_index`, went round a ring, came out of an all-to-all that is no exchange of one split dim
-    for another, out of a scan along a split dim, or of a branch or a loop whose predicate differs
-    by device; what an all-gather without tiling put side by side, unless it is added up along that
-    dim as it is; and a sum for a mean that shows in gradients which stay split alone. Nothing runs.
+    Values that are meant to differ by device are not checked, and get no note: values that depend
+    on `axis_index`, pass round a ring, or come from an all-to-all that does not exchange one split
+    dim for another, from a scan along a split dim, or from a branch or loop whose predicate differs
+    by device; parts that an all-gather without tiling puts side by side, unless they are added up
+    along that dim directly. A sum in place of a mean is not found if it only shows in gradients
+    that stay split. Nothing runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.

@@ -1,5 +1,4 @@
-"""What a collective makes of how its operand is held: on the mesh axes that it runs over, and on
-the others, where it only moves."""
+"""The result of a collective, on the mesh axes that it runs over and on the other ones."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ Act = Callable[[State, Node, LocalValue, int, Sequence[int]], Distribution]
 def _one(
     state: State, node: Node, v: LocalValue, shape: Sequence[int], over: Sequence[int], act: Act
 ) -> LocalValue:
-    held = [
+    per_axis = [
         act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over)
-        for k, h in enumerate(v.held)
+        for k, h in enumerate(v.per_axis)
     ]
     const = None
     if v.const is not None and v.literal and node.op in REDUCTIONS:
@@ -49,7 +48,11 @@ def _one(
         )
     counted = node.op in SUMS
     return LocalValue(
-        tuple(held), const, v.literal, v.lengths if counted else (), v.added if counted else None
+        tuple(per_axis),
+        const,
+        v.literal,
+        v.lengths if counted else (),
+        v.added if counted else None,
     )
 
 
@@ -60,7 +63,7 @@ def _reduced(
     state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
 ) -> Distribution:
     """All-reduce by the sum, the maximum or the minimum."""
-    h, monoid = v.held[axis], REDUCTIONS.get(node.op, "sum")
+    h, monoid = v.per_axis[axis], REDUCTIONS.get(node.op, "sum")
     if h.tag == "log-sum-exp" and monoid == "max":
         return replace(WHOLE, excess=None, reduced=node)  # as good a shift as the maximum of all
     if h.fault:
@@ -112,7 +115,7 @@ def _scattered(
     state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
 ) -> Distribution:
     dim, tiled = node.params["scatter_dimension"], node.params["tiled"]
-    if v.held[axis].split:
+    if v.per_axis[axis].split:
         return UNKNOWN
     whole = _reduced(state, node, v, axis, shape)
     if not tiled:
@@ -123,7 +126,7 @@ def _scattered(
 def _outside(state: State, node: Node, v: LocalValue, axis: int, dim: int) -> frozenset[int]:
     """The mesh axes that split a dim before a collective splits it further."""
     over = state.axes_of(names_of(node))
-    before = {k for k, h in enumerate(v.held) if Split(dim) in h.atoms and k not in over}
+    before = {k for k, h in enumerate(v.per_axis) if Split(dim) in h.atoms and k not in over}
     return frozenset(before | set(over[: over.index(axis)]))
 
 
@@ -135,7 +138,7 @@ def _gathered(
 ) -> Distribution:
     """The shards of a split value, one after the other; without tiling, what each device has, side
     by side."""
-    h, dim = v.held[axis], node.params["all_gather_dimension"]
+    h, dim = v.per_axis[axis], node.params["all_gather_dimension"]
     if not node.params["tiled"] and (h.fault or h.partial):
         return replace(WHOLE, excess=None, stack=(dim, h))  # the parts side by side
     if not node.params["tiled"] or h.unknown:
@@ -161,7 +164,7 @@ def _gathered(
 def _exchanged(
     state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
 ) -> Distribution:
-    h, split, concat = v.held[axis], node.params["split_axis"], node.params["concat_axis"]
+    h, split, concat = v.per_axis[axis], node.params["split_axis"], node.params["concat_axis"]
     if h.fault and h.fault.kind == "copies":
         there = h.fault.node.params
         if (split, concat) != (there["concat_axis"], there["split_axis"]) or not node.params[
@@ -184,7 +187,7 @@ def _exchanged(
 def _permuted(
     state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
 ) -> Distribution:
-    h = v.held[axis]
+    h = v.per_axis[axis]
     everyone = len({target for _, target in node.params["perm"]}) == math.prod(
         state.sizes[k] for k in state.axes_of(names_of(node))
     )

@@ -1,14 +1,13 @@
-"""How one device's part of a value stands to the value meant, on each mesh axis: what the checker
-of hand-written programs computes.
+"""How the parts of a value on the devices make up the intended value, on each mesh axis.
 
-The types of the program as written are not given, so a part has *readings*: every atom under which
-it may be read. A bias broadcast along a batch is B and S(0) at once; zeros are B, S and P. No
-reading at all means that nothing is known (a ring's block, a slice by axis index), which is no
-fault; where no rule covers what was done to it, that is its `doubt`.
+A hand-written program does not state types, so a part has *readings*: every atom that it may have.
+A bias broadcast along a batch is both B and S(0); zeros are B, S and P. A part without a reading is
+unknown (a block in a ring, a slice by axis index); unknown is no fault. If no rule covers an
+operation on the way, the part has a `doubt`.
 
-A value may be off by a power of the axis size, its `excess`: the sum of parts that are each the
-mean of a shard is n times the mean (excess 1), which `pmean` divides away; the sum of n equal parts
-is n times too much as well. B with excess e is P(sum) with e + 1.
+A value may differ from the intended one by a power of the axis size n, its `excess`. The sum over
+devices of the means of their shards is n times the mean (excess 1), and `pmean` divides by n. The
+sum of n equal parts is n times too large, too. B with excess e is P(sum) with excess e + 1.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ class Fault:
       atoms: the types that the operand may have on the mesh axis.
       kernel: which kernel the operation would need, where it works on each shard on its own.
       partial: which operands are partial.
-      candidates: the dim along which each shard gave its best elements, of which the best of all
-          are some.
+      candidates: the dim along which each shard gave its best elements; the best of all are among
+          them.
     """
 
     kind: Kind
@@ -149,23 +148,24 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How a value is held on one mesh axis.
+    """How the parts of a value on the devices of one mesh axis make it up.
 
     Arguments:
       atoms: its readings; none when nothing is known.
-      excess: the value as held is the value meant times n ** excess; None when that is not known.
-      fault: what it suffers from; it has no readings then.
+      excess: the parts make up the intended value times n ** excess; None if that is not known.
+      fault: what is wrong with it; it has no readings then.
       made: where it became partial.
       reduced: where it was first reduced.
       cause: what brought the excess about.
       blocks: where the shards of a split value were added up.
       share: it may be meant as one of n equal parts: it was divided by n.
-      doubt: what could not be told on the way. An unknown value without a doubt is meant to depend
-          on the place of its device.
-      twice: why it may be too small, unless it is added up over the devices.
-      tag: what it is besides, where that tells what may be made of it.
-      stack: the dim along which an all-gather put the devices' parts side by side, and how these
-          are held.
+      doubt: what could not be decided about an operation before it. An unknown value without a
+          doubt depends on the position of its device on purpose.
+      twice: the doubt about a second division by the number of devices, which is right if the
+          value is summed over the devices.
+      tag: a property that later operations depend on.
+      stack: the dim along which an all-gather put the devices' parts side by side, and the
+          distribution of these parts.
       copies: the exchange that sent equal copies, which came back whole.
       under: mesh axes outside of this one on the dim that it is split on; None when they are not
           known.
@@ -213,31 +213,31 @@ UNKNOWN = Distribution(excess=None)
 WHOLE = Distribution(frozenset({B}))
 
 
-def unsure(held: Sequence[Distribution]) -> Distribution:
+def unsure(given: Sequence[Distribution]) -> Distribution:
     """What is known of a result that has an unknown operand at least.
 
-    A fault stays one, but for what is meant to be of a shard alone, and a shift by a shard's own
-    maximum that the operand puts right.
+    A fault remains, with two exceptions: a result that is meant for each shard, and a shift by a
+    shard's own maximum, which the operand compensates.
     """
-    by_place = any(h.unknown and h.doubt is None for h in held)
-    put_right = {h.made for h in held if h.unknown and h.made}
-    for h in held:
+    by_place = any(h.unknown and h.doubt is None for h in given)
+    put_right = {h.made for h in given if h.unknown and h.made}
+    for h in given:
         if (
             h.fault
             and not (by_place and h.fault.kind == "local")
             and not (h.fault.kind == "mixed" and h.fault.made in put_right)
         ):
             return faulty(h.fault)
-    made = next((h.made for h in held if h.unknown and h.made), None)
+    made = next((h.made for h in given if h.unknown and h.made), None)
     return replace(
         UNKNOWN,
         made=made,
-        doubt=None if by_place else next((h.doubt for h in held if h.doubt), None),
+        doubt=None if by_place else next((h.doubt for h in given if h.doubt), None),
     )
 
 
 def faulty(fault: Fault) -> Distribution:
-    """What an operation leaves that is at fault."""
+    """The result of an operation that is at fault."""
     return Distribution(excess=None, fault=fault)
 
 
@@ -246,7 +246,7 @@ class LocalValue:
     """A value of a body.
 
     Arguments:
-      held: for each mesh axis.
+      per_axis: its distribution on each mesh axis.
       const: the number that all its elements are; None when they differ or nothing is known.
       literal: whether it depends on no input.
       lengths: of the dims that each of its elements is the sum along, how long they are locally and
@@ -254,7 +254,7 @@ class LocalValue:
       added: the operation that summed them.
     """
 
-    held: tuple[Distribution, ...]
+    per_axis: tuple[Distribution, ...]
     const: Any = None
     literal: bool = False
     lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -286,14 +286,14 @@ def literal(value: Any, aval: Any, axes: int) -> LocalValue:
 
 
 def neutral(value: LocalValue, aval: Any) -> LocalValue:
-    """A value with the readings that its elements allow: what is the same everywhere is split along
-    any dim, and zeros are partial."""
+    """A value with all readings that its elements allow: equal elements may be split along any dim,
+    and zeros are partial."""
     if value.const is None or isinstance(value.const, complex):
         return value
     more: set[Atom] = {Split(d) for d in range(len(aval.shape))}
     more |= {Unreduced(m) for m in _neutral_of(value.const, aval.dtype)}
-    held = tuple(replace(h, atoms=h.atoms | more) if B in h.atoms else h for h in value.held)
-    return replace(value, held=held)
+    given = tuple(replace(h, atoms=h.atoms | more) if B in h.atoms else h for h in value.per_axis)
+    return replace(value, per_axis=given)
 
 
 def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
@@ -318,14 +318,14 @@ def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
 
 
 def join(a: LocalValue, b: LocalValue, node: Node) -> LocalValue:
-    """What is known of a value that is one of two."""
-    held = tuple(_join(x, y, a, b, node) for x, y in zip(a.held, b.held, strict=True))
+    """A value that is one of two: what is true of both."""
+    given = tuple(_join(x, y, a, b, node) for x, y in zip(a.per_axis, b.per_axis, strict=True))
     same = a.const is not None and a.const == b.const
-    return LocalValue(held, const=a.const if same else None, literal=a.literal and b.literal)
+    return LocalValue(given, const=a.const if same else None, literal=a.literal and b.literal)
 
 
 def joined(values: Sequence[LocalValue], node: Node) -> LocalValue:
-    """What is known of a value that is one of several."""
+    """A value that is one of several: what is true of all."""
     first, *rest = values
     for v in rest:
         first = join(first, v, node)
@@ -350,7 +350,7 @@ def _join(
             and cause
             and not any(isinstance(t, Split) for t in atoms)
         ):
-            return faulty(cause)  # an iteration that multiplies by the axis size again
+            return faulty(cause)  # each iteration multiplies by the axis size
         return Distribution(
             atoms,
             excess,

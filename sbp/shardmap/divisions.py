@@ -2,9 +2,9 @@
 
 A division that a function of JAX makes carries the frame of that function: in a `lax.pmean` the
 divisor is the number of devices, in a `jnp.mean` the number of elements. `x / lax.axis_size(axis)`
-is traced like `x / 8`: the number alone says what it counts. Where it equals the number of devices,
-it is *read* as their number, and the division is entered in `Divisions.open`. `analyse` then tries
-the other reading of each of these, and a finding that only one reading has becomes a warning.
+is traced like `x / 8`: the equation has the number and not its origin. A number that equals the
+number of devices is *read* as that, and the division is entered in `Divisions.open`. `analyse` then
+tries the other reading of each of these, and a finding that only one reading has becomes a warning.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ def divided(state: State, node: Node, ins: Sequence[LocalValue], result: LocalVa
     if divisor <= 1.0:
         return result
     change = _change(state, node, ins[1 - at], divisor)
-    held = list(result.held)
+    per_axis = list(result.per_axis)
     for axis in _shares(state, result, divisor) if not change else ():
-        again = _divided_again(state, node, held[axis], axis, divisor)
-        held[axis] = replace(held[axis], share=True, twice=again)
+        again = _divided_again(state, node, per_axis[axis], axis, divisor)
+        per_axis[axis] = replace(per_axis[axis], share=True, twice=again)
     for axis, by in change.items():
-        h = held[axis]
+        h = per_axis[axis]
         if h.fault or h.excess is None:
             continue
         excess = None if by is None else h.excess + by
         kind = "averaged" if by is not None and by < 0 else "pending"
         cause = h.cause or Fault(kind, node, h.reduced or h.made)
-        held[axis] = replace(h, excess=excess, cause=cause if excess else None)
+        per_axis[axis] = replace(h, excess=excess, cause=cause if excess else None)
         if by is not None and by < 0:
             state.divisions.by_devices.add(node.id)
-    return replace(result, held=tuple(held))
+    return replace(result, per_axis=tuple(per_axis))
 
 
 def _constant_operand(node: Node, ins: Sequence[LocalValue]) -> int | None:
@@ -125,7 +125,7 @@ def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Ch
         return _in_gradient(state, node, divisor)
     if _is_mean(operand, node, divisor):
         return _entered(state, node, divisor, _mean(operand))
-    over = [k for k, h in enumerate(operand.held) if h.excess is not None and h.excess > 0]
+    over = [k for k, h in enumerate(operand.per_axis) if h.excess is not None and h.excess > 0]
     if _by_user(node) and (found := axes_of_size(state.sizes, over, divisor)):
         change: Change = dict.fromkeys(found[0], -1)
         other = multiplies(node) or _counts_turns(state, node, divisor)
@@ -133,7 +133,7 @@ def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Ch
         return _entered(state, node, divisor, _read(state, reading, change, other=other))
     partial = [
         k
-        for k, h in enumerate(operand.held)
+        for k, h in enumerate(operand.per_axis)
         if h.partial == P and h.made and sums_dims(h.made) and h.excess == 0
     ]
     if partial and operand.added:
@@ -212,7 +212,7 @@ def _counts_turns(state: State, node: Node, divisor: float) -> bool:
 def _shares(state: State, value: LocalValue, divisor: float) -> tuple[int, ...]:
     """The mesh axes for each device of which a value may be a share: it is whole, and divided by
     their number."""
-    whole = [k for k, h in enumerate(value.held) if B in h.atoms and h.excess == 0]
+    whole = [k for k, h in enumerate(value.per_axis) if B in h.atoms and h.excess == 0]
     found = axes_of_size(state.sizes, whole, divisor)
     return found[0] if found else ()
 
@@ -259,9 +259,9 @@ def _mean(operand: LocalValue) -> Change:
     gather put side by side are."""
     change: Change = {}
     for _, axes in _own_lengths(operand):
-        change |= {k: 1 for k in axes if operand.held[k].partial == P}
+        change |= {k: 1 for k in axes if operand.per_axis[k].partial == P}
     return change | {
-        k: -1 for k, h in enumerate(operand.held) if h.reduced is operand.added and B in h.atoms
+        k: -1 for k, h in enumerate(operand.per_axis) if h.reduced is operand.added and B in h.atoms
     }
 
 
@@ -284,10 +284,10 @@ def _counted(state: State, node: Node, count: int, divisor: float, partial: list
 
 def _of_reduced(state: State, node: Node, operand: LocalValue, divisor: float) -> Change:
     """What a division of a sum over devices does: -1 where parts were averaged, 1 where the
-    elements of one shard were counted alone."""
+    divisor counts the elements of one shard only."""
     summed = [
         k
-        for k, h in enumerate(operand.held)
+        for k, h in enumerate(operand.per_axis)
         if B in h.atoms and h.excess == 0 and h.made and _directly(node, h.reduced)
     ]
     counts = set(_counts(state, operand, summed))
@@ -315,7 +315,7 @@ def _counts(
     state: State, operand: LocalValue, summed: list[int]
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Every count that a mean may be divided by: along some of the summed dims, with the axes whose
-    shards are counted alone."""
+    divisor leaves out."""
     for some in itertools.chain.from_iterable(
         itertools.combinations(operand.lengths, k) for k in range(1, len(operand.lengths) + 1)
     ):

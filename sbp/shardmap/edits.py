@@ -168,7 +168,7 @@ class _Editor:
         return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), avals=self.avals)
 
     def renewed(self, node: Node) -> Node:
-        """A node with the bodies that it holds edited, and its own parameters."""
+        """A node with edited bodies and parameters."""
         if node.op == SHARD_MAP:
             node = replace(
                 node,
@@ -268,8 +268,8 @@ def respecified(region: Node, edit: GraphEdit) -> tuple[Any, ...]:
 def _with(spec: Any, mesh_axis: str, dim: int) -> Any:
     """A PartitionSpec that splits a dim over one more mesh axis, the innermost."""
     entries = [*spec, *(None for _ in range(dim + 1 - len(spec)))]
-    held = entries[dim]
-    entries[dim] = (*((held,) if isinstance(held, str) else held or ()), mesh_axis)
+    per_axis = entries[dim]
+    entries[dim] = (*((per_axis,) if isinstance(per_axis, str) else per_axis or ()), mesh_axis)
     return type(spec)(*entries)
 
 

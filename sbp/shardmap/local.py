@@ -1,4 +1,4 @@
-"""What a local operation makes of how its operands are held, one mesh axis at a time."""
+"""The result of a local operation from the distributions of its operands, on each mesh axis."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _lengths(
     if sums_dims(node):
         shape = state.graph.aval(node.inputs[0]).shape
         summed = [
-            (shape[d], tuple(k for k, h in enumerate(ins[0].held) if h.split == Split(d)))
+            (shape[d], tuple(k for k, h in enumerate(ins[0].per_axis) if h.split == Split(d)))
             for d in node.params["axes"]
         ]
         return (*ins[0].lengths, *summed), node
@@ -80,34 +80,33 @@ def _lengths(
 
 
 def _on_axis(state: State, node: Node, ins: Sequence[LocalValue], axis: int) -> list[Distribution]:
-    held = [v.held[axis] for v in ins]
-    if any(h.unknown for h in held):
-        return [unknown(node, held)] * len(node.outputs)
-    cured = put_right(state, node, ins, held, axis)
+    given = [v.per_axis[axis] for v in ins]
+    if any(h.unknown for h in given):
+        return [unknown(node, given)] * len(node.outputs)
+    cured = put_right(state, node, ins, given, axis)
     if cured is not None:
         return [cured] * len(node.outputs)
-    sick = next((h.fault for h in held if h.fault), None)
+    sick = next((h.fault for h in given if h.fault), None)
     if sick is not None:
-        # What is told apart by comparison, a place in a shard below a capacity, is a group's own
-        # affair.
+        # A comparison of positions in a shard with a capacity is meant for each group of tokens.
         routed = replace(UNKNOWN, tag="routed")
         compared = traits_of(node.op).scales == "compared"
         return [routed if sick.kind == "local" and compared else faulty(sick)] * len(node.outputs)
-    whole = [h.made for h in held if h.reduced and B in h.atoms]
-    own = next((h.made for h in held if h.partial in _EXTREMES and h.made in whole), None)
+    whole = [h.made for h in given if h.reduced and B in h.atoms]
+    own = next((h.made for h in given if h.partial in _EXTREMES and h.made in whole), None)
     if own is not None:
-        # A device's own maximum against that of all: what was shifted by its own is put right.
+        # The difference of a device's own maximum and the maximum of all compensates a shift.
         return [replace(UNKNOWN, made=own)] * len(node.outputs)
     n = state.sizes[axis]
     atoms: list[set[Atom]] = [set() for _ in node.outputs]
     excesses: set[int | None] = set()
     clash: Atoms | None = None
-    every = list(ways(node, [h.atoms for h in held], [v.const is not None for v in ins]))
+    every = list(ways(node, [h.atoms for h in given], [v.const is not None for v in ins]))
     for way in every:
         rows = state.reader.rows(node, way, n)
         if not rows:
             continue
-        e = _excess(node, ins, held, way)
+        e = _excess(node, ins, given, way)
         if e == "clash":
             clash = clash or way
             continue
@@ -120,7 +119,7 @@ def _on_axis(state: State, node: Node, ins: Sequence[LocalValue], axis: int) -> 
         swapped = _swapped(node, ins, axis)
         if swapped:
             return [faulty(swapped)] * len(node.outputs)
-        results = [_result(node, held, frozenset(found), excess) for found in atoms]
+        results = [_result(node, given, frozenset(found), excess) for found in atoms]
         if (
             not node.backward
             and state.reader.reorders(node, every[0], n)
@@ -130,8 +129,8 @@ def _on_axis(state: State, node: Node, ins: Sequence[LocalValue], axis: int) -> 
             results = [replace(results[0], doubt=Doubt(node, "reordered", axis=state.names[axis]))]
         return results
     if clash is not None:
-        return _clashing(state, node, ins, held, clash, axis)
-    found_none = _unreadable(state, node, ins, held, every, axis)
+        return _clashing(state, node, ins, given, clash, axis)
+    found_none = _unreadable(state, node, ins, given, every, axis)
     others = found_none
     if (
         found_none.fault and found_none.fault.candidates is not None
@@ -140,44 +139,46 @@ def _on_axis(state: State, node: Node, ins: Sequence[LocalValue], axis: int) -> 
     return [found_none, *(others for _ in node.outputs[1:])]
 
 
-def _excess(node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution], way: Atoms) -> Any:
+def _excess(
+    node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution], way: Atoms
+) -> Any:
     """The excess of the results, when the operands are read so."""
-    taken = [a == P and P not in h.atoms for a, h in zip(way, held, strict=True)]
-    found = [None if h.excess is None else h.excess + t for h, t in zip(held, taken, strict=True)]
-    free = [v.zero or (t and h.share) for v, t, h in zip(ins, taken, held, strict=True)]
+    taken = [a == P and P not in h.atoms for a, h in zip(way, given, strict=True)]
+    found = [None if h.excess is None else h.excess + t for h, t in zip(given, taken, strict=True)]
+    free = [v.zero or (t and h.share) for v, t, h in zip(ins, taken, given, strict=True)]
     return excess_of(node.op, node.params, found, free)
 
 
 def _result(
-    node: Node, held: Sequence[Distribution], atoms: frozenset[Atom], excess: int | None
+    node: Node, given: Sequence[Distribution], atoms: frozenset[Atom], excess: int | None
 ) -> Distribution:
-    made = next((h.made for h in held if h.made), None)
+    made = next((h.made for h in given if h.made), None)
     result = Distribution(atoms, excess, made=made)
     share = traits_of(node.op).carries or function_of(node) in _LINEAR
     doubt = next(
         (
             h.doubt
-            for h in held
+            for h in given
             if h.doubt and (h.doubt.lasting or not traits_of(node.op).orderless)
         ),
         None,
     )
     return replace(
         result,
-        tag=held[0].tag if traits_of(node.op).carries and result.partial else "",
-        copies=next((h.copies for h in held if h.copies), None),
-        share=bool(share) and any(h.share for h in held),
-        twice=next((h.twice for h in held if h.twice), None),
-        doubt=doubt or (off_and_unknown(node, held) if excess is None else None),
+        tag=given[0].tag if traits_of(node.op).carries and result.partial else "",
+        copies=next((h.copies for h in given if h.copies), None),
+        share=bool(share) and any(h.share for h in given),
+        twice=next((h.twice for h in given if h.twice), None),
+        doubt=doubt or (off_and_unknown(node, given) if excess is None else None),
         under=(
-            next((h.under for h in held if h.under is not None), None)
+            next((h.under for h in given if h.under is not None), None)
             if any(isinstance(a, Split) for a in atoms)
             else None
         ),
         made=made or (node if result.partial else None),
-        reduced=next((h.reduced for h in held if h.reduced), None),
-        cause=next((h.cause for h in held if h.cause), None) if excess else None,
-        blocks=next((h.blocks for h in held if h.blocks), None),
+        reduced=next((h.reduced for h in given if h.reduced), None),
+        cause=next((h.cause for h in given if h.cause), None) if excess else None,
+        blocks=next((h.blocks for h in given if h.blocks), None),
     )
 
 
@@ -185,23 +186,25 @@ def _clashing(
     state: State,
     node: Node,
     ins: Sequence[LocalValue],
-    held: Sequence[Distribution],
+    given: Sequence[Distribution],
     way: Atoms,
     axis: int,
 ) -> list[Distribution]:
     """Operands that are off by different powers of the axis size."""
     taken = [
-        i for i, (a, h) in enumerate(zip(way, held, strict=True)) if a == P and P not in h.atoms
+        i for i, (a, h) in enumerate(zip(way, given, strict=True)) if a == P and P not in h.atoms
     ]
-    partial = next((h for h in held if h.partial), None)
+    partial = next((h for h in given if h.partial), None)
     if partial is not None:
-        kind = "added" if taken and partial.excess == 0 and held[taken[0]].excess == 0 else "scales"
+        kind = (
+            "added" if taken and partial.excess == 0 and given[taken[0]].excess == 0 else "scales"
+        )
         operand = taken[0] if taken else 0
-        positions = tuple(i for i, h in enumerate(held) if h.partial)
+        positions = tuple(i for i, h in enumerate(given) if h.partial)
         return [faulty(Fault(kind, node, partial.made, operand, partial=positions))] * len(
             node.outputs
         )
-    causes = [(h.cause, B in h.atoms) for h in held if h.excess and h.cause]
+    causes = [(h.cause, B in h.atoms) for h in given if h.excess and h.cause]
     guilty = next(
         (
             c
@@ -214,7 +217,7 @@ def _clashing(
         state.report(guilty, axis, node)
     rows = state.reader.rows(node, way, state.sizes[axis])
     return [
-        _result(node, held, frozenset(row.outs[i] for row in rows), None)
+        _result(node, given, frozenset(row.outs[i] for row in rows), None)
         for i in range(len(node.outputs))
     ]
 
@@ -223,28 +226,28 @@ def _unreadable(
     state: State,
     node: Node,
     ins: Sequence[LocalValue],
-    held: Sequence[Distribution],
+    given: Sequence[Distribution],
     every: Sequence[Atoms],
     axis: int,
 ) -> Distribution:
     """No signature for any reading."""
-    partial = tuple(i for i, h in enumerate(held) if h.partial)
-    split = [i for i, h in enumerate(held) if h.split]
+    partial = tuple(i for i, h in enumerate(given) if h.partial)
+    split = [i for i, h in enumerate(given) if h.split]
     if rule_for(node.op) is None or traits_of(node.op).opaque:
         state.enter(Doubt(node, "no-rule", "warning"))
         return UNKNOWN
     if partial:
         first = partial[0]
-        made, atoms = held[first].made, tuple(h.partial for h in (held[first],) if h.partial)
+        made, atoms = given[first].made, tuple(h.partial for h in (given[first],) if h.partial)
         if split:
             return faulty(Fault("mixed", node, made, first, atoms, partial=partial))
         if divides(node) and 1 in partial:
-            return faulty(Fault("ratio", node, held[1].made, 1, partial=partial))
+            return faulty(Fault("ratio", node, given[1].made, 1, partial=partial))
         kind = "product" if len(partial) > 1 and traits_of(node.op).multiplies else "nonlinear"
         return faulty(Fault(kind, node, made, first, atoms, partial=partial))
-    added_up = next((i for i, h in enumerate(held) if h.blocks), None)
+    added_up = next((i for i, h in enumerate(given) if h.blocks), None)
     if added_up is not None and split:
-        return faulty(Fault("blocks", node, held[added_up].blocks, added_up))
+        return faulty(Fault("blocks", node, given[added_up].blocks, added_up))
     for way in every:
         alone = state.reader.whole_dim(node, way, state.sizes[axis])
         if alone and not (
@@ -254,10 +257,10 @@ def _unreadable(
             best = dim if alone == "candidates" else None
             own = Fault("local", node, atoms=(Split(dim),), kernel=alone, candidates=best)
             return faulty(own)
-    if node.backward or not split or _own_slice(state, node, held[split[0]]):
+    if node.backward or not split or _own_slice(state, node, given[split[0]]):
         return UNKNOWN
-    kind = "with-whole" if any(h.split is None for h in held) else "each-shard"
-    atoms = tuple(h.split for h in (held[split[0]],) if h.split)
+    kind = "with-whole" if any(h.split is None for h in given) else "each-shard"
+    atoms = tuple(h.split for h in (given[split[0]],) if h.split)
     return replace(UNKNOWN, doubt=Doubt(node, kind, axis=state.names[axis], atoms=atoms))
 
 
@@ -273,7 +276,7 @@ def _own_slice(state: State, node: Node, h: Distribution) -> bool:
 def _swapped(node: Node, ins: Sequence[LocalValue], axis: int) -> Fault | None:
     """Two operands whose dims are split over the same mesh axes in another order."""
     for i, j in itertools.permutations(range(len(ins)), 2):
-        one, other = ins[i].held, ins[j].held
+        one, other = ins[i].per_axis, ins[j].per_axis
         for k in (one[axis].under or frozenset()) - (other[axis].under or frozenset()):
             if (
                 axis in (other[k].under or ())

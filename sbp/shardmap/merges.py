@@ -1,11 +1,11 @@
-"""What a device makes of its own part alone and a later step puts right: checks that all is finite,
-log-sum-exps, means with their counts.
+"""Nonlinear functions of one device's part that a later step merges correctly: checks that all
+elements are finite, log-sum-exps, means with their counts.
 
-A check of each part becomes "all" or "any" of the checks. A log-sum-exp of one shard, shifted by
-the shard's own maximum, is a weight
-once it is exponentiated: `log(psum(exp(lse)))`, and `psum(exp(lse) * out) / psum(exp(lse))` for
-what was normalised by it (flash decoding, https://arxiv.org/abs/2205.14135, section 3.1). The mean
-of a shard times its count is the shard's sum again.
+A check of each part becomes "all" or "any" of the checks. The exponential of a shard's log-sum-exp
+is a weight: `log(psum(exp(lse)))` is the log-sum-exp of all, and `psum(exp(lse) * out) /
+psum(exp(lse))` merges outputs that each shard normalised (flash decoding,
+https://arxiv.org/abs/2205.14135, section 3.1). The mean of a shard times its count is the sum of
+the shard.
 """
 
 from __future__ import annotations
@@ -28,37 +28,39 @@ _EQUALITY = (np.equal, np.not_equal)
 AND, OR, MAX, MIN = (Unreduced(m) for m in ("and", "or", "max", "min"))
 
 _OF_PARTS = ("nonlinear", "product", "ratio", "mixed", "added", "scales")
-"""Faults of what a device computed from its own part: it may well ask whether that is finite."""
+"""Faults of values that a device computes from its own part; a check whether they are finite is
+allowed."""
 
 
 def put_right(
-    state: State, node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution], axis: int
+    state: State, node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution], axis: int
 ) -> Distribution | None:
-    """The result of an operation that checks a part, or makes good what was done to it; None for
-    any other one.
+    """The result of an operation that checks a part, or compensates an earlier operation on it.
+
+    None for any other operation.
 
     Arguments:
       state: the region.
       node: the operation.
       ins: its operands.
-      held: how they are held on the mesh axis.
+      given: their distributions on the mesh axis.
       axis: the mesh axis.
     """
-    if any(h.stack for h in held):
-        return _of_stack(state, node, held, axis)
-    if not any(h.partial or h.fault for h in held):
+    if any(h.stack for h in given):
+        return _of_stack(state, node, given, axis)
+    if not any(h.partial or h.fault for h in given):
         return None
-    return _check(state, node, ins, held) or _log_sum_exp(node, held) or _weighted(node, held)
+    return _check(state, node, ins, given) or _log_sum_exp(node, given) or _weighted(node, given)
 
 
 # ---- is all of it finite? -----------------------------------------------------------------------
 
 
 def _check(
-    state: State, node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution]
+    state: State, node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution]
 ) -> Distribution | None:
     """A check of each part, or a choice by one."""
-    first = held[0]
+    first = given[0]
     function, traits = function_of(node), traits_of(node.op)
     if function is np.isfinite and first.fault and first.fault.kind in _OF_PARTS:
         return Distribution(frozenset({AND}), made=first.fault.made, tag="finite")
@@ -67,9 +69,9 @@ def _check(
     if function is np.isfinite:
         return Distribution(frozenset({AND}), made=first.made, tag="finite")
     if function in _EQUALITY:
-        if not _is_check(node, ins, held):
+        if not _is_check(node, ins, given):
             return None
-        made = next(h.made for h in held if h.partial)
+        made = next(h.made for h in given if h.partial)
         finds_it = (function is np.not_equal) == (node.inputs[0] == node.inputs[1])
         return Distribution(frozenset({OR if finds_it else AND}), made=made, tag="finite")
     boolean = state.graph.avals[node.outputs[0]].dtype == np.bool_
@@ -77,43 +79,43 @@ def _check(
         atoms = frozenset({MIN if first.partial == AND else MAX})
         return replace(first, atoms=atoms, tag=first.tag or "test")
     if traits.elementwise and traits.indices:
-        return _chosen(node, held)
+        return _chosen(node, given)
     joins = traits.reduces in ("and", "or", "max", "min") or (traits.elementwise and boolean)
-    return _kept(state, node, held) if joins and first.tag in ("finite", "test") else None
+    return _kept(state, node, given) if joins and first.tag in ("finite", "test") else None
 
 
-def _chosen(node: Node, held: Sequence[Distribution]) -> Distribution | None:
+def _chosen(node: Node, given: Sequence[Distribution]) -> Distribution | None:
     """A choice between two values by a check of each part."""
-    first = held[0]
-    if first.tag != "finite" or len(held) != 3:
+    first = given[0]
+    if first.tag != "finite" or len(given) != 3:
         return None
-    chosen = held[2 if first.partial == AND else 1]
+    chosen = given[2 if first.partial == AND else 1]
     if chosen.partial not in (P, MAX, MIN):
         return None
     doubt = chosen.doubt or Doubt(node, "replaced", lasting=True)
     return chosen if chosen.partial in (MAX, MIN) else replace(chosen, doubt=doubt)
 
 
-def _is_check(node: Node, ins: Sequence[LocalValue], held: Sequence[Distribution]) -> bool:
+def _is_check(node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution]) -> bool:
     """Whether a comparison asks of a partial value if it is NaN, or infinite."""
-    if not any(h.partial for h in held):
+    if not any(h.partial for h in given):
         return False
     if node.inputs[0] == node.inputs[1] and not isinstance(node.inputs[0], Constant):
         return True
     return any(isinstance(v.const, float) and math.isinf(v.const) for v in ins)
 
 
-def _kept(state: State, node: Node, held: Sequence[Distribution]) -> Distribution | None:
+def _kept(state: State, node: Node, given: Sequence[Distribution]) -> Distribution | None:
     """Checks joined: of the same kind, or with what every device has."""
     for row in (
-        state.reader.rows(node, tuple(h.partial or B for h in held), 2)
-        if all(h.partial or B in h.atoms for h in held)
+        state.reader.rows(node, tuple(h.partial or B for h in given), 2)
+        if all(h.partial or B in h.atoms for h in given)
         else ()
     ):
         return Distribution(
             frozenset({row.outs[0]}),
-            made=held[0].made,
-            tag="finite" if all(h.tag != "test" for h in held) else "test",
+            made=given[0].made,
+            tag="finite" if all(h.tag != "test" for h in given) else "test",
         )
     return None
 
@@ -121,23 +123,23 @@ def _kept(state: State, node: Node, held: Sequence[Distribution]) -> Distributio
 # ---- log-sum-exp --------------------------------------------------------------------------------
 
 
-def _log_sum_exp(node: Node, held: Sequence[Distribution]) -> Distribution | None:
+def _log_sum_exp(node: Node, given: Sequence[Distribution]) -> Distribution | None:
     """The log of a sum of exponentials that were shifted by the shard's own maximum, and what is
     made of it."""
-    first = held[0]
+    first = given[0]
     function = function_of(node)
     if function is np.log and first.fault and first.fault.kind == "mixed":
         return replace(first, tag="shard-log")
     if (
-        len(held) == 1
+        len(given) == 1
         and first.tag in ("shard-log", "log-sum-exp", "weight")
         and traits_of(node.op).carries in ("arranged", "copied")
     ):
         return first if first.fault else None
     if function is np.exp and first.tag == "log-sum-exp" and first.fault:
         return Distribution(frozenset({P}), made=first.fault.made, tag="weight")
-    if function in (np.add, np.subtract) and len(held) == 2:
-        for one, other in (held, held[::-1]) if function is np.add else (held,):
+    if function in (np.add, np.subtract) and len(given) == 2:
+        for one, other in (given, given[::-1]) if function is np.add else (given,):
             if (
                 one.tag == "shard-log"
                 and function is np.add
@@ -154,13 +156,13 @@ def _log_sum_exp(node: Node, held: Sequence[Distribution]) -> Distribution | Non
 # ---- weights ------------------------------------------------------------------------------------
 
 
-def _weighted(node: Node, held: Sequence[Distribution]) -> Distribution | None:
+def _weighted(node: Node, given: Sequence[Distribution]) -> Distribution | None:
     """What a device found of its own shard, times the weight of the shard."""
-    if function_of(node) is np.add and len(held) == 2:
-        return _spread(node, held)
-    if not traits_of(node.op).multiplies or len(held) != 2:
+    if function_of(node) is np.add and len(given) == 2:
+        return _spread(node, given)
+    if not traits_of(node.op).multiplies or len(given) != 2:
         return None
-    for i, (one, other) in enumerate((held, held[::-1])):
+    for i, (one, other) in enumerate((given, given[::-1])):
         fault = one.fault
         if fault is None or other.partial != P or other.fault:
             continue
@@ -178,9 +180,9 @@ def _weighted(node: Node, held: Sequence[Distribution]) -> Distribution | None:
     return None
 
 
-def _spread(node: Node, held: Sequence[Distribution]) -> Distribution | None:
+def _spread(node: Node, given: Sequence[Distribution]) -> Distribution | None:
     """The spread within a shard and that of the shards' means: the two parts of a variance."""
-    one, other = (h.fault for h in held)
+    one, other = (h.fault for h in given)
     if (
         one is None
         or other is None
@@ -211,20 +213,20 @@ def _of_shards(node: Node) -> Doubt:
 
 
 def _of_stack(
-    state: State, node: Node, held: Sequence[Distribution], axis: int
+    state: State, node: Node, given: Sequence[Distribution], axis: int
 ) -> Distribution | None:
     """Parts that a gather put side by side: along that dim they are reduced as a psum does; of
     anything else nothing is followed."""
-    stack = held[0].stack
-    if stack is None or len(held) != 1:
+    stack = given[0].stack
+    if stack is None or len(given) != 1:
         return None
     dim, part = stack
     if traits_of(node.op).carries in ("copied", "rounded", "negated"):
-        return held[0]
+        return given[0]
     if not sums_dims(node):
         return None
     if dim not in node.params["axes"]:
-        return replace(held[0], stack=(dim - sum(d < dim for d in node.params["axes"]), part))
+        return replace(given[0], stack=(dim - sum(d < dim for d in node.params["axes"]), part))
     if part.fault:
         doubt = Doubt(node, "added-shards", lasting=True, axis=state.names[axis])
         return Distribution(frozenset({B}), None, reduced=node, doubt=doubt)
@@ -239,28 +241,28 @@ def _of_stack(
 # ---- what is not known --------------------------------------------------------------------------
 
 
-def unknown(node: Node, held: Sequence[Distribution]) -> Distribution:
-    """The result of an operation that has an operand of which nothing is known."""
-    result = unsure(held)
-    routed = any(h.unknown and h.tag == "routed" for h in held)
+def unknown(node: Node, given: Sequence[Distribution]) -> Distribution:
+    """The result of an operation that has an unknown operand."""
+    result = unsure(given)
+    routed = any(h.unknown and h.tag == "routed" for h in given)
     if not routed or result.fault:
         return result
-    partial = any(h.partial == P and h.made for h in held)
+    partial = any(h.partial == P and h.made for h in given)
     if traits_of(node.op).multiplies and partial and not node.backward and not result.doubt:
         return replace(result, doubt=Doubt(node, "routed", lasting=True))
     return replace(result, tag="routed")
 
 
-def off_and_unknown(node: Node, held: Sequence[Distribution]) -> Doubt | None:
+def off_and_unknown(node: Node, given: Sequence[Distribution]) -> Doubt | None:
     """Of a product: that one operand is too large or too small, and of the other it is not known
     whether it makes that good."""
     if (
         node.backward
         or not (traits_of(node.op).multiplies or divides(node))
-        or not any(h.excess is None for h in held)
+        or not any(h.excess is None for h in given)
     ):
         return None
-    off = next((h for h in held if h.excess and h.cause and B in h.atoms), None)
+    off = next((h for h in given if h.excess and h.cause and B in h.atoms), None)
     if off is None:
         return None
     return Doubt(node, "counted", lasting=True)

@@ -138,7 +138,7 @@ class Reader:
 
 def _together(split: Any, ins: Atoms, avals: Sequence[Any], out: Sequence[int]) -> bool:
     """Whether all operands that have a dim, rather than broadcast it from size 1, are split on it:
-    by sizes a rule cannot tell them."""
+    a rule cannot decide this by sizes."""
     whole = [len(v.shape) == len(out) and v.shape[split.dim] == out[split.dim] for v in avals]
     return any(whole) and all((a == split) == w for a, w in zip(ins, whole, strict=True))
 
@@ -156,8 +156,8 @@ def ways(
 ) -> Iterator[Atoms]:
     """The ways to read all operands together, in a fixed order.
 
-    What is B is also the maximum of its equal parts, and P(sum) with one more excess: where another
-    operand is partial so.
+    Where another operand is P(max), P(min) or P(sum), an operand that is B may be read like it: its
+    equal parts have that maximum or minimum, and as P(sum) it has one more excess.
     """
     choices: list[list[Atom]] = []
     for i, own in enumerate(readings):

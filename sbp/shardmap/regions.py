@@ -97,7 +97,7 @@ def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> A
 
 
 def shard_maps(graph: Graph) -> Iterator[Node]:
-    """The regions of a program, outermost ones alone."""
+    """The outermost regions of a program."""
     return (node for node in graph.walk() if node.op == SHARD_MAP)
 
 
@@ -130,8 +130,8 @@ def dim_of(spec: Any, mesh_axis: str) -> int | None:
 
 
 def outside(entry: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int]:
-    """The mesh axes that stand before one in an entry of a PartitionSpec: the shards of the first
-    are the largest.
+    """The mesh axes before a given one in an entry of a PartitionSpec; the first has the largest
+    shards.
 
     >>> outside(("data", "model"), "model", ("data", "model"))
     frozenset({0})
@@ -213,8 +213,8 @@ class _Program:
         makers: dict[int, Node],
         links: dict[Operand, tuple[Any, LocalValue]],
     ) -> LocalValue:
-        """How a region holds an operand: as its spec says, or, of what autodiff passes on from the
-        forward region, as that had it."""
+        """An operand of a region: distributed as its spec says, or, if autodiff passes it on, as in
+        the forward region."""
         if node.backward and operand in links and links[operand][0] == spec:
             return links[operand][1]
         if isinstance(operand, Constant):
@@ -224,7 +224,7 @@ class _Program:
             None if d is None else outside(spec[d], a, self.names)
             for d, a in zip(dims, self.names, strict=True)
         ]
-        held = tuple(
+        per_axis = tuple(
             WHOLE if d is None else Distribution(frozenset({Split(d)}), under=u)
             for d, u in zip(dims, unders, strict=True)
         )
@@ -241,10 +241,10 @@ class _Program:
             if maker.inputs[1].aval.shape == () and close(
                 float(divisor), math.prod(self.mesh.size(self.names[k]) for k in unsplit)
             ):
-                held = tuple(
-                    replace(h, excess=-1) if k in unsplit else h for k, h in enumerate(held)
+                per_axis = tuple(
+                    replace(h, excess=-1) if k in unsplit else h for k, h in enumerate(per_axis)
                 )
-        return LocalValue(held)
+        return LocalValue(per_axis)
 
     def claims(
         self,
@@ -255,10 +255,10 @@ class _Program:
         shape: tuple[int, ...],
         maker: Node | None,
     ) -> None:
-        """Whether a result is held as out_specs say."""
+        """Reports a result whose distribution is not the one that out_specs claim."""
         params = state.region.params
         manual = params.get("newly_manual_axes", params.get("manual_axes", self.names))
-        for k, (name, h) in enumerate(zip(self.names, value.held, strict=True)):
+        for k, (name, h) in enumerate(zip(self.names, value.per_axis, strict=True)):
             dim = dim_of(spec, name)
             if dim is not None and Split(dim) in h.atoms and h.under is not None and name in manual:
                 said = outside(spec[dim], name, self.names)
@@ -285,7 +285,7 @@ def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
 
 
 def _broken(h: Distribution, dim: int | None, maker: Node) -> Fault | None:
-    """What is wrong with a claim that a value is split on a dim, or B."""
+    """The fault of a claim that a value is split on a dim, or B; None if the claim is right."""
     if h.fault or h.unknown:
         return h.fault
     if (B if dim is None else Split(dim)) in h.atoms:

@@ -96,7 +96,7 @@ def dropped(span: Span, axes: tuple[str, ...]) -> Edits:
 
     Arguments:
       span: the call.
-      axes: the mesh axes that are left; with none left, its operand alone stands there.
+      axes: the mesh axes that are left; with none left, its operand takes its place.
 
     Returns:
       The edits; none where the source does not show the call and its arguments.

@@ -103,8 +103,8 @@ class Sites:
         return self.home[node.id][0]
 
     def differentiated(self, node: Node) -> bool:
-        """Whether a node belongs to what is differentiated inside of a region, or is a gradient's:
-        no line of its own stands for it alone.
+        """Whether a node is part of a function that is differentiated inside of a region, or of a
+        gradient. Its source line made other nodes, too.
 
         A region that is differentiated as a whole has the right gradient once it is right itself:
         JAX sees to that.
@@ -130,14 +130,14 @@ class Sites:
         return region is not None and region.backward
 
     def maker(self, region: Node, result: int) -> Node | None:
-        """What makes a result of a region; None for an operand that is returned."""
+        """The node that makes a result of a region; None for an operand that is returned."""
         operand = region.params["body"].outputs[result]
         return (
             self.makers[operand][0] if isinstance(operand, int) and operand in self.makers else None
         )
 
     def is_result(self, site: Site, region: Node, result: int) -> bool:
-        """Whether a site is what a region returns as one of its results."""
+        """Whether a region returns the value of a site as a given result."""
         made = self.makers.get(region.params["body"].outputs[result])
         return made is not None and site.values == ((made[0].id, made[1]),)
 
@@ -312,7 +312,7 @@ class Sites:
         return Site(f"`{name}`, which line {call.line} sets,", own, call, name) if name else None
 
     def _left(self, inside: list[Node]) -> Iterator[tuple[int, int, bool]]:
-        """What leaves a call, and whether it is a gradient."""
+        """The values that other nodes read of a call, and whether each is a gradient."""
         ids = {n.id for n in inside}
         for node in inside:
             for k, v in enumerate(node.outputs):
@@ -345,7 +345,7 @@ class Sites:
         return tuple(found)
 
     def _origin(self, node: Node, index: int) -> Operand:
-        """What an operand is before its line fits it in."""
+        """An operand before its line converts or broadcasts it."""
         operand = node.inputs[index]
         while isinstance(operand, int) and operand in self.makers:
             maker = self.makers[operand][0]

@@ -83,7 +83,7 @@ class Divisions:
       open: readings of divisions whose number may be another one, by the id of the division.
       by_devices: ids of divisions by a number of devices.
       known: by call path and divisor, the changes of the excess by each division; a function may be
-          called with what is split and what is not.
+          called on split values and on whole ones.
     """
 
     pmeans: Mapping[tuple[Span, ...], tuple[tuple[int, ...], ...]]
