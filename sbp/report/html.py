@@ -24,37 +24,45 @@ from sbp.report.parts import (
 )
 
 # Text and background are the page's own, so that the report sits on light and dark themes; what is
-# added is half transparent.
+# added is half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and
+# wraps `pre` inside words: every property that it sets on an element used here is set here
+# (tests/report/test_jupyterlab.py), by rules that count three classes where its own count two.
 STYLE = """
-.sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left}
-.sbp h3{font-size:15px;margin:.2em 0 .6em}
+.sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left;overflow-x:auto}
+.sbp h3{font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em;scroll-margin-top:0}
 .sbp code,.sbp pre,.sbp .m{font:12px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-.sbp code{background:#8882;border-radius:3px;padding:0 .25em}
-.sbp dl{display:flex;flex-wrap:wrap;gap:.6em;margin:0 0 .6em}
+.sbp code{background:#8882;border:0;border-radius:3px;padding:0 .25em;
+color:inherit;white-space:inherit}
+.sbp dl{display:flex;flex-wrap:wrap;gap:.6em;margin:0 0 .6em;padding:0;
+width:auto;overflow:visible}
 .sbp dl div{border:1px solid #8886;border-radius:6px;padding:.3em .8em}
-.sbp dt{opacity:.7;font-size:11px}.sbp dd{margin:0;font-weight:600}
-.sbp p{margin:.3em 0}
+.sbp dt,.sbp dd{display:block;float:none;width:auto;margin:0;padding:0}
+.sbp dt{opacity:.7;font-size:11px;font-weight:400}.sbp dd{font-weight:600}
+.sbp p{margin:.3em 0;text-align:left}
 .sbp details{border-top:1px solid #8884;padding:.35em 0}
 .sbp details details{border:0}
 .sbp summary{cursor:pointer;font-weight:600}
 .sbp details details summary{font-weight:400;opacity:.75}
-.sbp table{border-collapse:collapse;margin:.3em 0 .3em 1em;background:none;font-size:12px}
-.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;
-vertical-align:top;border:0;background:none}
+.sbp table{border-collapse:collapse;border-spacing:0;border:0;margin:.3em 0 .3em 1em;
+table-layout:auto;background:none;color:inherit;font-size:12px}
+.sbp thead{border:0;vertical-align:inherit}
+.sbp tr,.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;vertical-align:top;
+border:0;background:none;line-height:inherit;white-space:normal;max-width:none}
 .sbp th{font-weight:400;opacity:.7;font-size:11px;white-space:nowrap}
 .sbp td.n,.sbp th.n{text-align:right}
 .sbp tr.d td{padding:0 0 .5em 1.2em;opacity:.75;font-size:12px}
 .sbp .f{border-left:3px solid currentColor;padding:.1em 0 .1em .9em;margin:.6em 0}
-.sbp .f pre{margin:.4em 0;padding:.4em .6em;background:#8881;
-overflow-x:auto;color:inherit;border:0;tab-size:4}
+.sbp pre{margin:.4em 0;padding:.4em .6em;background:#8881;border:0;color:inherit;
+overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
 .sbp .error>b:first-child,.sbp .error pre b{color:#d9433b}
 .sbp .warning>b:first-child,.sbp .warning pre b{color:#b7791f}
 .sbp .note>b:first-child,.sbp i{color:#2f7fd0;font-style:normal}
 .sbp .note{border-color:#2f7fd0}.sbp .error{border-color:#d9433b}.sbp .warning{border-color:#b7791f}
-.sbp .h{display:flex;justify-content:space-between;gap:2em}
-.sbp svg{vertical-align:middle}
+.sbp .h{display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 2em}
+.sbp .h code{overflow-wrap:anywhere}
+.sbp svg{vertical-align:middle;max-width:none;height:revert-layer}
 .sbp svg text{fill:currentColor;font:11px ui-monospace,Menlo,Consolas,monospace}
-"""
+""".replace(".sbp ", ".sbp.sbp.sbp ")
 _PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
 BAR_PIXELS = 72
 SHADES = ("3b82f6", "f59e0b", "10b981", "ef4444", "8b5cf6", "14b8a6", "ec4899", "84cc16")
