@@ -122,7 +122,8 @@ class NdSbp(Mapping[str, Atom]):
     def __getitem__(self, mesh_axis: str) -> Atom:
         return self._atoms[mesh_axis]
 
-    def get(self, mesh_axis: str, default: Atom = B) -> Atom:  # type: ignore[override]  # absent means B, not None
+    # An absent axis is B, where a mapping's own `get` gives None.
+    def get(self, mesh_axis: str, default: Atom = B) -> Atom:  # type: ignore[override]
         """The atom on a mesh axis; B when the type does not name it."""
         return self._atoms.get(mesh_axis, default)
 
@@ -183,15 +184,6 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
     atoms: dict[str, Atom] = {}
     free: set[str] = set()
     at = 0
-
-    def fail(column: int, expected: str) -> SbpError:
-        pointer = " " * column + "^"
-        return SbpError(
-            f"type text does not parse at column {column + 1}: expected {expected}\n  {text}\n "
-            f" {pointer}",
-            code="type-syntax",
-        )
-
     while True:
         while at < len(text) and text[at].isspace():
             at += 1
@@ -199,7 +191,7 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
             break
         name = _NAME.match(text, at)
         if name is None:
-            raise fail(at, "a mesh axis name")
+            raise _misread(text, at, "a mesh axis name")
         if known is not None and name.group() not in known:
             raise SbpError(
                 f"the mesh has no axis {name.group()!r}{nearest(name.group(), known)}",
@@ -207,24 +199,53 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
             )
         at = name.end()
         if at == len(text) or text[at] != ":":
-            raise fail(at, f'":" after mesh axis {name.group()!r}')
+            raise _misread(text, at, f'":" after mesh axis {name.group()!r}')
         atom = _ATOM.match(text, at + 1)
         if atom is None or (atom.end() < len(text) and not text[atom.end()].isspace()):
-            raise fail(at + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?")
+            raise _misread(
+                text, at + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?"
+            )
         if name.group() in atoms or name.group() in free:
-            raise fail(name.start(), f"mesh axis {name.group()!r} once only")
-        match atom.group()[0]:
-            case "S":
-                atoms[name.group()] = Split(int(atom.group(1)))
-            case "B":
-                atoms[name.group()] = B
-            case "?":
-                free.add(name.group())
-            case _:
-                if atom.group(2) is not None and atom.group(2) not in MONOIDS:
-                    raise fail(at + 3, f"a monoid, one of {', '.join(MONOIDS)}")
-                atoms[name.group()] = Unreduced(atom.group(2) or "sum")
+            raise _misread(text, name.start(), f"mesh axis {name.group()!r} once only")
+        read = _atom(atom, text, at + 3)
+        if read is None:
+            free.add(name.group())
+        else:
+            atoms[name.group()] = read
         at = atom.end()
     if not atoms and not free:
-        raise fail(0, "a type")
+        raise _misread(text, 0, "a type")
     return NdSbp(atoms, free)
+
+
+def _atom(found: re.Match[str], text: str, column: int) -> Atom | None:
+    """The atom of a match of `_ATOM`; None for an axis that is left free.
+
+    Arguments:
+      found: the match.
+      text: the whole type text, for errors.
+      column: where the monoid of a `P(monoid)` stands in it.
+
+    Raises:
+      SbpError: `type-syntax` for an unknown monoid.
+    """
+    match found.group()[0]:
+        case "S":
+            return Split(int(found.group(1)))
+        case "B":
+            return B
+        case "?":
+            return None
+        case _:
+            if found.group(2) is not None and found.group(2) not in MONOIDS:
+                raise _misread(text, column, f"a monoid, one of {', '.join(MONOIDS)}")
+            return Unreduced(found.group(2) or "sum")
+
+
+def _misread(text: str, column: int, expected: str) -> SbpError:
+    pointer = " " * column + "^"
+    return SbpError(
+        f"type text does not parse at column {column + 1}: expected {expected}\n  {text}\n "
+        f" {pointer}",
+        code="type-syntax",
+    )

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
-from sbp.signatures.custom import Custom, Sample, custom_for
+from sbp.signatures.custom import custom_for
+from sbp.signatures.laws.refutation import Custom, Sample
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node

@@ -89,7 +89,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AxisPlacement:
     """The place of every mesh axis.
 
     Arguments:
@@ -133,7 +133,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=1024)
-def lay_out(hardware: Hardware, axes: Axes) -> Layout:
+def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
     """Where the axes of a mesh lie.
 
     Arguments:
@@ -158,7 +158,7 @@ def lay_out(hardware: Hardware, axes: Axes) -> Layout:
         on_chip[innermost] = hardware.devices_per_chip
     chips = [n // c for n, c in zip(inside, on_chip, strict=True)]
     torus = _on_torus(chips, hardware.torus_dims) if hardware.topology == "torus" else ()
-    return Layout(tuple(on_chip), tuple(inside), tuple(across), slow, torus)
+    return AxisPlacement(tuple(on_chip), tuple(inside), tuple(across), slow, torus)
 
 
 def _divided(hardware: Hardware, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -252,7 +252,7 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
             raise SbpInternalError(f"no cost of a collective {kind!r}")
 
 
-def _inside(place: Layout, positions: Sequence[int]) -> tuple[int, int, int]:
+def _inside(place: AxisPlacement, positions: Sequence[int]) -> tuple[int, int, int]:
     """Chips of a node or pod that axes join, devices of a chip that they join, and devices that
     share a chip's links."""
     on_chip = math.prod(place.on_chip[k] for k in positions)
@@ -260,7 +260,7 @@ def _inside(place: Layout, positions: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _gather(
-    hardware: Hardware, place: Layout, n: int, positions: Sequence[int]
+    hardware: Hardware, place: AxisPlacement, n: int, positions: Sequence[int]
 ) -> tuple[float, float]:
     """Seconds of the way, and seconds per byte of what every device has in the end."""
     alpha, beta, had = 0.0, 0.0, 1 / n
@@ -279,7 +279,9 @@ def _gather(
     return alpha, max(beta, (on_chip - 1) * had / hardware.hbm_bytes_per_second)
 
 
-def _exchange(hardware: Hardware, place: Layout, positions: Sequence[int]) -> tuple[float, float]:
+def _exchange(
+    hardware: Hardware, place: AxisPlacement, positions: Sequence[int]
+) -> tuple[float, float]:
     """Seconds of the way, and seconds per byte of one device's buffer."""
     alpha, beta = 0.0, 0.0
     for groups, network in place.crossings(hardware, positions):
@@ -294,7 +296,9 @@ def _exchange(hardware: Hardware, place: Layout, positions: Sequence[int]) -> tu
     return alpha, max(beta, (on_chip - 1) / on_chip / hardware.hbm_bytes_per_second)
 
 
-def _shift(hardware: Hardware, place: Layout, positions: Sequence[int]) -> tuple[float, float]:
+def _shift(
+    hardware: Hardware, place: AxisPlacement, positions: Sequence[int]
+) -> tuple[float, float]:
     """Seconds of the way, and seconds per byte that each device hands to the next one: those of the
     slowest pair."""
     pairs = [

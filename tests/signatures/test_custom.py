@@ -18,7 +18,8 @@ from sbp import _jax
 from sbp.errors import SbpError, SbpWarning
 from sbp.infer.registered import drawn
 from sbp.signatures import Op, Row, register, registered, rule_for, unregister
-from sbp.signatures.custom import custom_for, parse_row
+from sbp.signatures.custom import custom_for
+from sbp.signatures.laws.refutation import parse_row
 from sbp.types import B, P, S
 
 X = (np.random.default_rng(0).integers(-16, 16, (8, 12)) / 4).astype(np.float32)

@@ -17,7 +17,7 @@ from sbp.infer.rows import RowTable
 from sbp.infer.space import decode
 from sbp.machine.mesh import mesh_spec
 from sbp.signatures import kernel_named
-from sbp.signatures.laws.oracle import Layout, ListPlace, Oracle
+from sbp.signatures.laws.oracle import ListPlace, OpTypes, Oracle
 from sbp.trace.graph import Node
 from sbp.types import MONOIDS, B, P, S
 
@@ -119,7 +119,7 @@ CASES = {
 MESHES = [(4, 2), (2, 4)]
 
 
-def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[Layout]:
+def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
     mesh = mesh_spec(AbstractMesh(sizes, ("outer", "inner")))
     count = len(eqn.op.ins)
     node = Node(
@@ -133,7 +133,7 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[Layout]:
     native = (frozenset(MONOIDS),) * count
     found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, native)
     return [
-        Layout(
+        OpTypes(
             tuple(tuple(map(decode, t)) for t in r.ins),
             tuple(tuple(map(decode, t)) for t in r.outs),
             sizes,
@@ -157,7 +157,7 @@ def test_rows_over_two_axes_hold(name: str, sizes: tuple[int, ...]):
             assert not wrong, f"{name} {eqn.op.params}\n{layout}: {wrong}"
 
 
-def layouts_of(name: str, case: int, sizes: tuple[int, ...]) -> list[Layout]:
+def layouts_of(name: str, case: int, sizes: tuple[int, ...]) -> list[OpTypes]:
     return nd_layouts(equation(name, *CASES[name][case]), sizes)
 
 
@@ -169,7 +169,7 @@ def test_a_reshape_is_typed_axis_by_axis():
     outs = [layout.outs for layout in layouts_of("reshape", 0, (4, 2)) if layout.ins == both]
     assert outs == [((S(0), S(1)),)]
     assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(
-        Layout(both, both, (4, 2)), np.random.default_rng(0)
+        OpTypes(both, both, (4, 2)), np.random.default_rng(0)
     )
 
 
@@ -209,5 +209,5 @@ def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):
         ListPlace, "in_extent", lambda self, operand, dim: self.local_ins[operand][dim]
     )
     eqn = equation("gather", *CASES["gather"][0])
-    layout = Layout(((S(0), S(0)), (B, B)), ((P, P),), (2, 4))
+    layout = OpTypes(((S(0), S(0)), (B, B)), ((P, P),), (2, 4))
     assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(layout, np.random.default_rng(0))

@@ -14,6 +14,7 @@ from samples import SAMPLES, b, equation, equations, f, i, skip_where_jax_lacks
 from sbp.signatures import Op, Row, rule_for
 from sbp.signatures.laws.proofs import (
     SCALAR,
+    ScalarOperand,
     Theorem,
     contraction,
     counterexample,
@@ -113,7 +114,7 @@ def test_wrong_rows_are_refuted(name, args, row):
 
 
 def test_a_cast_to_integers_is_not_linear():
-    assert decide(law([FLOAT], [P], P, SCALAR["truncate"], [0], ())) == "refuted"
+    assert decide(law([ScalarOperand(FLOAT, P)], P, SCALAR["truncate"])) == "refuted"
 
 
 def test_contradictory_premises_prove_nothing():

@@ -75,9 +75,9 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ):  # in the order of dims, as what is sent is counted
         if not ctx.in_axes(0, i) or (windows.is_identity and not ctx.in_axes(1, j)):
             continue
-        ((axis, n),) = ctx.in_axes(0, i)
+        (over,) = ctx.in_axes(0, i)
         reads = _of_window_elements(windows) if ctx.in_axes(1, j) else windows
-        lhs = padded_shard(ctx, lhs, i, axis, n, reads, zero)
+        lhs = padded_shard(ctx, lhs, i, over, reads, zero)
         changed["padding"][k], changed["lhs_dilation"][k] = (0, 0), 1
     groups = _groups(params, lhs.shape, rhs.shape, ctx.local_outs[0])
     return bind_with(

@@ -173,6 +173,17 @@ def partial_rows(op: Op) -> list[Row]:
         rows += monoid_rows(op, "min")
     if op.name in _COMPARISONS and "max" in has:
         rows += comparison_rows(op, _COMPARISONS[op.name])
+    return [*rows, *_own_rows(op, has)]
+
+
+def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
+    """The partial rows that one primitive has by its own laws.
+
+    Arguments:
+      op: the equation.
+      has: the monoids of its first operand's dtype.
+    """
+    rows: list[Row] = []
     match op.name:
         case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
             # A shift moves bits, which do not see each other; to the left it is also a product with
@@ -214,21 +225,24 @@ def partial_rows(op: Op) -> list[Row]:
             rows += monoid_rows(op, op.name)
         case "convert_element_type":
             rows += cast_rows(op)
-        case "and" | "or":
-            # Each distributes over the other; over itself it is associative.
-            other = "or" if op.name == "and" else "and"
-            rows += [
-                *monoid_rows(op, op.name),
-                Row((Unreduced(other), B), (Unreduced(other),)),
-                Row((B, Unreduced(other)), (Unreduced(other),)),
-            ]
-        case "not":
-            rows += [
-                Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))
-            ]
+        case "and" | "or" | "not":
+            rows += _bit_rows(op)
         case _:
             pass
     return rows
+
+
+def _bit_rows(op: Op) -> list[Row]:
+    """The partial rows of `and`, `or` and `not`."""
+    if op.name == "not":
+        return [Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))]
+    # Each distributes over the other; over itself it is associative.
+    other = "or" if op.name == "and" else "and"
+    return [
+        *monoid_rows(op, op.name),
+        Row((Unreduced(other), B), (Unreduced(other),)),
+        Row((B, Unreduced(other)), (Unreduced(other),)),
+    ]
 
 
 def same_ring(op: Op) -> bool:

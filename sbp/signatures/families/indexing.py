@@ -12,13 +12,21 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.factors import (
-    Dims,
     FactorMap,
     admissible,
     linear_rows,
     moved_rows,
     owned_monoid,
     split_rows,
+)
+from sbp.signatures.families.index_dims import (
+    gather_factors,
+    hit_dims,
+    in_windows,
+    looked_up,
+    scatter_factors,
+    scatter_window,
+    scatter_windows,
 )
 from sbp.signatures.kernels.shards import clipped, without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
@@ -59,47 +67,6 @@ _SCATTER_MONOID = {
 }
 
 
-def gather_factors(
-    params: dict[str, Any], operand_shape: Sequence[int], indices_rank: int, out_rank: int
-) -> FactorMap:
-    """Factors of a gather: whole slices (`w`), index batches (`i`) and operand batch dims (`b`)."""
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    operand: list[str | None] = [None] * len(operand_shape)
-    indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
-    for n, (d, i) in enumerate(
-        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    ):
-        operand[d] = indices[i] = f"b{n}"
-    window = [
-        d
-        for d in range(len(operand_shape))
-        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    ]
-    out: list[str | None] = [None] * out_rank
-    for d, o in zip(window, numbers.offset_dims, strict=True):
-        # An index into a dim that is read whole is clipped to 0, or fills, on a shard as on the
-        # whole.
-        if sizes[d] == operand_shape[d]:
-            operand[d] = out[o] = f"w{d}"
-    batch = iter(indices[:-1])
-    for o in range(out_rank):
-        if o not in numbers.offset_dims:
-            out[o] = next(batch)
-    return FactorMap(ins=(tuple(operand), tuple(indices)), outs=(tuple(out),))
-
-
-def _looked_up(numbers: Any) -> list[int]:
-    """Operand dims of a gather that an index picks one element of (the vocabulary of an
-    embedding)."""
-    return [int(d) for d in numbers.collapsed_slice_dims if d in numbers.start_index_map]
-
-
-def _in_windows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Operand dims that an index picks a window of."""
-    kept = (d for d in numbers.start_index_map if d not in numbers.collapsed_slice_dims)
-    return [int(d) for d in kept if 0 < sizes[d] < shape[d]]
-
-
 def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
     """Slice sizes on the shard: a whole slice is the shard's, one element stays one element."""
     wholes = zip(ctx.params["slice_sizes"], ctx.global_ins[0].shape, ctx.local_ins[0], strict=True)
@@ -118,9 +85,9 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     operand, indices = args
     numbers = ctx.params["dimension_numbers"]
     sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
-    windows = [d for d in _in_windows(numbers, sizes, shape) if ctx.in_axes(0, d)]
+    windows = [d for d in in_windows(numbers, sizes, shape) if ctx.in_axes(0, d)]
     picked = [
-        d for d in _looked_up(numbers) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]
+        d for d in looked_up(numbers) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]
     ]
     changes: dict[str, Any] = {"slice_sizes": _local_sizes(ctx)}
     if not windows and not picked:
@@ -193,10 +160,10 @@ def _gather(op: Op) -> Sequence[Row]:
         joined = Unreduced(monoid)
         rows += [
             Row((Split(d), B), (joined,), kernel="masked_gather")
-            for d in _looked_up(numbers)
+            for d in looked_up(numbers)
             if op.ins[0].shape[d] > 1
         ]
-        windows = _in_windows(numbers, params["slice_sizes"], op.ins[0].shape)
+        windows = in_windows(numbers, params["slice_sizes"], op.ins[0].shape)
         rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in windows]
     for row in moved_rows(op, (0,)):
         if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0]):
@@ -230,63 +197,6 @@ def _localised_sizes(op: Op) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def scatter_factors(
-    params: dict[str, Any], operand: Sequence[int], indices_rank: int, updates: Sequence[int]
-) -> tuple[Dims, Dims, Dims]:
-    """Factors of a scatter's operand, indices and updates."""
-    numbers = params["dimension_numbers"]
-    on_operand: list[str | None] = [None] * len(operand)
-    on_indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
-    on_updates: list[str | None] = [None] * len(updates)
-    for n, (d, i) in enumerate(
-        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    ):
-        on_operand[d] = on_indices[i] = f"b{n}"
-    for d, u in zip(
-        _scatter_window(numbers, len(operand)), numbers.update_window_dims, strict=True
-    ):
-        # An index into a dim that is written whole is clipped to 0, or drops, on a shard as on the
-        # whole.
-        if updates[u] == operand[d]:
-            on_operand[d] = on_updates[u] = f"w{d}"
-    batch = iter(on_indices[:-1])
-    for u in range(len(updates)):
-        if u not in numbers.update_window_dims:
-            on_updates[u] = next(batch)
-    return tuple(on_operand), tuple(on_indices), tuple(on_updates)
-
-
-def _scatter_window(numbers: Any, rank: int) -> list[int]:
-    return [
-        d
-        for d in range(rank)
-        if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    ]
-
-
-def _hit(numbers: Any) -> list[int]:
-    """Operand dims of a scatter that an index picks one element of."""
-    return [
-        int(d) for d in numbers.inserted_window_dims if d in numbers.scatter_dims_to_operand_dims
-    ]
-
-
-def _scatter_windows(
-    numbers: Any, operand: Sequence[int], updates: Sequence[int]
-) -> dict[int, int]:
-    """The size of the window of each operand dim that an index picks a window of."""
-    sizes = zip(
-        _scatter_window(numbers, len(operand)),
-        (updates[u] for u in numbers.update_window_dims),
-        strict=True,
-    )
-    return {
-        d: size
-        for d, size in sizes
-        if d in numbers.scatter_dims_to_operand_dims and 0 < size < operand[d]
-    }
-
-
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The scatter on the shard; where a dim that indices hit is split, indices are shifted and
     foreign ones dropped.
@@ -300,10 +210,10 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     batch = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]
     if monoid is not None:
         updates = without_padding(ctx, 2, updates, tuple(batch), monoid)
-    windows = _scatter_windows(numbers, ctx.global_ins[0].shape, ctx.global_ins[2].shape)
+    windows = scatter_windows(numbers, ctx.global_ins[0].shape, ctx.global_ins[2].shape)
     split = [
         d
-        for d in (*_hit(numbers), *windows)
+        for d in (*hit_dims(numbers), *windows)
         if ctx.in_axes(0, d) and ctx.global_ins[0].shape[d] != ctx.local_ins[0][d]
     ]
     changes: dict[str, Any] = {}
@@ -318,7 +228,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     margin = [windows[d] if d in split and d in windows else 0 for d in range(operand.ndim)]
     whole_window = dict(
         zip(
-            _scatter_window(numbers, operand.ndim),
+            scatter_window(numbers, operand.ndim),
             (updates.shape[u] for u in numbers.update_window_dims),
             strict=True,
         )
@@ -387,10 +297,10 @@ def _scatter(op: Op) -> Sequence[Row]:
     rows = split_rows(op, m)
     rows += [
         Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter")
-        for d in _hit(numbers)
+        for d in hit_dims(numbers)
         if op.ins[0].shape[d] > 1
     ]
-    windows = _scatter_windows(numbers, op.ins[0].shape, op.ins[2].shape)
+    windows = scatter_windows(numbers, op.ins[0].shape, op.ins[2].shape)
     rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in windows]
     rows += _folded_rows(op)
     match op.name:

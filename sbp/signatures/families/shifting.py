@@ -3,7 +3,6 @@ dim is exchanged with neighbours."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax import lax
 from sbp.signatures.factors import FactorMap, moved_rows, owned_monoid, split_rows
 from sbp.signatures.kernels.exchange import Need, fetch
 from sbp.signatures.kernels.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.regroup import keeps_shards, leading_dims, regrouped
 from sbp.signatures.kernels.shards import picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
@@ -75,8 +75,8 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         if windows.is_identity:
             start[d], limit[d] = 0, x.shape[d]
         elif ctx.local_outs[0][d] != out:
-            ((axis, n),) = ctx.in_axes(0, d)
-            x = padded_shard(ctx, x, d, axis, n, windows, None)
+            (over,) = ctx.in_axes(0, d)
+            x = padded_shard(ctx, x, d, over, windows, None)
             start[d], limit[d] = 0, x.shape[d]
         else:
             owned.append(d)
@@ -182,8 +182,8 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ):
         windows = _pad_windows(ctx.params, d, size, out)
         if ctx.in_axes(0, d) and not windows.is_identity:
-            ((axis, n),) = ctx.in_axes(0, d)
-            x, config[d] = padded_shard(ctx, x, d, axis, n, windows, value), (0, 0, 0)
+            (over,) = ctx.in_axes(0, d)
+            x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
     return bind_with(ctx, (x, value), padding_config=tuple(config))
 
 
@@ -306,82 +306,6 @@ def _concatenate(op: Op) -> Sequence[Row]:
 # ---- reshape ------------------------------------------------------------------------------------
 
 
-def reshape_groups(
-    source: Sequence[int], target: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
-    """The finest common grouping of dims of a reshape: each pair of dim lists holds the same number
-    of elements.
-
-    >>> reshape_groups((6, 4), (2, 3, 4))
-    [([0], [0, 1]), ([1], [2])]
-    """
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(source) or j < len(target):
-        left, right = [], []
-        a = b = 1
-        if i < len(source):
-            left, a, i = [i], source[i], i + 1
-        if j < len(target):
-            right, b, j = [j], target[j], j + 1
-        while a != b:
-            if a < b and i < len(source):
-                left.append(i)
-                a, i = a * source[i], i + 1
-            elif b < a and j < len(target):
-                right.append(j)
-                b, j = b * target[j], j + 1
-            else:
-                return groups
-        groups.append((left, right))
-    return groups
-
-
-def _leads(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, list[int]]]:
-    """For each group of a reshape, the leading dims on both sides and the source's dims of the
-    group."""
-    found = []
-    for left, right in reshape_groups(source, target):
-        lead = next((d for d in left if source[d] > 1), None)
-        lead_out = next((d for d in right if target[d] > 1), None)
-        if lead is not None and lead_out is not None:
-            found.append((lead, lead_out, left))
-    return found
-
-
-def _keeps(
-    source: Sequence[int],
-    target: Sequence[int],
-    lead: int,
-    lead_out: int,
-    group: Sequence[int],
-    n: int,
-) -> bool:
-    """Whether the shards of a split leading dim, reshaped, are the shards of the result's."""
-    a, b = source[lead], target[lead_out]
-    return (a % n == 0 and b % n == 0) or (a == b and a == math.prod(source[d] for d in group))
-
-
-def _regrouped(
-    source: Sequence[int],
-    target: Sequence[int],
-    lead: int,
-    lead_out: int,
-    group: Sequence[int],
-    n: int,
-) -> Need:
-    """Who needs what of a group's elements in order: blocks of whole rows of the leading dims on
-    both sides."""
-    size = math.prod(source[d] for d in group)
-    wanted = -(-target[lead_out] // n) * (size // target[lead_out])
-    return Need(
-        size,
-        -(-source[lead] // n) * (size // source[lead]),
-        tuple(wanted * i for i in range(n)),
-        wanted,
-    )
-
-
 def _order(params: dict[str, Any], rank: int) -> tuple[int, ...]:
     """The order in which a reshape reads the operand's dims: it may transpose first."""
     order = params.get("dimensions")
@@ -393,9 +317,11 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     x = lax.transpose(args[0], order)
     source, target = tuple(ctx.global_ins[0].shape[d] for d in order), ctx.global_outs[0].shape
     if 0 not in source:
-        for lead, lead_out, group in reversed(_leads(source, target)):
+        for lead, lead_out, group in reversed(leading_dims(source, target)):
             axes = ctx.in_axes(0, order[lead])
-            if len(axes) == 1 and not _keeps(source, target, lead, lead_out, group, axes[0][1]):
+            if len(axes) == 1 and not keeps_shards(
+                source, target, lead, lead_out, group, axes[0][1]
+            ):
                 # From the last group on, so that dims before keep their numbers.
                 ((axis, n),) = axes
                 flat = x.reshape(*x.shape[: group[0]], -1, *x.shape[group[-1] + 1 :])
@@ -404,7 +330,7 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
                     flat,
                     group[0],
                     axis,
-                    _regrouped(source, target, lead, lead_out, group, n),
+                    regrouped(source, target, lead, lead_out, group, n),
                     None,
                 )
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
@@ -416,10 +342,10 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
     lead, lead_out, group = next(
         g
-        for g in _leads(source, target)
+        for g in leading_dims(source, target)
         if (Split(order[g[0]]), Split(g[1])) == (row.ins[0], row.outs[0])
     )
-    need = _regrouped(source, target, lead, lead_out, group, op.axis_size)
+    need = regrouped(source, target, lead, lead_out, group, op.axis_size)
     return [Exchange(0, tuple(order[d] for d in group), need, need.width)]
 
 
@@ -444,8 +370,8 @@ def _reshape(op: Op) -> Sequence[Row]:
     out: list[str | None] = [None] * len(target)
     moved: list[Row] = []
     if 0 not in source:
-        for lead, lead_out, group in _leads(source, target):
-            if _keeps(source, target, lead, lead_out, group, op.axis_size):
+        for lead, lead_out, group in leading_dims(source, target):
+            if keeps_shards(source, target, lead, lead_out, group, op.axis_size):
                 dims[order[lead]] = out[lead_out] = f"g{lead}"
             elif min(source[lead], target[lead_out]) >= op.axis_size:
                 moved.append(Row((Split(order[lead]),), (Split(lead_out),), kernel="halo"))

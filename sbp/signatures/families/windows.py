@@ -79,9 +79,9 @@ def _fetched(
     ):
         windows = windows_of(ctx.params, d, size, result)
         if ctx.in_axes(0, d) and not windows.is_identity:
-            ((axis, n),) = ctx.in_axes(0, d)
+            (over,) = ctx.in_axes(0, d)
             out = [
-                padded_shard(ctx, x, d, axis, n, windows, fill)
+                padded_shard(ctx, x, d, over, windows, fill)
                 for x, fill in zip(out, fills, strict=True)
             ]
             dims.append(d)

@@ -86,10 +86,22 @@ class Windows:
 
 
 def padded_shard(
-    ctx: LocalContext, x: Any, dim: int, axis: str, n: int, windows: Windows, fill: Any
+    ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
 ) -> Any:
-    """The part of the padded array that this device's results read: elements at their positions,
-    `fill` between and around them."""
+    """The part of the padded array that this device's results read.
+
+    Arguments:
+      ctx: the kernel's place.
+      x: this device's shard.
+      dim: the dim that is split.
+      over: name and size of the mesh axis that splits it.
+      windows: the windows that slide along the dim.
+      fill: a scalar for the elements between and around those of `x`; None when they do not matter.
+
+    Returns:
+      An array with the elements of `x` and of its neighbours at their positions in the padded dim.
+    """
+    axis, n = over
     found = fetch(ctx, x, dim, axis, windows.need(n), fill)
     if windows.base == 1:
         return found

@@ -30,7 +30,7 @@ SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OpTypes:
     """How the operands and results of an op lie on a mesh: one atom for each mesh axis.
 
     Arguments:
@@ -188,7 +188,7 @@ class Oracle:
     def _bind(self, *args: Any) -> list[Any]:
         return _jax.bind(self.primitive, args, self.op.params)
 
-    def _kernel(self, layout: Layout) -> Any:
+    def _kernel(self, layout: OpTypes) -> Any:
         """The rule's kernel, compiled once for each set of local shapes: types with equal shapes
         share it, as devices do.
 
@@ -228,11 +228,11 @@ class Oracle:
         return self._kernels[key]
 
     def _shapes(
-        self, layout: Layout
+        self, layout: OpTypes
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
         return layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
 
-    def refute(self, layout: Layout, rng: np.random.Generator) -> str:
+    def refute(self, layout: OpTypes, rng: np.random.Generator) -> str:
         """A counterexample to a layout; empty when these parts give none.
 
         Arguments:
@@ -275,14 +275,14 @@ class Oracle:
                     return f"result {position} as {atoms}: {wrong}"
         return ""
 
-    def _spans(self, layout: Layout, device: tuple[int, ...]) -> Any:
+    def _spans(self, layout: OpTypes, device: tuple[int, ...]) -> Any:
         spans = (
             layout.spans(self.op.ins, layout.ins, device),
             layout.spans(self.op.outs, layout.outs, device),
         )
         return jax.tree.map(np.int32, spans)
 
-    def _one_by_one(self, layout: Layout, placed: list[Parts]) -> list[Parts]:
+    def _one_by_one(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a local kernel, device by device."""
         results: list[Parts] = [{} for _ in layout.outs]
         for device in layout.devices():
@@ -294,7 +294,7 @@ class Oracle:
                 result[device] = _words(value)
         return results
 
-    def _together(self, layout: Layout, placed: list[Parts]) -> list[Parts]:
+    def _together(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a kernel with collectives: devices are batch dims with the names of mesh
         axes."""
         devices = layout.devices()
@@ -318,13 +318,15 @@ class Oracle:
         none."""
         communicates = kernel_named(row.kernel).communicates
         return self.refute(
-            Layout(tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,), communicates),
+            OpTypes(
+                tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,), communicates
+            ),
             rng,
         )
 
 
 def _scale(
-    values: dict[tuple[int, ...], np.ndarray], layout: Layout, atoms: Types, shape: Sequence[int]
+    values: dict[tuple[int, ...], np.ndarray], layout: OpTypes, atoms: Types, shape: Sequence[int]
 ) -> np.ndarray | float:
     """The magnitudes of the parts that are summed to each element."""
     if P not in atoms or not jnp.issubdtype(next(iter(values.values())).dtype, np.inexact):

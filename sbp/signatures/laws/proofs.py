@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -80,12 +81,13 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if traits.moves or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
         if {a for a in row.ins if isinstance(a, Unreduced)} != {out}:
             return None
-        return law([op.outs[row.outs.index(out)].dtype], [out], out, lambda x: x, [0], ())
+        moved = ScalarOperand(op.outs[row.outs.index(out)].dtype, out)
+        return law([moved], out, lambda x: x)
     if any(isinstance(a, Broadcast) for a in row.outs):
         return None
     if traits.linear_map:
         a, b = _operand("a", op.outs[0].dtype, 2)
-        return law([op.outs[0].dtype], [out], out, lambda x: a * x[0] + b * x[1], [2], ())
+        return law([ScalarOperand(op.outs[0].dtype, out, 2)], out, lambda x: a * x[0] + b * x[1])
     dtypes_ = [a.dtype for a in op.ins]
     if op.name in ("ge", "gt", "le", "lt"):
         dtypes_ = [np.dtype(np.float32)] * 2  # an order, whatever is ordered
@@ -108,15 +110,26 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if op.name == "div":
         divisors = ("p1", "q1") if isinstance(row.ins[1], Unreduced) else ("b1",)
         premises = tuple(variable(name, dtypes_[1]) != 0 for name in divisors)
-    return law(
-        dtypes_,
-        row.ins,
-        out,
-        function,
-        [_shape_of(op, i) for i in range(len(op.ins))],
-        premises,
-        op.outs[0].dtype,
-    )
+    operands = [
+        ScalarOperand(dtype, atom, _shape_of(op, k))
+        for k, (dtype, atom) in enumerate(zip(dtypes_, row.ins, strict=True))
+    ]
+    return law(operands, out, function, premises, op.outs[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOperand:
+    """An operand of a scalar law.
+
+    Arguments:
+      dtype: the dtype of its elements.
+      atom: its type.
+      count: how many elements the function takes of it, as a list; 0 for one element by itself.
+    """
+
+    dtype: Any
+    atom: Any
+    count: int = 0
 
 
 def _operand(name: str, dtype: Any, count: int) -> Term:
@@ -126,18 +139,25 @@ def _operand(name: str, dtype: Any, count: int) -> Term:
 
 
 def law(
-    types: Sequence[Any],
-    ins: Sequence[Any],
+    operands: Sequence[ScalarOperand],
     out: Any,
     function: Callable[..., Term],
-    counts: Sequence[int],
-    premises: Sequence[Any],
+    premises: Sequence[Any] = (),
     result: Any = None,
 ) -> Theorem:
-    """f(join(p, q), b) = join(f(p, b), f(q, b)), p and q the parts of partial operands, b the
-    broadcast ones."""
+    """f(join(p, q), b) = join(f(p, b), f(q, b)), with p and q the parts of partial operands and b
+    the broadcast ones.
+
+    Arguments:
+      operands: the operands; those that are partial have the parts p and q.
+      out: the type of the result, which is partial.
+      function: f.
+      premises: what is assumed of the operands.
+      result: the dtype of the result; None where its order is not asked for.
+    """
     whole, left, right = [], [], []
-    for i, (dtype, atom, count) in enumerate(zip(types, ins, counts, strict=True)):
+    for i, operand in enumerate(operands):
+        dtype, atom, count = operand.dtype, operand.atom, operand.count
         if isinstance(atom, Unreduced):
             p, q = _operand(f"p{i}", dtype, count), _operand(f"q{i}", dtype, count)
             joined = functools.partial(
