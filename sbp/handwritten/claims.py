@@ -23,7 +23,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures.laws.parts import Types, assemble, localised, place
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node
-from sbp.types import B, NdSbp, Unreduced
+from sbp.types import Atom, B, NdSbp, Unreduced
 
 CHECKED_ELEMENTS = 2**22
 """Claims are checked on the region's real shapes up to this many elements of any value over all
@@ -38,11 +38,11 @@ Placed = dict[tuple[int, ...], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ClaimedArray:
     """One operand or result of a region.
 
     Arguments:
-      type: how it is held.
+      type: its claimed type.
       atoms: the same, one atom for each mesh axis.
       shape: its shape as the whole program sees it.
       dtype: its dtype.
@@ -58,7 +58,9 @@ class Held:
         return localised(self.shape, self.atoms, sizes)
 
 
-def stacked(ins: Sequence[Held], captured: int, mesh: MeshSpec, shards: Sequence[Any]) -> list[Any]:
+def stacked(
+    ins: Sequence[ClaimedArray], captured: int, mesh: MeshSpec, shards: Sequence[Any]
+) -> list[Any]:
     """Shards as a body takes them: the `captured` first ones plainly, the others with one leading
     dim for each mesh axis."""
     ones = (1,) * len(mesh.sizes)
@@ -70,7 +72,11 @@ def stacked(ins: Sequence[Held], captured: int, mesh: MeshSpec, shards: Sequence
 
 
 def false_claims(
-    graph: Graph, ins: Sequence[Held], outs: Sequence[Held], captured: int, mesh: MeshSpec
+    graph: Graph,
+    ins: Sequence[ClaimedArray],
+    outs: Sequence[ClaimedArray],
+    captured: int,
+    mesh: MeshSpec,
 ) -> tuple[list[str], str]:
     """What a region claims though it does not hold.
 
@@ -85,54 +91,42 @@ def false_claims(
       One text for each claim that does not hold; and why the region could not be tried, empty where
       it was.
     """
-    sizes = mesh.sizes
-    broadcast = [
-        i
-        for i, h in enumerate(outs)
-        if any(a == B and n > 1 for a, n in zip(h.atoms, sizes, strict=True))
-    ]
+    broadcast = [i for i, h in enumerate(outs) if _has(h, mesh, lambda atom: atom == B)]
     partial = [
-        i
-        for i, h in enumerate(ins)
-        if any(isinstance(a, Unreduced) and n > 1 for a, n in zip(h.atoms, sizes, strict=True))
+        i for i, h in enumerate(ins) if _has(h, mesh, lambda atom: isinstance(atom, Unreduced))
     ]
     if not broadcast and not partial:
         return [], ""
     largest = mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0)
     if largest > CHECKED_ELEMENTS:
-        return (
-            [],
-            (
-                f"a value in it has {largest:,} elements over all devices, and only"
-                f" {CHECKED_ELEMENTS:,} are tried"
-            ),
+        return [], (
+            f"a value in it has {largest:,} elements over all devices, and only"
+            f" {CHECKED_ELEMENTS:,} are tried"
         )
     try:
         first = _outcome(graph, ins, captured, mesh, 0)
         second = _outcome(graph, ins, captured, mesh, 1) if partial else first
-    except (
-        NotImplementedError,
-        AssertionError,
-    ) as error:  # collectives that `vmap` has no rule for
-        return (
-            [],
-            (
-                "its collectives cannot be run without devices"
-                f" ({(str(error).splitlines() or ['?'])[0]})"
-            ),
-        )
+    except (NotImplementedError, AssertionError) as error:  # `vmap` has no rule for a collective
+        reason = (str(error).splitlines() or ["?"])[0]
+        return [], f"its collectives cannot be run without devices ({reason})"
     found = [text for i in broadcast for text in _unequal(first[i], outs[i], i, mesh)]
-    reader = (0,) * len(sizes)
+    which = ", ".join(f"operand {k - captured} ({ins[k].type!r})" for k in partial)
+    reader = (0,) * len(mesh.sizes)
     for i, h in enumerate(outs if partial else ()):
-        if _differ(
-            *(assemble(values[i], h.atoms, sizes, h.shape, reader) for values in (first, second))
-        ):
-            which = ", ".join(f"operand {k - captured} ({ins[k].type!r})" for k in partial)
+        seen = (
+            assemble(parts[i], h.atoms, mesh.sizes, h.shape, reader) for parts in (first, second)
+        )
+        if _differ(*seen):
             found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
     return found, ""
 
 
-def _unequal(values: Placed, held: Held, number: int, mesh: MeshSpec) -> Iterator[str]:
+def _has(claimed: ClaimedArray, mesh: MeshSpec, kind: Callable[[Atom], bool]) -> bool:
+    """Whether an array has an atom of a kind on a mesh axis of more than one device."""
+    return any(kind(a) and n > 1 for a, n in zip(claimed.atoms, mesh.sizes, strict=True))
+
+
+def _unequal(values: Placed, held: ClaimedArray, number: int, mesh: MeshSpec) -> Iterator[str]:
     """Mesh axes on which a result claims B though its readers see different values."""
     zeros = (0,) * len(mesh.sizes)
     want = assemble(values, held.atoms, mesh.sizes, held.shape, zeros)
@@ -152,7 +146,7 @@ def _unequal(values: Placed, held: Held, number: int, mesh: MeshSpec) -> Iterato
 
 
 def _outcome(
-    graph: Graph, ins: Sequence[Held], captured: int, mesh: MeshSpec, way: int
+    graph: Graph, ins: Sequence[ClaimedArray], captured: int, mesh: MeshSpec, way: int
 ) -> list[Placed]:
     """The results of all devices on random operands, which are the same for every `way`; the parts
     of P operands are not."""
@@ -175,7 +169,7 @@ def _outcome(
 
 
 def _spread(
-    held: Held, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator
+    held: ClaimedArray, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator
 ) -> Any:
     """Random values of an operand, parted among the devices by its type: an array with one leading
     dim for each mesh axis."""

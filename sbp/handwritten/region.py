@@ -26,20 +26,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from sbp import _jax
-from sbp.annotations import as_type
 from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, Span, warn
-from sbp.handwritten.claims import Held, false_claims, stacked
+from sbp.handwritten.claimed_types import leaf_types, types_by_argument
+from sbp.handwritten.claims import ClaimedArray, false_claims, stacked
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.factors import admissible
 from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.region import parts_p, pick_p
 from sbp.trace.build import body_graph
-from sbp.types import Broadcast, NdSbp, Split, Unreduced
+from sbp.types import NdSbp, Split, Unreduced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,66 +110,13 @@ def manual(
     return region
 
 
-def _is_type(x: Any) -> bool:
-    return x is None or isinstance(
-        x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast
-    )
-
-
-def _leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list[NdSbp]:
-    """The type of each leaf of a pytree of arrays, from a prefix of types."""
-    leaves, structure = jax.tree.flatten(tree)
-    found: list[NdSbp] = [NdSbp()] * len(leaves)
-
-    def assign(t: Any, subtree: Any) -> None:
-        for i in jax.tree.leaves(subtree):
-            if t is None:
-                raise SbpError(
-                    f"{where} leaves a type open; a manual region needs complete types, such"
-                    ' as "B"',
-                    code="type-syntax",
-                )
-            own = as_type(t, np.ndim(leaves[i]), mesh.names if mesh else None)
-            if own.free:
-                raise SbpError(
-                    f"{where}: {own!r} leaves an axis open; a manual region needs complete types",
-                    code="type-syntax",
-                )
-            for name, atom in own.items():
-                if mesh is not None:
-                    mesh.size(name)
-                if isinstance(atom, Unreduced) and atom.monoid not in admissible(leaves[i].dtype):
-                    raise SbpError(f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}")
-            found[i] = own
-
-    try:
-        jax.tree.map(
-            assign, types, jax.tree.unflatten(structure, range(len(leaves))), is_leaf=_is_type
-        )
-    except ValueError as error:
-        raise SbpError(
-            f"{where} is no prefix of what it types: {str(error).splitlines()[0]}"
-        ) from error
-    return found
-
-
-def _per_argument(in_types: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    types = in_types if isinstance(in_types, tuple) else (in_types,)
-    if len(types) != len(args):
-        raise SbpError(
-            f"in_types of the manual region has {len(types)} entries for {len(args)} arguments;"
-            " give one each"
-        )
-    return types
-
-
 def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
     """The region on axes of size 1: those its types name, and those its collectives ask for."""
     args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
     types = [
         t
-        for e, a in zip(_per_argument(in_types, args), args, strict=True)
-        for t in _leaf_types(e, a, "in_types", None)
+        for e, a in zip(types_by_argument(in_types, args), args, strict=True)
+        for t in leaf_types(e, a, "in_types", None)
     ]
     names = list(dict.fromkeys(name for t in types for name in t))
     while True:
@@ -188,7 +133,7 @@ def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence
             names.append(missing)
             continue
         result = jax.tree.map(lambda y: y[(0,) * len(names)], outs)
-        _leaf_types(out_types, result, "out_types", None)
+        leaf_types(out_types, result, "out_types", None)
         return result
 
 
@@ -215,14 +160,14 @@ class _Region:
         flat, tree = jax.tree.flatten(args)
         types = [
             t
-            for e, a in zip(_per_argument(in_types, args), args, strict=True)
-            for t in _leaf_types(e, a, "in_types", self.mesh)
+            for e, a in zip(types_by_argument(in_types, args), args, strict=True)
+            for t in leaf_types(e, a, "in_types", self.mesh)
         ]
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
         ins = [self.held(x, t) for x, t in zip(flat, types, strict=True)]
         body, closed_over, out_tree, local_outs = self.body(ins, tree)
         ins = [*(self.held(c, NdSbp()) for c in closed_over), *ins]
-        out_claims = _leaf_types(
+        out_claims = leaf_types(
             out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
         )
         outs = [self.whole(o, t) for o, t in zip(local_outs, out_claims, strict=True)]
@@ -243,17 +188,17 @@ class _Region:
 
     # ---- operands and results -------------------------------------------------------------------
 
-    def held(self, x: Any, t: NdSbp) -> Held:
-        return Held(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
+    def held(self, x: Any, t: NdSbp) -> ClaimedArray:
+        return ClaimedArray(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
 
-    def whole(self, local: Any, t: NdSbp) -> Held:
+    def whole(self, local: Any, t: NdSbp) -> ClaimedArray:
         """A result as the whole program sees it: split dims are as long as their blocks
         together."""
         shape = list(local.shape)
         for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True):
             if isinstance(atom, Split):
                 shape[atom.dim] *= n
-        return Held(t, t.over(self.mesh.names), tuple(shape), local.dtype)
+        return ClaimedArray(t, t.over(self.mesh.names), tuple(shape), local.dtype)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
         """An operand whose split dims divide: padded block by block where that is asked for."""
@@ -274,7 +219,7 @@ class _Region:
             x = _padded(x, dim, counts)
         return x
 
-    def spec(self, held: Held) -> PartitionSpec:
+    def spec(self, held: ClaimedArray) -> PartitionSpec:
         """Leading dims for the axes that split no dim, in the order of the mesh, then the tensor's
         own."""
         leading = [
@@ -288,7 +233,7 @@ class _Region:
                 dims[atom.dim] = (*dims[atom.dim], name)
         return PartitionSpec(*leading, *(d or None for d in dims))
 
-    def encode(self, x: Any, held: Held) -> Any:
+    def encode(self, x: Any, held: ClaimedArray) -> Any:
         for name, n, atom in reversed(
             list(zip(self.mesh.names, self.mesh.sizes, held.atoms, strict=True))
         ):
@@ -298,7 +243,7 @@ class _Region:
                 x = jnp.broadcast_to(x, (n, *x.shape))
         return x
 
-    def decode(self, y: Any, held: Held) -> Any:
+    def decode(self, y: Any, held: ClaimedArray) -> Any:
         for name, atom in zip(self.mesh.names, held.atoms, strict=True):
             if isinstance(atom, Unreduced):
                 y = _reduced(y, atom.monoid)
@@ -308,7 +253,7 @@ class _Region:
 
     # ---- the body -------------------------------------------------------------------------------
 
-    def body(self, ins: Sequence[Held], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
+    def body(self, ins: Sequence[ClaimedArray], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
         """The body as a jaxpr from shards to shards, each with one leading dim of size 1 per mesh
         axis.
 
@@ -353,8 +298,8 @@ class _Region:
     def shards(
         self,
         body: Any,
-        ins: Sequence[Held],
-        outs: Sequence[Held],
+        ins: Sequence[ClaimedArray],
+        outs: Sequence[ClaimedArray],
         captured: int,
         shards: Sequence[Any],
     ) -> tuple[Any, ...]:
@@ -369,7 +314,9 @@ class _Region:
 
     # ---- the claims -----------------------------------------------------------------------------
 
-    def check(self, body: Any, ins: Sequence[Held], outs: Sequence[Held], captured: int) -> None:
+    def check(
+        self, body: Any, ins: Sequence[ClaimedArray], outs: Sequence[ClaimedArray], captured: int
+    ) -> None:
         """Refuses a region whose claims do not hold, with all that do not; warns of one that cannot
         be tried."""
         key = f"{body}\n{[h.type for h in ins]}\n{[h.type for h in outs]}"
