@@ -1,5 +1,4 @@
-"""Whether a program has a typing, by Z3; which pins and equations are to blame when it has none;
-and a second look at a chosen one.
+"""Whether a program has a typing, by Z3; which pins and equations are to blame when it has none.
 
 Each mesh axis is decided in a context of its own. States are Bools, one-hot; every pin, the policy
 and every operand of every node has a literal, so that a core names them. Terms are built once per
@@ -14,20 +13,13 @@ from typing import Any, Literal
 
 import z3
 
-from sbp import _jax
-from sbp.errors import SbpInternalError
 from sbp.infer.because import ReadBecause
-from sbp.infer.constraints import Constraint, Convert, System, Variable, constraints_of
+from sbp.infer.constraints import Constraint, Convert, System, constraints_of
 from sbp.infer.flow import End
 from sbp.infer.literals import POLICY_LITERAL, budget_literal, state_literal
-from sbp.infer.policy import Rules, detour
+from sbp.infer.policy import Rules
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY
-from sbp.infer.space import INFINITE, Code
-from sbp.infer.typing import Typing
-from sbp.trace.graph import Graph
-from sbp.trace.numbering import SAME
-from sbp.types import MONOIDS
+from sbp.infer.space import Code
 
 RLIMIT = 500_000_000
 """Z3's resource limit of one check. The GShard step of 1,800 equations takes under a million."""
@@ -358,139 +350,3 @@ def _reasons(
     if bans and policies != free:
         found.append(((POLICY_LITERAL, *(names[b] for b in bans)), convert.unless, convert.rules))
     return found
-
-
-# ---- a second look ------------------------------------------------------------------------------
-
-
-def certify(typing: Typing) -> None:
-    """Evaluates every constraint on a typing: each node has one of its rows, each conversion is
-    allowed, each pin holds.
-
-    Raises:
-      SbpInternalError: naming the first constraint that does not hold.
-    """
-    request = typing.graph_request
-    systems = constraints_of(request)
-    states = [
-        [_state_of(v, typing, system.position) for v in system.variables] for system in systems
-    ]
-    for system, have in zip(systems, states, strict=True):
-        for constraint in system.constraints:
-            for end in constraint.fixed:
-                if _code(have, end) != constraint.code:
-                    raise _broken(system, constraint, f"it is {_code(have, end)}")
-            convert = constraint.convert
-            if convert is not None and not convert.unless:
-                source, target = _code(have, convert.source), _code(have, convert.target)
-                aval = request.graph.avals[convert.value]
-                if (
-                    source is None
-                    or target is None
-                    or not system.conversions.allows(source, target, aval, convert.rules)
-                ):
-                    raise _broken(
-                        system, constraint, f"made as code {source}, read as code {target}"
-                    )
-    if systems:
-        _certify_rows(typing, request, request.graph)
-        _certify_boxing(typing, systems, states)
-
-
-def _certify_rows(typing: Typing, request: Request, graph: Graph) -> None:
-    """Over all axes at once: rows of inner axes are found on shapes that the outer ones have
-    localised."""
-    for node in graph.nodes:
-        for region in node.regions:
-            _certify_rows(typing, request, region)
-        if node.regions or node.op in SAME:
-            continue
-        given = tuple(
-            request.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs
-        )
-        rows = request.table.rows(
-            node,
-            [graph.aval(o) for o in node.inputs],
-            [graph.avals[o] for o in node.outputs],
-            given,
-        )
-        row = typing.rows[node.id]
-        if not any(r.ins == row.ins and r.outs == row.outs for r in rows):
-            where = f" at {node.span}" if node.span else ""
-            raise SbpInternalError(
-                f"the chosen typing gives {node.op}{where} a row that it does not have: {row.ins}"
-                f" -> {row.outs}"
-            )
-
-
-def _certify_boxing(
-    typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]
-) -> None:
-    """Over all axes at once: a split is entered or left only while no inner axis splits the same
-    dim."""
-    spaces = typing.request.spaces
-    seen: dict[tuple[Any, ...], bool] = {}
-    for parallel in zip(
-        *(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True
-    ):
-        first = parallel[0].convert
-        assert first is not None
-        if first.rules.unlimited or first.unless:
-            continue
-        source, target = [0] * len(typing.mesh.sizes), [0] * len(typing.mesh.sizes)
-        for constraint, system, have in zip(parallel, systems, states, strict=True):
-            assert constraint.convert is not None
-            source[system.position] = _code(have, constraint.convert.source) or 0
-            target[system.position] = _code(have, constraint.convert.target) or 0
-        aval = typing.graph.avals[first.value]
-        key = (aval.shape, tuple(source), tuple(target), first.rules)
-        if source != target and key not in seen:
-            codes = (*source, *target)
-            monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
-            monoids = detour(aval.dtype, monoids) if first.rules.bans else monoids
-            forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
-            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, forced)
-            seconds = space.seconds(first.rules)
-            seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
-        if not seen.get(key, True):
-            raise _broken(systems[0], parallel[0], f"made as {source}, read as {target}")
-
-
-def _conversions(system: System) -> int:
-    return sum(c.convert is not None for c in system.constraints)
-
-
-def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
-    """The state that a typing gives a variable on one mesh axis; None when it is none of its
-    states."""
-    kind, key = variable.decision.place
-    match kind:
-        case "row":
-            row = typing.rows[key]
-            codes = tuple(t[position] for t in (*row.ins, *row.outs))
-            return codes if codes in variable.states else None
-        case "value":
-            code = typing.values[key][position]
-        case "read":
-            node_id, operand = key
-            code = typing.rows[node_id].ins[operand][position]
-        case "returned":
-            node_id, region, number = key
-            code = typing.region_outputs[node_id, region][number][position]
-        case "output":
-            code = typing.outputs[key][position]
-    return next((s for s in variable.states if s[0] == code), None)
-
-
-def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:
-    state = states[end.variable]
-    return None if state is None else state[end.column]
-
-
-def _broken(system: System, constraint: Constraint, found: str) -> SbpInternalError:
-    span = constraint.because.span
-    where = f" at {span}" if span else ""
-    return SbpInternalError(
-        f"the chosen typing breaks {constraint.name} on {system.mesh_axis}:"
-        f" {constraint.because.text}{where}; {found}"
-    )

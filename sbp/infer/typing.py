@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from dataclasses import dataclass, field
 
+from sbp.errors import SbpInternalError
+from sbp.infer.flow import Decision
 from sbp.infer.request import Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, to_type
@@ -59,6 +61,23 @@ class Typing:
         if self.graph is self.request.graph:
             return self.request
         return dataclasses.replace(self.request, graph=self.graph)
+
+    def decided(self, decision: Decision) -> Codes:
+        """The type that a decision about one value has; the rows of nodes are in `rows`."""
+        kind, key = decision.place
+        match kind:
+            case "value":
+                return self.values[key]
+            case "read":
+                node_id, operand = key
+                return self.rows[node_id].ins[operand]
+            case "returned":
+                node_id, region, output = key
+                return self.region_outputs[node_id, region][output]
+            case "output":
+                return self.outputs[key]
+            case "row":
+                raise SbpInternalError("a row is more than one type")
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from sbp.infer.check import certify
+from sbp.infer.certificate import certify
 from sbp.infer.choose import choose
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing

@@ -1,18 +1,20 @@
 """What a typing asks of sizes: for each node that its row is offered, for each value that its split
 leaves every device something.
 
-These are the conditions that `sbp.infer.check.certify` evaluates at one choice of sizes, as
+These are the conditions that `sbp.infer.certificate.certify` evaluates at one choice of sizes, as
 predicates that can be asked for all.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import Span
+from sbp.infer.flow import Decision
 from sbp.infer.problem import pinned_codes
 from sbp.infer.rows import NdRow, nests
 from sbp.infer.space import Code, Codes, encode, is_even, to_type
@@ -67,7 +69,7 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
       typing: of the same program at one choice of them.
     """
     found: dict[Any, Claim] = {}
-    for claim in (*_boundary(graph, typing), *_inside(graph, graph, typing)):
+    for claim in (*_boundary(graph, typing), *_inside(graph, typing)):
         found.setdefault(claim.key, claim)
     return tuple(found.values())
 
@@ -98,43 +100,38 @@ def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]
 # ---- nodes --------------------------------------------------------------------------------------
 
 
-def _inside(graph: Graph, program: Graph, typing: Typing) -> Iterator[Claim]:
-    mesh = typing.mesh
-    for node in graph.nodes:
-        match node.op:
-            case "dim_as_value":
-                continue
-            case "sbp_annotate":
-                pin = node.params["pin"]
-                pinned = (
-                    (0,) * len(mesh.sizes)
-                    if pin is None
-                    else tuple(c or 0 for c in pinned_codes(pin, mesh))
-                )
-                yield from _large(
-                    node, program.avals[node.outputs[0]], typing.rows[node.id].outs[0], pinned, mesh
-                )
-            case "optimization_barrier":
-                for value, codes in zip(node.outputs, typing.rows[node.id].outs, strict=True):
-                    yield from _large(node, program.avals[value], codes, (), mesh)
-            case _ if node.regions:
-                for number, region in enumerate(node.regions):
-                    for value in region.inputs:
-                        yield from _large(
-                            node, program.avals[value], typing.values[value], (), mesh
-                        )
-                    for operand, codes in zip(
-                        region.outputs, typing.region_outputs[node.id, number], strict=True
-                    ):
-                        yield from _large(node, program.aval(operand), codes, (), mesh)
-                    yield from _inside(region, program, typing)
-            case _:
-                yield from _row(node, program, typing, typing.graph_request.rules(node).policies)
+def _inside(program: Graph, typing: Typing) -> Iterator[Claim]:
+    """What the decisions of each node ask, node by node."""
+    mesh, decided = typing.mesh, defaultdict[int, list[Decision]](list)
+    for decision in typing.request.flow.decisions:
+        if decision.node is not None:
+            decided[decision.node.id].append(decision)
+    for node in program.walk():
+        for decision in decided[node.id]:
+            match decision.kind:
+                case "row" if node.op != "dim_as_value":
+                    yield from _row(node, program, typing)
+                case "annotation":
+                    pin = node.params["pin"]
+                    codes = (None,) * len(mesh.sizes) if pin is None else pinned_codes(pin, mesh)
+                    pinned = tuple(c or 0 for c in codes)
+                    yield from _large(node, program, decision, typing, pinned)
+                case "value":
+                    yield from _large(node, program, decision, typing, ())
+                case _:
+                    pass
 
 
-def _large(node: Node, aval: Any, codes: Codes, pinned: Codes, mesh: MeshSpec) -> Iterator[Claim]:
+def _large(
+    node: Node, program: Graph, decision: Decision, typing: Typing, pinned: Codes
+) -> Iterator[Claim]:
     """A split that nobody pinned leaves each device something (`TypeSpace`)."""
-    shape = tuple(aval.shape)
+    mesh, codes = typing.mesh, typing.decided(decision)
+    kind, key = decision.place
+    if kind == "value":
+        shape = tuple(program.avals[key].shape)
+    else:  # one slice of a stacked result
+        shape = tuple(program.avals[decision.makes[0]].shape[1:])
     if any(c > 0 and is_symbolic([(shape[c - 1],)]) for c in codes):
         yield Claim(
             text=(
@@ -157,12 +154,11 @@ def _parts(code: Code, codes: Codes, sizes: Sequence[int]) -> int:
     return math.prod(n for c, n in zip(codes, sizes, strict=True) if c == code)
 
 
-def _row(
-    node: Node, program: Graph, typing: Typing, policies: tuple[Policy, ...]
-) -> Iterator[Claim]:
+def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
     """A node's row is among those that its rule gives, axis by axis, the inner ones on what the
     outer ones leave (`RowTable`)."""
     mesh, row = typing.mesh, typing.rows[node.id]
+    policies = typing.graph_request.rules(node).policies
     avals = [program.aval(o) for o in node.inputs], [program.avals[v] for v in node.outputs]
 
     def lifted(lift: Lift) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpInternalError
-from sbp.infer.check import Checker, certify, check
+from sbp.infer.certificate import certify
+from sbp.infer.check import Checker, check
 from sbp.infer.choose import choose
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Demand, Request

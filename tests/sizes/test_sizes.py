@@ -17,7 +17,7 @@ from sbp import _jax
 from sbp.api.sized_report import SizedReport
 from sbp.api.symbolic import SizedCall
 from sbp.errors import SbpError, SbpInternalError, SbpWarning
-from sbp.infer.check import certify
+from sbp.infer.certificate import certify
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing
 from sbp.signatures import registered
