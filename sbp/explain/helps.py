@@ -9,7 +9,8 @@ from typing import Any
 
 from sbp.errors import Help
 from sbp.explain.edits import drop_pin, in_gradient, move_pin, pinned_value, priced, site_in
-from sbp.explain.insertions import Candidate, Insertions, Looser, blamed, loosened, states_of
+from sbp.explain.insertions import Candidate, Insertions, states_of
+from sbp.explain.loosening import Looser, blamed, loosened
 from sbp.explain.names import Names, behind_vmap
 from sbp.explain.repins import edits_of
 from sbp.infer.check import Checker, CheckResult

@@ -4,12 +4,13 @@ allow more."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from sbp.annotations import annotate_p
-from sbp.errors import Edit, OptionEdit, SourceEdit
+from sbp.errors import Edit, SourceEdit
 from sbp.explain.edits import alike, in_gradient, insert_pin
 from sbp.explain.names import Names
 from sbp.infer.because import ReadBecause
@@ -20,20 +21,12 @@ from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
-    POLICIES,
     Policy,
-    boxing_option,
-    boxing_text,
-    policies_in,
-    policy_mark,
-    with_policy,
 )
 from sbp.signatures import rule_for
 from sbp.source.editing import converted, reads
-from sbp.source.policies import Region, loosened_policies, under_policy
 from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.source.text import contains
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Node
 
 
 def policy_at(request: Request, node: Node, position: int) -> Policy:
@@ -192,81 +185,123 @@ class Insertions:
     def insertion(
         self, values: Mapping[Any, tuple[SourceRead | None, Code]]
     ) -> Iterator[Candidate]:
-        """Annotations of values, by name, before the line that reads them; none when the user has
-        no name for one of them."""
-        axis, line = self.fault.mesh_axis, users_span(self.node)
+        """Annotations of values before the line that reads them; none when the source does not
+        show one of them.
+
+        Arguments:
+          values: for each value, how the line reads it and what to annotate it as.
+        """
+        line = users_span(self.node)
         readers = [
             n
             for n in self.base.graph.walk()
             if users_span(n) == line and not in_gradient(n) and n.op != annotate_p.name
         ]
-        calls, freed, assumed = list[str](), set[tuple[str, str]](), tuple[str, ...]()
-        edits, variables = list[SourceEdit](), list[bool]()
-        make: Callable[[], Request] = functools.partial(_same, self.base)
+        found = list[_Annotated]()
         for value, (read, code) in values.items():
-            reader = next((n for n in readers if value in n.inputs), None)
-            maker = self.names.makers.get(value)
-            inline = (
-                maker is not None
-                and maker.op == annotate_p.name
-                and maker.span
-                and line
-                and maker.span.line == line.line
-            )
-            hidden = code > 0 and "vmap(" in self.node.scope  # dims that the user does not see
-            if reader is None or read is None or line is None or inline or hidden:
+            one = self.annotated(value, read, code, readers) if read is not None else None
+            if one is None:
                 return
-            number = reader.inputs.index(value)
-            lines = dict.fromkeys(n.inputs[number] for n in readers if alike(n, reader))
-            reads = [
-                c
-                for c in self.system.constraints
-                if c.convert is not None and c.convert.value in lines
-            ]
-            freed |= {(axis, c.name) for c in reads}
-            variables.append(read.variable)
-            others = [
-                self.names.value(o) for o in lines if o != value
-            ]  # what a library does to each leaf of a tree in one line
-            known = [SourceRead(o) for o in others if o.isidentifier() and variables[-1]]
-            for each in dict.fromkeys((read, *known)):
-                calls.append(
-                    f'sbp.replicate({each.code}, "{axis}")'
-                    if code == 0
-                    else f'sbp.split({each.code}, {code - 1}, "{axis}")'
-                )
-                made = converted(line, each, {axis: decode(code)})
-                if not made:
-                    return
-                edits += made
-            ends = (
-                c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value
-            )
-            end = next(ends, None)
-            assumed = assumed or (states_of(self.system, end, code) if end else ())
-            if end and not assumed:
-                return
-            make = functools.partial(_inserted, make, reader, number, self.system.position, code)
-        if line:
-            where = "before" if all(variables) else "at"
+            found.append(one)
+        if line and found:
+            calls = [call for one in found for call in one.calls]
+            where = "before" if all(one.variable for one in found) else "at"
             yield Candidate(
                 text=f"{' and '.join(calls)} {where} line {line.line}",
-                edits=tuple(edits),
-                make=make,
-                without=frozenset(freed),
-                assumed=assumed,
+                edits=tuple(edit for one in found for edit in one.edits),
+                make=functools.partial(_inserted, self.base, found, self.system.position),
+                without=frozenset((self.fault.mesh_axis, c) for one in found for c in one.reads),
+                assumed=next((one.assumed for one in found if one.assumed), ()),
                 inserts=True,
             )
 
+    def annotated(
+        self, value: int, read: SourceRead, code: Code, readers: Sequence[Node]
+    ) -> _Annotated | None:
+        """An annotation of a value; None when the source does not show it, or when it is annotated
+        in the line already.
 
-def _same(request: Request) -> Request:
-    return request
+        Arguments:
+          value: the value.
+          read: how the line reads it.
+          code: what to annotate it as.
+          readers: the nodes of the line.
+        """
+        axis, line = self.fault.mesh_axis, users_span(self.node)
+        reader = next((n for n in readers if value in n.inputs), None)
+        maker = self.names.makers.get(value)
+        inline = (
+            maker is not None
+            and maker.op == annotate_p.name
+            and maker.span
+            and line
+            and maker.span.line == line.line
+        )
+        hidden = code > 0 and "vmap(" in self.node.scope  # dims that the user does not see
+        if reader is None or line is None or inline or hidden:
+            return None
+        number = reader.inputs.index(value)
+        values = dict.fromkeys(n.inputs[number] for n in readers if alike(n, reader))
+        # What a library does to each leaf of a tree in one line is annotated on each leaf.
+        names = [self.names.value(o) for o in values if o != value] if read.variable else []
+        every = dict.fromkeys((read, *(SourceRead(n) for n in names if n.isidentifier())))
+        edits = [converted(line, each, {axis: decode(code)}) for each in every]
+        ends = (c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value)
+        end = next(ends, None)
+        assumed = states_of(self.system, end, code) if end else ()
+        if not all(edits) or (end and not assumed):
+            return None
+        return _Annotated(
+            reader=reader,
+            number=number,
+            code=code,
+            variable=read.variable,
+            calls=tuple(
+                f'sbp.replicate({each.code}, "{axis}")'
+                if code == 0
+                else f'sbp.split({each.code}, {code - 1}, "{axis}")'
+                for each in every
+            ),
+            edits=tuple(itertools.chain(*edits)),
+            reads=tuple(
+                c.name
+                for c in self.system.constraints
+                if c.convert is not None and c.convert.value in values
+            ),
+            assumed=assumed,
+        )
 
 
-def _inserted(
-    make: Callable[[], Request], node: Node, number: int, position: int, code: Code
-) -> Request:
-    return insert_pin(make(), node, number, position, code)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Annotated:
+    """A new annotation of one value.
+
+    Arguments:
+      reader: the node that reads it.
+      number: position among the operands of the node.
+      code: what it is annotated as.
+      variable: whether a statement before the line annotates it.
+      calls: the annotation in words, one for each variable of the line that means the same.
+      edits: the annotation as edits.
+      reads: names of the constraints of its reads.
+      assumed: literals of the reader's states after it; empty for any.
+    """
+
+    reader: Node
+    number: int
+    code: Code
+    variable: bool
+    calls: tuple[str, ...]
+    edits: tuple[SourceEdit, ...]
+    reads: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request:
+    """The program with annotations more on one mesh axis."""
+    for one in found:
+        base = insert_pin(base, one.reader, one.number, position, one.code)
+    return base
 
 
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
@@ -276,180 +311,3 @@ def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
         for i, s in enumerate(system.variables[end.variable].states)
         if s[end.column] == code
     )
-
-
-# ---- policies -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Blamed:
-    """The policy that a fault is due to.
-
-    Arguments:
-      node: what reads under it, where the fault shows if it holds there.
-      policy: which.
-      origin: whether it is the program's, that of the mesh axis, or that of a region around the
-          node.
-    """
-
-    node: Node | None
-    policy: Policy
-    origin: Literal["program", "axis", "region"]
-
-
-def blamed(request: Request, fault: CheckResult) -> Blamed | None:
-    """The policy that a fault is due to, if it is to one: where the fault shows, else the last
-    place before that has one."""
-    if not fault.policy:
-        return None
-    position = request.mesh.names.index(fault.mesh_axis)
-    for c in (*fault.sink, *reversed(fault.equations)):
-        policy = (
-            c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
-        )
-        if policy != "auto":
-            return Blamed(c.node, policy, request.origin(c.node, position))
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Looser:
-    """A policy that allows more.
-
-    Arguments:
-      key: which policy, and where.
-      text: the change in words.
-      edits: the change itself.
-      make: a program under it.
-      wide: whether it changes more than the line of the fault, so that it is for when nothing less
-          gives a typing.
-    """
-
-    key: tuple[Any, ...]
-    text: str
-    edits: tuple[Edit, ...]
-    make: Callable[[Request], Request]
-    wide: bool = False
-
-
-def loosened(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
-    """The policies that allow more in place of one that is to blame, on one mesh axis; those of the
-    program on all that have no other.
-
-    Regions have no names, and what two of them share is not told apart: so a region's policy gives
-    way at the line alone, or in all regions that have it.
-    """
-    names = request.mesh.names
-    per_axis: tuple[Policy | None, ...] = request.axis_policies or (None,) * len(names)
-    looser, axis = POLICIES[: POLICIES.index(found.policy)][::-1], names[position]
-    line = users_span(found.node) if found.node else None
-    if found.origin == "program":
-        for policy in looser:
-            yield Looser(
-                (policy,),
-                boxing_text(policy, request.axis_policies, names),
-                (boxing_edit(policy, request.axis_policies, names),),
-                functools.partial(_based, policy),
-            )
-        return
-    if found.origin == "axis":
-        for policy in looser:
-            other: tuple[Policy | None, ...] = tuple(
-                policy if k == position else p for k, p in enumerate(per_axis)
-            )
-            yield Looser(
-                (axis, policy),
-                boxing_text(request.boxing, other, names),
-                (boxing_edit(request.boxing, other, names),),
-                functools.partial(_on_axes, other),
-            )
-        return
-    if line:
-        for policy in looser:
-            region = under_policy(line, policy, axis)
-            if region is None:
-                break
-            here = functools.partial(_under, region, policy_mark(policy, axis))
-            text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
-            yield Looser((axis, policy, line), text, region.edits, here)
-    for policy in looser:
-        text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-        edits = _policy_edits(request.graph, found.policy, policy, axis)
-        if edits:
-            everywhere = functools.partial(_everywhere, found.policy, policy, axis)
-            yield Looser((axis, policy, found.policy), text, edits, everywhere, wide=True)
-
-
-def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[SourceEdit, ...]:
-    """Edits of all regions that set a policy on a mesh axis; none where the source does not show
-    all of them.
-
-    Arguments:
-      graph: the program.
-      old: the policy of these regions.
-      new: the policy in its place.
-      axis: the mesh axis.
-    """
-    concerned = [
-        node
-        for node in graph.walk()
-        if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
-    ]
-    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
-    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
-    shown = all(
-        any(contains(one.body, span) for one in found for span in node.stack) for node in concerned
-    )
-    return tuple(one.edit for one in found) if shown else ()
-
-
-def boxing_edit(
-    base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]
-) -> OptionEdit:
-    """The edit that gives `sbp.jit` these policies.
-
-    Arguments:
-      base: the policy of mesh axes without one of their own.
-      per_axis: the policy of each mesh axis, or None.
-      names: the mesh axes.
-    """
-    return OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
-
-
-def _based(policy: Policy, request: Request) -> Request:
-    return replace(request, boxing=policy)
-
-
-def _on_axes(policies: tuple[Policy | None, ...], request: Request) -> Request:
-    return replace(request, axis_policies=policies)
-
-
-def _under(region: Region, mark: str, request: Request) -> Request:
-    """The program with a statement in a region of its own, and so all that is called from there."""
-
-    def visit(graph: Graph, inside: bool) -> Graph:
-        nodes: list[Node] = []
-        for node in graph.nodes:
-            here = inside or region.runs(node.stack)
-            regions = tuple(visit(r, here) for r in node.regions)
-            nodes.append(
-                replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions)
-            )
-        return replace(graph, nodes=tuple(nodes))
-
-    return replace(request, graph=visit(request.graph, False))
-
-
-def _everywhere(old: Policy, new: Policy, axis: str, request: Request) -> Request:
-    """The program with another policy in all regions that have one on a mesh axis."""
-
-    def visit(graph: Graph) -> Graph:
-        nodes = (
-            replace(
-                n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))
-            )
-            for n in graph.nodes
-        )
-        return replace(graph, nodes=tuple(nodes))
-
-    return replace(request, graph=visit(request.graph))

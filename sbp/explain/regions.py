@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jax import lax
+
 from sbp.explain.names import Names
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
@@ -133,7 +135,7 @@ def carry_of(constraint: Constraint) -> int | None:
 def _branch(node: Node, because: ReadBecause) -> str:
     """Which branch of a cond returns."""
     number = because.exit.region if because.exit is not None else 0
-    if len(node.regions) == 2 and called_name(users_span(node)) == "cond":
+    if len(node.regions) == 2 and called_name(users_span(node)) == lax.cond.__name__:
         # lax.cond(predicate, true branch, false branch)
         return "the true branch" if number else "the false branch"
     return f"branch {number}"

@@ -1,0 +1,84 @@
+"""A fault of a program, with what its words are made of: the subject, and the pins to blame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbp.explain.edits import pinned_value
+from sbp.explain.helps import Trials
+from sbp.explain.names import Names, behind_vmap
+from sbp.infer.check import CheckResult
+from sbp.infer.constraints import Constraint
+from sbp.infer.request import Request
+from sbp.infer.space import decode
+from sbp.source.reader import source_text, users_span
+from sbp.trace.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedFault:
+    """A fault with what was tried on its program.
+
+    Arguments:
+      trials: the program and its faults.
+      found: the fault.
+      names: of the program's values.
+      shown: how many faults are shown.
+    """
+
+    trials: Trials
+    found: CheckResult
+    names: Names
+    shown: int
+
+    @property
+    def request(self) -> Request:
+        return self.trials.request
+
+    @property
+    def axis(self) -> str:
+        return self.found.mesh_axis
+
+    @property
+    def position(self) -> int:
+        return self.request.mesh.names.index(self.axis)
+
+    def subject(self, node: Node) -> str:
+        text = f"`{source_text(users_span(node)) or node.op}`"
+        return f"the gradient of {text}" if node.backward else text
+
+    def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
+        """Whether a pin stands on an operand of the node itself (one of the sink's, or the given
+        one)."""
+        if pin.site is None or node.regions:
+            return False
+        pinned = {n.outputs[0] for n in pin.site.nodes}
+        if pin.site.source == "input":
+            pinned = {self.request.graph.inputs[pin.site.position]}
+        return any(
+            node.inputs[c.operand] in pinned
+            for c in self.found.sink
+            if operand is None or c.operand == operand
+        )
+
+    def pin_text(self, pin: Constraint, node: Node) -> str:
+        assert pin.site is not None
+        text = f"{self.names.site(pin.site)} is {decode(pin.code)!r} on `{self.axis}`"
+        if pin.code > 0:
+            shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
+            role = self.role(pin, node)
+            text += " under vmap" if behind_vmap(pin.site, pin.code) != 0 else ""
+            text += role or f": dim {pin.code - 1} of {'x'.join(map(str, shape))}"
+        return text
+
+    def role(self, pin: Constraint, node: Node) -> str:
+        """What the pinned dim is to a contraction that reads it."""
+        if node.op != "dot_general" or pin.site is None:
+            return ""
+        contract, batch = node.params["dimension_numbers"]
+        for c in self.found.sink:
+            if self.direct(node, pin, c.operand):
+                if pin.code - 1 in contract[c.operand]:
+                    return ", the contracted dim"
+                return ", a batch dim" if pin.code - 1 in batch[c.operand] else ", not contracted"
+        return ""
