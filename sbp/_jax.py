@@ -223,6 +223,22 @@ def caller_span() -> Span | None:
     return frames[0] if frames else None
 
 
+_TRANSFORMS = re.compile(r"\b(transpose|jvp|vmap|jit)\(|\)")
+_REGION_SCOPES = frozenset(
+    ["rematted_computation", "checkpoint", "while", "body", "cond", "scan", "closed_call"]
+)
+
+
+def scope_names(scope: str) -> list[str]:
+    """The names that a user or a library gave to parts of a name stack.
+
+    >>> scope_names("transpose(jvp(ffn))/while/body/expert_mlp")
+    ['ffn', 'expert_mlp']
+    """
+    parts = _TRANSFORMS.sub("", scope).split("/")
+    return [p for p in parts if p and p not in _REGION_SCOPES]
+
+
 def raising_span(error: BaseException) -> Span | None:
     """The user's innermost line in the traceback of an error."""
     found: Span | None = None

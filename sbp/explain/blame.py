@@ -11,6 +11,7 @@ from sbp.infer.check import CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.request import Request
 from sbp.infer.space import decode
+from sbp.signatures import traits_of
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 
@@ -73,9 +74,10 @@ class BlamedFault:
 
     def role(self, pin: Constraint, node: Node) -> str:
         """What the pinned dim is to a contraction that reads it."""
-        if node.op != "dot_general" or pin.site is None:
+        numbers = node.params.get("dimension_numbers", ())
+        if not traits_of(node.op).contracts or len(numbers) != 2 or pin.site is None:
             return ""
-        contract, batch = node.params["dimension_numbers"]
+        contract, batch = numbers
         for c in self.found.sink:
             if self.direct(node, pin, c.operand):
                 if pin.code - 1 in contract[c.operand]:

@@ -23,7 +23,7 @@ from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
     Policy,
 )
-from sbp.signatures import rule_for
+from sbp.signatures import rule_for, traits_of
 from sbp.source.editing import converted, reads
 from sbp.source.reader import SourceRead, first_argument, users_span
 from sbp.trace.graph import Node
@@ -150,7 +150,7 @@ class Insertions:
                 read = first_argument(self.node)
                 while (
                     maker is not None
-                    and maker.op == "convert_element_type"
+                    and traits_of(maker.op).adapts
                     and maker.span == self.node.span
                 ):
                     value = maker.inputs[0]

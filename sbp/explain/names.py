@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,7 +115,7 @@ class Names:
         known by its name."""
         call = expression_at(node.span)[0]
         if (
-            node.op != "dot_general"
+            not traits_of(node.op).contracts
             or node.span is None
             or not isinstance(call, ast.Call)
             or len(call.args) != 3
@@ -234,9 +233,6 @@ class Names:
                 )
 
 
-_UNTOLD = ("rematted_computation", "checkpoint", "while", "body", "cond", "scan", "closed_call")
-
-
 def _ambiguous(names: list[str], node: Node) -> list[int]:
     """The operands whose name is that of another value, too."""
     return [
@@ -251,8 +247,8 @@ def scope_of(node: Node) -> str:
     span = users_span(node)
     if node.backward and span:
         return f"in the gradient of line {span.line}"
-    parts = re.sub(r"\b(transpose|jvp|vmap|jit)\(|\)", "", node.scope).split("/")
-    named = [p for p in parts if p and "->" not in p and p not in _UNTOLD and not policies_in(p)]
+    parts = _jax.scope_names(node.scope)
+    named = [p for p in parts if "->" not in p and not policies_in(p)]
     called = [
         s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
     ]
