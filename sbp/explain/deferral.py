@@ -13,8 +13,8 @@ from sbp.explain.pinning import pin_subject, unpin_subject
 from sbp.explain.places import changed_axes
 from sbp.explain.reasons import ConversionNeed
 from sbp.explain.subjects import Subject
+from sbp.infer.conditioned import EndCondition, choose_under
 from sbp.infer.constraints import pin_sites
-from sbp.infer.held import Hold, choose_held
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes
 from sbp.plan.fit import cheapest
@@ -69,21 +69,21 @@ class Deferral:
         """Codes on the mesh axes that the conversion changes, None on the others."""
         return tuple(c if k in self._changed else None for k, c in enumerate(codes))
 
-    def _entering(self, need: ConversionNeed) -> Hold:
+    def _entering(self, need: ConversionNeed) -> EndCondition:
         """A body that takes the operand as it is; of a slice, the type of one slice."""
         assert need.node is not None
         body, position = bodies_of(need.node, need.number)[0]
         is_slice = interface_of(need.node).entries[need.number].kind == "slice"
         codes = tuple(c - 1 if is_slice and c > 0 else c for c in self._before)
-        return Hold(end="made", at=(body.inputs[position],), codes=self._on_changed(codes))
+        return EndCondition(end="made", at=(body.inputs[position],), codes=self._on_changed(codes))
 
-    def _returned(self, need: ConversionNeed) -> Hold:
+    def _returned(self, need: ConversionNeed) -> EndCondition:
         """A body that returns the value as it is."""
         assert need.node is not None
         at = (need.node.id, need.region, need.number)
-        return Hold(end="returned", at=at, codes=self._on_changed(self._before))
+        return EndCondition(end="returned", at=at, codes=self._on_changed(self._before))
 
-    def _other_rows(self, need: ConversionNeed) -> list[Hold]:
+    def _other_rows(self, need: ConversionNeed) -> list[EndCondition]:
         """A reader that takes another type than the converted one, at every copy of the value."""
         assert need.node is not None
         codes = self._on_changed(self.group[0].box.target.codes)
@@ -93,14 +93,14 @@ class Deferral:
             for node, number in planned_box.readers()
             if number == need.number and _same_expression(node, need.node)
         )
-        return [Hold(end="operand", at=at, codes=codes, differs=True) for at in places]
+        return [EndCondition(end="operand", at=at, codes=codes, differs=True) for at in places]
 
-    def _holding(self, holds: Sequence[Hold]) -> Program | Refusal:
+    def _holding(self, holds: Sequence[EndCondition]) -> Program | Refusal:
         """The cheapest plan in which conditions on ends of values hold."""
         request = self.request
         if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in request.graph.walk()}:
             return Refusal(kind="not there")
-        program = cheapest(functools.partial(choose_held, request, holds), request)
+        program = cheapest(functools.partial(choose_under, request, holds), request)
         if program is None:
             return Refusal(kind="no row")
         limit = request.memory_limit

@@ -229,7 +229,7 @@ class _Inquiry:
             nodes=self.nodes,
             # A bound without what gradients keep is not one of plans that keep it, nor is one at
             # the price of a byte.
-            proved=typing.optimal and typing.keeps and self.request.memory_limit is None,
+            proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
             evades=subject.kind == "made"
             and any(p != "auto" for p in self.request.strictest.policies),
         )

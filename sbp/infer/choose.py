@@ -17,7 +17,7 @@ def choose(
     request: Request,
     *,
     byte_price: float = 0.0,
-    held: frozenset[tuple[int, bool]] = frozenset(),
+    live: frozenset[tuple[int, bool]] = frozenset(),
     shares: Mapping[int, float] = NOTHING,
     cutoff: float = math.inf,
 ) -> Typing | None:
@@ -25,8 +25,8 @@ def choose(
 
     Arguments:
       request: the program, and what its types are chosen by.
-      byte_price: seconds charged per byte that inputs, outputs and `held` take on a device.
-      held: further values that are charged: (value, whether in the type that its readers take
+      byte_price: seconds charged per byte that inputs, outputs and `live` take on a device.
+      live: further values that are charged: (value, whether in the type that its readers take
         instead of the type it is made in).
       shares: for values that are made more than once, the share of a conversion's seconds that each
         pays beyond the seconds of keeping its result.
@@ -35,6 +35,6 @@ def choose(
     Returns:
       The typing, or None when there is none under the policy.
     """
-    problem = Problem(request, byte_price, held, shares)
+    problem = Problem(request, byte_price, live, shares)
     problem.build()
     return problem.solve(cutoff)

@@ -32,10 +32,10 @@ class Typing:
       float32: the values whose 16-bit parts are summed in float32 (`reduce_dtype`).
       seconds: the modelled time of the program.
       lower_bound: no typing is cheaper in the model.
-      saved_seconds: modelled time that conversions took which `plan.saving` does not repeat;
-          `seconds` has it in.
-      keeps: whether `lower_bound` counts what `plan.saving` may save; where it does not, it bounds
-          `seconds` alone.
+      saved_seconds: modelled time of the conversions that `plan.saving` took out; `seconds`
+        includes it.
+      bounds_reuse: whether `lower_bound` holds for `seconds - saved_seconds`; otherwise it holds
+        for `seconds`.
     """
 
     request: Request
@@ -47,7 +47,7 @@ class Typing:
     seconds: float
     lower_bound: float
     saved_seconds: float = 0.0
-    keeps: bool = True
+    bounds_reuse: bool = True
     float32: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
@@ -87,7 +87,7 @@ class Typing:
     def gap(self) -> float:
         """How far above the lower bound the typing may be, as a share of its cost; 0 is optimal in
         the model."""
-        seconds = self.seconds - self.saved_seconds if self.keeps else self.seconds
+        seconds = self.seconds - self.saved_seconds if self.bounds_reuse else self.seconds
         return max(0.0, (seconds - self.lower_bound) / seconds) if seconds > 0 else 0.0
 
     @property

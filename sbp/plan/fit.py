@@ -24,16 +24,16 @@ from sbp.trace.collector import collecting_less
 from sbp.trace.numbering import twins
 
 PRICES = tuple(10.0**n for n in range(-14, -6))
-"""Seconds per byte held, tried in turn. At 1e-11 a gigabyte weighs 10 ms; at 1e-7 nothing else
-counts."""
+"""Seconds charged per byte that values take on a device, tried in turn. At 1e-11 a gigabyte costs
+10 ms; at 1e-7 it costs more than the rest of any plan."""
 
 LARGE, AXIS_FACTOR = 6000, 8
-"""Nodes of a program on one mesh axis up to which types are chosen with what gradients keep, and by
-how much another axis counts."""
+"""Nodes of a program on one mesh axis up to which types are chosen with the reuse of forward
+conversions in mind, and the factor by which each further axis lowers that number."""
 
 HALVINGS = 3
-"""Prices that are tried between the last one that was too low and the first that was high
-enough."""
+"""Prices that are tried between the last price whose plan did not fit and the first whose plan
+did."""
 
 
 @collecting_less()
@@ -73,10 +73,10 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
     repeated = bool(twins(request.graph).again)
 
     def at(price: float) -> Program | None:
-        typing = choose(request, byte_price=price, held=frozenset(live))
+        typing = choose(request, byte_price=price, live=frozenset(live))
         if typing is None:
             return None
-        typing = dataclasses.replace(typing, keeps=not repeated)
+        typing = dataclasses.replace(typing, bounds_reuse=not repeated)
         certify(typing)
         return without_repeats(resolve(typing))
 
@@ -149,7 +149,7 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
     if not request.reuse or request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE:
         program = chosen({})
         return program and dataclasses.replace(
-            program, typing=dataclasses.replace(program.typing, keeps=False)
+            program, typing=dataclasses.replace(program.typing, bounds_reuse=False)
         )
     bounding = chosen(dict.fromkeys(found.again, 0.0))
     if bounding is None or (bounding.typing.optimal and not order(bounding)[0]):
@@ -168,7 +168,7 @@ def without_repeats(program: Program) -> Program:
     limit = program.mesh.hardware.hbm_bytes if limit is None else limit
     chosen = sorted(
         repeats(program.typing, program.block),
-        key=lambda r: (-r.seconds / max(1.0, r.bytes_held), r.value),
+        key=lambda r: (-r.seconds / max(1.0, r.bytes_kept), r.value),
     )
     while chosen:
         typing = save(program.typing, tuple(chosen))

@@ -1,4 +1,5 @@
-"""The Plan's instructions: local operations, boxing, regions; every collective is written out."""
+"""The instructions of a plan: local operations, conversions and regions. Every collective is an
+instruction or a part of one."""
 
 from __future__ import annotations
 

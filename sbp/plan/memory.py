@@ -1,4 +1,4 @@
-"""What a plan holds at its fullest moment, by liveness of its registers."""
+"""Peak memory of a plan in bytes on one device, by liveness of its registers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _is_inlined(node: Node) -> bool:
 def _inner(
     instruction: Instruction, size: Callable[[Register], float]
 ) -> tuple[float, tuple[Register, ...]]:
-    """What an instruction holds besides its operands and results."""
+    """Bytes that an instruction takes besides its operands and results, and the registers that are
+    live inside it."""
     if isinstance(instruction, Loop):
         return max(
             (_temporaries(b, size, top=False) for b in instruction.blocks),

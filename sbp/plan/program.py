@@ -142,8 +142,8 @@ def resolve(typing: Typing) -> Program:
 
 
 def bytes_sent(block: Block) -> float:
-    """Bytes one device sends when a block runs once, loop trips counted; of a cond's branches the
-    dearest."""
+    """Bytes one device sends when a block runs once, loop trips counted. A cond counts with the
+    branch that sends most."""
     total = 0.0
     for instruction in block.instructions:
         if isinstance(instruction, Box):
@@ -159,8 +159,12 @@ def bytes_sent(block: Block) -> float:
 
 
 def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
-    """The operations of a block whose kernels send something, with how often each runs, when the
-    block runs so many times."""
+    """The operations of a block whose kernels send something, with how often each runs per call.
+
+    Arguments:
+      block: the block.
+      trips: how often the block runs.
+    """
     for instruction in block.instructions:
         if isinstance(instruction, Apply) and instruction.sends:
             yield instruction, trips

@@ -1,9 +1,10 @@
-"""Collectives of equal values are run once: what the forward pass has sent is not sent again by its
-rematerialisation.
+"""Reuse of conversions: a rematerialised block repeats conversions of the forward pass, and the
+plan takes the first result instead.
 
-Where a loop converts a value to what an earlier loop has made of an equal one (`trace.numbering`),
-the earlier one hands its result on as one more stacked result; in one block gradients read the
-value of the forward pass. What only fed the second collective goes.
+`trace.numbering` says which values are equal. Where a scan repeats the conversion of an earlier
+scan, the earlier one returns its result as one more stacked result, and the later one takes it as
+one more stacked operand. Within one block, operations of the backward pass read the converted value
+of the forward pass. Operations that only the repeated conversion needed are removed.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from sbp.trace.numbering import Numbering
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """A conversion that has been made before.
+    """A conversion that repeats an earlier one.
 
     Arguments:
-      value: the value that is converted again.
-      first: the equal value that is converted first.
-      codes: the type that both are brought to.
-      loop, first_loop: the scan nodes whose bodies hold them; None in the same block.
-      seconds: modelled time of the second conversion, loop trips counted.
-      bytes_held: what it takes to keep the first result: bytes of one device.
+      value: the value of the repeated conversion.
+      first: the equal value of the first conversion.
+      codes: the type that both are converted to.
+      loop, first_loop: ids of the scan nodes whose bodies make the conversions; None for both in
+        the same block.
+      seconds: modelled time of the repeated conversion, over all turns of its loop, less the time
+        of writing and reading the kept result.
+      bytes_kept: bytes on one device that the first result takes until it is read.
     """
 
     value: int
@@ -45,27 +48,30 @@ class Repeat:
     loop: int | None
     first_loop: int | None
     seconds: float
-    bytes_held: float
+    bytes_kept: float
 
 
 def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
-    """The conversions of a lowered program that have been made before, in one block or by an
-    earlier loop of the same block.
+    """The conversions of a lowered program that repeat one of the same block or of an earlier loop.
 
-    An earlier loop hands its result on at its end: it must be allowed to convert there, or have the
-    result of an annotation.
+    An earlier loop returns its converted value, so its rules must allow the conversion at the
+    loop's end, unless an annotation made the value.
+
+    Arguments:
+      typing: the types.
+      block: the program lowered with them.
     """
     return _Search(typing).repeats(block)
 
 
 def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
-    """The typing in which the chosen conversions are not made again."""
+    """The typing of the program without the chosen repeated conversions."""
     return _Saving(typing, chosen).typing()
 
 
 class _Search:
-    """Goes through a program with what has been made so far: each value, by number, in each
-    type."""
+    """Goes through a program in order and notes which values have been made in which types, equal
+    values under one number."""
 
     def __init__(self, typing: Typing) -> None:
         self.typing, self.request = typing, typing.graph_request
@@ -114,7 +120,8 @@ class _Search:
                 self.made.setdefault(key, (instruction.source.value, loop))
 
     def repeat(self, box: Box, register: Register, loop: Loop | None) -> Repeat | None:
-        """What has been made before and is all that a conversion leads to."""
+        """The repeat of a register: an equal value made earlier in the same type, if reading it is
+        allowed and saves time."""
         key = self.numbers.of(register.value), register.codes
         if key not in self.made:
             return None
@@ -127,15 +134,15 @@ class _Search:
         ):
             return None
         if loop is None and (box.reader is None or not box.reader.backward):
-            # what is written twice in one block may be pinned twice on purpose; what is recomputed
-            # is not
+            # A forward value pinned twice in one block may be pinned twice on purpose; a
+            # recomputed one is not.
             return None
         if (
             loop is None
             and self.typing.values[value] != register.codes
             and not self.request.rules(box.reader).unlimited
         ):
-            return None  # its readers might not be allowed to convert what was made first
+            return None  # its readers might not be allowed to convert the first value
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
         size = float(
             math.prod(local_shape(aval.shape, register.codes, mesh.sizes))
@@ -153,16 +160,17 @@ class _Search:
             loop=loop and loop.node.id,
             first_loop=where and where.node.id,
             seconds=seconds,
-            bytes_held=trips * size,
+            bytes_kept=trips * size,
         )
 
 
 HOPS = 6
-"""Operations behind a conversion that are followed to a value that has been made before."""
+"""Operations followed behind a conversion to find a value that was made before."""
 
 
 def _chain(box: Box, readers: dict[Register, list[Instruction]]) -> Iterator[Register]:
-    """What a conversion makes, and what is made of it alone, operation by operation."""
+    """The result of a conversion, then the results of operations with no other varying operand,
+    each the only reader of the one before."""
     register = box.target
     for _ in range(HOPS):
         yield register
@@ -182,12 +190,12 @@ def _readers(block: Block) -> dict[Register, list[Instruction]]:
                 found[source].append(instruction)
     for source in block.outputs:
         if isinstance(source, Register):
-            found.pop(source, None)  # what is returned is no intermediate
+            found.pop(source, None)  # a returned value cannot be replaced
     return found
 
 
 class _Saving:
-    """Rewrites a typing so that the chosen conversions are made once."""
+    """Rewrites a typing so that the chosen conversions happen once."""
 
     def __init__(self, typing: Typing, chosen: tuple[Repeat, ...]) -> None:
         self.old, self.chosen, self.request = typing, chosen, typing.graph_request
@@ -214,8 +222,13 @@ class _Saving:
         )
 
     def block(self, graph: Graph, instead: dict[int, int], *, top: bool = False) -> Graph:
-        """A graph whose readers of a value in a type read another value, and without what nobody
-        reads any more."""
+        """A graph whose nodes read other values, less the operations that no node reads any more.
+
+        Arguments:
+          graph: the program, or the body of a scan.
+          instead: by value, the equal value to read.
+          top: whether it is the program.
+        """
         nodes: list[Node] = []
         for node in graph.nodes:
             row = self.rows[node.id]
@@ -233,8 +246,15 @@ class _Saving:
     def redirect(
         self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
     ) -> Operand:
-        """What is read instead of an operand: not by those who take it as it is made before its
-        conversion, or may not convert."""
+        """The value that a node reads for an operand. It is another one where the node takes the
+        converted type and the other value has that type, or the node may convert it.
+
+        Arguments:
+          node: the reader.
+          operand: what it reads today.
+          codes: the type in which it takes it.
+          instead: by value, the equal value to read.
+        """
         if not isinstance(operand, int) or operand not in instead:
             return operand
         other, kept = instead[operand], self.kept[operand]
@@ -248,7 +268,8 @@ class _Saving:
         )
 
     def scan(self, node: Node) -> Node:
-        """A scan that stacks what a later one needs, or reads what an earlier one has stacked."""
+        """A scan with one more stacked result for a later scan, or with one more stacked operand
+        from an earlier scan."""
         (body,) = node.regions
         row, returned = self.rows[node.id], self.returned[node.id, 0]
         instead: dict[int, int] = {}
@@ -282,7 +303,7 @@ class _Saving:
         return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
 
     def pruned(self, graph: Graph) -> Graph:
-        """A graph without the operations that nobody reads; effects stay."""
+        """A graph without operations whose results are not read; effects stay."""
         needed = {o for o in graph.outputs if isinstance(o, int)}
         kept: list[Node] = []
         for node in reversed(graph.nodes):
@@ -293,7 +314,7 @@ class _Saving:
 
 
 def _acts(node: Node) -> bool:
-    """Whether a node is there for more than its results."""
+    """Whether a node has effects besides its results."""
     return (
         traits_of(node.op).effect
         or not node.outputs

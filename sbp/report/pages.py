@@ -119,7 +119,7 @@ def _choice(program: Program) -> str:
         else "the cheapest that were found, without a bound"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
-    if not program.typing.keeps:
+    if not program.typing.bounds_reuse:
         how += ", before what gradients keep from the forward pass"
     boxing = policies_text(
         program.request.boxing, program.request.axis_policies, program.mesh.names

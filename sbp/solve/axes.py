@@ -1,9 +1,9 @@
-"""Three and more mesh axes: all of them jointly where the tables allow it, then pairs of axes in
-turn, the others held.
+"""Minimises over three and more mesh axes: all axes jointly where the tables are small enough, then
+pairs of axes in turn while the states on the other axes stay fixed.
 
-The types of a value are the product over the axes, so tables grow by powers. Message passing still
-bounds three axes jointly; what it finds is improved two axes at a time, which elimination solves
-well.
+The types of a value are the product over the axes, so tables grow exponentially in the number of
+axes. Message passing still bounds three axes jointly; its solution is improved two axes at a time,
+which elimination solves well.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from sbp.solve.reduction import Core
 from sbp.solve.search import TOLERANCE, Search, Solution
 
 PAIR = 2
-"""Axes that are searched together while the others are held."""
+"""Axes that are searched together while the others stay fixed."""
 
 NEAR = 0.02
-"""Gap of a joint choice that searches of pairs are not spent on: they stay in its valley."""
+"""Gap of a joint choice below which pairs are not searched: searches of pairs rarely leave the
+neighbourhood of a joint choice."""
 
 PART_ROUNDS = 2
-"""Rounds of a search that holds some axes: its bound says nothing of the whole."""
+"""Rounds of a search with some axes fixed: its bound does not hold for the whole problem."""
 
 JOINT_ENTRIES = 80_000_000
-"""Entries of all cost matrices up to which every axis is chosen in one go (8 bytes each)."""
+"""Entries of all cost matrices, 8 bytes each, up to which all axes are chosen jointly."""
 
 
 def solve_axes(
@@ -37,11 +38,10 @@ def solve_axes(
 
     Arguments:
       graph: the costs.
-      profiles: for each variable an array [state, axis] that tells apart what the state says on
-          that axis; 0 is all B.
+      profiles: for each variable an array [state, axis] of numbers: two states with one number say
+        the same on that axis; 0 is all B.
       axes: the number of mesh axes.
-      cutoff: costs above this are of no interest; the search ends when a bound shows that there are
-          no others.
+      cutoff: the search ends when a bound shows that no choice costs less than this.
 
     Returns:
       A solution, or None when no choice has a finite cost. Its bound is the trivial one, 0, where
@@ -55,9 +55,9 @@ def solve_axes(
         if not core.feasible or axes == 1 or search.is_near(bound, NEAR):
             return search.solution(bound)
     else:
-        # Start: the first pair, the other axes B wherever something lets them be.
+        # Start: the first pair, the other axes B wherever that is possible.
         _within(search, core, profiles, list(range(PAIR, axes)), None)
-        if search.best is None:  # what is asked for holds another axis
+        if search.best is None:  # a demand forbids B on another axis
             core.reduce()
             return search.solution(search.run(core))
     some = list(itertools.combinations(range(axes), together))[::-1]
@@ -67,7 +67,7 @@ def solve_axes(
         _within(search, core, profiles, [a for a in range(axes) if a not in free], search.best)
         stale = (
             1 if search.cost < before * (1 - TOLERANCE) else stale + 1
-        )  # what has just gained need not be searched again
+        )  # the pair just searched need not be searched next
         if stale >= len(some) or search.is_near(bound, NEAR):
             break
     return search.solution(bound)
@@ -77,15 +77,23 @@ def _within(
     search: Search,
     core: Core,
     profiles: list[np.ndarray],
-    held: list[int],
+    fixed: list[int],
     like: tuple[int, ...] | None,
 ) -> None:
-    """Searches the states that say on the held axes what `like` says there, or B; the nearest to it
-    where there are none."""
+    """Searches the states that agree with `like` on the fixed axes, or the states nearest to it
+    where none agrees.
+
+    Arguments:
+      search: keeps the best states found.
+      core: the problem.
+      profiles: as for `solve_axes`.
+      fixed: positions of the fixed axes.
+      like: states of the whole graph; None for B on the fixed axes.
+    """
     part = core.fork()
     for v in core.unary:
-        have = profiles[v][core.kept[v]][:, held]
-        off = (have != (0 if like is None else profiles[v][like[v], held])).sum(axis=1)
+        have = profiles[v][core.kept[v]][:, fixed]
+        off = (have != (0 if like is None else profiles[v][like[v], fixed])).sum(axis=1)
         part.keep(v, off == off.min())
     part.reduce()
     search.run(part, PART_ROUNDS)

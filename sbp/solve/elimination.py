@@ -1,5 +1,5 @@
-"""Minimisation by variable elimination (bucket elimination): exact while tables stay small, by
-clear choices where they do not."""
+"""Minimisation by variable elimination (bucket elimination): exact while tables stay small; where
+one would not, the variable with the clearest best state is set."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ class _Table:
 def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
     """The cheapest states of a core.
 
-    Variables go in the order of the smallest table they leave; ties by number. Where the next table
-    would be larger than `table_limit` entries, the variable whose best state leads the second by
-    most, as far as its own tables tell, is set to it.
+    The variable that leaves the smallest table is eliminated first; ties by number. Where the next
+    table would have more than `table_limit` entries, one variable is set to its best state: the
+    variable whose best state leads its second best by most in its own tables.
+
+    Arguments:
+      core: the problem.
+      table_limit: entries of the largest table.
 
     Returns:
       The states, and how many variables were set rather than eliminated; with 0 the states are

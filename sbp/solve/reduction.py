@@ -2,8 +2,8 @@
 neighbours are solved away.
 
 These are the R0, R1 and R2 reductions of partitioned Boolean quadratic problems, with Goldstein's
-dominance between them. Unary chains of a program (`exp` of `sub` of ..) vanish here, so that what
-is left is the part where types truly meet.
+dominance between them. Unary chains of a program (`exp` of `sub` of ..) vanish here; the rest is
+the part of the program where types depend on each other.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from sbp.solve.costgraph import CostGraph
 
 FEW, MORE, CHUNK = 12, 48, 4096
-"""Columns of a table that are compared before all are, for all pairs and for those that are left,
-and pairs that are compared at once."""
+"""Columns of a table in the first comparison (all pairs of states) and the second (pairs that are
+left), before all columns are compared; and pairs in one step."""
 
 HUGE = 1e30
 """Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
@@ -162,7 +162,7 @@ class Core:
         return [full[v] for v in range(len(self.kept))]
 
     def extend_over(self, states: dict[int, int]) -> dict[int, int]:
-        """The same for the variables that the core and what it has solved away speak of."""
+        """The same for the variables of the core and those that it has solved away."""
         full = {v: int(self.kept[v][s]) for v, s in states.items()}
         for one in reversed(self.solved):
             at = tuple(
@@ -209,7 +209,7 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     for s, r in zip(losers.tolist(), winners.tolist(), strict=True):
         beaten.setdefault(s, []).append(r)
     for s in sorted(beaten, reverse=True):
-        # A tie must not remove both: whoever is gone removes nobody.
+        # A tie must not remove both: a removed state removes no other.
         if any(r not in gone for r in beaten[s]):
             gone.add(s)
     out[index[sorted(gone)]] = False
@@ -250,8 +250,14 @@ def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
 
 
 def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """For pairs of states, the most that r costs more than s over these columns; what both forbid
-    does not matter."""
+    """For each pair of states, the most by which `r` costs more than `s` over these columns.
+    Columns that both forbid are left out.
+
+    Arguments:
+      own: unary costs.
+      near: tables of the neighbours, [state, column].
+      s, r: the first and the second state of each pair.
+    """
     total = own[r] - own[s]
     with np.errstate(invalid="ignore"):
         for t in near:

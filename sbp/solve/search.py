@@ -1,5 +1,5 @@
-"""Minimises a cost graph: exact reductions, exact elimination where that is small, message passing
-with a certified bound elsewhere."""
+"""Minimises a cost graph: exact reductions, exact elimination where its tables are small, message
+passing with a certified bound elsewhere."""
 
 from __future__ import annotations
 
@@ -70,15 +70,13 @@ class Solution:
 
 
 class Search:
-    """Looks for the cheapest states of a cost graph, in the whole of it or in parts, and keeps the
-    best.
+    """Searches a cost graph, whole or in parts, and keeps the cheapest states found.
 
     Arguments:
       graph: the costs.
       table_limit: the largest table elimination may build, in entries.
       near_limit: the same where only states near the bound are searched.
-      cutoff: costs above this are of no interest; the search ends when a bound shows that there are
-          no others.
+      cutoff: the search ends when a bound shows that no choice costs less than this.
 
     >>> g = CostGraph()
     >>> a, b = g.variable(np.array([0.0, 1.0])), g.variable(np.array([0.0, 0.0]))
@@ -106,21 +104,21 @@ class Search:
         self.cost = math.inf
 
     def solution(self, bound: float) -> Solution | None:
-        """The best that was found, with a bound below which there is nothing."""
+        """The best states found, with a lower bound; None when none has a finite cost."""
         if self.best is None or not math.isfinite(self.cost):
             return None
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
     def is_near(self, bound: float, share: float) -> bool:
-        """Whether something was found, and it costs at most a share more than a bound, or the bound
-        is beyond the cutoff."""
+        """Whether the best states found cost at most a share more than a bound, or the bound is
+        above the cutoff."""
         return math.isfinite(self.cost) and (
             bound > self.cutoff or self.cost - bound <= share * self.cost
         )
 
     def run(self, core: Core, rounds: int = ROUNDS) -> float:
-        """Searches a reduced core, which it may shrink, in so many rounds at most; returns a bound:
-        the core has nothing cheaper."""
+        """Searches a reduced core, which it may shrink, in at most `rounds` rounds; returns a lower
+        bound on the core's cost."""
         if not core.feasible:
             return math.inf
         bound = -math.inf
@@ -150,8 +148,8 @@ class Search:
         return min(bound, self.cost)
 
     def _near(self, core: Core, found: Bounded, bound: float) -> bool:
-        """Searches the states that cost little more than the bound as far as messages tell, ever
-        more of them; whether that was all."""
+        """Searches the states that by their marginals cost little more than the bound, more of them
+        in each turn; whether all states were searched."""
         low, high = 0.0, 0.0
         for share in SHARES:
             slack = self.cost - bound
@@ -171,8 +169,8 @@ class Search:
         return False
 
     def _within(self, core: Core, found: Bounded, slack: float) -> int:
-        """Searches the states within so much of the best of their variable; how many variables were
-        set by guess."""
+        """Searches the states within `slack` of the best state of their variable; returns how many
+        variables elimination set by guess, -1 where no state fits."""
         part = core.fork()
         part.solved, kept = [], list(core.kept)
         part.kept = [np.arange(0)] * len(kept)
@@ -200,8 +198,16 @@ class Search:
 def _windows(
     core: Core, states: dict[int, int], table_limit: int, width: int = 48, passes: int = 3
 ) -> dict[int, int]:
-    """Solves windows of neighbouring variables exactly while the others stay, over the whole
-    program, until none improves."""
+    """Improves states by solving windows of neighbouring variables exactly while the others stay
+    fixed, until no window improves.
+
+    Arguments:
+      core: the problem.
+      states: a state for each variable.
+      table_limit: entries of the largest table.
+      width: variables in a window.
+      passes: the most passes over all windows.
+    """
     order = sorted(core.unary)
     states = dict(states)
     for _ in range(passes):

@@ -59,7 +59,7 @@ def plan(model, hardware, in_types=None, mesh=MESH):
 def test_no_pinned_plan_is_cheaper(model, hardware):
     free = plan(model, hardware)
     typing = free.program.typing
-    assert typing.keeps
+    assert typing.bounds_reuse
     assert typing.saved_seconds > 0
     for up, down, x in itertools.product(
         ("B", "S(1)", "S(2)"), ("B", "S(1)", "S(2)"), ("B", "S(0)", "S(1)")
@@ -79,7 +79,7 @@ def test_keeping_is_part_of_the_choice(model, hardware, share, monkeypatch):
     best = plan(model, hardware).cost.seconds
     monkeypatch.setattr("sbp.plan.fit.LARGE", 0)
     other = plan(model, hardware)
-    assert not other.program.typing.keeps
+    assert not other.program.typing.bounds_reuse
     assert "before what gradients keep" in other.report().text()
     assert best <= share * other.cost.seconds
 

@@ -1,5 +1,5 @@
-"""The chooser with some ends of values held: what a program costs when a reader takes an operand in
-another type."""
+"""The cheapest typing under conditions on single ends of values, such as one reader that takes an
+operand in another type."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sbp.infer.typing import Typing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """A condition on one end of a value; an annotation would not do, which any reader may convert
-    behind.
+class EndCondition:
+    """A condition on the type of a value at one end. An annotation says less: any reader may
+    convert its result.
 
     Arguments:
-      end: "operand" of a node as it is read, a value as it is "made" (region inputs too), a result
-          as a body has it "returned".
+      end: "operand" for the operand of a node as it is read, "made" for a value as it is made or
+        enters a region, "returned" for a result of a region.
       at: (node id, operand), (value,), or (node id, region, number).
-      codes: for each mesh axis the code it is about, None for any.
-      differs: whether the end must differ from `codes` on one of those axes, rather than agree on
-          all.
+      codes: a code for each mesh axis, None for any.
+      differs: whether the type must differ from `codes` on one of these axes; otherwise it must
+        agree on all.
     """
 
     end: Literal["operand", "made", "returned"]
@@ -41,36 +41,39 @@ class Hold:
         return agrees != self.differs
 
 
-def choose_held(
-    request: Request, holds: Sequence[Hold], *, shares: Mapping[int, float] = NOTHING
+def choose_under(
+    request: Request, conditions: Sequence[EndCondition], *, shares: Mapping[int, float] = NOTHING
 ) -> Typing | None:
-    """The cheapest typing in which all conditions hold, or None; `shares` as for
-    `sbp.infer.choose.choose`.
+    """The cheapest typing that meets all conditions, or None.
 
-    Rows that another row with conversions replaces at no more cost are not among those that are
-    tried, as in `choose`.
+    A row that costs no less than another row with conversions around it is not tried.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      conditions: on ends of its values.
+      shares: as for `sbp.infer.choose.choose`.
     """
     problem = Problem(request, shares=shares)
     problem.build()
-    for hold in holds:
-        variable, codes = _end(problem, hold)
-        admitted = np.array([hold.admits(t) for t in codes], dtype=bool)
+    for condition in conditions:
+        variable, codes = _end(problem, condition)
+        admitted = np.array([condition.admits(t) for t in codes], dtype=bool)
         problem.costs.unary[variable] = np.where(admitted, problem.costs.unary[variable], np.inf)
         if not admitted.any():
             return None
     return problem.solve()
 
 
-def _end(problem: Problem, hold: Hold) -> tuple[int, tuple[Codes, ...]]:
+def _end(problem: Problem, condition: EndCondition) -> tuple[int, tuple[Codes, ...]]:
     """The variable of an end, and the end's type in each of its states."""
     flow = problem.flow
-    match hold.end:
+    match condition.end:
         case "operand":
-            node, number = hold.at
+            node, number = condition.at
             end = flow.operands()[node][number].end
         case "made":
-            end = flow.makers[hold.at[0]]
+            end = flow.makers[condition.at[0]]
         case "returned":
-            node, region, number = hold.at
+            node, region, number = condition.at
             end = flow.returned()[node, region][number].end
     return end.variable, problem.codes(end)
