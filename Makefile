@@ -15,7 +15,7 @@ NEWEST := .venv-newest
 PY := $(VENV)/bin/python
 TEST_JOBS ?= 2
 EXHAUSTIVE ?= 1
-SLICED_TESTS := tests/run tests/signatures tests/shardmap/test_drawn.py tests/moe/test_step.py
+SLICED_TESTS = $(shell grep -rl 'from tests.slices import' tests --include='test_*.py')
 
 PYENV := $(HOME)/.pyenv/versions
 PYTHONS := python3.11 python3.12 python3.13 python3 python $(PYENV)/3.11*/bin/python $(PYENV)/3.1[2-9]*/bin/python

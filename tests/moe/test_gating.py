@@ -7,6 +7,7 @@ import pytest
 
 from sbp.errors import SbpError
 from sbp.moe.gating import expert_capacity, top2_gating
+from tests.slices import sliced
 
 
 def loop_gating(logits, capacity, *, mask=None, rnd=None, counter="lingvo"):
@@ -63,11 +64,18 @@ def random_case(seed, groups=3, size=24, experts=5, scale=2.0):
     return logits, rnd, mask
 
 
-@pytest.mark.parametrize("counter", ["lingvo", "paper"])
+SIZES = [(24, 5, 4), (24, 5, 24), (16, 2, 1), (40, 16, 5), (8, 3, 2)]
+LOOPS = [
+    (counter, *sizes, training)
+    for counter in ("lingvo", "paper")
+    for sizes in SIZES
+    for training in (True, False)
+]
+
+
 @pytest.mark.parametrize(
-    ("size", "experts", "capacity"), [(24, 5, 4), (24, 5, 24), (16, 2, 1), (40, 16, 5), (8, 3, 2)]
+    ("counter", "size", "experts", "capacity", "training"), sliced(LOOPS, 2 / 5)
 )
-@pytest.mark.parametrize("training", [True, False])
 def test_equals_the_sequential_loop(counter, size, experts, capacity, training):
     for seed in range(4):
         logits, rnd, mask = random_case(seed, size=size, experts=experts)

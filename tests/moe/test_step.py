@@ -13,7 +13,7 @@ from sbp.moe.config import preset
 from sbp.moe.step import batch_shapes, init_state, make_train_step
 from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
-from tests.slices import sliced
+from tests.slices import EXHAUSTIVE, sliced
 
 MESHES = (
     (("expert", 1),),
@@ -74,6 +74,7 @@ def test_one_step_on_every_mesh(axes):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.skipif(not EXHAUSTIVE, reason="`make laws` runs it")
 def test_twenty_float32_steps_each_from_the_same_state():
     """Free-running float32 drifts by itself; from one state, each step agrees to 1e-5 with the same
     routing."""

@@ -187,7 +187,7 @@ def enumerations(name: str) -> Iterator[Enumeration]:
 
 
 @pytest.mark.parametrize(
-    "name", sliced([n for n in sorted(SAMPLES) if n not in ITERATED | CIPHERS | CALLBACKS], 1 / 3)
+    "name", sliced([n for n in sorted(SAMPLES) if n not in ITERATED | CIPHERS | CALLBACKS], 1 / 4)
 )
 def test_no_row_is_missing(name):
     skip_where_jax_lacks(name)

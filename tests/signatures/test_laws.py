@@ -27,6 +27,7 @@ from sbp.signatures.laws.oracle import Oracle
 from sbp.signatures.laws.parts import combine, parts
 from sbp.signatures.rule import names
 from sbp.types import MONOIDS, Atom, B, P, S
+from tests.slices import sliced
 
 PMAX, PMIN = P("max"), P("min")
 
@@ -51,7 +52,7 @@ def test_rows_hold(name: str):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     for eqn in equations(name, SAMPLES[name]):
         oracle = Oracle(eqn.op, eqn.primitive, eqn.args)
-        for n in (2, 3, 4):
+        for n in sliced((2, 3, 4), 1 / 3, seed=int(rng.integers(99))):
             op = on(eqn, n)
             found = rows(eqn, n)
             assert all_b(op) in found
