@@ -69,6 +69,12 @@ Rule = Callable[[tuple[Module, ...]], Iterator[Violation]]
 
 # ---- size ---------------------------------------------------------------------------------------
 
+LONG: Mapping[str, str] = {
+    "sbp/api/jit.py: jit": "documents the parameters of `sbp.jit`",
+    "sbp/signatures/custom.py: register": "documents the parameters of `register`",
+}
+"""Functions that may have more than 60 lines, each with its reason: public signatures."""
+
 WIDE: Mapping[str, str] = {
     "sbp/api/jit.py: jit": "the public signature of `sbp.jit`",
 }
@@ -80,7 +86,7 @@ def functions_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
     for m in modules:
         for name, node in _functions(m.tree):
             lines = (node.end_lineno or 0) - node.lineno + 1
-            if lines > MAX_FUNCTION_LINES:
+            if lines > MAX_FUNCTION_LINES and f"{m.path}: {name}" not in LONG:
                 yield Violation(
                     f"{m.path}: {name}",
                     f"{m.path}:{node.lineno}: `{name}` has {lines} lines, at most"

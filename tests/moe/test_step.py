@@ -49,7 +49,7 @@ def wanted():
 
 
 @pytest.mark.parametrize(
-    "axes", sliced(MESHES, 3 / 7), ids=lambda a: "x".join(str(n) for _, n in a)
+    "axes", sliced(MESHES, 2 / 7, seed=26), ids=lambda a: "x".join(str(n) for _, n in a)
 )
 def test_one_step_on_every_mesh(axes):
     """Loss, routing and the new parameters: a wrong gradient anywhere would show in them."""
