@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -255,19 +255,37 @@ class SbpError(Exception):
     """Base of every error that sbp raises for its users.
 
     Arguments:
-      message: what is wrong and what to change.
+      title: what is wrong and what to change, on one line.
       code: one of `CODES`.
       span: the user's line, where it is known and is not the one that raises.
+      details: lines below the title, such as the text that does not parse.
+      column: of the last line of `details`, the place that is wrong, counted from 0; None for none.
+      subject: what the title is about: an argument, or the line at `span`. Where the line is shown,
+        it is left out.
+
+    `message` is the title behind its subject, with the details below it.
     """
 
     renderer: ClassVar[Callable[[SbpError], list[str]] | None] = None
     """What shows the error in a notebook; the report sets it."""
 
     def __init__(
-        self, message: str, *, code: str = "bad-argument", span: Span | None = None
+        self,
+        title: str,
+        *,
+        code: str = "bad-argument",
+        span: Span | None = None,
+        details: Sequence[str] = (),
+        column: int | None = None,
+        subject: str = "",
     ) -> None:
+        caret = () if column is None else (" " * column + "^",)
+        head = f"{subject}: {title}" if subject else title
+        message = "\n".join([head, *(f"  {line}" for line in (*details, *caret))])
         super().__init__(f"{code}: {message}")
         self.code = code
+        self.title = title if span is not None else head
+        self.details = tuple(details)
         self.message = message
         self.span = span
 

@@ -243,9 +243,9 @@ def _atom(found: re.Match[str], text: str, column: int) -> Atom | None:
 
 
 def _misread(text: str, column: int, expected: str) -> SbpError:
-    pointer = " " * column + "^"
     return SbpError(
-        f"type text does not parse at column {column + 1}: expected {expected}\n  {text}\n "
-        f" {pointer}",
+        f"type text does not parse at column {column + 1}: expected {expected}",
         code="type-syntax",
+        details=(text,),
+        column=column,
     )

@@ -243,16 +243,16 @@ def _ambiguous(names: list[str], node: Node) -> list[int]:
 
 
 def scope_of(node: Node) -> str:
-    """Where a node stands, such as `in ffn/expert_mlp, forward`."""
+    """What a node belongs to, such as `ffn/expert_mlp, forward`, as words that follow "in"."""
     span = users_span(node)
     if node.backward and span:
-        return f"in the gradient of line {span.line}"
+        return f"the gradient of line {span.line}"
     parts = _jax.scope_names(node.scope)
     named = [p for p in parts if "->" not in p and not policies_in(p)]
     called = [
         s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
     ]
-    return f"in {'/'.join(named or called)}, forward" if named or called else "forward"
+    return f"{'/'.join(named or called)}, forward" if named or called else "forward"
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec) -> str:

@@ -123,21 +123,21 @@ class Types:
             pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
             if pinned:
                 return typing.type_of(min(pinned)[1])
-        held = [v for v in subject.values if v in typing.values]
-        if not held:  # the annotation was taken out; what it annotated stands for it
+        present = [v for v in subject.values if v in typing.values]
+        if not present:  # the annotation was taken out; what it annotated stands for it
             inputs = (
                 o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
             )
-            held = [o for o in inputs if isinstance(o, int) and o in typing.values]
-        return typing.type_of(held[0])
+            present = [o for o in inputs if isinstance(o, int) and o in typing.values]
+        return typing.type_of(present[0])
 
 
 def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:
     """Where an expression reads what it has made itself: (node id, value).
 
     In a Python loop the next turn reads it as well, on the same line. So the nodes of the
-    expression are told apart by turns: of nodes alike the first belong to the first turn, in a
-    backward pass to the last one.
+    expression are sorted by turns: of nodes alike the first belong to the first turn, in a backward
+    pass to the last one.
     """
     frame, makers = subject.frame, {v: node for node in graph.walk() for v in node.outputs}
     alike: dict[object, list[Node]] = defaultdict(list)

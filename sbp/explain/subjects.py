@@ -24,27 +24,27 @@ _REMATTED = "rematted_computation"
 
 
 def is_recomputed(node: Node) -> bool:
-    """Whether rematerialisation computes a forward line again here; such a node has the scope of a
-    gradient, but is none.
+    """Whether a node repeats a forward line for rematerialisation. Its scope is that of a gradient,
+    but it computes none.
 
-    The trace adds the scope once to all that a differentiated `checkpoint` holds, JAX once more to
-    what is computed again.
+    The trace adds the scope once to each node of a differentiated `checkpoint`, JAX once more to
+    the repeated nodes.
     """
     *_, last = node.scope.rpartition(_REMATTED)
     return node.backward and node.scope.count(_REMATTED) > 1 and "transpose(" not in last
 
 
 def in_gradient(node: Node) -> bool:
-    """Whether a node belongs to a backward pass and computes no forward line again."""
+    """Whether a node belongs to a backward pass and repeats no forward line."""
     return node.backward and not is_recomputed(node)
 
 
 def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
     """What nodes have in common that are traced from one place: a line that runs in each turn of a
-    Python loop, or is computed again.
+    Python loop, or that rematerialisation repeats.
 
-    JAX's own traceback tells the operations inside a library's function apart, which are one line
-    of the user.
+    The operations inside a library's function are one line of the user; JAX's own traceback
+    distinguishes them.
     """
     shapes = tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs)
     return (
@@ -66,8 +66,7 @@ class Subject:
       label: what the user calls it; the source text where it has no name.
       kind: how a type can be asked of it: at an input, an output, an annotation, or after the
           operation that makes it.
-      values: value ids, the forward ones in program order first, then those that are computed
-          again.
+      values: value ids: those of the forward pass in program order, then repeated ones.
       frame: the user's expression; readers inside of it belong to the operation itself.
       position: of the input or output.
       gradient: whether it is a cotangent.
@@ -88,7 +87,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a name stands for: the subject that is told, and others of the same name or line."""
+    """What a name stands for: the subject it means, and others of the same name or line."""
 
     subject: Subject
     others: tuple[Subject, ...] = ()
@@ -153,7 +152,7 @@ class Subjects:
             same name.
 
         Raises:
-          SbpError: when nothing has that name; it tells the nearest names.
+          SbpError: when nothing has that name; the message has the nearest names.
         """
         text = str(name).strip()
         line = _LINE.fullmatch(text)
@@ -230,10 +229,11 @@ class Subjects:
     def _nearest(self, text: str) -> str:
         known = self.names()
         close = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
-        if _LINE.fullmatch(text):
+        line = _LINE.fullmatch(text)
+        if line:
             lines = sorted(
                 {s.line for s in self.places},
-                key=lambda n: (abs(n - int(re.findall(r"\d+", text)[-1])), n),
+                key=lambda n: (abs(n - int(line["line"])), n),
             )[:3]
             return (
                 f"; lines near it with values: {', '.join(map(str, sorted(lines)))}"
@@ -252,13 +252,13 @@ class Subjects:
         subject."""
         inside = {n.id for n in at.nodes}
         made: dict[Any, list[int]] = defaultdict(list)
-        again: dict[Any, list[int]] = defaultdict(list)
+        repeated: dict[Any, list[int]] = defaultdict(list)
         makers: dict[Any, Node] = {}
         for node in at.nodes:
             for number, value in enumerate(node.outputs):
                 key = (*kind_of(node, self.graph), number)
                 if is_recomputed(node):
-                    again[key].append(value)
+                    repeated[key].append(value)
                     continue
                 leaves = not node.is_barrier and self._leaves(value, inside)
                 # In a Python loop only the last turn's value leaves the line: the next turn reads
@@ -277,7 +277,7 @@ class Subjects:
                     if makers[key].op == annotate_p.name and makers[key].params["pin"] is not None
                     else "made"
                 ),
-                values=(*values, *again[key]),
+                values=(*values, *repeated[key]),
                 frame=at.span,
                 gradient=in_gradient(makers[key]),
             )

@@ -23,9 +23,10 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
             raise SbpError(
-                f"{where}: the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}",
+                f"the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}",
                 code="unknown-axis",
                 span=span,
+                subject=where,
             )
 
 
@@ -36,9 +37,10 @@ def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) ->
         if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
             known = ", ".join(admissible(dtype)) or "no monoid"
             raise SbpError(
-                f"{where}: {axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin"
-                " another type",
+                f"{axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin another"
+                " type",
                 span=span,
+                subject=where,
             )
 
 
@@ -109,9 +111,10 @@ def placement(
         if placed.size == wanted.size and np.array_equal(placed.reshape(counts), wanted):
             return to_type(codes, mesh)
     raise SbpError(
-        f"{where}: no split of the mesh ({mesh}) places slices of {shape} in the device order"
+        f"no split of the mesh ({mesh}) places slices of {shape} in the device order"
         f" given, partitions {tuple(counts)}; build the mesh with its devices permuted to that"
         " order",
         code="bad-placement",
         span=span,
+        subject=where,
     )

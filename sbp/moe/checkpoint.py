@@ -71,8 +71,9 @@ class Checkpoints:
             if lines := differences(saved, description):
                 raise SbpError(
                     f"{workdir} holds a run of another configuration; choose another --workdir, or"
-                    " move this one away:\n  " + "\n  ".join(lines),
+                    " move this one away:",
                     code="bad-checkpoint",
+                    details=lines,
                 )
         workdir.mkdir(parents=True, exist_ok=True)
         sidecar.write_text(json.dumps(description, indent=2, sort_keys=True) + "\n", "utf-8")

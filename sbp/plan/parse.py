@@ -58,8 +58,9 @@ class _Reader:
         number = self.at if at is None else at
         shown = self.lines[number].strip() if number < len(self.lines) else "the end of the text"
         return SbpError(
-            f"plan text does not parse at line {number + 1}: expected {expected}\n  {shown}",
+            f"plan text does not parse at line {number + 1}: expected {expected}",
             code="type-syntax",
+            details=(shown,),
         )
 
     def next(self, expected: str) -> tuple[str, str]:
@@ -99,7 +100,7 @@ class _Reader:
         try:
             t = parse(found.group(3), mesh_axes=self.axes)
         except SbpError as error:
-            raise self.fail(f"a type ({error.message.splitlines()[0]})", self.at - 1) from None
+            raise self.fail(f"a type ({error.title})", self.at - 1) from None
         return ListedValue(
             name=found.group(1), shape=found.group(2) or "", type=t, argument=argument
         )

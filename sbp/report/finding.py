@@ -30,15 +30,17 @@ def finding(diagnostic: Diagnostic) -> Finding:
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
-    """What an error says, as findings: its own diagnostics, or its message at the user's line that
-    it is about, else that raised it."""
+    """What an error says, as findings: its own diagnostics, or its title at the user's line that it
+    names, else at the line that raised it."""
     if isinstance(error, SbpTypeError):
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
-    title, *rest = error.message.removeprefix(f"{span}: ").split("\n")
     labels = (Label(span=span, text="", primary=True),) if span else ()
-    notes = tuple(line for line in rest if line.strip(" ^"))  # the column stands in the title
-    return (Diagnostic(code=error.code, severity="error", title=title, labels=labels, notes=notes),)
+    notes = tuple(f"  {line}" for line in error.details)
+    found = Diagnostic(
+        code=error.code, severity="error", title=error.title, labels=labels, notes=notes
+    )
+    return (found,)
 
 
 def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:
@@ -53,7 +55,7 @@ def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:
         place = f"{file_name(file)}:{at.span.line}:{at.span.column}"
         yield Excerpt(
             place=place,
-            scope=diagnostic.scope.removeprefix("in ") if at is primary else "",
+            scope=diagnostic.scope if at is primary else "",
             lines=tuple(_lines(file, labels)),
         )
 

@@ -4,10 +4,10 @@ colour, light and dark."""
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
+from sbp.report.markup import pieces
 from sbp.report.parts import (
     Cell,
     Excerpt,
@@ -66,7 +66,7 @@ overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
 _PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
 BAR_PIXELS = 72
 SHADES = ("3b82f6", "f59e0b", "10b981", "ef4444", "8b5cf6", "14b8a6", "ec4899", "84cc16")
-"""Colours of slices; each also bears its index range, so that nothing is told by colour alone."""
+"""Colours of slices; each also bears its index range, so that colour is never needed to read it."""
 
 
 def page_html(page: Page, *, standalone: bool = False) -> str:
@@ -82,7 +82,12 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
 
 def _text(text: str) -> str:
     """Escaped text with `code`."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return "".join(
+        f"<code>{html.escape(p.content, quote=False)}</code>"
+        if p.is_code
+        else html.escape(p.content, quote=False)
+        for p in pieces(text)
+    )
 
 
 def _section(section: Section) -> str:
@@ -218,7 +223,7 @@ def _excerpt(excerpt: Excerpt) -> str:
             tag = "b" if mark.primary else "i"
             under = ("^" if mark.primary else "-") * (mark.end - mark.start)
             # Tabs are kept, so that the marks stand below what they mark.
-            before = re.sub(r"[^\t]", " ", text[: mark.start])
+            before = "".join(c if c == "\t" else " " for c in text[: mark.start])
             made.append(
                 f"{' ' * digits} | {before}<{tag}>{under}"
                 f" {html.escape(mark.text, quote=False)}</{tag}>"

@@ -180,13 +180,16 @@ def _pin_text(pin: Pin) -> str:
 
 
 def _grid(program: Program, found: Sequence[facts.AnnotatedTensor]) -> tuple[Grid, ...]:
-    """How the mesh holds the first annotated tensor that most mesh axes split."""
+    """The slices on each device of the annotated tensor that most mesh axes split, the first of
+    several."""
     best: Grid | None = None
     for fact in found:
-        held = facts.slices(program, fact)
-        if held is None or (best is not None and len(best.row_names) >= len(held[1])):
+        found_slices = facts.slices(program, fact)
+        if found_slices is None or (
+            best is not None and len(best.row_names) >= len(found_slices[1])
+        ):
             continue
-        axes, cells = held
+        axes, cells = found_slices
         rows = tuple(f"{axes[0]} {i}" for i in range(len(cells))) if len(axes) == 2 else ("",)
         columns = tuple(f"{axes[-1]} {j}" for j in range(len(cells[0])))
         same = [a for a, n in program.mesh.axes if a not in axes and n > 1]
@@ -263,12 +266,12 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
         )
 
     rest = [i for i in range(len(found)) if i not in largest]
-    held = bytes_text(sum(found[i].bytes_per_device for i in rest))
+    rest_bytes = bytes_text(sum(found[i].bytes_per_device for i in rest))
     table = Table(
         columns=columns,
         rows=tuple(row(found[i]) for i in sorted(largest)),
         folded=tuple(row(found[i]) for i in rest),
-        rest=f"and {counted(len(rest), 'smaller one')}: {held} per device" if rest else "",
+        rest=f"and {counted(len(rest), 'smaller one')}: {rest_bytes} per device" if rest else "",
     )
     return Section(
         title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",

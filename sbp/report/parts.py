@@ -151,7 +151,7 @@ Part = Leaf | Section
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A whole report; an empty title shows the parts alone."""
+    """A whole report; without a title only the parts are shown."""
 
     title: str = ""
     parts: tuple[Part, ...]

@@ -28,7 +28,11 @@ class Shown:
 
     def text(self, width: int = TEXT_WIDTH) -> str:
         """Plain text, the same on every terminal."""
-        return "\n".join(line.plain.rstrip() for line in page_lines(self.page, width))
+        return "\n".join(self.lines(width))
+
+    def lines(self, width: int = TEXT_WIDTH) -> list[str]:
+        """The lines of the plain text."""
+        return [line.plain.rstrip() for line in page_lines(self.page, width)]
 
     def html(self, *, standalone: bool = False) -> str:
         """HTML with inline CSS and no script; a whole document when `standalone`."""
@@ -117,9 +121,7 @@ class Report:
 def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
     """The lines that stand for an sbp error instead of a stack trace (`_render_traceback_` of
     notebooks and IPython)."""
-    return (
-        Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).text(width).split("\n")
-    )
+    return Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).lines(width)
 
 
 SbpError.renderer = render_error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-from sbp.errors import SbpError, bytes_text, nearest
+from sbp.errors import SbpError, bytes_text
 from sbp.plan.text import shape_text
 from sbp.report.parts import Column, Page, Paragraph, Section, Table, TableRow
 from sbp.report.wording import counted
@@ -37,7 +38,7 @@ def signatures_page() -> Page:
 
 
 def _family(name: str, rules: list[Rule]) -> Section:
-    """The primitives of one family, and why those with the all-B row alone have no other."""
+    """The primitives of one family, and the reason of each that has only the all-B row."""
     parts: list[Paragraph | Table] = []
     if split := [r.name for r in rules if not r.reason]:
         parts.append(Paragraph(text=", ".join(split)))
@@ -140,6 +141,8 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
 
 
 def _suggestion(primitive: str) -> str:
-    """The nearest name; not the whole list, which `sbp signatures` prints."""
-    clause = nearest(primitive, known_primitives())
-    return clause if "did you mean" in clause else "; `sbp signatures` lists those that have one"
+    """The nearest name, else the command that lists all names."""
+    close = difflib.get_close_matches(primitive, sorted(known_primitives()), n=1, cutoff=0.5)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    return "; `sbp signatures` lists those that have one"

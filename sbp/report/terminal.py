@@ -3,13 +3,13 @@ break alike."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from sbp.report.markup import plain, words
 from sbp.report.parts import (
     Cell,
     Column,
@@ -30,7 +30,6 @@ MIN_WIDTH = 40
 BAR_WIDTH = 8
 GAP = "  "
 SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
-_WORDS = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -83,7 +82,7 @@ def wrap(text: str, width: int) -> list[str]:
     """Breaks a sentence at blanks into lines of at most `width` cells; a longer word, or `code`,
     has a line of its own."""
     lines = [""]
-    for word in _WORDS.findall(text):
+    for word in words(text):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if cell_len(joined) <= width or not lines[-1]:
             lines[-1] = joined
@@ -101,7 +100,7 @@ def _fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    return cell.replace("`", "") if isinstance(cell, str) else bar(cell)
+    return plain(cell) if isinstance(cell, str) else bar(cell)
 
 
 def bar(share: Share) -> str:

@@ -168,7 +168,7 @@ def verdict(why: Why, story: AxisStory) -> str:
             )
         more = (
             ", and an annotation may convert what the policy forbids" if why.evades else ""
-        )  # within the gap that the report tells
+        )  # within the gap that the report states
         return (
             f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
         )

@@ -290,7 +290,7 @@ def test_the_mark_of_a_region_is_not_shown():
             return jnp.tanh(x @ w)
 
     (diagnostic,) = sbp.jit(inside, MESH, in_types=ROWS).check(X, W).diagnostics
-    assert diagnostic.scope == "in layer, forward"
+    assert diagnostic.scope == "layer, forward"
 
 
 def crossed(a, b):

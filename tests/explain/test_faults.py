@@ -100,7 +100,7 @@ def test_two_pinned_operands_that_do_not_meet():
     assert d.primary is not None
     assert d.primary.text == "these two cannot meet here"
     assert d.primary.span.end_column - d.primary.span.column == len("x @ w_in")
-    assert d.scope == "in expert_mlp, forward"
+    assert d.scope == "expert_mlp, forward"
     assert d.rule == "dot_general on one mesh axis (x, w_in -> h)"
     assert set(rows(d)) == {"B S(1) -> S(1): w_in fits, x does not", "S(1) S(0) -> P(sum): x fits, w_in does not"}
     assert d.notes == ('boxing is "explicit", so no operand may be resharded here',)
@@ -212,7 +212,7 @@ def test_fault_inside_a_scan_body():
         return jax.lax.scan(body, sbp.split(x, 1, "tensor"), ws)[0]  # and: x is S(1)
 
     (d,) = diagnose(program, SQUARE, shape(3, 1024, 1024))
-    assert d.scope == "in body, forward"
+    assert d.scope == "body, forward"
     assert d.primary is not None
     assert d.primary.text == "c is S(1), w is S(0): they cannot meet here"
 
@@ -254,7 +254,7 @@ def test_fault_in_a_gradient_names_the_forward_line():
     (d,) = found
     assert d.primary is not None
     line = program.__code__.co_firstlineno + 3
-    assert (d.primary.span.line, d.scope) == (line, f"in the gradient of line {line}")
+    assert (d.primary.span.line, d.scope) == (line, f"the gradient of line {line}")
     assert d.title == "the gradient of `x @ w` has no SBP signature on mesh axis `tensor`"
     (pin,) = [label for label in d.labels if not label.primary]
     assert pin.text == "the cotangent of h is P(sum) on `tensor`"

@@ -315,7 +315,9 @@ def test_errors_render_as_lines():
     assert lines[0].startswith("error[no-signature]: ")
     assert lines[-1] == "   = more: sbp explain no-signature"
     lines = render_error(
-        SbpError("type text does not parse at column 3\n  dat\n    ^", code="type-syntax")
+        SbpError(
+            "type text does not parse at column 3", code="type-syntax", details=("dat",), column=2
+        )
     )
     assert lines[0] == "error[type-syntax]: type text does not parse at column 3"
     assert lines[-1].endswith("= more: sbp explain type-syntax")

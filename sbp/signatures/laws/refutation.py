@@ -81,12 +81,13 @@ class Custom:
             )
         return row
 
-    def error(self, text: str, code: str = "bad-argument") -> SbpError:
+    def error(self, text: str, code: str = "bad-argument", details: Sequence[str] = ()) -> SbpError:
         """An error about this signature."""
         return SbpError(
             f"the signature of {self.name!r}{f' registered at {self.place}' if self.place else ''}:"
             f" {text}",
             code=code,
+            details=details,
         )
 
     def refute(
@@ -134,7 +135,7 @@ class Custom:
             if wrong:
                 found = _counterexample(row, n, seed, oracle.args, wrong)
                 raise self.error(
-                    f"row `{row}` does not hold on {n} devices\n{found}", "wrong-signature"
+                    f"row `{row}` does not hold on {n} devices", "wrong-signature", found
                 )
 
 
@@ -206,22 +207,22 @@ def _shown(aval: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
 
 
-def _counterexample(row: Row, n: int, seed: int, args: Sequence[Any], wrong: str) -> str:
+def _counterexample(row: Row, n: int, seed: int, args: Sequence[Any], wrong: str) -> list[str]:
     """What each device held, and what came of it. The oracle draws the parts of the operands first,
     in order."""
     rng = np.random.default_rng(seed)
     lines = []
     for k, (x, atom) in enumerate(zip(args, row.ins, strict=True)):
         words = np.asarray(jax.random.key_data(x) if _jax.is_extended(x.dtype) else x)
-        lines.append(f"  operand {k} is {_line(words)}")
+        lines.append(f"operand {k} is {_line(words)}")
         lines += [
-            f"    device {i} holds {_line(p)}"
+            f"  device {i} holds {_line(p)}"
             for i, p in enumerate(parts(words, atom, n, rng))
             if atom != B
         ]
     for atom in row.outs:
         wrong = wrong.replace(f"as {(atom,)}", f"as {atom!r}")
-    return "\n".join([*lines, f"  {' '.join(wrong.split())}"])
+    return [*lines, " ".join(wrong.split())]
 
 
 def _line(x: Any) -> str:
