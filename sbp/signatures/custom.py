@@ -75,13 +75,7 @@ def register(
     >>> unregister(twice_p)
     """
     name = _name(primitive)
-    if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
-        raise SbpError(
-            'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
-            f" got {rows!r}"
-        )
-    if not callable(rows):
-        rows = tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
+    rows = _given_rows(rows)
     _check_options(local, samples)
     known = _CUSTOM.get(name)
     if rule_for(name) is not None and (known is None or not replace):
@@ -105,6 +99,17 @@ def register(
         )
     )
     _CUSTOM[name] = custom
+
+
+def _given_rows(rows: Any) -> Rows:
+    if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
+        raise SbpError(
+            'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
+            f" got {rows!r}"
+        )
+    if callable(rows):
+        return rows
+    return tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
 
 
 def _check_options(local: Any, samples: Sequence[Any]) -> None:
