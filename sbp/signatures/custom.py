@@ -77,16 +77,7 @@ def register(
     name = _name(primitive)
     rows = _given_rows(rows)
     _check_options(local, samples)
-    known = _CUSTOM.get(name)
-    if rule_for(name) is not None and (known is None or not replace):
-        where = (
-            "which sbp gives it"
-            if known is None
-            else f"registered at {known.place}; replace=True replaces it"
-        )
-        raise SbpError(f"{name!r} has a signature already, {where}")
-    if known is not None:
-        remove_rule(name)
+    _make_way(name, replace)
     custom = Custom(
         name=name, rows=rows, even=even, samples=tuple(samples), place=_jax.caller_span()
     )
@@ -101,7 +92,7 @@ def register(
     _CUSTOM[name] = custom
 
 
-def _given_rows(rows: Any) -> Rows:
+def _given_rows(rows: Rows) -> Rows:
     if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
         raise SbpError(
             'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
@@ -110,6 +101,20 @@ def _given_rows(rows: Any) -> Rows:
     if callable(rows):
         return rows
     return tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
+
+
+def _make_way(name: str, replace: bool) -> None:
+    """Removes a registered signature that another one replaces; refuses one that stands."""
+    known = _CUSTOM.get(name)
+    if rule_for(name) is not None and (known is None or not replace):
+        where = (
+            "which sbp gives it"
+            if known is None
+            else f"registered at {known.place}; replace=True replaces it"
+        )
+        raise SbpError(f"{name!r} has a signature already, {where}")
+    if known is not None:
+        remove_rule(name)
 
 
 def _check_options(local: Any, samples: Sequence[Any]) -> None:
