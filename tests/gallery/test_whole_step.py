@@ -6,8 +6,9 @@ import z3
 
 from benchmarks.blame_speed import WRONG_STEPS, WrongStep, check
 
-MOST_CHECKS = 600
-"""Satisfiability checks by Z3 for one report: the fault, its minimal core and the helps."""
+MOST_CHECKS = 500
+"""Satisfiability checks by Z3 for one report: the fault, its minimal core and the helps. The three
+programs take 311, 340 and 176."""
 
 
 @pytest.mark.parametrize("wrong", WRONG_STEPS, ids=lambda w: f"{w.boxing}-{w.dispatched}")
@@ -16,17 +17,18 @@ def test_the_error_names_its_line(wrong: WrongStep, monkeypatch: pytest.MonkeyPa
     report, _ = check(wrong)
     assert any(f"`{wrong.line}`" in d.title for d in report.diagnostics), report.text()
     assert all(d.helps for d in report.diagnostics)
-    assert len(checks) <= MOST_CHECKS
+    assert 0 < len(checks) <= MOST_CHECKS
 
 
 def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """A list that gets one entry for each satisfiability check."""
     made: list[None] = []
-    checked = z3.Solver.check
+    asked = z3.Z3_solver_check_assumptions
 
-    def check(self, *assumptions):
+    def ask(*arguments):
         made.append(None)
-        return checked(self, *assumptions)
+        return asked(*arguments)
 
-    monkeypatch.setattr(z3.Solver, "check", check)
+    # The function of Z3's C interface that `sbp.infer.check` calls.
+    monkeypatch.setattr(z3, "Z3_solver_check_assumptions", ask)
     return made
