@@ -15,10 +15,10 @@ from sbp.annotations import Pin, annotate_p
 from sbp.api.boundary import broadcast_types, codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature, tied_outputs
 from sbp.handwritten.region import tracing_for
+from sbp.infer.coverage import check_rules
 from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.registered import check_registered
 from sbp.infer.request import Demand, Request
-from sbp.infer.rows import check_rules
 from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.sizes.expressions import refuse_symbolic

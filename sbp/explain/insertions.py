@@ -15,7 +15,8 @@ from sbp.explain.edits import alike, in_gradient, insert_pin
 from sbp.explain.names import Names
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import System, allowed
+from sbp.infer.constraints import System
+from sbp.infer.conversions import allowed
 from sbp.infer.flow import End
 from sbp.infer.literals import state_literal
 from sbp.infer.request import Request

@@ -10,7 +10,7 @@ from typing import Literal
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
 from sbp.explain.places import AxisRow, SourcePlace, ValueName
-from sbp.infer.problem import pinned_codes
+from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code
 from sbp.infer.typing import Typing
 from sbp.source.reader import expression_at, source_text

@@ -10,17 +10,12 @@ still have no typing.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
-from sbp import _jax
-from sbp.annotations import Pin
+from sbp.annotations import Pin, annotate_p
 from sbp.errors import Span
 from sbp.infer.because import (
     Because,
@@ -30,15 +25,14 @@ from sbp.infer.because import (
     PolicyBecause,
     ReadBecause,
 )
+from sbp.infer.conversions import Conversions
 from sbp.infer.flow import Decision, End
 from sbp.infer.literals import POLICY_LITERAL, budget_literal, edge_literal, pin_literal
-from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
-from sbp.infer.problem import pinned_codes
+from sbp.infer.pins import pinned_codes
+from sbp.infer.policy import Rules
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, allowed_rows
-from sbp.infer.space import Code, TypeSpace
-from sbp.limits import Policy
-from sbp.machine.mesh import MeshSpec
+from sbp.infer.space import Code
 from sbp.trace.graph import Constant, Node
 from sbp.types import MONOIDS
 
@@ -141,72 +135,6 @@ class System:
     native: Mapping[int, frozenset[str]] = field(repr=False)
 
 
-def allowed(source: Code, target: Code, policy: Policy) -> bool:
-    """Whether a policy converts one atom to another on one mesh axis, in any number of steps.
-
-    >>> [allowed(1, 0, p) for p in ("auto", "reduce", "explicit")], allowed(0, 1, "explicit")
-    ([True, False, False], True)
-    """
-    if source == target or source == 0:
-        return True
-    kinds = POLICY_KINDS[policy]
-    if source > 0:
-        return "all_gather" in kinds
-    return "all_reduce" in kinds
-
-
-class Conversions:
-    """What rules allow to convert on one mesh axis, in any number of steps.
-
-    Bytes depend on how the other axes split a value; here they are what is left when all of them
-    do, which is the least. So a budget may be impossible though this finds it possible, never the
-    other way round; with one mesh axis both agree.
-    """
-
-    def __init__(self, mesh: MeshSpec, position: int) -> None:
-        self.mesh, self.position = mesh, position
-        self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
-        # Alone the axis would look like a whole mesh, which some compilers scatter over by an
-        # all-reduce.
-        hardware = (
-            mesh.hardware
-            if self._others == 1
-            else dataclasses.replace(mesh.hardware, scatters_whole_mesh=True)
-        )
-        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=hardware)
-        self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
-
-    def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
-        """Whether a value made as `source` can be read as `target`."""
-        if not rules.bans or source == target:
-            return allowed(source, target, rules.policies[self.position])
-        space, seconds = self._space(
-            aval,
-            frozenset(c for c in (source, target) if c < 0),
-            frozenset((source, target)),
-            rules,
-        )
-        return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
-
-    def _space(
-        self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules
-    ) -> tuple[TypeSpace, np.ndarray]:
-        key = (aval.shape, aval.dtype, partial, codes, rules)
-        if key not in self._found:
-            monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
-            forced = frozenset((0, c - 1) for c in codes if c > 0)
-            space = TypeSpace(
-                tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced
-            )
-            bans = tuple(
-                Ban(b.kind, frozenset((0,)), b.above * self._others)
-                for b in rules.bans
-                if self.position in b.mesh_axes
-            )
-            self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
-        return self._found[key]
-
-
 def pin_sites(request: Request) -> tuple[PinSite, ...]:
     """All pins of a program in program order, inputs first; nodes traced from one annotation are
     one pin."""
@@ -225,7 +153,7 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
             )
     groups: dict[Any, list[Node]] = {}
     for node in graph.walk():
-        if node.op == "sbp_annotate" and node.params["pin"] is not None:
+        if node.op == annotate_p.name and node.params["pin"] is not None:
             pin: Pin = node.params["pin"]
             groups.setdefault((node.span or node.id, pinned_codes(pin, mesh)), []).append(node)
     for number, ((_, codes), nodes) in enumerate(groups.items()):
@@ -256,11 +184,13 @@ def constraints_of(request: Request) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
     sites = pin_sites(request)
     return tuple(
-        _Builder(request, sites, k).system() for k, n in enumerate(request.mesh.sizes) if n > 1
+        _SystemBuilder(request, sites, k).system()
+        for k, n in enumerate(request.mesh.sizes)
+        if n > 1
     )
 
 
-class _Builder:
+class _SystemBuilder:
     """Writes down the system of a program on one mesh axis: a variable for each decision, a
     conversion for each edge."""
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sbp.annotations import Pin
+from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span, nearest
-from sbp.infer.space import to_type
+from sbp.infer.space import from_type, to_type
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node
@@ -62,7 +62,7 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
     def node_of(g: Graph, node: Node) -> Node:
         if node.regions:
             node = dataclasses.replace(node, regions=tuple(visit(r) for r in node.regions))
-        if node.op != "sbp_annotate" or node.params["pin"] is None:
+        if node.op != annotate_p.name or node.params["pin"] is None:
             return node
         pin: Pin = node.params["pin"]
         where = str(node.span) if node.span else "an annotation"
@@ -117,4 +117,13 @@ def placement(
         code="bad-placement",
         span=span,
         subject=where,
+    )
+
+
+def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
+    """What a pin asks on each mesh axis; None where it leaves the axis to inference."""
+    codes = from_type(pin.type, mesh)
+    return tuple(
+        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None
+        for axis, c in zip(mesh.names, codes, strict=True)
     )

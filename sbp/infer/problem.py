@@ -21,14 +21,15 @@ from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import float32_sums
+from sbp.infer.charges import ConversionCharges, PricedEnd
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.flow import Decision, Edge, End, Flow
+from sbp.infer.pins import pinned_codes
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow, allowed_rows
-from sbp.infer.space import Codes, TypeSpace, from_type, is_even, stack
+from sbp.infer.space import Codes, TypeSpace, is_even, stack
 from sbp.infer.typing import Typing
-from sbp.limits import POLICIES
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
@@ -38,17 +39,6 @@ from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
 """Seconds by which a row that carries a partial on is preferred to one that wants it reduced."""
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """An end with its type in each state of its variable, how often a value is made or read there,
-    and the conversions that a reader allows."""
-
-    variable: int
-    codes: tuple[Codes, ...]
-    weight: float = 1.0
-    rules: Rules | None = None
 
 
 @dataclass(slots=True)
@@ -110,13 +100,13 @@ class Problem:
                 if decision.kind in ("input", "output"):
                     self._charge(number, types, decision.aval, EMPTY)
         makers = {
-            v: _End(e.variable, self.codes(e), self.flow.weights[v])
+            v: PricedEnd(e.variable, self.codes(e), self.flow.weights[v])
             for v, e in self.flow.makers.items()
         }
-        readers: dict[int, list[_End]] = defaultdict(list)
+        readers: dict[int, list[PricedEnd]] = defaultdict(list)
         for edge in self.flow.edges:
             if isinstance(edge.operand, int):
-                end = _End(
+                end = PricedEnd(
                     edge.end.variable, self.codes(edge.end), edge.weight, self._allowed(edge)
                 )
                 readers[edge.operand].append(end)
@@ -281,7 +271,9 @@ class Problem:
 
     # ---- conversions ----------------------------------------------------------------------------
 
-    def _price_held(self, makers: dict[int, _End], readers: dict[int, list[_End]]) -> None:
+    def _price_held(
+        self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]
+    ) -> None:
         """Charges what is live at the fullest moment: a value as it is made, or as its readers take
         it."""
         for value, converted in sorted(self.held):
@@ -295,9 +287,13 @@ class Problem:
                     share=len(reads) if converted else 1,
                 )
 
-    def _connect(self, makers: dict[int, _End], readers: dict[int, list[_End]]) -> None:
+    def _connect(self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]) -> None:
         """Charges boxing between the maker of each value and its readers."""
-        boxing = _Boxing()
+        charges = ConversionCharges(
+            costs=self.costs,
+            hbm_bytes_per_second=self.mesh.hardware.hbm_bytes_per_second,
+            shares=self.shares,
+        )
         for value, ends in readers.items():
             maker = makers.get(value)
             if maker is None:
@@ -309,67 +305,12 @@ class Problem:
                 monoids = detour(aval.dtype, monoids)
             space = self._space(aval, monoids, sorted(every), value in self._float32)
             if len(ends) == 1:
-                (end,) = ends
-                costs = boxing.seconds(space, maker, end, end.rules)
-                self._convert(value, space, maker, end, costs)
+                charges.charge(value, space, maker, ends[0])
             else:
                 shared = tuple(t for t in space.types if t in every)
-                self._share(value, space, maker, ends, shared, boxing)
-
-    def _share(
-        self,
-        value: int,
-        space: TypeSpace,
-        maker: _End,
-        ends: list[_End],
-        shared: tuple[Codes, ...],
-        boxing: _Boxing,
-    ) -> None:
-        """A value with several readers is brought into a type once for all readers under the same
-        rules."""
-        groups: dict[Rules | None, list[_End]] = defaultdict(list)
-        for end in ends:
-            groups[end.rules].append(end)
-        copies: list[_End] = []
-        for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
-            # What was converted under strict rules is there for readers that allow more; not the
-            # other way round.
-            within = (
-                copy
-                for copy in reversed(copies)
-                if copy.rules is not None and (rules is None or copy.rules.within(rules))
-            )
-            source = next(within, maker)
-            variable = self.costs.variable(np.zeros(len(shared)))
-            self.types[variable] = shared
-            copy = _End(variable, shared, maker.weight, rules)
-            copies.append(copy)
-            self._convert(value, space, source, copy, boxing.seconds(space, source, copy, rules))
-            for end in group:
-                costs = min(maker.weight, end.weight) * boxing.matrix(
-                    space, shared, end.codes, rules
-                )
-                self._convert(value, space, copy, end, costs)
-
-    def _convert(
-        self, value: int, space: TypeSpace, source: _End, end: _End, costs: np.ndarray
-    ) -> None:
-        """Charges the conversions of a value from one end to another, as far as its share goes."""
-        share = self.shares.get(value)
-        if share is not None:
-            rate = self.mesh.hardware.hbm_bytes_per_second
-            held = np.array([space.local_bytes[space.index[t]] for t in end.codes])
-            kept = (
-                2 * end.weight * held / rate if end.weight > 1 else 0.0
-            )  # written by one loop, read by the other
-            whole = np.array(
-                [not any(c < 0 for c in t) for t in end.codes]
-            )  # what is partial is not kept
-            finite = np.where(np.isfinite(costs) & whole, costs, 0.0)
-            waived = (1 - share) * (finite - np.minimum(finite, kept))
-            self.waived.append((source.variable, end.variable, waived))
-            costs = costs - waived
-        self.costs.add_pair(source.variable, end.variable, costs)
+                for copy in charges.share(value, space, maker, ends, shared):
+                    self.types[copy.variable] = copy.codes
+        self.waived += charges.waived
 
     # ---- solution -------------------------------------------------------------------------------
 
@@ -448,51 +389,6 @@ def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
     return out
 
 
-class _Boxing:
-    """Seconds of conversions between the states of two ends, found once for equal ends."""
-
-    def __init__(self) -> None:
-        self._found: dict[Any, np.ndarray] = {}
-
-    def matrix(
-        self,
-        space: TypeSpace,
-        source: tuple[Codes, ...],
-        target: tuple[Codes, ...],
-        rules: Rules | None,
-    ) -> np.ndarray:
-        """Seconds of one conversion, for each state of the source and of the target."""
-        key = (id(space), source, target, rules)
-        if key not in self._found:
-            rows = np.array([space.index[t] for t in source], dtype=int)
-            columns = np.array([space.index[t] for t in target], dtype=int)
-            self._found[key] = space.seconds(rules)[np.ix_(rows, columns)]
-        return self._found[key]
-
-    def seconds(
-        self, space: TypeSpace, source: _End, target: _End, rules: Rules | None
-    ) -> np.ndarray:
-        """The same for one run of the program: a conversion runs as often as its less frequent
-        end."""
-        return min(source.weight, target.weight) * self.matrix(
-            space, source.codes, target.codes, rules
-        )
-
-
-def _strictness(rules: Rules | None) -> int:
-    """A number that is larger for rules that lie within others."""
-    return 0 if rules is None else sum(POLICIES.index(p) for p in rules.policies) + len(rules.bans)
-
-
 def _small(shape: Sequence[int], t: Codes, sizes: Sequence[int], code: int) -> bool:
     parts = math.prod(n for c, n in zip(t, sizes, strict=True) if c == code)
     return shape[code - 1] < parts
-
-
-def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
-    """What a pin asks on each mesh axis; None where it leaves the axis to inference."""
-    codes = from_type(pin.type, mesh)
-    return tuple(
-        c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None
-        for axis, c in zip(mesh.names, codes, strict=True)
-    )

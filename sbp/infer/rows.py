@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.errors import SbpError, warn
 from sbp.infer.policy import Rules
 from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import REFUSED, Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
+from sbp.signatures import Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS, Unreduced
 
 EMPTY: frozenset[str] = frozenset()
-
-TYPED_ELSEWHERE = frozenset({"scan", "while", "cond", "sbp_annotate"}) | REGION_OPS
-"""Nodes whose types come from their regions, pins or specs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,22 @@ class _Branch:
     inner_ins: tuple[Any, ...]
     inner_outs: tuple[Any, ...]
     goes_round: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _OuterRow:
+    """A row on the outer mesh axes in codes, and the shapes that it leaves for the axes inside."""
+
+    inner_ins: tuple[Any, ...]
+    inner_outs: tuple[Any, ...]
+    ins: tuple[tuple[Code, ...], ...] = ()
+    outs: tuple[tuple[Code, ...], ...] = ()
+    kernels: tuple[str, ...] = ()
+
+    def then(self, b: _Branch) -> _OuterRow:
+        """The row with one more axis."""
+        done = (*self.ins, b.ins), (*self.outs, b.outs), (*self.kernels, b.kernel)
+        return _OuterRow(b.inner_ins, b.inner_outs, *done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,36 +176,29 @@ class RowTable:
         """
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
-            found: list[NdRow] = []
             operation = self._operations.setdefault(key[:2], len(self._operations))
-            self._extend(operation, node, tuple(ins), tuple(outs), tuple(native), (), (), (), found)
+            found = self._extended(
+                operation, node, tuple(native), _OuterRow(tuple(ins), tuple(outs))
+            )
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 
-    def _extend(
-        self,
-        operation: int,
-        node: Node,
-        ins: tuple[Any, ...],
-        outs: tuple[Any, ...],
-        native: tuple[frozenset[str], ...],
-        done_ins: tuple[tuple[Code, ...], ...],
-        done_outs: tuple[tuple[Code, ...], ...],
-        kernels: tuple[str, ...],
-        found: list[NdRow],
-    ) -> None:
+    def _extended(
+        self, operation: int, node: Node, native: tuple[frozenset[str], ...], outer: _OuterRow
+    ) -> Iterator[NdRow]:
+        """The ND rows of a node that begin with a row on the outer mesh axes."""
+        kernels = outer.kernels
         if len(kernels) == len(self._all_local):
             row = NdRow(
-                tuple(zip(*done_ins, strict=True)), tuple(zip(*done_outs, strict=True)), kernels
+                tuple(zip(*outer.ins, strict=True)), tuple(zip(*outer.outs, strict=True)), kernels
             )
             if _one_monoid(row) and (kernels == self._all_local or nests(row)):
-                found.append(row)
+                yield row
             return
-        for b in self._branches(operation, node, ins, outs, len(kernels)):
+        for b in self._branches(operation, node, outer.inner_ins, outer.inner_outs, len(kernels)):
             # An operand goes round one axis at most; over others it is gathered before.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
-                done = (*done_ins, b.ins), (*done_outs, b.outs), (*kernels, b.kernel)
-                self._extend(operation, node, b.inner_ins, b.inner_outs, native, *done, found)
+                yield from self._extended(operation, node, native, outer.then(b))
 
     def _branches(
         self, operation: int, node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
@@ -274,18 +279,15 @@ def seen_codes(row: NdRow) -> tuple[Codes, ...]:
 def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:
     """What the kernels of a row send, with the position of the mesh axis: each on shapes that the
     other axes have localised."""
+    placed = _PlacedRow(graph, node, row, mesh)
     found: list[tuple[int, Sent]] = []
     for position, name in enumerate(row.kernels):
         sends = kernel_named(name).sends
         if sends is not None:
-            op, on_axis = _on_axis(graph, node, row, mesh, position)
+            op, on_axis = placed.on_axis(position)
             ins = list(op.ins)
             for other in range(len(row.kernels)):
-                ins = (
-                    _widened(graph, node, row, mesh, other, position, ins)
-                    if other != position
-                    else ins
-                )
+                ins = placed.widened(ins, other, position) if other != position else ins
             found += [
                 (position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
             ]
@@ -313,39 +315,46 @@ def allowed_rows(
     )
 
 
-def _on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> tuple[Op, Row]:
-    """The operation and the row as one mesh axis has them, the others having localised the
-    shapes."""
-    ins = tuple(
-        _localised_by_others(graph.aval(o), c, mesh, position)
-        for o, c in zip(node.inputs, row.ins, strict=True)
-    )
-    outs = tuple(
-        _localised_by_others(graph.avals[v], c, mesh, position)
-        for v, c in zip(node.outputs, row.outs, strict=True)
-    )
-    atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
-    return Op(node.op, node.params, ins, outs, mesh.sizes[position]), Row(
-        *atoms, kernel=row.kernels[position]
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _PlacedRow:
+    """A row of a node on a mesh."""
 
+    graph: Graph
+    node: Node
+    row: NdRow
+    mesh: MeshSpec
 
-def _widened(
-    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, other: int, position: int, ins: list[Any]
-) -> list[Any]:
-    """Operands as they are once the kernel on another mesh axis has exchanged a dim before that of
-    this axis."""
-    widens = kernel_named(row.kernels[other]).widens
-    if widens is None:
-        return ins
-    op, on_axis = _on_axis(graph, node, row, mesh, other)
-    out = list(ins)
-    for operand, dim, size in widens(op, on_axis):
-        if dim + 1 < row.ins[operand][position]:
-            shape = list(out[operand].shape)
-            shape[dim] = size
-            out[operand] = _jax.empty_aval(shape, out[operand].dtype)
-    return out
+    def on_axis(self, position: int) -> tuple[Op, Row]:
+        """The operation and the row as one mesh axis has them, the others having localised the
+        shapes."""
+        node, row = self.node, self.row
+        ins = tuple(
+            _localised_by_others(self.graph.aval(o), c, self.mesh, position)
+            for o, c in zip(node.inputs, row.ins, strict=True)
+        )
+        outs = tuple(
+            _localised_by_others(self.graph.avals[v], c, self.mesh, position)
+            for v, c in zip(node.outputs, row.outs, strict=True)
+        )
+        atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
+        return Op(node.op, node.params, ins, outs, self.mesh.sizes[position]), Row(
+            *atoms, kernel=row.kernels[position]
+        )
+
+    def widened(self, ins: list[Any], other: int, position: int) -> list[Any]:
+        """Operands as they are once the kernel on another mesh axis has exchanged a dim before that
+        of this axis."""
+        widens = kernel_named(self.row.kernels[other]).widens
+        if widens is None:
+            return ins
+        op, on_axis = self.on_axis(other)
+        out = list(ins)
+        for operand, dim, size in widens(op, on_axis):
+            if dim + 1 < self.row.ins[operand][position]:
+                shape = list(out[operand].shape)
+                shape[dim] = size
+                out[operand] = _jax.empty_aval(shape, out[operand].dtype)
+        return out
 
 
 def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:
@@ -361,30 +370,3 @@ def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
 
 def _aval_key(avals: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((a.shape, a.dtype) for a in avals)
-
-
-def check_rules(graph: Graph) -> None:
-    """Says once for each primitive without a signature that it falls back to all B; refuses what no
-    type is right for.
-
-    Raises:
-      SbpError: `unsupported-effect` for a primitive in `REFUSED`, or one with ordered effects and
-          no rule.
-    """
-    said: set[str] = set()
-    for node in graph.walk():
-        where = f" at {node.span}" if node.span else ""
-        if node.op in REFUSED:
-            raise SbpError(
-                f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random",
-                code="unsupported-effect",
-                span=node.span,
-            )
-        if node.op in said or node.op in TYPED_ELSEWHERE or rule_for(node.op) is not None:
-            continue
-        said.add(node.op)
-        warn(
-            "missing-rule",
-            f"primitive {node.op!r}{where} has no signature; its operands and results are held B",
-            span=node.span,
-        )

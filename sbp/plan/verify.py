@@ -42,7 +42,7 @@ def verify_budgets(block: Block, request: Request) -> None:
         )
 
 
-class Sent(NamedTuple):
+class ForbiddenCollective(NamedTuple):
     """A collective that a budget forbids.
 
     Arguments:
@@ -59,7 +59,7 @@ class Sent(NamedTuple):
 
 def over_budget(
     block: Block, request: Request, *, owner: Node | None = None, in_loop: bool = False
-) -> Iterator[Sent]:
+) -> Iterator[ForbiddenCollective]:
     """The collectives of a plan that budgets forbid, in program order."""
     if not request.budgets:
         return
@@ -79,7 +79,11 @@ def over_budget(
                         inner, request, owner=node, in_loop=in_loop or node.op in ("scan", "while")
                     )
                 continue
-        yield from (Sent(*send, reader) for send in sends if any(b.forbids(*send) for b in bans))
+        yield from (
+            ForbiddenCollective(*send, reader)
+            for send in sends
+            if any(b.forbids(*send) for b in bans)
+        )
 
 
 def _fail(what: str, node: Node | None) -> SbpInternalError:

@@ -1,4 +1,4 @@
-"""Diagnostic -> Finding: source lines with marks, prices in words."""
+"""Diagnostic -> ShownDiagnostic: source lines with marks, prices in words."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, file_name
-from sbp.report.parts import Excerpt, Finding, Mark, PricedHelp, SourceLine
+from sbp.report.parts import Excerpt, Mark, PricedHelp, ShownDiagnostic, SourceLine
 from sbp.report.wording import bytes_text
 from sbp.source.reader import character_index
 from sbp.source.text import line_text
 
 
-def finding(diagnostic: Diagnostic) -> Finding:
+def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     """A diagnostic with its source lines."""
-    return Finding(
+    return ShownDiagnostic(
         severity=diagnostic.severity,
         code=diagnostic.code,
         title=diagnostic.title,

@@ -12,13 +12,13 @@ from sbp.report.parts import (
     Cell,
     Excerpt,
     Facts,
-    Finding,
     Grid,
     Leaf,
     Page,
     Paragraph,
     Section,
     Share,
+    ShownDiagnostic,
     Table,
     TableRow,
 )
@@ -113,7 +113,7 @@ def _leaf(part: Leaf) -> str:
             return _table(part)
         case Grid():
             return _grid(part)
-        case Finding():
+        case ShownDiagnostic():
             return _finding(part)
         case _:
             assert_never(part)
@@ -189,7 +189,7 @@ def _label(text: str, x: float, y: float) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle">{html.escape(text)}</text>'
 
 
-def _finding(part: Finding) -> str:
+def _finding(part: ShownDiagnostic) -> str:
     made = [f"<b>{part.severity}[{part.code}]</b>: <b>{_text(part.title)}</b>"]
     made += [_excerpt(e) for e in part.excerpts]
     if part.rule:

@@ -116,7 +116,7 @@ class PricedHelp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ShownDiagnostic:
     """A diagnostic, ready to show."""
 
     severity: Severity
@@ -134,7 +134,7 @@ class Finding:
         return f"sbp explain {self.code}"
 
 
-Leaf = Table | Facts | Paragraph | Grid | Finding
+Leaf = Table | Facts | Paragraph | Grid | ShownDiagnostic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

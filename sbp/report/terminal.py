@@ -15,13 +15,13 @@ from sbp.report.parts import (
     Column,
     Excerpt,
     Facts,
-    Finding,
     Grid,
     Leaf,
     Page,
     Paragraph,
     Section,
     Share,
+    ShownDiagnostic,
     Table,
     TableRow,
 )
@@ -44,7 +44,7 @@ def page_lines(page: Page, width: int) -> Iterator[Text]:
     for part in page.parts:
         if started and (after_finding or not isinstance(part, Paragraph | Facts)):
             yield Text()
-        started, after_finding = True, isinstance(part, Finding)
+        started, after_finding = True, isinstance(part, ShownDiagnostic)
         if isinstance(part, Section):
             yield Text(part.title, "bold")
             for number, leaf in enumerate(part.parts):
@@ -72,7 +72,7 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
             yield from _table(part, width)
         case Grid():
             yield from _grid(part, width)
-        case Finding():
+        case ShownDiagnostic():
             yield from _finding(part, width)
         case _:
             assert_never(part)
@@ -191,7 +191,7 @@ def _grid(grid: Grid, width: int) -> Iterator[Text]:
 # ---- findings -----------------------------------------------------------------------------------
 
 
-def _finding(part: Finding, width: int) -> Iterator[Text]:
+def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     style = SEVERITY_STYLE[part.severity]
     yield Text.assemble((f"{part.severity}[{part.code}]", style), (f": {part.title}", "bold"))
     digits = max((len(str(line.number)) for e in part.excerpts for line in e.lines), default=1)
@@ -232,7 +232,7 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
             )
 
 
-def _rule_rows(part: Finding) -> Iterator[Text]:
+def _rule_rows(part: ShownDiagnostic) -> Iterator[Text]:
     """The rule's rows in columns: operands, results, remark."""
     ins, outs = (
         _column_widths([r.inputs for r in part.rows]),

@@ -15,7 +15,7 @@ from typing import Any
 
 from sbp.errors import Span
 from sbp.infer.flow import Decision
-from sbp.infer.problem import pinned_codes
+from sbp.infer.pins import pinned_codes
 from sbp.infer.rows import NdRow, nests
 from sbp.infer.space import Code, Codes, encode, is_even, to_type
 from sbp.infer.typing import Typing
@@ -176,7 +176,7 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
         ins, outs = (
             tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals
         )
-        return _offered(node, lifted(lift), ins, outs, row, mesh, policies, ())
+        return _offered(_AskedRow(node.op, lifted(lift), row, mesh, policies), ins, outs, ())
 
     shown = (
         ", ".join(repr(to_type(c, mesh)) for c in row.ins),
@@ -202,28 +202,46 @@ def _text(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((k, id(v) if isinstance(v, Graph) else str(v)) for k, v in sorted(params.items()))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _AskedRow:
+    """A row of an operator that a rule has to give.
+
+    Arguments:
+      op, params: the operator, with its parameters at the sizes in question.
+      row: the row on all mesh axes.
+      mesh: the mesh.
+      policies: the boxing policy on each mesh axis.
+    """
+
+    op: str
+    params: dict[str, Any]
+    row: NdRow
+    mesh: MeshSpec
+    policies: tuple[Policy, ...]
+
+
 def _offered(
-    node: Node,
-    params: dict[str, Any],
-    ins: tuple[Aval, ...],
-    outs: tuple[Aval, ...],
-    row: NdRow,
-    mesh: MeshSpec,
-    policies: tuple[Policy, ...],
-    kernels: tuple[str, ...],
+    asked: _AskedRow, ins: tuple[Aval, ...], outs: tuple[Aval, ...], kernels: tuple[str, ...]
 ) -> bool:
-    position = len(kernels)
+    """Whether the rule gives the row on the mesh axes inside of those whose kernels are chosen.
+
+    Arguments:
+      asked: the row.
+      ins, outs: the operands and results as the outer axes leave them.
+      kernels: of the outer axes.
+    """
+    row, mesh, position = asked.row, asked.mesh, len(kernels)
     if position == len(mesh.sizes):
         return nests(NdRow(row.ins, row.outs, kernels))
     name, n = mesh.axes[position]
     codes_in, codes_out = tuple(t[position] for t in row.ins), tuple(t[position] for t in row.outs)
     if n == 1:
-        return _offered(node, params, ins, outs, row, mesh, policies, (*kernels, "local"))
-    op = Op(node.op, params, ins, outs, n)
-    found = rule_for(node.op)
+        return _offered(asked, ins, outs, (*kernels, "local"))
+    op = Op(asked.op, asked.params, ins, outs, n)
+    found = rule_for(op.name)
     rows = (
         region_rows(op, name)
-        if node.op in REGION_OPS
+        if op.name in REGION_OPS
         else (all_b(op),)
         if found is None
         else found.rows(op)
@@ -233,7 +251,7 @@ def _offered(
         if (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) != (codes_in, codes_out):
             continue
         if kernel.communicates and not (
-            policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)
+            asked.policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)
         ):
             continue
         if kernel.gathers is not None and r.kernel in kernels:
@@ -248,7 +266,7 @@ def _offered(
             for k, (a, c) in enumerate(zip(ins, codes_in, strict=True))
         )
         inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
-        if _offered(node, params, inner, inner_outs, row, mesh, policies, (*kernels, r.kernel)):
+        if _offered(asked, inner, inner_outs, (*kernels, r.kernel)):
             return True
     return False
 

@@ -17,8 +17,14 @@ from sbp.trace.graph import Graph, Node
 WHILE_TRIPS = 8
 """Trips assumed of a `while` loop, whose count is unknown before it runs."""
 
-LOOPS = frozenset({"scan", "while"})
+SCAN = "scan"
+"""The operator whose region runs a known number of times, on slices of its operands."""
+
+LOOPS = frozenset({SCAN, "while"})
 """Operators whose regions run more than once."""
+
+CONTROL_FLOW = LOOPS | {"cond"}
+"""Operators whose regions have an `Interface`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,40 @@
+"""Which primitives of a program have a signature."""
+
+from __future__ import annotations
+
+from sbp.annotations import annotate_p
+from sbp.errors import SbpError, warn
+from sbp.signatures import REFUSED, rule_for
+from sbp.signatures.region import REGION_OPS
+from sbp.trace.graph import Graph
+from sbp.trace.regions import CONTROL_FLOW
+
+TYPED_ELSEWHERE = CONTROL_FLOW | {annotate_p.name} | REGION_OPS
+"""Nodes whose types come from their regions, pins or specs."""
+
+
+def check_rules(graph: Graph) -> None:
+    """Warns once of each primitive without a signature, which is computed on whole operands, and
+    refuses primitives for which no type is right.
+
+    Raises:
+      SbpError: `unsupported-effect` for a primitive in `REFUSED`, or one with ordered effects and
+          no rule.
+    """
+    said: set[str] = set()
+    for node in graph.walk():
+        where = f" at {node.span}" if node.span else ""
+        if node.op in REFUSED:
+            raise SbpError(
+                f"primitive {node.op!r}{where} {REFUSED[node.op]}; use jax.random",
+                code="unsupported-effect",
+                span=node.span,
+            )
+        if node.op in said or node.op in TYPED_ELSEWHERE or rule_for(node.op) is not None:
+            continue
+        said.add(node.op)
+        warn(
+            "missing-rule",
+            f"primitive {node.op!r}{where} has no signature; its operands and results are held B",
+            span=node.span,
+        )
