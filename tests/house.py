@@ -302,7 +302,6 @@ PRIMITIVE_PLACES = (
     "sbp/_jax.py",
     "sbp/signatures/",
     "sbp/trace/",
-    "sbp/shardmap/collectives.py",
     "sbp/plan/verify.py",  # reads the program on its own, on purpose
     "sbp/moe/",
 )
@@ -317,8 +316,8 @@ OTHER_MEANINGS: Mapping[str, str] = {
 
 
 def primitives_are_named_in_signatures(modules: tuple[Module, ...]) -> Iterator[Violation]:
-    """Names of primitives are literals only in `signatures/`, `trace/`, `_jax` and the table of
-    collectives of `shardmap/`."""
+    """Names of primitives are literals only in `signatures/`, `trace/` (with the table of
+    collectives) and `_jax`."""
     for m in modules:
         if m.path.startswith(PRIMITIVE_PLACES):
             continue

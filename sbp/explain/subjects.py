@@ -17,7 +17,7 @@ from sbp.explain.places import SourcePlace
 from sbp.source.reader import expression_at, names_at, source_text
 from sbp.source.text import Targets
 from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import interface_of
+from sbp.trace.regions import SCAN, interface_of
 
 _LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
 _REMATTED = "rematted_computation"
@@ -319,7 +319,7 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
     if not kinds or len({makers[k].id for k in kinds}) > 1:
         return []
     node = makers[kinds[0]]
-    if node.op == "scan" and len(targets) == 2:
+    if node.op == SCAN and len(targets) == 2:
         counts = [len(interface_of(node).entering("carry"))]
     elif len(node.outputs) == sum(map(len, targets)):
         counts = list(itertools.accumulate(map(len, targets)))[:-1]

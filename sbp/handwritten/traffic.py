@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from sbp import _jax
+from sbp.trace.collectives import KINDS, names_of
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import amount
 
@@ -27,7 +28,7 @@ def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
 
 
 def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
-    names = node.params.get("axes", node.params.get("axis_name"))
+    names = names_of(node)
     if names is None or not node.inputs:
         return 0.0
     held = sum(_bytes(graph.aval(o)) for o in node.inputs)
@@ -36,16 +37,16 @@ def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
         a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)
     ]
     n = len(groups[0]) if groups else math.prod(sizes[a] for a in mesh_axes)
-    match node.op:
-        case "psum" | "psum_invariant" | "pmax" | "pmin":
+    match KINDS.get(node.op):
+        case "reduce":
             return 2 * (n - 1) / n * held
-        case "all_gather" | "all_gather_invariant":
+        case "gathering":
             return (n - 1) * held
-        case "reduce_scatter" | "all_to_all":
+        case "scattering" | "exchange":
             return (n - 1) / n * held
-        case "ppermute" | "pbroadcast":
+        case "permute" | "broadcast":
             return held if n > 1 else 0.0
-        case _:
+        case None:
             return 0.0
 
 

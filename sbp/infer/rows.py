@@ -15,6 +15,7 @@ from sbp.infer.space import Code, Codes, decode, encode, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS, Unreduced
 
@@ -134,7 +135,7 @@ class RowTable:
         name, n = self.mesh.axes[position]
         if node.op not in REGION_OPS:
             return self.axis_rows(node, ins, outs, n)
-        if node.op == "shard_map":
+        if node.op == SHARD_MAP:
             check_mesh(
                 node.params,
                 self.mesh.names,

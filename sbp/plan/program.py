@@ -16,6 +16,7 @@ from sbp.plan.lower import lower
 from sbp.plan.memory import peak_memory
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import amount
 from sbp.types import NdSbp
@@ -151,7 +152,7 @@ def bytes_sent(block: Block) -> float:
         elif isinstance(instruction, Loop):
             inner = [bytes_sent(b) for b in instruction.blocks]
             total += amount(instruction.node, inner)
-        elif instruction.node.op == "shard_map":
+        elif instruction.node.op == SHARD_MAP:
             total += handwritten_bytes(instruction.node)
         else:
             total += instruction.bytes_sent
@@ -197,5 +198,5 @@ def _written_by_hand(block: Block, trips: int) -> Iterator[tuple[Node, int]]:
         if isinstance(instruction, Loop):
             for inner in instruction.blocks:
                 yield from _written_by_hand(inner, trips * instruction.trips)
-        elif isinstance(instruction, Apply) and instruction.node.op == "shard_map":
+        elif isinstance(instruction, Apply) and instruction.node.op == SHARD_MAP:
             yield instruction.node, trips

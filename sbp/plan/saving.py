@@ -25,6 +25,7 @@ from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.numbering import Numbering
+from sbp.trace.regions import SCAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class _Search:
     def repeats(self, block: Block) -> tuple[Repeat, ...]:
         readers = _readers(block)
         for instruction in block.instructions:
-            if isinstance(instruction, Loop) and instruction.node.op == "scan":
+            if isinstance(instruction, Loop) and instruction.node.op == SCAN:
                 (body,) = instruction.blocks
                 inside = _readers(body)
                 for inner in body.instructions:
@@ -237,7 +238,7 @@ class _Saving:
                 for o, c in zip(node.inputs, row.ins, strict=True)
             )
             node = dataclasses.replace(node, inputs=inputs)
-            if top and node.op == "scan":
+            if top and node.op == SCAN:
                 node = self.scan(node)
             nodes.append(node)
         graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)

@@ -11,13 +11,15 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
+from sbp.annotations import annotate_p
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, offsets
 from sbp.signatures import rule_for
-from sbp.signatures.region import REGION_OPS, parts
+from sbp.signatures.region import REGION_OPS, parts, pick_p
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions
 from sbp.trace.graph import Graph, Node
 
@@ -141,7 +143,7 @@ class Interpreter:
         node, row = instruction.node, instruction.row
         outs = tuple(self.graph.avals[v] for v in node.outputs)
         expected = tuple(self.local(a.shape, c) for a, c in zip(outs, row.outs, strict=True))
-        if node.op == "sbp_annotate":
+        if node.op == annotate_p.name:
             return args
         if node.op in REGION_OPS:
             results = self.region(instruction, args)
@@ -186,10 +188,10 @@ class Interpreter:
         go in and out as parts."""
         node = instruction.node
         with _jax.source_context(node.source_info):
-            if node.op == "shard_map":
+            if node.op == SHARD_MAP:
                 return evaluate(node.params["body"], args)
             (x,) = args
-            if node.op == "sbp_pick":
+            if node.op == pick_p.name:
                 return [x[0]]
             mesh_axis = node.params["mesh_axis"]
             whole = (

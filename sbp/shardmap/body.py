@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sbp.errors import SbpInternalError
-from sbp.shardmap.collectives import SHARD_MAP, is_collective
 from sbp.shardmap.communication import collective
 from sbp.shardmap.distribution import (
     UNKNOWN,
@@ -20,6 +19,7 @@ from sbp.shardmap.distribution import (
 )
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
+from sbp.trace.collectives import SHARD_MAP, is_collective
 from sbp.trace.graph import BARRIER, Constant, Graph, Node
 from sbp.trace.regions import interface_of, trips_of
 from sbp.types import B, Split

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sbp.shardmap.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SUMS, Collective, names_of
 from sbp.shardmap.distribution import UNKNOWN, WHOLE, Distribution, Doubt, Fault, LocalValue, faulty
 from sbp.shardmap.state import State
+from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SUMS, Collective, names_of
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 

@@ -14,12 +14,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sbp.shardmap.collectives import SUMS
 from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue
 from sbp.shardmap.excess import close
 from sbp.shardmap.operators import divides, multiplies, sums, sums_dims
 from sbp.shardmap.state import Reading, State
 from sbp.signatures import traits_of
+from sbp.trace.collectives import SUMS
 from sbp.trace.graph import Constant, Node
 from sbp.trace.regions import LOOPS, trips_are_assumed, trips_of
 from sbp.types import B, P

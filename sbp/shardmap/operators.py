@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sbp.shardmap.collectives import SUMS
 from sbp.signatures import traits_of
+from sbp.trace.collectives import SUMS
 from sbp.trace.graph import Node
 
 

@@ -13,12 +13,12 @@ from sbp.errors import SbpError, Span
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.text import place
 from sbp.shardmap.body import run
-from sbp.shardmap.collectives import SHARD_MAP, names_of
 from sbp.shardmap.distribution import WHOLE, Distribution, Doubt, Fault, LocalValue, literal
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
 from sbp.shardmap.operators import divides
 from sbp.shardmap.state import Divisions, Finding, State
+from sbp.trace.collectives import SHARD_MAP, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import B, Split
 

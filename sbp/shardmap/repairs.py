@@ -20,7 +20,6 @@ from sbp.shardmap.candidates import (
     RepairCandidate,
     TouchedValue,
 )
-from sbp.shardmap.collectives import CALLED, REDUCING_CALLS
 from sbp.shardmap.distribution import Fault
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.edits import GraphEdit, Reduce, respecified
@@ -38,6 +37,7 @@ from sbp.shardmap.rewrites import (
 from sbp.shardmap.sites import Site, Sites, WrittenOperand
 from sbp.shardmap.state import Finding
 from sbp.source.reader import source_text, users_span
+from sbp.trace.collectives import CALLED, REDUCING_CALLS
 from sbp.trace.graph import Graph, Node
 from sbp.types import Split, Unreduced
 

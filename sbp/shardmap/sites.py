@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
-from sbp.shardmap.collectives import SHARD_MAP, SUMS
 from sbp.signatures import traits_of
 from sbp.source.reader import expression_at, names_at, source_text, users_span
 from sbp.source.text import position_at, position_of, span_of
+from sbp.trace.collectives import SHARD_MAP, SUMS
 from sbp.trace.graph import Graph, Node, Operand
 
 

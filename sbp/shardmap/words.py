@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from sbp.errors import Diagnostic, Help, Label
 from sbp.explain.names import scope_of
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.collectives import SUMS
 from sbp.shardmap.distribution import Doubt, DoubtKind, Kind
 from sbp.shardmap.state import Finding, Reading
 from sbp.source.reader import source_text, users_span
+from sbp.trace.collectives import SUMS
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, Split
 

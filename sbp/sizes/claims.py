@@ -25,7 +25,7 @@ from sbp.signatures import Op, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, region_rows
 from sbp.sizes.exploration import Lift
 from sbp.sizes.expressions import is_symbolic, map_sizes, shape_text
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import DIM_AS_VALUE, Graph, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def _inside(program: Graph, typing: Typing) -> Iterator[Claim]:
     for node in program.walk():
         for decision in decided[node.id]:
             match decision.kind:
-                case "row" if node.op != "dim_as_value":
+                case "row" if node.op != DIM_AS_VALUE:
                     yield from _row(node, program, typing)
                 case "annotation":
                     pin = node.params["pin"]

@@ -25,7 +25,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError
-from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.graph import DIM_AS_VALUE, Constant, Graph, Node, Operand
 
 Point = Mapping[str, int]
 """A number for each symbol."""
@@ -204,7 +204,7 @@ def graph_at(graph: Graph, point: Point) -> Graph:
     def visit(g: Graph) -> Graph:
         nodes: list[Node] = []
         for node in g.nodes:
-            if node.op == "dim_as_value":
+            if node.op == DIM_AS_VALUE:
                 (out,) = node.outputs
                 constants[out] = Constant(
                     np.asarray(at(node.params["dim"]), avals[out].dtype), avals[out]

@@ -8,6 +8,8 @@ import re
 import sys
 from dataclasses import dataclass
 
+from jax import lax
+
 from sbp.errors import Span
 from sbp.source.imports import ANNOTATIONS, names_of_sbp
 from sbp.source.text import (
@@ -142,7 +144,7 @@ def operand_expressions(node: Node) -> list[ast.expr]:
             parts = [*args]
         case _:
             parts = []
-    if node.op == "concatenate" and len(parts) != len(node.inputs):
+    if node.op == lax.concatenate_p.name and len(parts) != len(node.inputs):
         parts = [p for part in parts if isinstance(part, ast.List | ast.Tuple) for p in part.elts]
     return parts if node.span and len(parts) == len(node.inputs) else []
 

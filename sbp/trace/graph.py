@@ -22,6 +22,9 @@ class Constant:
 BARRIER = "optimization_barrier"
 """The operator that hands its operands on, and keeps XLA from merging what is on its two sides."""
 
+DIM_AS_VALUE = "dim_as_value"
+"""The operator that yields a symbolic size as a number."""
+
 Operand = int | Constant
 """A value id, or a constant."""
 
