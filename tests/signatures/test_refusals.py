@@ -107,13 +107,13 @@ def test_a_kernel_that_no_sample_runs_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("neg", Row((PMAX,), (PMAX,)), r"P\(max\) -> P\(max\) on [24] devices: result 0 .*instead of"),
-        ("neg", Row((B,), (P,)), r"B -> P\(sum\) on [24] devices: result 0 .*instead of"),
-        ("transpose", Row((S(0),), (S(0),)), r"S\(0\) -> S\(0\) on [24] devices: .*the types say"),
+        ("neg", Row((PMAX,), (PMAX,)), r"P\(max\) -> P\(max\) on . devices: result 0 .*instead of"),
+        ("neg", Row((B,), (P,)), r"B -> P\(sum\) on . devices: result 0 .*instead of"),
+        ("transpose", Row((S(0),), (S(0),)), r"S\(0\) -> S\(0\) on . devices: .*the types say"),
         (
             "mul",
             Row((P, P), (P,)),
-            r"P\(sum\), P\(sum\) -> P\(sum\) on [24] devices: result 0 .*instead of",
+            r"P\(sum\), P\(sum\) -> P\(sum\) on . devices: result 0 .*instead of",
         ),
     ],
 )
