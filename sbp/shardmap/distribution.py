@@ -341,7 +341,8 @@ def _join(
         return x if x.fault else y
     excess = y.excess if a.zero else x.excess if b.zero or x.excess == y.excess else None
     atoms = x.atoms & y.atoms
-    doubt, under = x.doubt or y.doubt, x.under if x.under is not None else y.under
+    doubt, twice = x.doubt or y.doubt, x.twice or y.twice
+    under = x.under if x.under is not None else y.under
     made, reduced, cause = x.made or y.made, x.reduced or y.reduced, x.cause or y.cause
     if atoms:
         if (
@@ -360,11 +361,14 @@ def _join(
             cause,
             x.blocks or y.blocks,
             doubt=doubt,
+            twice=twice,
             under=under,
         )
     for p, w in ((x, y), (y, x)):
         if p.partial == P and B in w.atoms:
             if p.excess is not None and w.excess is not None and p.excess != w.excess + 1:
                 return faulty(Fault("added", node, p.made))
-            return Distribution(p.atoms, p.excess, None, made, reduced, cause, doubt=doubt)
+            return Distribution(
+                p.atoms, p.excess, None, made, reduced, cause, doubt=doubt, twice=twice
+            )
     return UNKNOWN

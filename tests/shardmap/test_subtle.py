@@ -378,3 +378,25 @@ def test_a_position_in_a_whole_dim_is_no_doubt():
         return x + (lax.axis_index("data") * x.shape[0] + jnp.arange(x.shape[0]))[:, None]
 
     assert noted(own, (PS("data"),), PS("data"), X) == []
+
+
+def mean_divided_again(w, x, y):
+    return lax.pmean(jax.grad(squared)(w, x, y), "data") / lax.axis_size("data")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda w, x, y: lax.fori_loop(0, 3, lambda i, w: w - mean_divided_again(w, x, y), w),
+        lambda w, x, y: lax.scan(
+            lambda c, _: (c + mean_divided_again(w, x, y), None), w, None, length=3
+        )[0],
+        lambda w, x, y: lax.scan(
+            lambda c, _: (mean_divided_again(w, x, y), None), w, None, length=3
+        )[0],
+    ],
+)
+def test_a_doubt_passes_through_the_carry_of_a_loop(loop):
+    region = jax.shard_map(loop, mesh=mesh(), in_specs=STEP, out_specs=PS(), check_vma=False)
+    (found,) = sbp.check_shard_map(region, W, X, Y, mesh=mesh()).diagnostics
+    assert (found.code, found.severity) == ("not-analysed", "warning")
