@@ -277,12 +277,15 @@ def many_lines(tree: ast.Module) -> str:
     text = ast.unparse(_Bracketed().visit(tree)).replace(_OPEN, "(").replace(_CLOSE, ")")
     starts = [0, *itertools.accumulate(len(line) for line in text.splitlines(keepends=True))]
     pieces: list[str] = []
-    depth, end = 0, 0
+    depth, end, strings = 0, 0, 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         start = starts[token.start[0] - 1] + token.start[1]
         pieces += [text[end:start], token.string]
         end = start + len(token.string)
-        if token.type == tokenize.OP:
+        # From Python 3.12 on the parts of an f-string are tokens, between which no line may end.
+        name = tokenize.tok_name[token.type]
+        strings += (name == "FSTRING_START") - (name == "FSTRING_END")
+        if token.type == tokenize.OP and not strings:
             depth += (token.string in "([{") - (token.string in ")]}")
             pieces.append("\n" if depth else "")
     return "".join(pieces)
