@@ -1,4 +1,8 @@
-"""Which cases a run takes: all of them in `make laws`, a seeded choice in `make test`."""
+"""Which cases a test takes: a seeded choice in `make test`, more of them in `make laws`.
+
+The environment variable `SBP_EXHAUSTIVE` says which: unset in `make test`, "1" in `make laws`, and
+"all" in `make laws EXHAUSTIVE=all`, which takes every case and hours.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,23 @@ import numpy as np
 
 Case = TypeVar("Case")
 
-EXHAUSTIVE = bool(os.environ.get("SBP_EXHAUSTIVE"))
-"""Whether this run takes all cases (`make laws`, `make fuzz`)."""
+SCOPE = os.environ.get("SBP_EXHAUSTIVE", "")
+assert SCOPE in ("", "1", "all"), f"SBP_EXHAUSTIVE is {SCOPE!r}: set it to 1 or all, or unset it"
+EXHAUSTIVE = bool(SCOPE)
+"""Whether this run is `make laws`."""
 
 
-def sliced(cases: Iterable[Case], share: float, *, seed: int = 0) -> list[Case]:
-    """All cases where `EXHAUSTIVE` is set, else a seeded choice of them, in their order.
+def sliced(cases: Iterable[Case], share: float, *, laws: float = 1.0, seed: int = 0) -> list[Case]:
+    """The cases that this run takes, in their order.
 
     Arguments:
       cases: in a fixed order.
-      share: of the cases to take, in (0, 1]; at least one is taken.
+      share: the part of them that `make test` takes, in (0, 1]; at least one case.
+      laws: the part that `make laws` takes, in (0, 1]. Below 1 where all of them take many minutes.
       seed: of the choice.
     """
     every = list(cases)
-    if EXHAUSTIVE:
-        return every
-    count = max(1, round(share * len(every)))
+    taken = {"": share, "1": laws, "all": 1.0}[SCOPE]
+    count = max(1, round(min(1.0, taken) * len(every)))
     chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
     return [every[k] for k in sorted(chosen)]
