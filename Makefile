@@ -1,12 +1,18 @@
-# Every target does its own set-up in a virtual environment of this checkout. Needed: Python 3.11 or newer, with pip.
+# Every target does its own set-up in a virtual environment of this checkout. Needed: Python 3.11 or
+# newer, with pip.
 #
-#   make train [ARGS="--preset ..."]    train the MoE Transformer on 8 simulated devices; resumes when interrupted
+#   make train [ARGS="--preset ..."]    train the MoE Transformer on 8 simulated devices; resumes when
+#                                       interrupted
 #   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, tests and notebooks
-#   make laws [EXHAUSTIVE=all]          every case of the tests of which `make test` runs a seeded choice (tests/slices.py);
-#                                       `all` takes hours: all conversions on three mesh axes too
-#   make test-newest                    the tests on a newer Python with the newest supported JAX, where there is one
-#   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu, large; needs no TPU)
-#   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones are minimised and printed
+#   make laws [EXHAUSTIVE=all]          all cases of the tests of which `make test` runs a seeded choice
+#                                       (tests/slices.py), but a share of the conversions on three mesh
+#                                       axes; `all` runs these too and takes hours
+#   make test-newest                    the tests on a newer Python with the newest supported JAX, where
+#                                       there is one
+#   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu,
+#                                       large; needs no TPU)
+#   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones
+#                                       are minimised and printed
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
 #   make format / make lint / make clean
 
@@ -21,10 +27,12 @@ PYENV := $(HOME)/.pyenv/versions
 PYTHONS := python3.11 python3.12 python3.13 python3 python $(PYENV)/3.11*/bin/python $(PYENV)/3.1[2-9]*/bin/python
 NEWER_PYTHONS := python3.12 python3.13 $(PYENV)/3.12*/bin/python $(PYENV)/3.13*/bin/python python3
 
-# $(call first-python,candidates,minor): the first candidate that runs (a shim may exist and not run) and is at least Python 3.minor.
+# $(call first-python,candidates,minor): the first candidate that runs (a shim may exist and not run)
+# and is at least Python 3.minor.
 first-python = for p in $(1); do if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(2)))' >/dev/null 2>&1; then echo "$$p"; break; fi; done
 
-# $(call make-venv,python,folder): keeps an environment that works; without the ensurepip module, pip is installed by the pip of `python`.
+# $(call make-venv,python,folder): keeps an environment that works; without the ensurepip module, pip is
+# installed by the pip of `python`.
 make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv "$(2)" \
 	|| { "$(1)" -m venv --clear --without-pip "$(2)" && "$(1)" -m pip --python "$(2)/bin/python" install pip; }
 
