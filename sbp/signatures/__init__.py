@@ -1,7 +1,9 @@
-"""Signatures: which operand types of a primitive give which result types on one mesh axis.
+"""Signatures: which types of a primitive's operands give which types of its results.
 
-`families` holds the rules of primitives, `kernels` what their rows run on shards where that is not
-the primitive itself, `laws` what S, B and P mean and the proofs of rows.
+A signature is a set of rows. A row gives one atom (S, B or P) for each operand and each result, on
+one mesh axis. `families` has the rules of JAX's primitives. `kernels` has the programs that rows
+run on shards where the primitive itself is not enough. `laws` defines S, B and P, and checks and
+proves rows.
 """
 
 from sbp.signatures import families as families

@@ -1,8 +1,8 @@
-"""Signatures that users register: for a primitive of their own, a Pallas kernel, a
-`custom_partitioning` function.
+"""Signatures that users register: for their own primitives, Pallas kernels and functions with
+`custom_partitioning`.
 
-A registered signature is not believed: `sbp.infer.registered` has it refuted on numbers before it
-types anything.
+sbp checks a registered signature on numbers before it types a program with it
+(`sbp.infer.registered`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sbp.signatures.rule import (
 from sbp.signatures.traits import Traits
 
 NAMED = ("pallas_call", "custom_partitioning")
-"""Primitives that call a function: signatures are for the function, `pallas_call:NAME`."""
+"""Primitives that call a function. A signature is for the function, by the name
+`pallas_call:NAME`."""
 
 _CUSTOM: dict[str, Custom] = {}
 
@@ -42,32 +43,34 @@ def register(
     even: bool = False,
     replace: bool = False,
 ) -> None:
-    """Gives an operation a signature. Before the first program that has the operation is typed, the
-    rows are checked on numbers.
+    """Gives an operation a signature.
 
-    Checked are the equation's own shapes and the samples, on mesh axes of size 2, 3 and the actual
-    ones: for each row, the operands are cut into adversarial parts (sums that cancel, padding of
-    NaN), `local` runs on each, and what the results stand for is compared with what the operation
-    gives on whole operands.
+    When a program with the operation is typed for the first time, sbp checks the rows on numbers:
+    for the shapes of the equation and of the samples, on mesh axes of size 2, of size 3 and of the
+    program's sizes. For each row, sbp cuts the operands into adversarial parts (sums that cancel,
+    padding of NaN), runs `local` on the parts of each device, and compares the value that the parts
+    of the results stand for with the result of the operation on whole operands.
 
     Arguments:
-      primitive: a JAX primitive or its name; `pallas_call:NAME` or `custom_partitioning:NAME` for
-          the call of a function, by its name.
-      rows: the rows on one mesh axis besides all-B, as `Row` or as text; or a function from an `Op`
-          to them.
-      local: computes a device's parts of the results from those of the operands, `local(ctx,
-        *parts)`, where `ctx` is a `LocalContext`; the primitive itself with the same parameters if
-        None. A Pallas kernel has its shapes among its parameters, so that it always needs one.
-      samples: `(function, arguments)` pairs with a small instance of the operation each. Needed
-        where the actual operands have more than a few thousand elements; arguments may be
-        `jax.ShapeDtypeStruct`s.
-      even: whether rows hold only where the axis size divides the dims that they split.
-      replace: whether a signature that was registered before gives way. sbp's own do not.
+      primitive: a JAX primitive or its name; for the call of a function, `pallas_call:NAME` or
+          `custom_partitioning:NAME`.
+      rows: the rows on one mesh axis besides all-B, each as a `Row` or as text; or a function from
+          an `Op` to them.
+      local: computes one device's parts of the results from its parts of the operands, as
+          `local(ctx, *parts)` with a `LocalContext` first. None runs the primitive itself with the
+          same parameters. A Pallas kernel has shapes among its parameters, so it always needs
+          `local`.
+      samples: `(function, arguments)` pairs; each function calls a small instance of the operation.
+          Samples are needed where the operands and results of a program have more than 4,096
+          elements together. Arguments may be `jax.ShapeDtypeStruct`s.
+      even: whether the rows hold only where the axis size divides the dims that they split.
+      replace: whether to replace a signature that was registered before. Signatures of sbp itself
+          cannot be replaced.
 
     Raises:
-      SbpError: `unknown-option` for a name that no primitive has, `bad-argument` for an operation
-        that has a signature already or that takes none, `type-syntax` for a row's text that does
-        not parse; and at the first use, `wrong-signature` with a counterexample.
+      SbpError: `unknown-option` for a name that no primitive has; `bad-argument` for an operation
+          that has a signature already or can have none; `type-syntax` for a row whose text does not
+          parse. At the first use, `wrong-signature` with a counterexample.
 
     >>> import jax.extend
     >>> twice_p = jax.extend.core.Primitive("twice")
@@ -93,6 +96,11 @@ def register(
 
 
 def _given_rows(rows: Rows) -> Rows:
+    """The rows that a user gave, text parsed; a function unchanged.
+
+    Raises:
+      SbpError: for anything else.
+    """
     if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
         raise SbpError(
             'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
@@ -104,7 +112,11 @@ def _given_rows(rows: Rows) -> Rows:
 
 
 def _make_way(name: str, replace: bool) -> None:
-    """Removes a registered signature that another one replaces; refuses one that stands."""
+    """Removes the registered signature that a new one replaces.
+
+    Raises:
+      SbpError: if the operation has a signature that stays.
+    """
     known = _CUSTOM.get(name)
     if rule_for(name) is not None and (known is None or not replace):
         where = (
@@ -118,6 +130,11 @@ def _make_way(name: str, replace: bool) -> None:
 
 
 def _check_options(local: Any, samples: Sequence[Any]) -> None:
+    """Checks `local` and `samples`.
+
+    Raises:
+      SbpError: if `local` is no function or a sample no pair of a function and a tuple.
+    """
     if local is not None and not callable(local):
         raise SbpError(
             f"local= is a function of a LocalContext and a device's parts, got {local!r}"
@@ -135,7 +152,7 @@ def _check_options(local: Any, samples: Sequence[Any]) -> None:
 
 
 def unregister(primitive: Any) -> None:
-    """Takes a registered signature back; programs that were compiled with it keep it.
+    """Removes a registered signature. Programs that were compiled with it keep it.
 
     Raises:
       SbpError: `bad-argument` for an operation without a registered signature.
@@ -149,7 +166,16 @@ def unregister(primitive: Any) -> None:
 
 @contextlib.contextmanager
 def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None]:
-    """A signature for as long as the context lasts; arguments as for `register`."""
+    """Registers a signature while the context lasts.
+
+    Arguments:
+      primitive: the operation, as for `register`.
+      rows: its rows, as for `register`.
+      options: the other arguments of `register`.
+
+    Raises:
+      SbpError: as `register`.
+    """
     register(primitive, rows, **options)
     try:
         yield
@@ -158,18 +184,31 @@ def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None
 
 
 def custom_for(name: str) -> Custom | None:
-    """The registered signature of an operation, or None."""
+    """The registered signature of an operation; None for an operation without one."""
     return _CUSTOM.get(name)
 
 
 def _row(row: Any) -> Row:
+    """Returns the row.
+
+    Raises:
+      SbpError: if it is no `Row`.
+    """
     if not isinstance(row, Row):
         raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {row!r}")
     return row
 
 
 def _name(primitive: Any, known: Any = ()) -> str:
-    """The name that signatures are looked up by."""
+    """The name under which a signature is registered.
+
+    Arguments:
+      primitive: a JAX primitive or a name.
+      known: names that need no primitive to exist.
+
+    Raises:
+      SbpError: for an argument that names no operation, or one that can have no signature.
+    """
     if isinstance(primitive, _jax.Primitive):
         name = primitive.name
     elif isinstance(primitive, str):

@@ -1,5 +1,5 @@
-"""Examples: a small program for each primitive that has one of its equations, whose rows
-`sbp signatures PRIMITIVE` shows."""
+"""Examples: for each primitive a small program with one equation of it; `sbp signatures PRIMITIVE`
+shows the rows of that equation."""
 
 from __future__ import annotations
 
@@ -129,11 +129,12 @@ SAMPLES: dict[str, Sample] = {
         (_shape(8, 4), _shape(8, 4), _shape(8, 4), VECTORS),
     ),
 }
-"""Programs that hold one equation of the primitive, by its name."""
+"""For each primitive, by its name, a function and arguments whose program has an equation of it."""
 
 
 def sample(primitive: str) -> tuple[Graph, Node] | None:
-    """A node of the primitive in a traced sample."""
+    """An equation of a primitive in a traced example: its graph and node; None without an
+    example."""
     if primitive not in SAMPLES:
         return None
     fn, args = SAMPLES[primitive]

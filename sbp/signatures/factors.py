@@ -1,9 +1,9 @@
-"""Factor maps: an operator as named factors on the dims of its operands and results, einsum-like;
-rows follow from them.
+"""Factor maps: the loops of an operator, named on the dims of its operands and results as in
+einsum.
 
-A factor names a loop of the operator. Splitting that loop over a mesh axis splits every dim that
-carries the factor; a result that lacks it is then a partial reduction (when the operator reduces
-over the loop) or has no such row.
+A factor names a loop. Splitting the loop over a mesh axis splits every dim that has the factor. A
+result without the factor is a partial reduction if the operator reduces over the loop; otherwise
+the loop has no row.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from sbp.signatures.rule import Op, Row
 from sbp.types import Atom, B, P, Split, Unreduced
 
 Dims = tuple[str | None, ...]
-"""The factor of each dim of one tensor; None for a dim that may not be split."""
+"""The factor of each dim of one tensor; None for a dim that no row splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactorMap:
-    """An operator's factors.
+    """The factors of an operator.
 
     Arguments:
-      ins: factors of each operand's dims.
-      outs: factors of each result's dims.
-      contract: the monoid that joins parts where a factor is on operands but not on results; None
-          when there is no such row.
-      accumulate: positions of operands that the contraction adds to (a scatter's operand): partial
-          in contracting rows.
-      masks_padding: the kernel makes padding neutral, so that contracting rows need no even shards.
+      ins: for each operand, the factors of its dims.
+      outs: for each result, the factors of its dims.
+      contract: the monoid that joins the parts of a result where operands have a factor that no
+          result has; None where such a factor has no row.
+      accumulate: positions of operands that the reduction is added to, such as the first one of a
+          scatter; they are partial in rows that split a reduced factor.
+      masks_padding: whether the kernel replaces padding by the monoid's neutral element. If not,
+          rows that split a reduced factor need shards of equal size.
     """
 
     ins: tuple[Dims, ...]
@@ -45,7 +46,11 @@ class FactorMap:
 
 
 def named(letters: str) -> Dims:
-    """`named("ik")` is ("i", "k"); a dot is a dim that may not be split."""
+    """Factors of one letter each; a dot stands for a dim that no row splits.
+
+    >>> named("i.k")
+    ('i', None, 'k')
+    """
     return tuple(None if c == "." else c for c in letters)
 
 
@@ -54,10 +59,14 @@ def _atom(dims: Dims, factor: str) -> Atom:
 
 
 def split_rows(op: Op, m: FactorMap) -> list[Row]:
-    """The rows in which one factor is split over the mesh axis.
+    """The rows that split one factor over the mesh axis.
 
-    Contracting rows ask for even shards, unless the kernel masks: the padding of an uneven one
-    would enter the reduction.
+    A row whose factor is reduced needs shards of equal size, unless the kernel masks: padding would
+    enter the reduction.
+
+    Arguments:
+      op: the equation.
+      m: the factors of its operands and results.
     """
     sizes: dict[str, int] = {}
     for dims, aval in zip((*m.ins, *m.outs), (*op.ins, *op.outs), strict=True):
@@ -81,8 +90,10 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
 
 
 def admissible(dtype: np.dtype) -> tuple[str, ...]:
-    """The monoids that a dtype has: numbers add and multiply, real ones are ordered, booleans and
-    integers have bits.
+    """The monoids under which values of a dtype can be partial.
+
+    Numbers have `sum` and `prod`, real numbers have `max` and `min`, integers and booleans have
+    `and` and `or`.
 
     >>> admissible(np.dtype(bool))
     ('and', 'or')
@@ -97,15 +108,20 @@ def admissible(dtype: np.dtype) -> tuple[str, ...]:
 
 
 def owned_monoid(dtype: Any) -> str | None:
-    """The monoid under which one owner's value and zeros elsewhere are parts; None where the dtype
-    has none."""
+    """The monoid under which the value on one device and zeros on the others are parts of the
+    value; None if the dtype has no such monoid."""
     monoids = admissible(dtype)
     return "sum" if "sum" in monoids else "or" if "or" in monoids else None
 
 
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
-    """Partial rows of an operator that only moves elements: it commutes with every monoid of the
-    dtype."""
+    """Partial rows of an operator that only moves elements; it commutes with every monoid of the
+    dtype.
+
+    Arguments:
+      op: the equation.
+      positions: the operands whose elements move, which are partial together; None for all.
+    """
     chosen = range(len(op.ins)) if positions is None else positions
     rows = []
     for monoid in admissible(op.outs[0].dtype):
@@ -120,19 +136,28 @@ def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
 
 
 def linear_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
-    """Partial sums in all the given operands at once (all of them by default) give partial sums:
-    f(a+b) = f(a) + f(b)."""
+    """The row in which operands are partial sums together: f(a + b) = f(a) + f(b).
+
+    Arguments:
+      op: the equation.
+      positions: the operands in which the operator is linear; None for all.
+    """
     chosen = range(len(op.ins)) if positions is None else positions
     ins = tuple(P if i in chosen else B for i in range(len(op.ins)))
     return [Row(ins, (P,) * len(op.outs))]
 
 
 def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
-    """A partial sum in exactly one of the given operands, the others B: f(a+b, y) = f(a, y) + f(b,
-    y)."""
+    """Rows in which one operand is a partial sum and the others are B: f(a + b, y) = f(a, y) + f(b,
+    y).
+
+    Arguments:
+      op: the equation.
+      positions: the operands in each of which the operator is linear.
+    """
     return [row for i in positions for row in linear_rows(op, (i,))]
 
 
 def monoid_rows(op: Op, *monoids: str) -> list[Row]:
-    """All operands partial under a monoid that the operator commutes with."""
+    """Rows in which all operands are partial under a monoid that the operator commutes with."""
     return [Row((Unreduced(m),) * len(op.ins), (Unreduced(m),) * len(op.outs)) for m in monoids]

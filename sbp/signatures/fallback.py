@@ -1,7 +1,8 @@
-"""Primitives without a rule, each with the reason: so that nothing is missing in silence.
+"""Primitives without a rule, each with the reason.
 
-What is listed here is held all B where it occurs (`missing-rule` warns), except for what the trace
-takes apart or infer types as a region.
+Where such a primitive occurs, its operands and results are B, with the warning `missing-rule`. The
+exceptions are primitives that the trace takes apart or drops, and regions, whose types `infer`
+chooses.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from sbp.signatures.traits import Traits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unruled:
-    """Primitives without a rule, for one reason.
+    """A group of primitives that have no rule, for one reason.
 
     Arguments:
       because: the reason.
-      primitives: their names, with blanks between them.
-      typed_by_sbp: whether sbp types their equations otherwise, so that nobody registers a
-          signature.
+      primitives: the names of the primitives, separated by blanks.
+      typed_by_sbp: whether sbp types equations of these primitives without a rule; users cannot
+          register a signature for them.
     """
 
     because: str
@@ -144,12 +145,13 @@ _TABLE = (
 FALLBACK: dict[str, str] = {
     name: group.because for group in _TABLE for name in group.primitives.split()
 }
-"""The reason of each primitive that has no rule."""
+"""For each primitive without a rule, the reason."""
 
 TYPED_BY_SBP = frozenset(
     name for group in _TABLE if group.typed_by_sbp for name in group.primitives.split()
 )
-"""Primitives without a rule whose equations sbp types otherwise."""
+"""Primitives without a rule for which users cannot register a signature: sbp types their equations
+in another way."""
 
 REFUSED: dict[str, str] = {
     "rng_uniform": (
@@ -157,7 +159,7 @@ REFUSED: dict[str, str] = {
         " is right"
     ),
 }
-"""Primitives that no type is right for."""
+"""Primitives for which no type is right, with the reason."""
 
 _TRAITS: dict[str, Traits] = {
     "rng_uniform": Traits(generates="draws"),
@@ -167,7 +169,7 @@ _TRAITS: dict[str, Traits] = {
 
 
 def traits_of(name: str) -> Traits:
-    """The traits of a primitive; the defaults for one without a rule.
+    """The traits of a primitive; the defaults for a primitive without a rule.
 
     >>> import sbp.signatures
     >>> traits_of("transpose").moves, traits_of("mul").scales, traits_of("unheard_of").moves

@@ -1,10 +1,11 @@
-"""Hand-written regions: rows that are fixed by the names of the mesh axes, where a rule of the
-registry sees the size of one alone.
+"""Rows of hand-written regions. They depend on the name of the mesh axis; a rule of the registry
+sees only its size.
 
-A region is a `shard_map` whose operands and results say for each mesh axis how they are held. What
-is partial goes in and out as a leading dim over the parts, split over its axis: `sbp_parts` takes a
-value apart, its own reduction joins the parts again. What is B goes out the same way, and
-`sbp_pick` takes any of the parts: the region claims that they are equal, and is checked.
+A region is a `shard_map` over all axes of the mesh. On an axis that splits no dim of an operand or
+result, the array has a leading dim with one part for each device, and that dim is split.
+`sbp_parts` turns a partial operand into such an array; a reduction over the leading dim turns a
+partial result back. `sbp_pick` takes one part of a result that is B: the region claims that all
+parts are equal, and sbp checks this.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from sbp.types import Atom, B, Split, Unreduced
 # ---- the primitives -----------------------------------------------------------------------------
 
 parts_p = _jax.Primitive("sbp_parts")
-"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x (x itself and neutral
-elements)."""
+"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x. The first is x, the others
+are neutral elements."""
 
 pick_p = _jax.Primitive("sbp_pick")
-"""[n, ..] -> [..]: one of parts that are all equal (the first)."""
+"""[n, ..] -> [..]: one of n equal parts (the first)."""
 
 
 def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
@@ -44,12 +45,17 @@ def _pick(x: Any, *, mesh_axis: str) -> Any:
 
 
 def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
+    """The tangent of `sbp_parts`.
+
+    Raises:
+      SbpError: for a monoid other than `sum`, `max` and `min`.
+    """
     (x,), (t,) = primals, tangents
     out = parts_p.bind(x, mesh_axis=mesh_axis, n=n, monoid=monoid)
     match monoid:
         case "sum":
             return out, parts_p.bind(t, mesh_axis=mesh_axis, n=n, monoid=monoid)
-        case "max" | "min":  # only the part that holds the extremum matters, whichever it is
+        case "max" | "min":  # the tangent belongs to the extremum, whichever part has it
             return out, jnp.broadcast_to(t[None], (n, *t.shape))
         case _:
             raise SbpError(
@@ -59,7 +65,7 @@ def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: s
 
 
 def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
-    del n, monoid  # linear in sums alone
+    del n, monoid  # only `sum` is linear; `_parts_jvp` binds no other monoid
     return [
         _jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)
     ]
@@ -97,11 +103,11 @@ _jax.batching.primitive_batchers[pick_p] = _pick_batch
 # ---- rows ---------------------------------------------------------------------------------------
 
 REGION_OPS = frozenset({"shard_map", "sbp_parts", "sbp_pick"})
-"""Operations whose rows depend on which mesh axis is asked for."""
+"""Primitives whose rows depend on the name of the mesh axis."""
 
 
 def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
-    """The rows of one of `REGION_OPS` on one mesh axis."""
+    """The rows of an equation of one of `REGION_OPS` on a mesh axis of this name."""
     if op.axis_size == 1:
         return (all_b(op),)
     if op.name == "shard_map":
@@ -112,8 +118,8 @@ def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
     monoid = Unreduced(op.params["monoid"]) if taking else None
     if op.params["mesh_axis"] == mesh_axis:
         assert stacked.shape[0] == op.axis_size
-        # The parts that are there are as good as those that the plain function makes: only their
-        # reduction is claimed to matter.
+        # A partial value keeps its parts: the region claims that only their reduction matters, so
+        # they need not be the parts that `_parts` makes.
         return (
             (Row((B,), (Split(0),)), Row((monoid,), (Split(0),)))
             if monoid
@@ -136,8 +142,14 @@ def _atom(spec: Any, mesh_axis: str) -> Atom:
 def check_mesh(
     params: dict[str, Any], names: Sequence[str], sizes: Sequence[int], where: str
 ) -> None:
-    """Whether a `shard_map` is one over this mesh, all of its axes manual, dims split in the order
-    of the mesh.
+    """Checks that a `shard_map` fits the mesh: same axes, all of them manual, and dims split in
+    their order.
+
+    Arguments:
+      params: parameters of the `shard_map`.
+      names: names of the mesh axes.
+      sizes: sizes of the mesh axes.
+      where: where the `shard_map` is, for the error.
 
     Raises:
       SbpError: `bad-placement` with what to change.
@@ -177,8 +189,15 @@ def _text(axes: dict[str, int]) -> str:
 
 
 def parts(x: Any, mesh_axis: str, monoid: str, partial: bool) -> Any:
-    """One device's part of a value with its leading dim: the part that it holds, or the value on
-    the first device alone."""
+    """One device's part of a value, with the leading dim that `sbp_parts` adds.
+
+    Arguments:
+      x: this device's part, or the whole value.
+      mesh_axis: the axis that splits the leading dim.
+      monoid: the monoid that joins the parts.
+      partial: whether `x` is a part. If not, the first device has the whole value as its part and
+          the others have neutral elements.
+    """
     if not partial:
         x = jnp.where(
             lax.axis_index(mesh_axis) == 0, x, jnp.asarray(neutral(monoid, x.dtype), x.dtype)

@@ -1,5 +1,7 @@
-"""What a signature is: rows over one mesh axis, looked up by primitive name in the only
-registry."""
+"""Rows, rules and kernels, and the registry that finds a rule by the name of its primitive.
+
+The registry is the only global state of sbp. Importing `sbp.signatures.families` fills it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ from sbp.types import Atom, B
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One signature on one mesh axis: atoms of the operands give atoms of the results.
+    """One signature of an operator on one mesh axis: atoms of the operands give atoms of the
+    results.
 
     Arguments:
       ins: one atom for each operand.
       outs: one atom for each result.
-      kernel: what runs on the shards; `local` is the primitive itself.
+      kernel: the name of the `Kernel` that runs on the shards; `local` is the primitive itself.
     """
 
     ins: tuple[Atom, ...]
@@ -35,14 +38,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """An equation as a rule sees it, on shapes already localised by the outer mesh axes.
+    """One equation, as a rule sees it when it makes rows for one mesh axis.
+
+    The shapes are those that the outer mesh axes leave: dims that an outer axis splits are divided
+    already. The parameters are those of the whole equation, so a rule reads dims from them and
+    sizes from the avals.
 
     Arguments:
       name: the primitive's name.
-      params: its parameters (global: a rule reads dims from them, never sizes).
+      params: the primitive's parameters, for global shapes.
       ins: avals of the operands.
       outs: avals of the results.
-      axis_size: size of the mesh axis that rows are asked for.
+      axis_size: number of devices along the mesh axis that the rows are for.
     """
 
     name: str
@@ -52,13 +59,21 @@ class Op:
     axis_size: int
 
     def divides(self, size: int) -> bool:
-        """Whether a dim of this size splits evenly over the axis."""
+        """Whether the mesh axis splits a dim of this size into shards of equal size."""
         return size % self.axis_size == 0
 
 
 class LocalContext(Protocol):
-    """What a local kernel may know of its place: the op on global shapes, and this device's
-    shards."""
+    """What a local kernel may ask: the equation on global shapes, and this device's shards.
+
+    Arguments:
+      params: the primitive's parameters, for global shapes.
+      global_ins: avals of the whole operands.
+      global_outs: avals of the whole results.
+      local_ins: shapes of this device's shards of the operands, padding included.
+      local_outs: shapes of this device's shards of the results, padding included.
+      primitive: the JAX primitive.
+    """
 
     params: dict[str, Any]
     global_ins: tuple[Any, ...]
@@ -68,36 +83,50 @@ class LocalContext(Protocol):
     primitive: Any
 
     def out_offset(self, result: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of a result, along one dim (a traced
-        int32 or 0)."""
+        """The global index of element 0 of this device's shard of a result, along one dim.
+
+        A traced int32, or the Python int 0 where the dim is not split.
+        """
         ...
 
     def in_offset(self, operand: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of an operand, along one dim (a traced
-        int32 or 0)."""
+        """The global index of element 0 of this device's shard of an operand, along one dim.
+
+        A traced int32, or the Python int 0 where the dim is not split.
+        """
         ...
 
     def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are real along one dim; the others
-        are padding.
+        """How many elements of this device's shard of an operand are not padding, along one dim.
 
-        A Python int, the shard's own size, where every split of the dim is even; else a traced
-        int32.
+        A Python int, the size of the shard, where every split of the dim is even; otherwise a
+        traced int32.
         """
         ...
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of an operand, outer first: what a
-        kernel's collectives run over."""
+        """Names and sizes of the mesh axes that split a dim of an operand, outer axes first.
+
+        A kernel's collectives run over these axes.
+        """
         ...
 
     def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a result, outer first."""
+        """Names and sizes of the mesh axes that split a dim of a result, outer axes first."""
         ...
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What the source of this device's (source, destination) pair holds; anything where it is
-        no destination."""
+        """Sends `x` along a mesh axis, as `jax.lax.ppermute` does.
+
+        Arguments:
+          x: what this device sends.
+          axis: the mesh axis.
+          pairs: (source, destination) devices; each device is in at most one pair as source and in
+              at most one as destination.
+
+        Returns:
+          The `x` of the device that sends to this one; unspecified where no device does.
+        """
         ...
 
     def is_first_device(self) -> Any:
@@ -110,9 +139,9 @@ class Sent:
     """What a kernel sends over one mesh axis each time it runs.
 
     Arguments:
-      kind: the collective, in the plan's words.
-      bytes: bytes one device sends.
-      rounds: how many collectives, each of which pays its start-up time.
+      kind: the collective, by its name in plans, such as `permute` or `all_gather`.
+      bytes: bytes that one device sends in all rounds together.
+      rounds: number of collectives; each one costs its start-up time.
     """
 
     kind: str
@@ -122,17 +151,19 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What a row runs on the shards, by name.
+    """A program that a row runs on the shards, with what it sends.
 
     Arguments:
       name: the name that rows give.
-      summary: what it does, in a line.
-      sends: for an op on shapes that all other mesh axes have localised, what the kernel sends over
-          this one; None when it is local.
-      widens: for (operand, dim), how long its shard is once the exchange along that dim, which
-          comes before those of later dims, is done.
-      nests: whether other mesh axes may split the same dims.
-      gathers: the operand whose shards all devices get to see: for the other mesh axes it is whole.
+      summary: what the kernel does, in one line.
+      sends: for an op and a row, what the kernel sends over its mesh axis; the shapes of the op are
+          those that all other mesh axes leave. None for a kernel without collectives.
+      widens: for an op and a row, triples (operand, dim, size): the exchange along `dim` leaves a
+          shard with `size` elements. Exchanges run in the order of dims, so those of later dims
+          send the longer shard.
+      nests: whether other mesh axes may split a dim that this kernel's axis splits.
+      gathers: the position of the operand whose shards visit every device; the local computation
+          sees that operand whole along this mesh axis. None for other kernels.
       overlaps: whether the device computes while it sends.
     """
 
@@ -152,15 +183,15 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The signature of a primitive.
+    """The signature of one primitive.
 
     Arguments:
       name: the primitive's name.
-      rows: the rows for an op; all operands and results B is always among them.
+      rows: gives the rows of an op; the row with B for every operand and result is among them.
       traits: what the operator is, beside its rows.
-      local: computes shards of the results from shards of the operands; None binds the primitive
-          with the same parameters.
-      reason: for a rule with the all-B row alone, why that is right.
+      local: computes shards of the results from shards of the operands; None runs the primitive
+          itself with the same parameters.
+      reason: why no other row is right, for a rule that has only the all-B row.
     """
 
     name: str
@@ -175,25 +206,33 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names from a text with blanks between them: tables of primitives read better without
-    quotes."""
+    """The names in a text, which are separated by blanks; a long table of primitives reads better
+    without quotes."""
     return tuple(text.split())
 
 
 def add_rule(rule: Rule) -> None:
-    """Enters a rule; a second one for the same primitive is an error."""
+    """Adds a rule to the registry.
+
+    Raises:
+      SbpInternalError: if the primitive has a rule already.
+    """
     if rule.name in _RULES:
         raise SbpInternalError(f"two rules for primitive {rule.name!r}")
     _RULES[rule.name] = rule
 
 
 def remove_rule(name: str) -> None:
-    """Takes a rule back; for signatures that users registered."""
+    """Removes a rule from the registry: one that a user registered."""
     del _RULES[name]
 
 
 def add_kernel(kernel: Kernel) -> Kernel:
-    """Enters a kernel; a second one of the same name is an error."""
+    """Adds a kernel to the registry and returns it.
+
+    Raises:
+      SbpInternalError: if a kernel has this name already.
+    """
     if kernel.name in _KERNELS:
         raise SbpInternalError(f"two kernels named {kernel.name!r}")
     _KERNELS[kernel.name] = kernel
@@ -201,14 +240,18 @@ def add_kernel(kernel: Kernel) -> Kernel:
 
 
 def kernel_named(name: str) -> Kernel:
-    """The kernel of a row."""
+    """The kernel of this name.
+
+    Raises:
+      SbpInternalError: if no kernel has this name.
+    """
     if name not in _KERNELS:
         raise SbpInternalError(f"no kernel named {name!r}: a row gives it, nothing enters it")
     return _KERNELS[name]
 
 
 def known_kernels() -> tuple[Kernel, ...]:
-    """All kernels, by name."""
+    """All kernels, sorted by name."""
     return tuple(_KERNELS[name] for name in sorted(_KERNELS))
 
 
@@ -216,17 +259,18 @@ add_kernel(Kernel(name="local", summary="the primitive itself"))
 
 
 def rule_for(name: str) -> Rule | None:
-    """The rule of a primitive, or None."""
+    """The rule of a primitive; None for a primitive without one."""
     return _RULES.get(name)
 
 
 def known_primitives() -> tuple[str, ...]:
-    """Names of all primitives with a rule, sorted."""
+    """Names of all primitives that have a rule, sorted."""
     return tuple(sorted(_RULES))
 
 
 TraitsOf = Traits | Callable[[str], Traits]
-"""The traits of all primitives of one rule, or a function from a primitive's name to its traits."""
+"""The traits that all primitives of one rule share, or a function from a primitive's name to its
+traits."""
 
 
 def rule(
@@ -234,16 +278,17 @@ def rule(
     traits: TraitsOf | None = None,
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None,
 ) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
-    """Decorator: `@rule("rev", traits=Traits(moves=True))` on a function from an op to its rows
-    besides all-B.
+    """Decorator that adds a rule: `@rule("rev", traits=Traits(moves=True))`.
+
+    The decorated function gives the rows of an op, the all-B row excepted, which is added first.
 
     Arguments:
       names: the primitives that the rule is for.
-      traits: what they are, beside their rows.
+      traits: what these primitives are, beside their rows.
       local: what runs on the shards, as in `Rule`.
 
     Raises:
-      SbpInternalError: for a rule without traits, and for a second rule of a primitive.
+      SbpInternalError: for a rule without traits, and for a primitive that has a rule already.
     """
 
     def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:
@@ -258,6 +303,11 @@ def rule(
 
 
 def _given_traits(name: str, traits: TraitsOf | None, file: str) -> Traits:
+    """The traits of one primitive.
+
+    Raises:
+      SbpInternalError: if there are none; the message names `file`.
+    """
     if traits is None:
         raise SbpInternalError(
             f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in {file}"
@@ -271,20 +321,21 @@ def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
 
 
 def all_b(op: Op) -> Row:
-    """The row that is always right: everything B."""
+    """The row that is right for every operator: each device has all operands and computes all
+    results."""
     return Row((B,) * len(op.ins), (B,) * len(op.outs))
 
 
 def replicated(*names: str, reason: str, traits: TraitsOf | None = None) -> None:
-    """Enters rules that have the all-B row alone.
+    """Adds rules that have only the all-B row.
 
     Arguments:
       names: the primitives.
-      reason: why all-B alone is right.
+      reason: why no other row is right.
       traits: what the primitives are, beside their rows.
 
     Raises:
-      SbpInternalError: for a rule without traits, and for a second rule of a primitive.
+      SbpInternalError: for a rule without traits, and for a primitive that has a rule already.
     """
     file = inspect.stack()[1].filename
     for name in names:
@@ -293,7 +344,14 @@ def replicated(*names: str, reason: str, traits: TraitsOf | None = None) -> None
 
 
 def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:
-    """Binds the primitive on shards with some parameters replaced; shardings in parameters are
-    dropped."""
+    """Runs a kernel's primitive on shards; a `local` for a `Rule`.
+
+    Arguments:
+      ctx: the kernel's place.
+      args: shards of the operands.
+      changes: parameters to replace, by name.
+
+    Shardings among the parameters become None: they are for whole arrays.
+    """
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in ctx.params.items()}
     return _jax.bind(ctx.primitive, args, params | changes)

@@ -1,7 +1,7 @@
-"""What an operator is, beside its rows: the facts that costs, memory, reports and checks ask for.
+"""Traits: what an operator is, beside its rows. Costs, memory, reports and checks ask for them.
 
-Traits stand with the rule of a primitive, so that a new primitive is described in one place. Every
-default is the answer for an operator of which nothing is known.
+Traits are part of a primitive's rule, so a new primitive is described in one place. The default of
+each trait is the answer for an unknown operator.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ from typing import Any, Literal
 Shape = Sequence[int]
 
 Carries = Literal["", "arranged", "copied", "rounded", "negated"]
-"""What a one-operand operator does to the elements of its operand, all of which it keeps.
+"""What an operator with one operand does to its elements; all of them are in the result.
 
 * `arranged`: the same elements in another shape or order;
-* `copied`: each element as it is, in its place;
-* `rounded`: each element in its place, perhaps in fewer bits;
-* `negated`: each element in its place, with the other sign.
+* `copied`: each element unchanged, in its place;
+* `rounded`: each element in its place, perhaps with fewer bits;
+* `negated`: each element in its place, with the opposite sign.
 """
 
 Fusion = Literal["partly", "free", "inlined"]
-"""What XLA makes of an operator that is no product, for the cost model.
+"""How XLA compiles an operator that is not a product, for the cost model.
 
-* `partly`: fused with its neighbours; a share of its traffic reaches memory;
+* `partly`: fused with its neighbours; a fraction of its traffic reaches memory;
 * `free`: fused into its consumers nearly always; nearly none of its traffic reaches memory;
-* `inlined`: `free`, and its result is computed inside each consumer rather than stored.
+* `inlined`: as `free`, and each consumer computes the result, which is never stored.
 """
 
 Scaling = Literal["", "together", "each", "ratio", "power", "root", "compared", "never"]
-"""How the results of f scale with its operands (its degree as a homogeneous function).
+"""How the results of a function f change when its operands are multiplied by a constant c.
 
-* `together`: f(c x, c y) = c f(x, y), degree 1 in all operands that are not indices;
-* `each`: f(c x, y) = f(x, c y) = c f(x, y), degree 1 in each of the first two operands;
+* `together`: f(c x, c y) = c f(x, y), for all operands that are not indices;
+* `each`: f(c x, y) = f(x, c y) = c f(x, y), for the first two operands;
 * `ratio`: f(c x, y) = c f(x, y) and f(x, c y) = f(x, y) / c;
-* `power`: f(c x) = c**y f(x), with y the parameter of that name, or 2;
+* `power`: f(c x) = c**y f(x), where y is the parameter `y`, or 2 without one;
 * `root`: f(c**2 x) = c f(x);
 * `compared`: f(c x, c y) = f(x, y) for c > 0;
 * `never`: f(c x) = f(x) for c > 0.
 """
 
 Generates = Literal["", "counter", "draws"]
-"""Whether elements depend on their own index: `counter` computes them from the index, and its
-shards start at their offset; `draws` draws them from a stream."""
+"""Whether a result's elements depend on their own index.
+
+* `counter`: each is computed from its index; a shard starts at its offset;
+* `draws`: each is drawn from a stream of random numbers.
+"""
 
 Flops = Callable[[dict[str, Any], Sequence[Shape], Sequence[Shape]], float]
-"""Floating-point operations of an equation, from its parameters and the (local) shapes of its
-operands and results."""
+"""Gives the number of floating-point operations of an equation, from its parameters and the local
+shapes of its operands and results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,32 +58,35 @@ class Traits:
     """What an operator is.
 
     Arguments:
-      moves: every element of a result is an element of some operand, and which one it is follows
-          from the parameters and from operands that are B.
-      carries: what a one-operand operator does to the elements of its operand.
-      elementwise: operands of the results' shape are read element by element, and the primitive
-          itself runs on shards.
-      pointwise: each index of a dim that its rows split is computed alike and alone, by the
-          primitive's definition; elementwise operators are pointwise.
-      monotone: for each operand, `+` where the function rises in it on its whole domain, `-` where
-          it falls, `.` where it does neither; empty for other functions.
-      linear_map: linear in one operand, by factors that the other operands give.
-      contracts: sums products of its first two operands over a dim.
-      reduces: the monoid by which it joins elements of its operand, such as `sum`.
-      scatters: the monoid by which it joins updates to its first operand.
-      scales: its degree as a homogeneous function.
-      indices: positions of operands that say where elements are, or which to choose.
-      multiplies: computes products of its first two operands, or sums of such products, as user
-          code writes them.
-      orderless: chooses or joins candidates along a dim in whatever order they come.
-      generates: whether elements depend on their own index.
-      effect: runs for what it does outside the program, not for its results.
-      opaque: calls a host function, which may compute anything.
-      fusion: what XLA makes of it.
-      flops: its floating-point operations; None where its memory traffic is its cost.
-      unnamed: reports call its result by the name of its operand.
-      adapts: JAX inserts it to fit an operand to its reader; the user's operand is the one before.
-      numpy: the same function in NumPy, on constants.
+      moves: every element of a result is an element of an operand; which one depends on the
+          parameters and on operands that are B.
+      carries: what an operator with one operand does to its elements.
+      elementwise: the operator reads operands of the result's shape element by element, and the
+          primitive itself runs on shards.
+      pointwise: by the primitive's definition, each index of a dim that a row splits is computed in
+          the same way and without the others. Elementwise operators are pointwise.
+      monotone: one letter for each operand: `+` where the function rises in the operand on its
+          whole domain, `-` where it falls, `.` where it does neither; empty for other functions.
+      linear_map: the operator is linear in one operand; the other operands give the coefficients.
+      contracts: the operator sums products of its first two operands over a dim.
+      reduces: the monoid by which the operator joins elements of its operand, such as `sum`.
+      scatters: the monoid by which the operator joins updates to its first operand.
+      scales: how the results change when operands are multiplied by a constant.
+      indices: positions of the operands that are indices or select among other operands.
+      multiplies: computes products of its first two operands, or sums of such products, where a
+          user writes a product.
+      orderless: the result does not depend on the order of the elements along the dim that the
+          operator reduces, searches or sorts.
+      generates: whether the result's elements depend on their own index.
+      effect: the program runs the operator for its effect on the outside, not for its results.
+      opaque: the operator calls a host function, which may compute anything.
+      fusion: how XLA compiles the operator.
+      flops: gives the number of floating-point operations; None where memory traffic alone makes
+          the cost.
+      unnamed: reports call the result by the name of the operand.
+      adapts: JAX inserts the operator to fit an operand to its reader; what the user wrote is the
+          operator's operand.
+      numpy: the same function in NumPy, for constants.
     """
 
     moves: bool = False

@@ -1,4 +1,5 @@
-"""The rules of primitives, by family. Importing the families fills the registry."""
+"""The rules of JAX's primitives, one module for each family. Importing this package fills the
+registry."""
 
 from sbp.signatures.families import contraction as contraction
 from sbp.signatures.families import convolution as convolution

@@ -1,5 +1,5 @@
-"""dot_general and scaled_dot: batch and free factors split the result, contracting ones leave it
-partial; bilinear in the operands."""
+"""`dot_general` and `scaled_dot`. A split batch or free dim splits the result; split contracted
+dims give a partial result; the product is linear in each operand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ OR = Unreduced("or")
 
 
 def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorMap:
-    """The factor map of a dot_general: results have batch, then lhs free, then rhs free dims.
+    """The factors of a `dot_general`: batch dims `b`, contracted dims `k`, free dims `l` (lhs) and
+    `r` (rhs).
+
+    Arguments:
+      dimension_numbers: contracted and batch dims of both operands, as `dot_general` has them.
+      lhs_rank: number of dims of the left operand.
+      rhs_rank: number of dims of the right operand.
 
     >>> dot_factors((((1,), (0,)), ((), ())), 2, 2).outs
     (('l0', 'r1'),)
@@ -42,11 +48,11 @@ def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorM
 
 
 def bilinear_rows(op: Op) -> list[Row]:
-    """Partial sums in one factor. Not where a product is computed in another dtype than the one
-    that the parts add up in.
+    """Rows in which one operand of a product is partial and the others are B.
 
-    Integer parts wrap: a sum modulo 2**8 says nothing about products modulo 2**32. Floats cast down
-    before the reduction round every part.
+    The parts must have the dtype of the product or a narrower float dtype. Integer parts wrap:
+    their sum modulo 2**8 does not determine a product modulo 2**32. A cast to a narrower float
+    would round each part before the sum.
     """
     out = op.outs[0].dtype
     if "sum" not in admissible(out):
@@ -74,12 +80,16 @@ def _rows(op: Op, m: FactorMap) -> list[Row]:
 
 
 def _is_boolean(op: Op) -> bool:
-    """Whether this is a product of relations, which takes `and` for product and `or` for sum."""
+    """Whether this is a product of booleans: `and` in place of products, `or` in place of sums."""
     return all(a.dtype == np.bool_ for a in (*op.ins[:2], *op.outs))
 
 
 def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Both operands are masked: zero times a NaN of the other one's padding is NaN."""
+    """Multiplies shards.
+
+    The padding of both operands along contracted dims becomes zero: zero times a NaN in the other
+    operand's padding would be NaN.
+    """
     (lhs_contract, rhs_contract), _ = ctx.params["dimension_numbers"]
     lhs = without_padding(ctx, 0, args[0], tuple(lhs_contract), "sum")
     rhs = without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum")
@@ -94,7 +104,13 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def dot_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
-    """Floating-point operations: 2 x batch x free x contracted."""
+    """Floating-point operations of a product: 2 x batch x free x contracted elements.
+
+    Arguments:
+      params: parameters of the `dot_general`.
+      ins: local shapes of the operands.
+      outs: local shapes of the results.
+    """
     (_, contracted), (_, batch) = params["dimension_numbers"]
     free = math.prod(
         size for d, size in enumerate(ins[1]) if d not in contracted and d not in batch
@@ -118,7 +134,7 @@ def _dot_general(op: Op) -> Sequence[Row]:
     local=lambda ctx, args: bind_with(ctx, args),
 )
 def _scaled_dot(op: Op) -> Sequence[Row]:
-    """A product with a scale for each block of the contracted dims, which split at the bounds of
+    """A product in which each block of the contracted dims has a scale; these dims split between
     blocks."""
     numbers = op.params["dimension_numbers"]
     m = dot_factors(numbers, len(op.ins[0].shape), len(op.ins[1].shape))

@@ -1,5 +1,5 @@
-"""conv_general_dilated: batch, features and groups as factors; spatial dims by halo exchange, of
-the image alone or of both operands."""
+"""`conv_general_dilated`. Batch, feature and group dims split by their factors; spatial dims split
+with halo exchange, in the image alone or in image and kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from sbp.types import B, P, Split
 
 
 def spatial_windows(params: dict[str, Any], k: int, size: int, window: int, out: int) -> Windows:
-    """How the windows lie along spatial dim number k."""
+    """How the windows of a convolution lie along a spatial dim.
+
+    Arguments:
+      params: parameters of the convolution.
+      k: number of the spatial dim.
+      size: its size in the image.
+      window: its size in the kernel.
+      out: its size in the result.
+    """
     return Windows(
         size=size,
         out=out,
@@ -32,8 +40,8 @@ def spatial_windows(params: dict[str, Any], k: int, size: int, window: int, out:
 
 
 def _of_window_elements(w: Windows) -> Windows:
-    """The same reads, seen from the elements of the window: where results and elements of the
-    window change parts."""
+    """The same reads, listed by the elements of the kernel: elements of the result and of the
+    kernel change roles."""
     return Windows(
         size=w.size,
         out=w.window,
@@ -49,7 +57,14 @@ def _spatial(
     params: dict[str, Any], lhs: Any, rhs: Any, out: Any
 ) -> list[tuple[int, int, int, Windows]]:
     """For each spatial dim, its position in the image, in the kernel and in the result, and how
-    windows lie along it."""
+    windows lie along it.
+
+    Arguments:
+      params: parameters of the convolution.
+      lhs: aval of the image.
+      rhs: aval of the kernel.
+      out: aval of the result.
+    """
     numbers = params["dimension_numbers"]
     found = []
     for k, (i, j, o) in enumerate(
@@ -62,17 +77,18 @@ def _spatial(
 
 
 def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Contracted features of both operands are masked (zero times a NaN of the other one's padding
-    is NaN), then halos are fetched."""
+    """Convolves shards: masks padding along contracted features, then fetches halos.
+
+    Both operands are masked: zero times a NaN in the other operand's padding would be NaN.
+    """
     params, numbers = ctx.params, ctx.params["dimension_numbers"]
     lhs = without_padding(ctx, 0, args[0], (numbers.lhs_spec[1],), "sum")
     rhs = without_padding(ctx, 1, args[1], (numbers.rhs_spec[1],), "sum")
     zero = np.zeros((), lhs.dtype)
     changed = {name: list(params[name]) for name in ("padding", "lhs_dilation")}
     spatial = enumerate(_spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0]))
-    for k, (i, j, _, windows) in sorted(
-        spatial, key=lambda entry: entry[1][0]
-    ):  # in the order of dims, as what is sent is counted
+    # Halos are fetched in the order of dims, as `Kernel.widens` counts them.
+    for k, (i, j, _, windows) in sorted(spatial, key=lambda entry: entry[1][0]):
         if not ctx.in_axes(0, i) or (windows.is_identity and not ctx.in_axes(1, j)):
             continue
         (over,) = ctx.in_axes(0, i)
@@ -88,8 +104,14 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _groups(
     params: dict[str, Any], lhs: Sequence[int], rhs: Sequence[int], out: Sequence[int]
 ) -> dict[str, int]:
-    """The group counts of (local) shapes: where groups are split, each device has its share of
-    them."""
+    """The group counts for (local) shapes: where groups are split, each device has a share of them.
+
+    Arguments:
+      params: parameters of the convolution.
+      lhs: shape of the image.
+      rhs: shape of the kernel.
+      out: shape of the result.
+    """
     numbers = params["dimension_numbers"]
     features, batches = params["feature_group_count"], params["batch_group_count"]
     return {
@@ -103,7 +125,13 @@ def _groups(
 
 
 def conv_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
-    """Floating-point operations: 2 x result x window x input features."""
+    """Floating-point operations of a convolution: 2 x result x window x input features.
+
+    Arguments:
+      params: parameters of the convolution.
+      ins: local shapes of the operands.
+      outs: local shapes of the results.
+    """
     features = params["dimension_numbers"].rhs_spec[0]
     window = math.prod(size for d, size in enumerate(ins[1]) if d != features)
     return 2.0 * math.prod(outs[0]) * window
@@ -124,7 +152,8 @@ def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     local=_conv_local,
 )
 def _conv_general_dilated(op: Op) -> Sequence[Row]:
-    """Image and kernel by their factors; feature or batch groups split whole groups."""
+    """Batch, features and contracted features split by their factors; feature and batch groups
+    split where each device gets whole groups."""
     numbers = op.params["dimension_numbers"]
     lhs: list[str | None] = [None] * len(op.ins[0].shape)
     rhs: list[str | None] = [None] * len(op.ins[1].shape)
@@ -155,13 +184,14 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
 
 
 def _halo_rows(op: Op) -> list[Row]:
-    """Each spatial dim: split in image and result, or in image and kernel, whose windows' parts
-    then add up."""
+    """For each spatial dim, two rows: split in image and result; split in image and kernel, with a
+    partial result."""
     rows = []
     for i, j, o, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if min(windows.size, windows.out) >= op.axis_size and not windows.is_identity:
             rows.append(Row((Split(i), B), (Split(o),), kernel="halo"))
-        # Not an uneven kernel: an infinity under its padding would become NaN.
+        # The kernel splits evenly only: zero padding of the kernel times an infinity of the image
+        # would be NaN.
         if (
             min(windows.size, windows.window) >= op.axis_size
             and op.divides(windows.window)

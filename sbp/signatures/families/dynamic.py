@@ -1,5 +1,5 @@
-"""Slices at indices that the running program finds: of a split dim, each device reads or writes
-what falls on its shard."""
+"""`dynamic_slice` and `dynamic_update_slice`. Of a split dim, each device reads or writes the part
+of the window that falls on its shard."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
-# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
-# window from the whole dim.
+# These two do not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis
+# cannot distinguish a window from the whole dim.
 add_kernel(
     Kernel(
         name="masked_dynamic_slice",
@@ -35,14 +35,14 @@ add_kernel(
 
 
 def _kept(op: Op, small: Any) -> tuple[Dims, list[int]]:
-    """Factors of the dims that are sliced whole, and the dims that are not."""
+    """The factors of the dims whose window is the whole dim, and the other dims."""
     sizes = list(zip(op.ins[0].shape, small.shape, strict=True))
     dims = tuple(f"d{d}" if a == b else None for d, (a, b) in enumerate(sizes))
     return dims, [d for d, (a, b) in enumerate(sizes) if 0 < b < a]
 
 
 def _cut(ctx: LocalContext, small: Sequence[int]) -> list[int]:
-    """The dims that are split and not sliced whole."""
+    """The dims that are split and whose window is not the whole dim."""
     shape = ctx.global_ins[0].shape
     return [d for d in range(len(shape)) if ctx.in_axes(0, d) and small[d] != shape[d]]
 
@@ -61,8 +61,11 @@ def _along(shape: Sequence[int], dim: int, of: Any) -> Any:
 
 
 def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Every element of the window has one owner, for the shards tile the dim and the window lies
-    inside of it."""
+    """The elements of the window that this device owns, zeros elsewhere.
+
+    Each element of the window has exactly one owner: shards tile the dim, and the window lies
+    inside it.
+    """
     x, *starts = args
     window = ctx.global_outs[0].shape
     sizes = list(ctx.local_outs[0])
@@ -88,6 +91,7 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     local=_dynamic_slice_local,
 )
 def _dynamic_slice(op: Op) -> Sequence[Row]:
+    """Dims sliced whole split; a cut dim splits with a partial result."""
     dims, cut = _kept(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
     rows = [
@@ -104,8 +108,11 @@ def _dynamic_slice(op: Op) -> Sequence[Row]:
 
 
 def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Along each cut dim, the window of the shard that the update can fall on: as many elements as
-    the update has, or the whole shard."""
+    """Writes the part of the update that falls on the shard.
+
+    Along each cut dim, the device rewrites as many elements as the update has, or its whole shard
+    if that is smaller. Elements that the update does not cover keep their value.
+    """
     x, update, *starts = args
     whole, window = ctx.global_ins[0].shape, ctx.global_ins[1].shape
     cut = _cut(ctx, window)
@@ -134,6 +141,7 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
     local=_dynamic_update_slice_local,
 )
 def _dynamic_update_slice(op: Op) -> Sequence[Row]:
+    """Dims that the update covers split in all three; a cut dim splits in operand and result."""
     dims, cut = _kept(op, op.ins[1])
     starts = (B,) * (len(op.ins) - 2)
     rows = [

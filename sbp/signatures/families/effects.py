@@ -1,4 +1,5 @@
-"""Callbacks: their operands are B; what only prints runs once, on the first device."""
+"""Callbacks. Their operands are B. A callback that is called for its effect runs once, on the first
+device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise primitives: every dim splits; what is linear or monotone carries partials."""
+"""Elementwise primitives. Every dim splits; linear and monotone functions keep partial operands."""
 
 from __future__ import annotations
 
@@ -79,27 +79,30 @@ ELEMENTWISE: dict[str, Traits] = {
     "stop_gradient": _of(moves=True, carries="copied", scales="together", unnamed=True),
     "sub": _of(monotone="+-", scales="together", numpy=np.subtract),
 }
-"""Elementwise primitives with their traits: a new one is entered here.
+"""Elementwise primitives with their traits. Enter a new one here.
 
-A function is `monotone` on its *whole* domain (sqrt is not: a part may be negative). What rises
-carries P(max) and P(min), what falls swaps them; the other operands are B.
+A function is `monotone` if it is so on its *whole* domain. The square root is not: one part of a
+nonnegative number may be negative. In a monotone function one operand may be P(max) or P(min) while
+the others are B; a falling function swaps the two monoids.
 """
 
 _LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
-
-"""Sums of parts pass through these in all operands at once."""
+"""Primitives that are linear in all operands together: partial sums in all of them give partial
+sums."""
 
 _OF_UNSIGNED = frozenset(names("clz shift_right_logical"))
-"""Monotone on unsigned integers alone: they see a sign as a bit."""
+"""Primitives that are monotone on unsigned integers only: to them a sign is a bit."""
 
 _RISES_ABOVE = frozenset(names("acosh log log1p log2 sqrt"))
-"""NaN up to some point and rising from there: P(min) alone, for a part is never below the value."""
+"""Functions that are NaN up to some point and rise above it. They keep P(min) only: no part of a
+minimum is below the value, so no part is NaN if the value is not."""
 
 _COMPARISONS = {"lt": "-+", "le": "-+", "gt": "+-", "ge": "+-"}
-"""How a comparison changes, from false to true, as each operand grows."""
+"""How each comparison changes as an operand grows: `+` from false to true, `-` from true to
+false."""
 
 _WRAPS = frozenset(names("add add_any neg sub"))
-"""Monotone on floats alone: integers wrap around."""
+"""Primitives that are monotone on floats only: integers wrap around."""
 
 _SWAPPED = {"max": "min", "min": "max"}
 
@@ -107,8 +110,10 @@ PMAX, PMIN = Unreduced("max"), Unreduced("min")
 
 
 def split_atoms(op: Op) -> list[Row]:
-    """One row for each dim; scalar operands, and those that a size-1 dim is broadcast along, stay
-    B."""
+    """One row for each dim of the result; every operand that has the dim is split there too.
+
+    Scalar operands stay B, and so do operands with size 1 where the result is longer.
+    """
     rank = max((len(a.shape) for a in op.outs), default=0)
     rows = []
     for dim in range(rank):
@@ -130,7 +135,12 @@ def is_complex(dtype: Any) -> bool:
 
 
 def monotone_rows(op: Op, directions: str) -> list[Row]:
-    """P(max) or P(min) in one operand, the others B."""
+    """Rows in which one operand is P(max) or P(min) and the others are B.
+
+    Arguments:
+      op: the equation.
+      directions: how the function changes in each operand, as in `Traits.monotone`.
+    """
     rows = []
     for position, direction in enumerate(directions):
         for monoid in ("max", "min") if direction != "." else ():
@@ -140,10 +150,11 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
 
 
 def comparison_rows(op: Op, directions: str) -> list[Row]:
-    """An order relation with the maximum or minimum of parts, the other operand B.
+    """Rows in which one operand of an order relation is a maximum or minimum of parts, the other
+    one B.
 
-    max(p, q) <= y says both are; min(p, q) <= y says one is, but not where the other one is NaN,
-    which only integers cannot be.
+    max(p, q) <= y iff both parts are: the results join by `and`. min(p, q) <= y iff one part is:
+    they join by `or`, for integers only, because a float part may be NaN.
     """
     rows = []
     for position, direction in enumerate(directions):
@@ -156,7 +167,8 @@ def comparison_rows(op: Op, directions: str) -> list[Row]:
 
 
 def partial_rows(op: Op) -> list[Row]:
-    """The partial rows of an elementwise primitive; what is not listed here denies P."""
+    """The partial rows of an elementwise primitive. For a primitive without such rows, operands are
+    not partial."""
     if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
         return []
     has = admissible(op.ins[0].dtype)
@@ -177,7 +189,7 @@ def partial_rows(op: Op) -> list[Row]:
 
 
 def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
-    """The partial rows that one primitive has by its own laws.
+    """The partial rows that hold for one primitive, by laws of its own.
 
     Arguments:
       op: the equation.
@@ -186,13 +198,13 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     match op.name:
         case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
-            # A shift moves bits, which do not see each other; to the left it is also a product with
-            # a power of two.
+            # A shift moves each bit independently of the others. A left shift is also a product
+            # with a power of two.
             rows += [Row((Unreduced(m), B), (Unreduced(m),)) for m in ("and", "or")]
             rows += multilinear_rows(op, (0,)) if op.name == "shift_left" else []
         case "clamp":
-            # min(max(x, low), high): a maximum of two, then a minimum with a third that is whole;
-            # or the other way round.
+            # clamp is min(max(x, low), high). In the first row, max joins two partial operands and
+            # min takes one that is B; in the others, max takes one that is B and min joins two.
             together = [
                 Row((PMAX, PMAX, B), (PMAX,)),
                 Row((B, PMIN, PMIN), (PMIN,)),
@@ -204,7 +216,8 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
         case "abs" if jnp.issubdtype(op.ins[0].dtype, np.inexact):
             rows += monoid_rows(op, "prod")
         case "clz":
-            rows.append(Row((Unreduced("or"),), (PMIN,)))  # the first bit of all
+            # The first bit of a bitwise or is the first one among the parts.
+            rows.append(Row((Unreduced("or"),), (PMIN,)))
         case "mul" if "sum" in has and same_ring(op):
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
@@ -214,9 +227,8 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
             rises = is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1
             rows += monotone_rows(op, "+") if rises else []
         case "sign" if jnp.issubdtype(op.ins[0].dtype, np.integer):
-            rows += monoid_rows(
-                op, "or"
-            )  # whether there is a bit, and whether there is the first one
+            # The sign says whether any bit is set, and whether the sign bit is.
+            rows += monoid_rows(op, "or")
         case "select_n":
             rows += moved_rows(op, range(1, len(op.ins)))
         case "tie":
@@ -236,7 +248,7 @@ def _bit_rows(op: Op) -> list[Row]:
     """The partial rows of `and`, `or` and `not`."""
     if op.name == "not":
         return [Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))]
-    # Each distributes over the other; over itself it is associative.
+    # `and` and `or` distribute over each other, and each is associative.
     other = "or" if op.name == "and" else "and"
     return [
         *monoid_rows(op, op.name),
@@ -246,29 +258,35 @@ def _bit_rows(op: Op) -> list[Row]:
 
 
 def same_ring(op: Op) -> bool:
-    """Whether parts add up in the dtype that products are computed in: integers of fewer bits wrap,
-    floats of fewer are rounded."""
+    """Whether the sum of partial operands has the same meaning in the dtype of the product.
+
+    Integers with fewer bits than the product wrap at another size. Floats with more bits than the
+    product are rounded before they are summed.
+    """
     source, target = op.ins[0].dtype, op.outs[0].dtype
     inexact = all(jnp.issubdtype(d, np.inexact) for d in (source, target))
     return source == target or (inexact and target.itemsize > source.itemsize)
 
 
 def _rises_on(op: Op) -> bool:
-    """Whether what rises or falls does so on the operands' dtype."""
+    """Whether a monotone primitive is monotone on the dtype of its operands."""
     if op.name in _WRAPS:
         return is_float(op.ins[0].dtype)
     return op.name not in _OF_UNSIGNED or jnp.issubdtype(op.ins[0].dtype, np.unsignedinteger)
 
 
 def cast_rows(op: Op) -> list[Row]:
-    """Which partials a cast carries.
+    """The partial rows of a cast.
 
-    Sums: float to a wider float, and integer to an integer of no more bits (reduction modulo 2**k
-    is a homomorphism). A float cast down rounds every part before the reduction; float to integer
-    truncates every part; integer parts wrap, so no wider type sees their sum. Products likewise.
-    Maxima and minima: every cast that rises, which float to integer does not (NaN becomes a number
-    there), nor a cast to a float without infinities (the neutral element becomes NaN). Bits: a cast
-    of integers drops some, or repeats the sign; one to booleans asks whether there are any.
+    * `sum` and `prod`: from a float to a wider float, and from an integer to one with as many or
+      fewer bits (reduction modulo 2**k is a homomorphism). A cast to a narrower float rounds each
+      part, a cast from float to integer truncates each part, and integer parts wrap, so that no
+      wider integer has their sum.
+    * `max` and `min`: monotone casts. A cast from float to integer is not monotone (NaN becomes a
+      number). A cast to a float without infinities is excluded too: the neutral element becomes
+      NaN.
+    * `and` and `or`: casts between integers drop bits or repeat the sign bit. A cast to booleans
+      asks whether any bit is set, which keeps `or`.
     """
     source, target = op.ins[0].dtype, op.outs[0].dtype
     if source == target:
@@ -308,7 +326,7 @@ def cast_rows(op: Op) -> list[Row]:
 
 
 def elementwise_rows(op: Op) -> Sequence[Row]:
-    """All rows of an elementwise primitive."""
+    """All rows of an elementwise primitive except all-B."""
     return [*split_atoms(op), *partial_rows(op)]
 
 
@@ -320,7 +338,7 @@ rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=_local)(elementwise_row
 
 
 def _barrier_rows(op: Op) -> Sequence[Row]:
-    """One operand of the barrier: any type passes."""
+    """One operand of the barrier: it keeps every type."""
     dtype = op.ins[0].dtype
     atoms: list[Atom] = [
         B,

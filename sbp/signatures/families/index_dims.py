@@ -1,5 +1,5 @@
-"""Which dims of a gather or scatter are batches, whole slices, looked up, or read by windows: from
-JAX's dimension numbers."""
+"""The roles of the dims of a gather or scatter, from JAX's dimension numbers: batch dims, whole
+slices, dims that an index picks one element or a window of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from sbp.signatures.factors import Dims, FactorMap
 def gather_factors(
     params: dict[str, Any], operand_shape: Sequence[int], indices_rank: int, out_rank: int
 ) -> FactorMap:
-    """Factors of a gather: whole slices (`w`), index batches (`i`) and operand batch dims (`b`)."""
+    """The factors of a gather: whole slices `w`, index batches `i` and operand batch dims `b`.
+
+    Arguments:
+      params: parameters of the gather.
+      operand_shape: shape of the operand.
+      indices_rank: number of dims of the indices.
+      out_rank: number of dims of the result.
+    """
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     operand: list[str | None] = [None] * len(operand_shape)
     indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
@@ -27,8 +34,8 @@ def gather_factors(
     ]
     out: list[str | None] = [None] * out_rank
     for d, o in zip(window, numbers.offset_dims, strict=True):
-        # An index into a dim that is read whole is clipped to 0, or fills, on a shard as on the
-        # whole.
+        # A dim that is read whole splits: on a shard, as on the whole operand, its index is
+        # clipped to 0 or fills.
         if sizes[d] == operand_shape[d]:
             operand[d] = out[o] = f"w{d}"
     batch = iter(indices[:-1])
@@ -39,13 +46,19 @@ def gather_factors(
 
 
 def looked_up(numbers: Any) -> list[int]:
-    """Operand dims of a gather that an index picks one element of (the vocabulary of an
-    embedding)."""
+    """Operand dims of a gather that an index picks one element of, such as the vocabulary of an
+    embedding."""
     return [int(d) for d in numbers.collapsed_slice_dims if d in numbers.start_index_map]
 
 
 def in_windows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Operand dims that an index picks a window of."""
+    """Operand dims of a gather that an index picks a window of.
+
+    Arguments:
+      numbers: the dimension numbers.
+      sizes: the slice sizes.
+      shape: shape of the operand.
+    """
     kept = (d for d in numbers.start_index_map if d not in numbers.collapsed_slice_dims)
     return [int(d) for d in kept if 0 < sizes[d] < shape[d]]
 
@@ -53,7 +66,14 @@ def in_windows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> list
 def scatter_factors(
     params: dict[str, Any], operand: Sequence[int], indices_rank: int, updates: Sequence[int]
 ) -> tuple[Dims, Dims, Dims]:
-    """Factors of a scatter's operand, indices and updates."""
+    """The factors of a scatter's operand, indices and updates, named as those of a gather.
+
+    Arguments:
+      params: parameters of the scatter.
+      operand: shape of the operand.
+      indices_rank: number of dims of the indices.
+      updates: shape of the updates.
+    """
     numbers = params["dimension_numbers"]
     on_operand: list[str | None] = [None] * len(operand)
     on_indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
@@ -63,8 +83,8 @@ def scatter_factors(
     ):
         on_operand[d] = on_indices[i] = f"b{n}"
     for d, u in zip(scatter_window(numbers, len(operand)), numbers.update_window_dims, strict=True):
-        # An index into a dim that is written whole is clipped to 0, or drops, on a shard as on the
-        # whole.
+        # A dim that is written whole splits: on a shard, as on the whole operand, its index is
+        # clipped to 0 or dropped.
         if updates[u] == operand[d]:
             on_operand[d] = on_updates[u] = f"w{d}"
     batch = iter(on_indices[:-1])
@@ -75,6 +95,7 @@ def scatter_factors(
 
 
 def scatter_window(numbers: Any, rank: int) -> list[int]:
+    """Operand dims of a scatter that the window dims of the updates stand for, in order."""
     return [
         d
         for d in range(rank)
@@ -90,7 +111,13 @@ def hit_dims(numbers: Any) -> list[int]:
 
 
 def scatter_windows(numbers: Any, operand: Sequence[int], updates: Sequence[int]) -> dict[int, int]:
-    """The size of the window of each operand dim that an index picks a window of."""
+    """Operand dims of a scatter that an index picks a window of, with the size of the window.
+
+    Arguments:
+      numbers: the dimension numbers.
+      operand: shape of the operand.
+      updates: shape of the updates.
+    """
     sizes = zip(
         scatter_window(numbers, len(operand)),
         (updates[u] for u in numbers.update_window_dims),

@@ -1,5 +1,8 @@
-"""gather and the scatters: index batches and whole slices split; linear in what is moved; a split
-indexed dim masks or shifts."""
+"""`gather` and the scatters.
+
+Index batches and whole slices split. The moved operand may be partial. Where a dim that indices
+point into is split, each device handles the indices that fall on its shard.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ add_kernel(
     )
 )
 add_kernel(Kernel(name="shifted_scatter", summary="each device writes what falls on its shard"))
-# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
-# window from the whole dim.
+# These two do not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis
+# cannot distinguish a window from the whole dim.
 add_kernel(
     Kernel(
         name="masked_windows",
@@ -65,22 +68,24 @@ _SCATTER_MONOID = {
     "scatter-min": "min",
     "scatter-max": "max",
 }
+"""The monoid by which each scatter joins updates to its operand; `scatter` itself overwrites."""
 
 
 def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
-    """Slice sizes on the shard: a whole slice is the shard's, one element stays one element."""
+    """Slice sizes on the shard: a whole slice becomes the size of the shard, another one stays as
+    it is."""
     wholes = zip(ctx.params["slice_sizes"], ctx.global_ins[0].shape, ctx.local_ins[0], strict=True)
     return tuple(min(local, size) if size == whole else size for size, whole, local in wholes)
 
 
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The gather on the shard; where a dim that an index picks of is split, each element by its
-    owner alone.
+    """The gather on the shard. Of a split dim, each device reads the elements that it owns; its
+    other results are zero.
 
-    The owner of an index is the device that holds the element it is clipped to, so that each result
-    has exactly one; an index outside stays outside on its owner, which then fills. A window lies
-    across shards: each is put between zeros, as many as a window has, so that a window that misses
-    it reads zeros alone.
+    The owner of an index is the device with the element that the index is clipped to, so each
+    result has exactly one owner. An index outside of the dim stays outside on its owner, which
+    fills. A window may reach across shards, so each shard gets margins of zeros, as long as a
+    window; windows that miss the shard read zeros.
     """
     operand, indices = args
     numbers = ctx.params["dimension_numbers"]
@@ -92,7 +97,7 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     changes: dict[str, Any] = {"slice_sizes": _local_sizes(ctx)}
     if not windows and not picked:
         if indices.shape != tuple(ctx.global_ins[1].shape):
-            changes["indices_are_sorted"] = False  # padding is not
+            changes["indices_are_sorted"] = False  # padded indices are not sorted
         return bind_with(ctx, args, **changes)
     mine: Any = True
     filled = _filled(ctx, indices)
@@ -117,8 +122,7 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
                 filled & outside, operand.shape[d], jnp.clip(here + sizes[d], 0, local + sizes[d])
             )
         )
-    # All components are compared as int32, into which each is clipped first; foreign indices are
-    # not in order.
+    # Indices that other devices own are clipped, so they are not sorted.
     changes["indices_are_sorted"] = False
     (out,) = bind_with(ctx, (operand, jnp.stack(components, -1)), **changes)
     batch = [o for o in range(out.ndim) if o not in numbers.offset_dims]
@@ -127,7 +131,8 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _filled(ctx: LocalContext, indices: Any) -> Any:
-    """Which slices reach outside of the operand, along any dim, and are filled."""
+    """For each slice, whether it reaches outside of the operand along any dim and the gather fills
+    it."""
     sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
     filled = jnp.zeros(indices.shape[:-1], jnp.bool_)
     if _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP:
@@ -137,8 +142,8 @@ def _filled(ctx: LocalContext, indices: Any) -> Any:
 
 
 def _as_int32(index: Any) -> Any:
-    """An index as int32, one that does not fit as the nearest that does: it is outside every dim
-    all the same."""
+    """An index clipped to int32. An index that int32 cannot hold is outside of every dim, and so is
+    the clipped one."""
     info = jnp.iinfo(index.dtype)
     low, high = max(info.min, -(2**31)), min(info.max, 2**31 - 1)
     return jnp.clip(index, jnp.asarray(low, index.dtype), jnp.asarray(high, index.dtype)).astype(
@@ -150,6 +155,8 @@ def _as_int32(index: Any) -> Any:
     "gather", traits=Traits(moves=True, scales="together", indices=range(1, 2)), local=_gather_local
 )
 def _gather(op: Op) -> Sequence[Row]:
+    """Index batches and whole slices split; a dim that indices point into splits with a partial
+    result; the operand may be partial."""
     numbers, mode = op.params["dimension_numbers"], _MODE.from_any(op.params["mode"])
     params = op.params | {"slice_sizes": _localised_sizes(op)}
     rows = split_rows(
@@ -172,8 +179,11 @@ def _gather(op: Op) -> Sequence[Row]:
 
 
 def _fill_is_joined(op: Op, atom: Any) -> bool:
-    """Whether joining the fill values of all parts gives the fill value: always for idempotent
-    monoids, for a sum when it is 0 or NaN."""
+    """Whether joining the fill values of all parts gives the fill value.
+
+    It does for idempotent monoids; for sums and products if the fill value is 0 or NaN; for
+    products also if it is 1.
+    """
     fill = op.params["fill_value"]
     if atom.monoid in ("max", "min", "and", "or"):
         return True
@@ -183,8 +193,7 @@ def _fill_is_joined(op: Op, atom: Any) -> bool:
 
 
 def _localised_sizes(op: Op) -> tuple[int, ...]:
-    """Slice sizes on shapes that outer mesh axes have localised: a result's window dims tell
-    them."""
+    """Slice sizes on shapes that outer mesh axes leave, read from the window dims of the result."""
     numbers = op.params["dimension_numbers"]
     sizes = list(op.params["slice_sizes"])
     window = [
@@ -198,11 +207,11 @@ def _localised_sizes(op: Op) -> tuple[int, ...]:
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The scatter on the shard; where a dim that indices hit is split, indices are shifted and
-    foreign ones dropped.
+    """The scatter on the shard. Of a split dim, each device writes the updates that fall on its
+    shard and drops the others.
 
-    A window lies across shards: it is written to the shard with as much margin on both sides as it
-    has elements, which is cut off.
+    A window may reach across shards, so the shard gets margins of `window` elements on both sides,
+    which are cut off at the end.
     """
     operand, indices, updates = args
     numbers, mode = ctx.params["dimension_numbers"], _MODE.from_any(ctx.params["mode"])
@@ -218,10 +227,8 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ]
     changes: dict[str, Any] = {}
     if split or tuple(indices.shape) != tuple(ctx.global_ins[1].shape):
-        changes = {
-            "indices_are_sorted": False,
-            "unique_indices": False,
-        }  # padding and dropped indices are neither
+        # Indices that are padded or dropped are neither sorted nor unique.
+        changes = {"indices_are_sorted": False, "unique_indices": False}
     if not split:
         return bind_with(ctx, (operand, indices, updates), **changes)
     local = ctx.local_ins[0]
@@ -248,9 +255,9 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     zero = jnp.zeros((), operand.dtype)
     operand = lax.pad(operand, zero, [(m, m, 0) for m in margin])
     if math.prod(args[1].shape[:-1]) == 1:
-        # XLA's CPU compiler in JAX 0.10 merges the slice that made the shard with the one element
-        # that a lone index hits, without the bound: an index outside writes an element of another
-        # shard into this one.
+        # For a single index, XLA's CPU compiler in JAX 0.10 merges the slice that made the shard
+        # with the update of one element and loses the bound: an index outside of the shard writes
+        # an element of another shard into this one. The barrier keeps the two apart.
         (operand,) = _jax.optimization_barrier((operand,))
     (out,) = bind_with(
         ctx, (operand, jnp.stack(components, -1), updates), mode=_MODE.FILL_OR_DROP, **changes
@@ -278,8 +285,8 @@ def _scatter_traits(name: str) -> Traits:
     local=_scatter_local,
 )
 def _scatter(op: Op) -> Sequence[Row]:
-    """Splitting the updates leaves partials of the scatter's monoid, to which a partial operand is
-    added."""
+    """Split updates give a partial result with the scatter's monoid; the operand is partial then,
+    too."""
     numbers = op.params["dimension_numbers"]
     operand, indices, updates = scatter_factors(
         op.params, op.ins[0].shape, len(op.ins[1].shape), op.ins[2].shape
@@ -322,11 +329,13 @@ _FOLDED = {
     "scatter-mul": ("sum",),
     "scatter-sub": ("max", "min"),
 }
-"""Over which other monoid each way to combine distributes: what is folded into every part of the
-operand is folded into the whole."""
+"""For each scatter, the monoids that its operation distributes over. With one of them, each device
+may apply all updates to its part of the operand."""
 
 
 def _folded_rows(op: Op) -> list[Row]:
+    """Rows in which only the operand is partial, under a monoid that the scatter's operation
+    distributes over."""
     dtype = op.outs[0].dtype
     wraps = op.name in ("scatter-add", "scatter-sub") and not jnp.issubdtype(dtype, jnp.floating)
     found = [m for m in _FOLDED.get(op.name, ()) if m in admissible(dtype) and not wraps]

@@ -1,5 +1,5 @@
-"""Decompositions, solves and Fourier transforms: leading batch dims split; of a matrix, those
-columns or rows that are solved for alone."""
+"""Decompositions, solves and Fourier transforms. Leading batch dims split; so do columns (or rows)
+of a matrix that are solved independently."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _CORE: dict[str, tuple[int, ...]] = {
     "tridiagonal": (2,),
     "tridiagonal_solve": (1, 1, 1, 2),
 }
-"""For each operand, how many trailing dims one matrix or vector has."""
+"""For each operand, the number of trailing dims that make one matrix or vector."""
 
 _LINEAR_IN = {"triangular_solve": 1, "tridiagonal_solve": 3, "ormqr": 2}
-"""The operand that a solve or a product is linear in, and whose columns (rows, from the right) are
-apart from each other."""
+"""The position of the operand in which a solve or a product is linear. Its columns (its rows, where
+the matrix is on the right) are independent of each other."""
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -43,6 +43,8 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule(*_CORE, traits=lambda name: Traits(linear_map=name in _LINEAR_IN), local=_local)
 def _batched(op: Op) -> Sequence[Row]:
+    """Batch dims split; for a solve, also the independent columns or rows of its right-hand
+    side."""
     batch = len(op.ins[0].shape) - _CORE[op.name][0]
     letters = tuple(f"b{i}" for i in range(batch))
     ins, outs = (
@@ -65,7 +67,7 @@ def _batched(op: Op) -> Sequence[Row]:
     local=lambda ctx, args: bind_with(ctx, (_summed(ctx, args[0]), args[1])),
 )
 def _symmetric_product(op: Op) -> Sequence[Row]:
-    """alpha a a' + beta c: contracts the columns of a onto a partial c."""
+    """alpha a a' + beta c. Splitting the columns of a gives a partial result; c is partial then."""
     letters = tuple(f"b{i}" for i in range(len(op.ins[0].shape) - 2))
     a, c = (*letters, None, "k"), (*letters, None, None)
     return split_rows(
@@ -79,7 +81,7 @@ def _summed(ctx: LocalContext, a: Any) -> Any:
 
 @rule("fft", traits=Traits(linear_map=True), local=_local)
 def _fft(op: Op) -> Sequence[Row]:
-    """Linear; the transformed dims are the last ones."""
+    """Linear. The transformed dims are the last ones and do not split."""
     batch = len(op.ins[0].shape) - len(op.params["fft_lengths"])
     dims = tuple(f"b{i}" if i < batch else None for i in range(len(op.ins[0].shape)))
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *linear_rows(op)]

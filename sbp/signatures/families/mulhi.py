@@ -1,5 +1,5 @@
-"""The high half of a product of integers, by halves: JAX cannot compile its primitive under
-shard_map on CPU (0.10 and 0.12)."""
+"""`mulhi`, the high half of a product of integers, computed from half words: under `shard_map`, JAX
+0.10 and 0.12 cannot compile the primitive on CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbp.signatures.traits import Traits
 
 
 def high_half(x: Any, y: Any) -> Any:
-    """The high word of the product of two integers of one dtype.
+    """The high word of the product of two integers of the same dtype.
 
     >>> int(high_half(jnp.int32(2**30), jnp.int32(-12)))
     -3
@@ -34,7 +34,7 @@ def high_half(x: Any, y: Any) -> Any:
         + lax.shift_right_logical(carried, half)
     )
     if jnp.issubdtype(dtype, jnp.signedinteger):
-        # A negative number stands for itself plus 2**width.
+        # Read as an unsigned word, a negative number is larger by 2**width.
         zero = jnp.zeros((), word)
         high = high - jnp.where(x < 0, b, zero) - jnp.where(y < 0, a, zero)
     return lax.bitcast_convert_type(high, dtype)

@@ -1,5 +1,5 @@
-"""argmax, argmin, top_k and sort: along a split dim, devices compare what each found in its own
-shard."""
+"""`argmax`, `argmin`, `top_k` and `sort`. Along a split dim, devices compare what each found in its
+own shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 _NOWHERE = np.int32(np.iinfo(np.int32).max)
-"""The index of what lies in no shard: later than all that do."""
+"""The index of padding: larger than every index of an element."""
 
 
 def _size(aval: Any) -> int:
@@ -34,7 +34,8 @@ def _dims(op: Op, axis: int) -> tuple[str | None, ...]:
 
 
 def _extreme_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The winner of each shard and its index; among equals the first wins, NaN among them."""
+    """Compares the winners of all shards, each with its index. Among equal elements the first wins;
+    NaNs count as equal."""
     (dim,) = ctx.params["axes"]
     axes = ctx.in_axes(0, dim)
     if not axes:
@@ -83,8 +84,8 @@ def _top_k_axis(params: dict[str, Any], rank: int) -> int:
 
 
 def _top_k_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The largest of each shard, gathered in order, and the largest of those: among equals the
-    first, as on one device."""
+    """Gathers the k largest elements of each shard, in order, and takes the k largest of those.
+    Among equal elements the first wins, as on one device."""
     dim = _top_k_axis(ctx.params, args[0].ndim)
     if not ctx.in_axes(0, dim):
         return bind_with(ctx, args)
@@ -131,8 +132,8 @@ def _top_k(op: Op) -> Sequence[Row]:
 
 
 def _network(n: int) -> list[tuple[int, int]]:
-    """The stages of Batcher's bitonic sorting network on n = 2**k places: (size of the runs,
-    distance of the partners)."""
+    """The stages of Batcher's bitonic sorting network on n = 2**k places, as pairs: the size of the
+    runs, and the distance between partners."""
     stages, run = [], 2
     while run <= n:
         distance = run // 2
@@ -144,8 +145,10 @@ def _network(n: int) -> list[tuple[int, int]]:
 
 
 def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Merge-splits of sorted shards along a sorting network. Padding sorts last, equal keys by
-    their place, as a stable sort has them."""
+    """Sorts shards, then merges and splits pairs of shards along a sorting network.
+
+    Padding sorts last. Equal keys are in the order of their indices, as in a stable sort.
+    """
     dim, keys = ctx.params["dimension"], ctx.params["num_keys"]
     if not ctx.in_axes(0, dim):
         return bind_with(ctx, args)
@@ -213,8 +216,8 @@ def _sort(op: Op) -> Sequence[Row]:
 
 
 def _moved_along(op: Op) -> list[Row]:
-    """What is not a key is moved by the order of the keys, which a stable sort leaves no choice
-    in."""
+    """Rows in which operands that are not keys are partial: the keys, which are B, determine the
+    order of a stable sort."""
     keys = op.params["num_keys"]
     moved = op.ins[keys:]
     if not moved or not op.params["is_stable"]:

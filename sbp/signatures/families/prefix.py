@@ -1,4 +1,4 @@
-"""Cumulative operators: along a split dim each shard is corrected by the total of the shards before
+"""Cumulative operators. Along a split dim, each shard joins in the total of the shards before
 it."""
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _JOIN = {
 
 
 def _start(name: str, dtype: Any) -> np.ndarray:
-    """What a cumulative operator starts from; a logarithm of a sum starts from the logarithm of
-    nothing."""
+    """The value that a cumulative operator starts from; for `cumlogsumexp` the logarithm of 0."""
     return neutral(_MONOID.get(name, "max"), dtype)
 
 
 def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Runs the operator on the shard, gathers the totals of all shards, and joins in those that
+    come before."""
     (x,) = args
     name, dim, reverse = ctx.primitive.name, ctx.params["axis"], ctx.params["reverse"]
     axes = ctx.in_axes(0, dim)
@@ -55,7 +56,8 @@ def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _joined(ctx: LocalContext, totals: Any) -> Any:
-    """The join along the leading dim: the last result of the operator itself."""
+    """The join of all shards' totals: the last result of the operator itself along the leading
+    dim."""
     (running,) = bind_with(ctx, (totals,), axis=0, reverse=False)
     return lax.index_in_dim(running, running.shape[0] - 1, 0, keepdims=False)
 
@@ -86,6 +88,7 @@ def _traits(name: str) -> Traits:
     "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", traits=_traits, local=_cumulative_local
 )
 def _cumulative(op: Op) -> Sequence[Row]:
+    """Other dims split; the operator's own dim splits with the kernel `prefix`."""
     axis = int(op.params["axis"])
     dims = tuple(None if d == axis else f"d{d}" for d in range(len(op.ins[0].shape)))
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))

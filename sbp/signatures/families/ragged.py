@@ -1,7 +1,8 @@
-"""ragged_dot_general: rows in groups, and a matrix for each group; tokens split, and so do experts.
+"""`ragged_dot_general`: each group of rows is multiplied with a matrix of its own. Rows (tokens)
+split, and so do groups (experts).
 
-A shard of the rows counts how much of each group it holds; a shard of the matrices counts from
-where its first group begins.
+Where rows are split, each device counts how much of each group its shard has. Where groups are
+split, each device counts from the first row of its first group.
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ add_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """Factors of a ragged product, as those of a dot_general, and which of them is the ragged one;
-    `g` are the groups."""
+    """The factors of a ragged product, named as in `dot_factors`; the groups are `g`.
+
+    Arguments:
+      lhs: factors of the left operand.
+      rhs: factors of the right operand.
+      sizes: factors of the group sizes.
+      out: factors of the result.
+      ragged: the factor that the groups divide.
+    """
 
     lhs: Dims
     rhs: Dims
@@ -48,6 +56,12 @@ class _Roles:
 
 
 def _roles(params: dict[str, Any], ranks: Sequence[int]) -> _Roles:
+    """The factors of a ragged product.
+
+    Arguments:
+      params: parameters of the `ragged_dot_general`.
+      ranks: numbers of dims of its operands: left, right, group sizes.
+    """
     numbers = params["ragged_dot_dimension_numbers"]
     m = dot_factors(numbers.dot_dimension_numbers, ranks[0], ranks[1])
     (lhs_contract, _), (lhs_batch, _) = numbers.dot_dimension_numbers
@@ -72,18 +86,28 @@ def _of_context(ctx: LocalContext) -> _Roles:
 
 
 def _before(sizes: Any) -> Any:
-    """How many rows lie before each group."""
+    """The number of rows before each group."""
     return jnp.cumsum(sizes, -1) - sizes
 
 
 def _spread(x: Any, factors: Dims, over: Dims, shape: Sequence[int]) -> Any:
-    """A mask with some factors over a value that has them all."""
+    """A mask broadcast to a value that has all factors of the mask.
+
+    Arguments:
+      x: the mask.
+      factors: its factors.
+      over: the factors of the value.
+      shape: the shape of the value.
+    """
     return lax.broadcast_in_dim(x, tuple(shape), [over.index(f) for f in factors])
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Contracted dims are masked in both operands (zero times a NaN of the other one's padding is
-    NaN), and matrices that no row has."""
+    """Multiplies shards.
+
+    The padding of both operands along contracted dims becomes zero (zero times a NaN in the other
+    operand's padding would be NaN), and so do padded matrices, which no row multiplies.
+    """
     roles = _of_context(ctx)
     operands = list(args[:2])
     for k, factors in enumerate((roles.lhs, roles.rhs)):
@@ -112,13 +136,14 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         return bind_with(ctx, (lhs, rhs, sizes))
     mine = lax.iota(jnp.int32, groups) + first_group
     counted = jnp.where(mine < total, jnp.take(sizes, mine, axis=-1, mode="clip"), 0)
-    # What lies before the first group of this shard is counted as that group's, to keep the others
-    # in their places, and is left out.
+    # Rows before the first group of this shard are counted as part of it, so that the other groups
+    # keep their places; `kept` makes them zero.
     skipped = jnp.sum(jnp.where(lax.iota(jnp.int32, total) < mine[0], sizes, 0), -1)
     counted = counted.at[..., 0].add(skipped)
     others = tuple(f for f in roles.sizes if f != "g")
 
     def kept(x: Any, factors: Dims) -> Any:
+        """The value with zeros in the rows before the first group of this shard."""
         rows = lax.broadcasted_iota(
             jnp.int32, (*skipped.shape, x.shape[factors.index(roles.ragged)]), skipped.ndim
         )
@@ -138,6 +163,8 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     "ragged_dot_general", traits=Traits(pointwise=True, contracts=True, scales="each"), local=_local
 )
 def _ragged_dot_general(op: Op) -> Sequence[Row]:
+    """Other dims split as in `dot_general`; the ragged dim splits with the kernel `ragged_shards`,
+    groups with `ragged_groups`."""
     if len(op.ins) != 3 or op.params.get("group_offset") is not None:
         return []
     roles = _roles(op.params, [len(a.shape) for a in op.ins])

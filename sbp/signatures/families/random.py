@@ -1,4 +1,4 @@
-"""Random numbers: the shard of a split result is the slice of the global draw, bit for bit."""
+"""Random numbers. A shard of a split result is the slice of the global result, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ _HARDWARE = {
     "key<rbg>": frozenset({"random_bits", "random_gamma"}),
     "key<urbg>": frozenset({"random_bits", "random_fold_in", "random_gamma", "random_split"}),
 }
-"""What these keys do by rng_bit_generator, which JAX gives one draw from the first key where there
-is a batch of keys."""
+"""For each kind of key, the primitives that use `rng_bit_generator`. For a batch of keys, JAX makes
+one draw there, from the first key."""
 
 _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
 
 
 def _each_key_alone(op: Op, keys: Any) -> bool:
-    """Whether each key of a batch draws what it draws alone; of keys that are not JAX's own,
-    nothing is known."""
+    """Whether each key of a batch draws the same numbers as it draws without the others; False for
+    kinds of keys that are not JAX's own."""
     dtype = str(keys.dtype)
     return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())
 
 
 def batch_rows(op: Op) -> list[Row]:
-    """The rows that split a dim of the batch, which leads in every operand and result that has
-    it."""
+    """Rows that split a batch dim. Batch dims come first in every operand and result."""
     rank = min(len(a.shape) for a in (*op.ins, *op.outs))
     return [Row((Split(d),) * len(op.ins), (Split(d),) * len(op.outs)) for d in range(rank)]
 
@@ -53,7 +52,7 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("random_wrap", "random_unwrap", "random_clone", traits=Traits(), local=_local)
 def _words(op: Op) -> Sequence[Row]:
-    """Keys as their words, and back."""
+    """From keys to their words, and back."""
     return batch_rows(op)
 
 
@@ -64,8 +63,7 @@ def _seed(op: Op) -> Sequence[Row]:
 
 @rule("random_split", traits=Traits(), local=_local)
 def _random_split(op: Op) -> Sequence[Row]:
-    """Batches of keys split; the new dims of a split are a few words, that every device derives
-    alike."""
+    """Only dims of the batch of keys split. Every device computes all new keys of its shard."""
     return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
 
 
@@ -76,18 +74,22 @@ def _fold_in(op: Op) -> Sequence[Row]:
 
 @rule("random_gamma", traits=Traits(generates="draws"), local=_local)
 def _random_gamma(op: Op) -> Sequence[Row]:
-    """A key for each of some leading dims; the other dims draw by the position in the whole, and
-    JAX tells them apart inside."""
+    """Only dims of the batch of keys split. Other dims draw by their position in the whole result,
+    inside of JAX."""
     return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
 
 
 def counters(
     shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """High and low words of the global linear index of each element of a shard
-    (jax_threefry_partitionable's counters).
+    """The 64-bit linear index in the whole array of each element of a shard: its high and low
+    words. These are the counters of `jax_threefry_partitionable`.
 
-    The high words are 0: a rule asks for fewer than 2**32 elements.
+    Arguments:
+      shape: shape of the shard.
+      global_shape: shape of the whole array. It has fewer than 2**32 elements, so the high words
+          are 0.
+      offsets: for each dim, the global index of the shard's element 0.
     """
     low = jnp.zeros(shape, jnp.uint32)
     stride = 1
@@ -106,7 +108,8 @@ def _counts(op: Op) -> bool:
 
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Elements of one key's draw by their counters; a batch of keys by JAX itself."""
+    """Draws the elements of each key by their counters; where the shard has whole draws, JAX draws
+    them."""
     (key,) = args
     batch, shape, width = key.ndim, ctx.local_outs[0], ctx.params["bit_width"]
     drawn = tuple(ctx.global_outs[0].shape[batch:])
@@ -126,8 +129,8 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("random_bits", traits=Traits(generates="counter"), local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
-    """Splits of any dim of a draw by threefry with partitionable counters below 2**32, and of the
-    keys' dims by most keys."""
+    """Dims of the draw split for threefry keys with partitionable counters and fewer than 2**32
+    elements. Dims of the batch of keys split for most kinds of keys."""
     key = op.ins[0]
     rows = batch_rows(op) if _each_key_alone(op, key) else []
     if str(key.dtype) == "key<fry>" and _counts(op):

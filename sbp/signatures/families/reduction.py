@@ -1,4 +1,5 @@
-"""Reductions: the reduced dim contracts, the others split."""
+"""Reductions. Splitting a reduced dim gives a partial result; splitting another dim splits the
+result."""
 
 from __future__ import annotations
 
@@ -56,8 +57,7 @@ def _reduce(op: Op) -> Sequence[Row]:
     if monoid not in admissible(op.ins[0].dtype):
         monoid = None
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(kept,), contract=monoid, masks_padding=True))
-    # A reduction commutes with its own monoid: the sum of partial sums, the maximum of partial
-    # maxima.
+    # A reduction commutes with its own monoid: a sum of partial sums is a partial sum.
     return [*rows, *(monoid_rows(op, monoid) if monoid else [])]
 
 
@@ -69,7 +69,7 @@ def _reduce_whole(op: Op) -> Sequence[Row]:
 
 @rule("reduce", traits=Traits(), local=_local)
 def _reduce_by(op: Op) -> Sequence[Row]:
-    """A reduction by any function, from initial values."""
+    """A reduction by any function, with initial values: only dims that are not reduced split."""
     count = len(op.ins) // 2
     dims = _dims(len(op.ins[0].shape), lambda d: d in op.params["dimensions"])
     kept = tuple(d for d in dims if d is not None)

@@ -1,5 +1,5 @@
-"""Primitives that move elements along a dim: slice, pad, rev, concatenate, split, reshape. A split
-dim is exchanged with neighbours."""
+"""Primitives that move elements along a dim: `slice`, `split`, `pad`, `rev`, `concatenate`,
+`reshape`. Along a split dim, devices exchange elements with their neighbours."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
 
-# Another axis that splits a dim further cannot tell, by the sizes that the first one leaves, a
-# slice from the whole dim.
+# Does not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis cannot
+# distinguish a slice from the whole dim.
 add_kernel(
     Kernel(
         name="masked_slice",
@@ -30,14 +30,19 @@ add_kernel(
 
 
 def split_dim(row: Row) -> int:
-    """The dim of the first result that a row splits."""
+    """The dim that a row splits in all of its results."""
     (atom,) = set(row.outs)
     assert isinstance(atom, Split)
     return atom.dim
 
 
 def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
-    """Rows that split a dim of operands and results alike; an operand too small for that is B."""
+    """Rows that split a dim of operands and results; an operand shorter than the mesh axis stays B.
+
+    Arguments:
+      op: the equation.
+      dims: the dims to split, one for each row.
+    """
     rows = []
     for d in dims:
         if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape):
@@ -60,8 +65,9 @@ def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Win
 
 
 def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Split dims that are cut: their window is fetched, or each device puts down what it owns of
-    it."""
+    """Slices the shard. Where a split dim is cut, the device fetches the elements of its own
+    results if the result is split there; otherwise it puts the elements that it owns at their
+    places."""
     (x,) = args
     start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
     strides = list(ctx.params["strides"] or (1,) * x.ndim)
@@ -90,7 +96,8 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
-    """Of a slice along a split dim, the elements in this shard at their places, zeros elsewhere."""
+    """The elements of a slice that this device owns, at their places in the whole result; zeros
+    elsewhere."""
     windows = _slice_windows(
         ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim]
     )
@@ -104,6 +111,7 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
 
 @rule("slice", traits=Traits(moves=True, scales="together"), local=_slice_local)
 def _slice(op: Op) -> Sequence[Row]:
+    """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
     whole = [
         _slice_windows(op.params, d, size, out).is_identity for d, (size, out) in enumerate(sizes)
@@ -125,7 +133,7 @@ def _slice(op: Op) -> Sequence[Row]:
 
 
 def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
-    """For each result, who needs what of the operand."""
+    """For each result, the range of the operand that each device needs."""
     total, needs, before = sum(sizes), [], 0
     for size in sizes:
         chunk = -(-size // n)
@@ -157,6 +165,7 @@ def _split_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("split", traits=Traits(moves=True, scales="together"), local=_split_local)
 def _split(op: Op) -> Sequence[Row]:
+    """Other dims split; the dim that is cut into results splits with halo exchange."""
     axis = op.params["axis"]
     dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.ins[0].shape)))
     rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs))), *moved_rows(op)]
@@ -198,8 +207,8 @@ def _window_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("pad", traits=Traits(moves=True, scales="together"), local=_pad_local)
 def _pad(op: Op) -> Sequence[Row]:
-    """Operand and padding value together: a partial operand wants a partial value, so `pad(P, 1.0)`
-    adds 1 once."""
+    """Pads the operand. The operand and the padding value are partial together: parts of the value
+    1.0 join to 1.0, so the padding is right."""
     whole = [tuple(c) == (0, 0, 0) for c in op.params["padding_config"]]
     dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
     padded = [d for d, w in enumerate(whole) if not w and op.ins[0].shape[d] >= op.axis_size]
@@ -250,7 +259,7 @@ def _rev(op: Op) -> Sequence[Row]:
 
 
 def _joined(sizes: Sequence[int], n: int) -> list[Need]:
-    """For each operand, who needs what of it."""
+    """For each operand, the range of it that each device needs."""
     chunk = -(-sum(sizes) // n)
     needs, before = [], 0
     for size in sizes:
@@ -260,6 +269,8 @@ def _joined(sizes: Sequence[int], n: int) -> list[Need]:
 
 
 def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches, from each operand, the elements that the shard of the result may have of it, and
+    selects."""
     d = ctx.params["dimension"]
     axes = next((ctx.in_axes(k, d) for k in range(len(args)) if ctx.in_axes(k, d)), ())
     if not axes:
@@ -294,6 +305,7 @@ def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("concatenate", traits=Traits(moves=True, scales="together"), local=_concatenate_local)
 def _concatenate(op: Op) -> Sequence[Row]:
+    """Other dims split; the concatenated dim splits with halo exchange."""
     axis = int(op.params["dimension"])
     dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.outs[0].shape)))
     return [
@@ -307,12 +319,14 @@ def _concatenate(op: Op) -> Sequence[Row]:
 
 
 def _order(params: dict[str, Any], rank: int) -> tuple[int, ...]:
-    """The order in which a reshape reads the operand's dims: it may transpose first."""
+    """The order in which a reshape reads the operand's dims. Its parameter `dimensions` may
+    transpose them."""
     order = params.get("dimensions")
     return tuple(range(rank)) if order is None else tuple(map(int, order))
 
 
 def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Exchanges elements where the shards of the two sides differ, then reshapes the shard."""
     order = _order(ctx.params, args[0].ndim)
     x = lax.transpose(args[0], order)
     source, target = tuple(ctx.global_ins[0].shape[d] for d in order), ctx.global_outs[0].shape
@@ -322,7 +336,8 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             if len(axes) == 1 and not keeps_shards(
                 source, target, lead, lead_out, group, axes[0][1]
             ):
-                # From the last group on, so that dims before keep their numbers.
+                # The loop starts at the last group, so that dims of earlier groups keep their
+                # numbers.
                 ((axis, n),) = axes
                 flat = x.reshape(*x.shape[: group[0]], -1, *x.shape[group[-1] + 1 :])
                 x = fetch(
@@ -362,8 +377,11 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     local=_reshape_local,
 )
 def _reshape(op: Op) -> Sequence[Row]:
-    """The leading dim of each group of dims splits: where the axis divides both sides or the dim is
-    kept, locally; else elements move."""
+    """The leading dim of each group of dims splits.
+
+    The reshape is local if the mesh axis divides the leading dims of both sides, or if the dim is a
+    whole group and keeps its size. Otherwise devices exchange elements.
+    """
     order = _order(op.params, len(op.ins[0].shape))
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
     dims: list[str | None] = [None] * len(source)

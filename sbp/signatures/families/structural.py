@@ -1,5 +1,5 @@
-"""Primitives that move whole dims without computing: they carry every partial, and each dim that
-keeps its extent splits."""
+"""Primitives that rearrange whole dims. They keep every partial operand, and each dim splits that
+has the same size on both sides."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _transpose(op: Op) -> Sequence[Row]:
     local=lambda ctx, args: bind_with(ctx, args[:1], shape=ctx.local_outs[0]),
 )
 def _broadcast_in_dim(op: Op) -> Sequence[Row]:
-    """Dims that the operand lacks, or has with size 1, split freely: every part is the same."""
+    """Dims that the operand lacks, or has with size 1, split with the operand B: all parts are
+    equal there."""
     out: list[str | None] = [f"new{i}" for i in range(len(op.outs[0].shape))]
     dims: list[str | None] = [None] * len(op.ins[0].shape)
     for i, j in enumerate(op.params["broadcast_dimensions"]):
@@ -108,8 +109,8 @@ def _tile(op: Op) -> Sequence[Row]:
 
 @rule("bitcast_convert_type", traits=Traits(), local=_same)
 def _bitcast_convert_type(op: Op) -> Sequence[Row]:
-    """Dims split, except the last one of the side with the narrower dtype, which holds the pieces
-    of one element."""
+    """Every dim splits except the one that holds the pieces of one element: the last dim of the
+    side with the narrower dtype."""
     rank = min(len(op.ins[0].shape), len(op.outs[0].shape))
     ins, out = (
         tuple(f"d{i}" if i < rank else None for i in range(len(a.shape)))
@@ -118,7 +119,8 @@ def _bitcast_convert_type(op: Op) -> Sequence[Row]:
     rows = split_rows(op, FactorMap(ins=(ins,), outs=(out,)))
     dtypes = op.ins[0].dtype, op.outs[0].dtype
     if all(jnp.issubdtype(d, jnp.integer) for d in dtypes):
-        # Bits do not see each other; a sum or product modulo 2**k does not see the sign.
+        # `and` and `or` treat each bit independently. Sums and products modulo 2**k are the same
+        # for signed and unsigned integers.
         rows += monoid_rows(
             op,
             "and",
@@ -129,8 +131,10 @@ def _bitcast_convert_type(op: Op) -> Sequence[Row]:
 
 
 def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Counted in int32 and cast once: in bfloat16 a rounded offset plus a rounded index is not the
-    rounded sum."""
+    """Counts from the shard's offset, in int32, and casts at the end.
+
+    In bfloat16, a rounded offset plus a rounded index is not the rounded sum.
+    """
     dim, shape = ctx.params["dimension"], ctx.local_outs[0]
     if shape[dim] == ctx.global_outs[0].shape[dim]:
         return bind_with(ctx, (), shape=shape)
@@ -151,6 +155,5 @@ def _iota(op: Op) -> Sequence[Row]:
     "empty", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0])
 )
 def _empty(op: Op) -> Sequence[Row]:
-    """Zeros where JAX is without an uninitialised buffer, anything where it has one: of any
-    type."""
+    """Rows for a buffer whose elements have no meaning: every dim splits."""
     return split_rows(op, FactorMap(ins=((),) * len(op.ins), outs=(_dims(len(op.outs[0].shape)),)))

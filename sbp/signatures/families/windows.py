@@ -1,5 +1,5 @@
-"""Reductions over sliding windows and the derivatives of their maxima; along a split dim,
-neighbours send what windows reach."""
+"""Reductions over sliding windows, and the derivatives of their maxima. Along a split dim,
+neighbours send the elements that windows reach."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from sbp.signatures.traits import Traits
 
 
 def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
-    """How the windows of a reduction lie along a dim."""
+    """How the windows of a reduction lie along a dim.
+
+    Arguments:
+      params: parameters of the primitive.
+      dim: the dim.
+      size: its size in the operand that windows read.
+      out: its size in the result.
+    """
 
     def of(name: str) -> int:
         found = params.get(name)
@@ -44,8 +51,13 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
 
 
 def _dims(op: Op, operand: Any, out: Any) -> tuple[tuple[str | None, ...], list[int]]:
-    """Factors of the dims that windows do not slide along, and the other dims, of what windows read
-    and what they give."""
+    """The factors of the dims along which windows do not slide, and a list of the other dims.
+
+    Arguments:
+      op: the equation.
+      operand: aval of what windows read.
+      out: aval with one element for each window.
+    """
     sizes = zip(operand.shape, out.shape, strict=True)
     slides = [
         d
@@ -56,8 +68,8 @@ def _dims(op: Op, operand: Any, out: Any) -> tuple[tuple[str | None, ...], list[
 
 
 def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
-    """The window parameters with no padding and no base dilation along some dims: the exchange has
-    put both down."""
+    """The window parameters with no padding and no base dilation along some dims, where the
+    exchange has done both."""
     changed: dict[str, Any] = {
         "padding": tuple((0, 0) if d in dims else tuple(p) for d, p in enumerate(params["padding"]))
     }
@@ -71,8 +83,14 @@ def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, A
 def _fetched(
     ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
 ) -> tuple[list[Any], list[int]]:
-    """The operands of a window reduction with what their windows read along split dims, and those
-    dims."""
+    """The operands of a window reduction, with the elements that their windows read along split
+    dims; and these dims.
+
+    Arguments:
+      ctx: the kernel's place.
+      xs: shards of the operands.
+      fills: for each operand, the scalar for padding.
+    """
     out, dims = list(xs), []
     for d, (size, result) in enumerate(
         zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
@@ -138,7 +156,7 @@ def _reduce_window(op: Op) -> Sequence[Row]:
 
 @rule("reduce_window", traits=Traits(), local=_reduce_by_local)
 def _reduce_window_by(op: Op) -> Sequence[Row]:
-    """By any function, from initial values, which are the padding too."""
+    """A window reduction by any function, with initial values that are also the padding."""
     count = len(op.ins) // 2
     dims, slides = _dims(op, op.ins[0], op.outs[0])
     return [
@@ -162,7 +180,7 @@ def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
 
 
 def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
-    """What loses to every element: the padding of a selection."""
+    """The scalar that a selection never prefers to an element; it serves as padding."""
     return neutral("max" if params["select_prim"].name in ("ge", "gt") else "min", dtype)
 
 
@@ -175,8 +193,8 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("select_and_gather_add", traits=Traits(moves=True), local=_gather_local)
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
-    """The tangent of the element that each window chooses by the second operand; linear in the
-    first."""
+    """The tangent of the element that each window of the second operand chooses; linear in the
+    tangents, the first operand."""
     dims, slides = _dims(op, op.ins[0], op.outs[0])
     return [
         *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
@@ -186,8 +204,8 @@ def _select_and_gather_add(op: Op) -> Sequence[Row]:
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
-    """For the devices of an axis: which windows touch their elements, and what these windows
-    read."""
+    """What each device of a mesh axis needs: the windows that touch its elements, and the elements
+    that these windows read."""
     held = -(-windows.size // n)
     first = [-((windows.window - 1 - windows.low - held * i) // windows.stride) for i in range(n)]
     last = [(held * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
@@ -198,8 +216,8 @@ def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """All windows that touch the shard run on what they read; of their result, the shard's own
-    elements are kept."""
+    """Runs all windows that touch the shard, on the elements that they read, and keeps the shard's
+    own elements of the result."""
     source, operand = args
     padding, cuts = list(map(tuple, ctx.params["padding"])), []
     for d, (out, size) in enumerate(
@@ -212,7 +230,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         cotangents, read = _touching(windows, n)
         source = fetch(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
         operand = fetch(ctx, operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
-        # Elements that no window reaches lie before or behind: room for them on both sides.
+        # The shard may have elements before or after those that windows read: pad both sides.
         held = ctx.local_ins[1][d]
         room = max(0, *(abs(held * i - s) for i, s in enumerate(read.starts)), held)
         config = [(room, room, 0) if e == d else (0, 0, 0) for e in range(operand.ndim)]
@@ -238,8 +256,8 @@ def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("select_and_scatter_add", traits=Traits(linear_map=True), local=_scatter_local)
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
-    """Adds each window's cotangent to the element that it chooses by the second operand; linear in
-    the first."""
+    """Adds each window's cotangent to the element that the window of the second operand chooses;
+    linear in the cotangents, the first operand."""
     source, operand = op.ins
     dims, slides = _dims(op, operand, source)
     return [
@@ -251,6 +269,7 @@ def _select_and_scatter_add(op: Op) -> Sequence[Row]:
 
 @rule("select_and_scatter", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args))
 def _select_and_scatter(op: Op) -> Sequence[Row]:
-    """By any pair of functions, from an initial value: dims that windows do not slide along."""
+    """With any pair of functions and an initial value: only dims along which windows do not slide
+    split."""
     dims, _ = _dims(op, op.ins[0], op.ins[1])
     return split_rows(op, FactorMap(ins=(dims, dims, ()), outs=(dims,)))

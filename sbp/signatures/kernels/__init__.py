@@ -1,1 +1,1 @@
-"""What rows run on the shards where that is not the primitive itself."""
+"""Programs that rows run on shards where the primitive itself is not enough."""

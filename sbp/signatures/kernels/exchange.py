@@ -1,10 +1,10 @@
-"""Exchange of neighbouring elements along a split dim: each device of a mesh axis gets the range of
-global indices it wants.
+"""Exchange of elements along a split dim: each device of a mesh axis gets a range of global
+indices.
 
-What is wanted is known when the plan is made, for each device; so are the messages: rounds of
-collective-permutes, each of one width, in which a device sends to one other and receives from one
-other at most. A halo of one neighbour is one round; a reversal is one round in which shards change
-places; what a device holds itself is not sent.
+The ranges are known when the plan is made, and so are the messages. A round is one
+collective-permute: all its messages have the same width, and each device sends to at most one other
+device and receives from at most one. A halo of one neighbour takes one round. A reversal takes one
+round in which shards change places. A device sends nothing to itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What each device of a mesh axis wants of a dim that is split over it.
+    """The range that each device of a mesh axis needs along a dim that is split over it.
 
     Arguments:
-      size: elements of the dim.
-      chunk: elements one device holds, the last ones padded.
-      starts: for each device, the global index of the first element that it wants; it may lie
+      size: number of elements of the dim.
+      chunk: elements in one device's shard, padding included.
+      starts: for each device, the global index of the first element that it needs; it may lie
           outside of the dim.
-      width: how many elements each wants.
+      width: number of elements that each device needs.
     """
 
     size: int
@@ -43,29 +43,30 @@ class Need:
     width: int
 
     def wanted(self, device: int) -> tuple[int, int]:
-        """The range of elements of the dim that a device wants."""
+        """The first and the last global index (exclusive) of a device's range inside of the dim."""
         start = self.starts[device]
         return min(max(start, 0), self.size), max(0, min(start + self.width, self.size))
 
     @property
     def leaves_dim(self) -> bool:
-        """Whether some device wants indices outside of the dim."""
+        """Whether some device needs indices outside of the dim."""
         return min(self.starts) < 0 or max(self.starts) + self.width > self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Messages of one width.
+    """Messages of one width, sent in one collective-permute.
 
     Arguments:
-      pairs: (source, destination) devices; equal ones are what a device has itself, and such a
-          round has no others.
-      width: elements in a message.
-      first: for each source device, the position in its shard of the first element it sends.
-      place: for each destination, the position in its window of the first element it receives (it
-          may reach outside).
-      receives: whether each device receives.
-      covers: whether devices that do not receive have nothing to lose where the message would go.
+      pairs: (source, destination) devices. In a round that sends nothing, each device is its own
+          source.
+      width: number of elements in a message.
+      first: for each source, the position in its shard of the first element that it sends.
+      place: for each destination, the position in its range where the first element goes; it may
+          lie outside of the range.
+      receives: for each device, whether it receives a message.
+      covers: whether a device without a message may be written at `place` too, because it needs no
+          elements there.
     """
 
     pairs: tuple[Pair, ...]
@@ -77,14 +78,18 @@ class Round:
 
     @property
     def is_own(self) -> bool:
-        """Whether nothing is sent."""
+        """Whether each device copies from its own shard, so that nothing is sent."""
         return self.pairs[0][0] == self.pairs[0][1]
 
 
 @functools.lru_cache(maxsize=4096)
 def rounds(need: Need) -> tuple[Round, ...]:
-    """The messages that a need takes, fewest elements first: neighbours at one distance together,
-    or mirrored ones."""
+    """The messages that fulfil a need: first a copy of each device's own elements, then messages
+    between devices.
+
+    The messages are grouped in three ways: by distance, by the sum of the device numbers (for
+    reversals), and by greedy colouring. The result is the grouping that sends the fewest elements.
+    """
     edges = [(j, i) for i in range(len(need.starts)) for j in _sources(need, i)]
     own = [e for e in edges if e[0] == e[1]]
     others = [e for e in edges if e[0] != e[1]]
@@ -98,11 +103,13 @@ def rounds(need: Need) -> tuple[Round, ...]:
 
 
 def _sources(need: Need, device: int) -> range:
+    """The devices whose shards have elements that a device needs."""
     low, high = need.wanted(device)
     return range(low // need.chunk, -(-high // need.chunk)) if low < high else range(0)
 
 
 def _by(edges: Iterable[Pair], key: Callable[[Pair], int]) -> list[list[Pair]]:
+    """Groups (source, destination) pairs by a key; the groups are sorted by it."""
     groups: dict[int, list[Pair]] = {}
     for edge in edges:
         groups.setdefault(key(edge), []).append(edge)
@@ -110,7 +117,8 @@ def _by(edges: Iterable[Pair], key: Callable[[Pair], int]) -> list[list[Pair]]:
 
 
 def _colored(edges: Sequence[Pair]) -> list[list[Pair]]:
-    """Each edge in the first group in which neither its source nor its destination occurs."""
+    """Puts each pair into the first group in which neither its source nor its destination
+    occurs."""
     groups: list[tuple[list[Pair], set[int], set[int]]] = []
     for source, target in edges:
         at = next(
@@ -131,17 +139,22 @@ def _colored(edges: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def _piece(need: Need, edge: Pair) -> tuple[int, int]:
-    """The range of global indices that a message carries."""
+    """The range of global indices that a message carries, end exclusive."""
     source, target = edge
     low, high = need.wanted(target)
     return max(low, source * need.chunk), min(high, (source + 1) * need.chunk)
 
 
 def _width(need: Need, group: Sequence[Pair]) -> int:
+    """The number of elements in the longest message of a group."""
     return max(high - low for low, high in (_piece(need, e) for e in group))
 
 
 def _round(need: Need, group: Sequence[Pair]) -> Round:
+    """The round of a group of (source, destination) pairs.
+
+    A message shorter than the others starts earlier in the shard where it would reach over its end.
+    """
     count, width = len(need.starts), _width(need, group)
     first, place = [-1] * count, [need.width] * count
     for source, target in group:
@@ -154,7 +167,8 @@ def _round(need: Need, group: Sequence[Pair]) -> Round:
     common = {place[target] for _, target in group}
     covers = all(receives)
     if not covers and len(common) == 1:
-        # All write to one place; the others may write there too when nothing of theirs lies there.
+        # All messages go to one place. The other devices may be written there if they need no
+        # elements there.
         (at,) = common
         place = [at] * count
         covers = all(receives[i] or not _overlap(need, i, at, width) for i in range(count))
@@ -166,31 +180,42 @@ def _round(need: Need, group: Sequence[Pair]) -> Round:
 
 
 def _overlap(need: Need, device: int, at: int, width: int) -> bool:
+    """Whether a device needs elements at positions `at` to `at + width` of its range.
+
+    Arguments:
+      need: the ranges of all devices.
+      device: the device.
+      at: the first position.
+      width: the number of positions.
+    """
     low, high = (k - need.starts[device] for k in need.wanted(device))
     return max(low, at) < min(high, at + width)
 
 
 def elements_sent(need: Need) -> tuple[int, int]:
-    """How many elements along the dim a device sends at most, and in how many collectives."""
+    """The elements along the dim that a device sends at most, and the number of collectives."""
     sent = [r for r in rounds(need) if not r.is_own]
     return sum(r.width for r in sent), len(sent)
 
 
 def of_device(table: Sequence[int | bool], axis: str) -> Any:
-    """The entry of this device of a mesh axis; known now where all have the same."""
+    """This device's entry of a table with one entry for each device of a mesh axis.
+
+    If all entries are equal, the result is that Python value; otherwise a traced scalar.
+    """
     return table[0] if len(set(table)) == 1 else jnp.asarray(np.array(table))[lax.axis_index(axis)]
 
 
 def fetch(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
-    """The elements that this device wants, from the shards of all devices of a mesh axis.
+    """The elements that this device needs, from the shards of all devices of a mesh axis.
 
     Arguments:
       ctx: the kernel's place.
       x: this device's shard.
       dim: the dim that is split.
-      axis: the mesh axis.
-      need: who wants what.
-      fill: a scalar for indices outside of the dim; None when they do not matter.
+      axis: the mesh axis that splits it.
+      need: the ranges that the devices need.
+      fill: a scalar for indices outside of the dim; None where their values do not matter.
 
     Returns:
       An array with `need.width` elements along the dim.

@@ -1,12 +1,12 @@
-"""Halo exchange: operators whose results read a range of neighbouring elements, with the dim split
-on both sides.
+"""Halo exchange: each element of a result reads a range of neighbouring elements, along a dim that
+is split in operand and result.
 
-`Windows` is what they have in common. A result element o reads the elements at `stride * o - low +
-dilation * k`, k below `window`, of its operand with `base - 1` holes between elements: a slice has
-windows of one element, a pad has a base, a convolution has it all. The kernel fetches what its own
-results read and puts it down without padding and holes to pad, so that the primitive runs on it
-with neither. Where a formula is printed wrong in the GSPMD paper (the limit of a shard's range,
-appendix A.4), this is the right one.
+`Windows` describes these reads. A result element `o` reads the positions `stride * o - low +
+dilation * k` for `0 <= k < window` of a padded array. That array has `base - 1` holes between the
+operand's elements. A slice has windows of one element, a pad has a base, a convolution has all of
+it. The kernel fetches the elements that the device's own results read and puts them at their
+positions in the padded array; the primitive then runs without padding and base dilation. The GSPMD
+paper (appendix A.4) misprints the limit of a shard's range; the formula here is the right one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Which elements of a dim each element of the result's dim reads.
+    """The positions of a dim that each element of the result's dim reads.
 
     Arguments:
-      size: elements of the operand's dim.
-      out: elements of the result's dim.
-      stride: between windows.
-      low: padding before the first element; negative where elements are left out.
-      window: elements in a window.
-      dilation: distance between elements of a window.
-      base: distance between elements of the operand in the padded array (base dilation).
+      size: number of elements of the operand's dim.
+      out: number of elements of the result's dim.
+      stride: distance between the first positions of two neighbouring windows.
+      low: padding before the first element; negative where elements are cut off.
+      window: number of elements in a window.
+      dilation: distance between neighbouring elements of a window.
+      base: distance between neighbouring elements of the operand in the padded array (base
+          dilation).
     """
 
     size: int
@@ -47,33 +48,41 @@ class Windows:
 
     @property
     def is_identity(self) -> bool:
-        """Whether each element reads the one at its own place."""
+        """Whether each result element reads only the operand element with the same index."""
         return (
             self.size == self.out and self.stride == self.window == self.base == 1 and self.low == 0
         )
 
     def first(self, out: int) -> int:
-        """The position in the padded array of the first element that a result element reads."""
+        """The position in the padded array of the first element that a result element reads.
+        Position 0 is the operand's element 0."""
         return self.stride * out - self.low
 
     def padded(self, chunk: int) -> int:
-        """Positions of the padded array that `chunk` results in a row read."""
+        """The number of positions of the padded array that `chunk` neighbouring results read."""
         return self.stride * (chunk - 1) + self.dilation * (self.window - 1) + 1
 
     def exchange(self, operand: int, dim: int, n: int) -> Exchange:
-        """The exchange of an operand whose dim is read so."""
+        """The exchange that the halo kernel makes along a dim.
+
+        Arguments:
+          operand: position of the operand.
+          dim: its dim that the windows read.
+          n: number of devices along the mesh axis.
+        """
         need = self.need(n)
         return Exchange(
             operand, (dim,), need, need.width if self.base == 1 else self.padded(-(-self.out // n))
         )
 
     def phases(self, n: int) -> tuple[int, ...]:
-        """For each device, how many positions lie before the first element in what it reads."""
+        """For each device, the number of positions that its range of the padded array has before
+        its first element of the operand."""
         chunk = -(-self.out // n)
         return tuple(-self.first(chunk * i) % self.base for i in range(n))
 
     def need(self, n: int) -> Need:
-        """What the devices of a mesh axis want, each for its own results."""
+        """The elements of the operand that each device of a mesh axis reads for its own results."""
         chunk = -(-self.out // n)
         starts = tuple(-(-self.first(chunk * i) // self.base) for i in range(n))
         ends = ((self.first(chunk * i) + self.padded(chunk) - 1) // self.base for i in range(n))
@@ -96,7 +105,8 @@ def padded_shard(
       dim: the dim that is split.
       over: name and size of the mesh axis that splits it.
       windows: the windows that slide along the dim.
-      fill: a scalar for the elements between and around those of `x`; None when they do not matter.
+      fill: a scalar for the positions between and around the elements of `x`; None where their
+          values do not matter.
 
     Returns:
       An array with the elements of `x` and of its neighbours at their positions in the padded dim.
@@ -105,8 +115,8 @@ def padded_shard(
     found = fetch(ctx, x, dim, axis, windows.need(n), fill)
     if windows.base == 1:
         return found
-    # Three cases in the paper, by how the phases of the devices differ; here each device cuts at
-    # its own.
+    # The GSPMD paper has three cases, by how the phases of the devices differ. Here each device
+    # cuts at its own phase, which covers them all.
     phase = of_device(windows.phases(n), axis)
     length = windows.padded(-(-windows.out // n))
     config = [
@@ -119,7 +129,7 @@ def padded_shard(
 
 
 def bytes_beside(aval: Any, *dims: int) -> float:
-    """Bytes of a tensor for each element along some of its dims."""
+    """Bytes of the elements of a tensor that share one index along some dims."""
     return math.prod(s for d, s in enumerate(aval.shape) if d not in dims) * _jax.itemsize(
         aval.dtype
     )
@@ -127,13 +137,13 @@ def bytes_beside(aval: Any, *dims: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a row's kernel exchanges of one operand.
+    """The elements of one operand that the kernel of a row exchanges.
 
     Arguments:
-      operand: its position.
-      dims: the dim that is split, or the neighbouring dims that are one range of elements.
-      need: who needs what along them.
-      after: how many elements lie along the dim of a shard then.
+      operand: position of the operand.
+      dims: the dim that is split, or several neighbouring dims that count as one range of elements.
+      need: the range that each device needs along these dims.
+      after: number of elements along the dim of a shard after the exchange.
     """
 
     operand: int
@@ -145,12 +155,17 @@ class Exchange:
 Exchanges = list[Exchange]
 
 _EXCHANGES: dict[str, Callable[[Op, Row], Exchanges]] = {}
+"""For each primitive with halo rows, the exchanges of an equation under a row."""
 
 
 def exchanges(
     *names: str,
 ) -> Callable[[Callable[[Op, Row], Exchanges]], Callable[[Op, Row], Exchanges]]:
-    """Decorator: says what the halo kernel of some primitives exchanges under a row."""
+    """Decorator: enters a function from an op and a row to the exchanges of the halo kernel.
+
+    Arguments:
+      names: the primitives that the function is for.
+    """
 
     def enter(of: Callable[[Op, Row], Exchanges]) -> Callable[[Op, Row], Exchanges]:
         _EXCHANGES.update(dict.fromkeys(names, of))

@@ -1,5 +1,5 @@
-"""Reshapes of a split dim: which dims on both sides hold the same elements, and what the devices
-exchange where their shards differ."""
+"""Reshapes of a split dim: the dims of both sides that have the same elements, and the exchange
+between devices whose shards differ."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sbp.signatures.kernels.exchange import Need
 def reshape_groups(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """The finest common grouping of dims of a reshape: each pair of dim lists holds the same number
-    of elements.
+    """The finest grouping of the dims of a reshape, as pairs of dim lists with the same number of
+    elements.
 
     >>> reshape_groups((6, 4), (2, 3, 4))
     [([0], [0, 1]), ([1], [2])]
@@ -41,8 +41,8 @@ def reshape_groups(
 
 
 def leading_dims(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, list[int]]]:
-    """For each group of a reshape, the leading dims on both sides and the source's dims of the
-    group."""
+    """For each group of a reshape: the leading dims of the source and of the target, and the
+    group's dims of the source. Dims of size 1 do not count as leading."""
     found = []
     for left, right in reshape_groups(source, target):
         lead = next((d for d in left if source[d] > 1), None)
@@ -60,7 +60,16 @@ def keeps_shards(
     group: Sequence[int],
     n: int,
 ) -> bool:
-    """Whether the shards of a split leading dim, reshaped, are the shards of the result's."""
+    """Whether the shards of the source, reshaped, are the shards of the target.
+
+    Arguments:
+      source: sizes of the operand's dims.
+      target: sizes of the result's dims.
+      lead: the group's leading dim of the operand, which is split.
+      lead_out: the group's leading dim of the result, which is split.
+      group: the group's dims of the operand.
+      n: number of devices along the mesh axis.
+    """
     a, b = source[lead], target[lead_out]
     return (a % n == 0 and b % n == 0) or (a == b and a == math.prod(source[d] for d in group))
 
@@ -73,8 +82,17 @@ def regrouped(
     group: Sequence[int],
     n: int,
 ) -> Need:
-    """Who needs what of a group's elements in order: blocks of whole rows of the leading dims on
-    both sides."""
+    """The exchange of a reshape along a group of dims, which count as one range of elements. A
+    shard is a number of whole rows of the leading dim, before and after.
+
+    Arguments:
+      source: sizes of the operand's dims.
+      target: sizes of the result's dims.
+      lead: the group's leading dim of the operand, which is split.
+      lead_out: the group's leading dim of the result, which is split.
+      group: the group's dims of the operand.
+      n: number of devices along the mesh axis.
+    """
     size = math.prod(source[d] for d in group)
     wanted = -(-target[lead_out] // n) * (size // target[lead_out])
     return Need(

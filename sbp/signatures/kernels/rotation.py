@@ -1,12 +1,13 @@
-"""Products of two operands that are split along different loops: the shards of one visit every
-device, one neighbour at a time.
+"""Products of two operands that are split along different loops: the shards of one operand visit
+every device, one neighbour at a time.
 
-With both operands split on free dims, or one of them on a contracted dim alone, no local product is
-a part of the result. Instead of gathering one operand, its shards go round the ring while each
-device multiplies the one it holds (Cannon's algorithm on one mesh axis); on two mesh axes, with a
-contracted dim split over a different one in each operand, one operand is gathered and the other one
-goes round (SUMMA: van de Geijn and Watts, 1997). The bytes are those of gathering; the memory is
-not, and a device multiplies while it sends.
+If both operands are split on free dims, or only one on a contracted dim, no product of shards is a
+part of the result. One could gather one operand. Here its shards go round a ring of devices
+instead, and each device multiplies the shard that it has (Cannon's algorithm on one mesh axis). On
+two mesh axes, with a contracted dim split over a different axis in each operand, one operand is
+gathered and the other goes round (SUMMA: van de Geijn and Watts, 1997). The devices send as many
+bytes as for gathering, but no device stores the whole operand, and a device multiplies while it
+sends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
 
 ROTATIONS = ("rotate_lhs", "rotate_rhs")
-"""The kernels, by the position of the operand that goes round."""
+"""The kernels, by the position of the operand whose shards go round."""
 
 
 def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
@@ -57,8 +58,14 @@ for _operand, _name in enumerate(ROTATIONS):
 
 
 def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
-    """One operand split on a free dim, which the result keeps; the other one on any of its own
-    loops, around which it goes."""
+    """Rows of a product in which one operand goes round. The other operand is split on a free dim
+    that the result keeps; the operand that goes round is split on any of its dims that is not a
+    batch dim.
+
+    Arguments:
+      op: the equation.
+      m: the factors of its operands and result.
+    """
     if "sum" not in admissible(op.outs[0].dtype):
         return []
     rows = []
@@ -73,7 +80,7 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
                     or g not in m.outs[0]
                     or (f in m.ins[stays] and f in m.outs[0])
                 ):
-                    continue  # g is a free loop of what stays, f no batch loop
+                    continue  # g must be a free loop of the other operand, f no batch loop
                 ins: list[Atom] = [B, B]
                 ins[moved], ins[stays] = Split(m.ins[moved].index(f)), Split(m.ins[stays].index(g))
                 rows.append(Row(tuple(ins), (Split(m.outs[0].index(g)),), kernel=kernel))
@@ -82,7 +89,15 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """An operand whose shards visit every device."""
+    """An operand whose shards visit every device.
+
+    Arguments:
+      operand: its position.
+      dim: the dim that the mesh axis splits.
+      axis: the name of the mesh axis.
+      n: number of devices along it.
+      factor: the factor of the dim.
+    """
 
     operand: int
     dim: int
@@ -92,8 +107,9 @@ class _Moved:
 
 
 def _all_moved(ctx: LocalContext, m: FactorMap) -> list[_Moved]:
-    """The operands that the result, or the other operand, wants whole along a dim that a mesh axis
-    splits."""
+    """The operands whose shards must visit every device, each with a mesh axis. The axis splits a
+    dim of the operand, and it does not split the same factor in the other operand or in the
+    result."""
     found = []
     for operand in (0, 1):
         for dim, factor in enumerate(m.ins[operand]):
@@ -109,8 +125,14 @@ def _all_moved(ctx: LocalContext, m: FactorMap) -> list[_Moved]:
 
 
 def _places(ctx: LocalContext, m: FactorMap, other: int) -> list[tuple[Dims, Callable[[int], Any]]]:
-    """The other operand and the result: their factors, and by which axes a dim of theirs is
-    split."""
+    """The other operand and the result: for each, its factors, and a function from a dim to the
+    mesh axes that split it.
+
+    Arguments:
+      ctx: the kernel's place.
+      m: the factors of the product.
+      other: position of the other operand.
+    """
     return [
         (m.ins[other], lambda d: ctx.in_axes(other, d)),
         (m.outs[0], lambda d: ctx.out_axes(0, d)),
@@ -120,14 +142,15 @@ def _places(ctx: LocalContext, m: FactorMap, other: int) -> list[tuple[Dims, Cal
 def rotated(
     ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Callable[..., Any]
 ) -> Any:
-    """The shard of a product; the operands' padding along contracted dims that stay is masked
-    already.
+    """The shard of a product whose operands are split along different loops.
+
+    The padding of contracted dims that do not go round must be zero already.
 
     Arguments:
       ctx: the kernel's place.
-      m: the product's factors.
-      args: the shards.
-      product: multiplies two arrays, given the dtype of the result.
+      m: the factors of the product.
+      args: shards of the two operands.
+      product: multiplies two arrays; its third argument is the dtype of the result.
     """
     moved = sorted(_all_moved(ctx, m), key=lambda x: args[x.operand].size)
     operands = list(args)
@@ -145,10 +168,19 @@ def rotated(
 def _around(
     ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, product: Callable[..., Any]
 ) -> Any:
+    """The shard of a product; the shards of one operand go round the ring.
+
+    Arguments:
+      ctx: the kernel's place.
+      m: the factors of the product.
+      operands: the operands, local or gathered.
+      one: the operand that goes round.
+      product: multiplies two arrays; its third argument is the dtype of the result.
+    """
     shard, other = operands[one.operand], operands[1 - one.operand]
     chunk, out, shape = shard.shape[one.dim], ctx.global_outs[0].dtype, list(ctx.local_outs[0])
     contracted = one.factor not in m.outs[0]
-    # Sums of 16-bit products are kept in 32 bits from shard to shard.
+    # Products of 16-bit floats are summed in 32 bits.
     dtype = (
         np.dtype(np.float32)
         if contracted and jnp.issubdtype(out, np.floating) and out.itemsize < 4
@@ -168,6 +200,8 @@ def _around(
     ring = [(i, (i - 1) % one.n) for i in range(one.n)]
 
     def multiply(step: Any, x: Any, total: Any) -> Any:
+        """Adds the product with the shard that has come `step` places, or writes it at its
+        place."""
         start = ((me + step) % one.n) * chunk
         with_it = lax.dynamic_slice_in_dim(other, start, chunk, along) if contracted else other
         pair = (x, with_it) if one.operand == 0 else (with_it, x)

@@ -1,4 +1,4 @@
-"""What local kernels share: padding made neutral, and global indices turned into a shard's own."""
+"""Helpers of local kernels: neutral padding, and positions in a shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbp.signatures.rule import LocalContext
 
 
 def neutral(monoid: str, dtype: Any) -> Any:
-    """The neutral element of a monoid, as a scalar of the dtype."""
+    """The neutral element of a monoid, as a NumPy scalar of the dtype."""
     match monoid:
         case "sum" | "or":
             return np.zeros((), dtype)
@@ -33,10 +33,16 @@ def neutral(monoid: str, dtype: Any) -> Any:
 def without_padding(
     ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str
 ) -> Any:
-    """The shard of an operand with the padding along some dims replaced by the monoid's neutral
-    element.
+    """A shard with its padding along some dims replaced by the monoid's neutral element.
 
-    A select, not a product: padding may hold NaN.
+    It selects and does not multiply by 0: padding may be NaN.
+
+    Arguments:
+      ctx: the kernel's place.
+      operand: position of the operand.
+      x: its shard.
+      dims: the dims.
+      monoid: the monoid.
     """
     for dim in dims:
         extent = ctx.in_extent(operand, dim)
@@ -47,17 +53,24 @@ def without_padding(
 
 
 def picked_along(x: Any, index: Any, dim: int) -> Any:
-    """Elements along a dim, at a vector of indices, each brought into the shard first.
+    """The elements at a vector of positions along a dim, clipped to the shard.
 
-    Here and not by XLA, whose CPU compiler in JAX 0.10 merges the slice that made a shard with one
-    of its elements, without the bound.
+    Arguments:
+      x: the shard.
+      index: the positions.
+      dim: the dim.
+
+    The clipping is done here, not by XLA: the CPU compiler of JAX 0.10 merges the slice that made a
+    shard with a read of one element and loses the bound.
     """
     return jnp.take(x, jnp.clip(index, 0, x.shape[dim] - 1), axis=dim, mode="clip")
 
 
 def clipped(index: Any, size: int) -> tuple[Any, Any]:
-    """Indices brought into [0, size) as int32, and which were outside; compared in their own dtype,
-    which may be too narrow for size."""
+    """Indices clipped to [0, size) as int32, and whether each was outside.
+
+    The comparison is in the dtype of the indices, which may be too narrow for `size`.
+    """
     last = min(size - 1, int(jnp.iinfo(index.dtype).max))
     inside = jnp.clip(index, jnp.asarray(0, index.dtype), jnp.asarray(last, index.dtype))
     return inside.astype(jnp.int32), inside != index

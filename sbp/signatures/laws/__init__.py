@@ -1,1 +1,2 @@
-"""What S, B and P mean, and how rows are checked against it: enumeration and Z3."""
+"""The definition of S, B and P, and the checks of rows against it: on numbers (`oracle`) and by
+Z3."""

@@ -1,9 +1,9 @@
-"""Theorems about where elements lie: what split rows and their kernels rest on, in linear
-arithmetic over all sizes.
+"""Theorems about the places of elements, on which split rows and their kernels rest. They are in
+linear arithmetic, for all sizes.
 
-A dim of length L lies on n devices in blocks of c = ceil(L / n): device i holds the elements from i
-* c on, the last blocks padded. Each theorem is stated for n devices at a time; every other number
-is any integer.
+A dim of length L is on n devices in blocks of c = ceil(L / n) elements: device i has the elements
+from index i * c on, and the last blocks are padded. Each theorem is stated for a given n; every
+other number is any integer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def _clip(x: Term, low: Term, high: Term) -> Term:
 
 
 class _Blocks:
-    """A dim of any length, split over n devices."""
+    """A dim of any length, split over n devices.
+
+    Arguments:
+      n: number of devices.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -47,13 +51,15 @@ class _Blocks:
         ]
 
     def start(self, device: int) -> Term:
+        """The global index of a block's first element."""
         return device * self.chunk
 
     def extent(self, device: int) -> Term:
-        """How many elements of a block are real."""
+        """How many elements of a block are not padding."""
         return _clip(self.length - self.start(device), 0, self.chunk)
 
     def owns(self, device: int, index: Term) -> Term:
+        """Whether a device's block has the element at a global index."""
         here = index - self.start(device)
         return z3.And(here >= 0, here < self.extent(device))
 
@@ -63,7 +69,7 @@ def _total(values: Sequence[Term]) -> Term:
 
 
 def one_holder(n: int) -> Theorem:
-    """Each element is real on exactly one device, within its block: concatenation commutes with any
+    """Each element is on exactly one device, within its block. So concatenation commutes with any
     function of one index."""
     b = _Blocks(n)
     k: Term = z3.Int("k")
@@ -72,14 +78,13 @@ def one_holder(n: int) -> Theorem:
 
 
 def one_reader(n: int) -> Theorem:
-    """A masked lookup: an index, clipped to the dim, is read by its owner and zero by the others;
-    the parts add up to the element."""
+    """A masked lookup. The index is clipped to the dim; its owner reads the element and the other
+    devices have zero; the sum of the parts is the element."""
     b = _Blocks(n)
     x: Term = z3.Function("x", z3.IntSort(), z3.IntSort())
     index: Term = z3.Int("index")
     inside = _clip(index, 0, b.length - 1)
-    # A shard's position j holds element start + j; the position is clipped to the shard before it
-    # is read.
+    # Position j of a shard has the element start + j. The position is clipped before it is read.
     parts = [
         z3.If(b.owns(i, inside), x(b.start(i) + _clip(inside - b.start(i), 0, b.chunk - 1)), 0)
         for i in range(n)
@@ -88,8 +93,8 @@ def one_reader(n: int) -> Theorem:
 
 
 def one_reader_of_windows(n: int) -> Theorem:
-    """Windows across shards: each shard between as many zeros as a window has elements, its start
-    clipped; the parts add up."""
+    """Windows that reach across shards. Each shard has margins of zeros as long as a window, and
+    the start of the window is clipped; the sum of the parts is the window."""
     b = _Blocks(n)
     x: Term = z3.Function("x", z3.IntSort(), z3.IntSort())
     start, window, k = _ints("start window k")
@@ -111,11 +116,11 @@ def one_reader_of_windows(n: int) -> Theorem:
 
 
 def own_update(_: int) -> Theorem:
-    """An update of a window: a shard writes a position of its own iff the window covers it, and
-    with the right element.
+    """An update of a window. A device writes a position of its shard if and only if the window
+    covers it, and with the right element.
 
-    The shard looks at as many positions as the window has, or at all of its own, from where the
-    window begins or the shard does.
+    The device rewrites `min(window, chunk)` positions: from the start of the window on, moved so
+    that they are inside of the shard.
     """
     first, chunk, start, window, k = _ints("first chunk start window k")
     size = _least(window, chunk)
@@ -131,12 +136,13 @@ def own_update(_: int) -> Theorem:
 
 
 def _prefix(sizes: Sequence[Term], k: int) -> Term:
+    """The sum of the first k sizes."""
     return _total(sizes[:k]) if k else z3.IntVal(0)
 
 
 def ragged_shard(groups: int) -> Theorem:
-    """A row of a shard is in the group that it is in as a whole, when each group counts what of it
-    lies in the shard."""
+    """Each device counts how many rows of each group its shard has; then every row of the shard is
+    in its own group."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     start, extent, row = _ints("start extent row")
     local = []
@@ -155,8 +161,8 @@ def ragged_shard(groups: int) -> Theorem:
 
 
 def ragged_groups(groups: int) -> Theorem:
-    """What lies before a shard of the groups, counted as its first one's and left out, leaves each
-    group its rows."""
+    """Each device counts the rows before its groups as part of its first group and leaves them out;
+    then every row is in its own group."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     row: Term = z3.Int("row")
     claims = []
@@ -174,13 +180,13 @@ def ragged_groups(groups: int) -> Theorem:
 
 
 WORD = 5
-"""Bits of a word in the theorem about counters: multipliers are slow to reason about, and the law
-is the same for every width."""
+"""Bits of a word in the theorem about counters. The law is the same for every width, and Z3 is slow
+on wide multiplications."""
 
 
 def counter(_: int) -> Theorem:
-    """The linear index of an element, in words that wrap, is the one in wider numbers, while the
-    whole has fewer elements than a word."""
+    """The linear index of an element, computed in words that wrap, is right while the whole array
+    has fewer elements than a word has values."""
     values: tuple[Term, ...] = tuple(
         z3.BitVec(name, 2 * WORD) for name in ("r", "c", "at_r", "at_c", "i", "j")
     )
@@ -198,7 +204,7 @@ def counter(_: int) -> Theorem:
 
 
 def neutral_padding(monoid: str) -> Theorem:
-    """A neutral element under padding leaves a reduction as it is."""
+    """A neutral element as padding does not change a reduction."""
     x, e = z3.Reals("x e")
     p, q = z3.BitVecs("p q", WORD)
     match monoid:
@@ -225,7 +231,8 @@ INDEX_THEOREMS: dict[str, tuple[Callable[[int], Theorem], tuple[int, ...]]] = {
     "ragged_groups": (ragged_groups, (2, 3)),
     "counter": (counter, (2,)),
 }
-"""Theorems by name, and for how many devices (of the ragged ones, groups) each is stated."""
+"""For each theorem, by its name: a function that states it, and the numbers of devices (for the
+ragged ones, of groups) that it is stated for."""
 
 OF_KERNEL: dict[str, str] = {
     "masked_gather": "one_reader",
@@ -238,4 +245,4 @@ OF_KERNEL: dict[str, str] = {
     "ragged_shards": "ragged_shard",
     "ragged_groups": "ragged_groups",
 }
-"""The theorem that the rows of a kernel rest on."""
+"""For each kernel, the name of the theorem that its rows rest on."""

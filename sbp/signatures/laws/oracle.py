@@ -1,8 +1,7 @@
-"""The oracle that every row of every rule is held against: the rule's kernel on lists of parts,
-without devices.
+"""The check of a row on numbers: the rule's kernel runs on lists of parts, without devices.
 
-A row is right iff running the kernel on the parts of the operands, and combining the parts that it
-returns, gives what the primitive gives on whole values (`laws` says what parts are).
+A row is right if, for every way to cut the operands into parts, the kernel's results on those parts
+combine to the result of the primitive on whole operands. `laws.parts` defines parts.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from sbp.signatures.rule import Op, Row, kernel_named, rule_for
 from sbp.types import Broadcast, P, Split
 
 Parts = dict[tuple[int, ...], np.ndarray]
-"""What each device holds of a value, by its index on each mesh axis."""
+"""Each device's part of a value, by the device's index on each mesh axis."""
 
 SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
-"""For each value and dim, names and sizes of the mesh axes that split it."""
+"""For each value and dim, the names and sizes of the mesh axes that split it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpTypes:
-    """How the operands and results of an op lie on a mesh: one atom for each mesh axis.
+    """The types of an equation's operands and results on a mesh: one atom for each mesh axis.
 
     Arguments:
       ins: types of the operands.
       outs: types of the results.
       sizes: sizes of the mesh axes.
-      communicates: whether the kernel has collectives, so that all devices run at once.
+      communicates: whether the kernel has collectives, so that all devices must run together.
     """
 
     ins: tuple[Types, ...]
@@ -47,11 +46,11 @@ class OpTypes:
 
     @property
     def whole(self) -> list[bool]:
-        """For each operand, whether all devices hold all of it."""
+        """For each operand, whether every device has all of it."""
         return [all(isinstance(a, Broadcast) for a in t) for t in self.ins]
 
     def devices(self) -> list[tuple[int, ...]]:
-        """The devices, by their index on each mesh axis."""
+        """The devices, as indices on each mesh axis."""
         return list(itertools.product(*(range(n) for n in self.sizes)))
 
     def shapes(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[int, ...], ...]:
@@ -61,8 +60,14 @@ class OpTypes:
     def spans(
         self, avals: Sequence[Any], types: Sequence[Types], device: tuple[int, ...]
     ) -> list[list[tuple[int, int]]]:
-        """For each value and dim, the global index of the part's element 0, and how many of its
-        elements are real."""
+        """For each value and dim, the global index of the part's element 0, and how many elements
+        of the part are not padding.
+
+        Arguments:
+          avals: avals of the operands or results.
+          types: their types.
+          device: the device, as its index on each mesh axis.
+        """
         return [
             [self._span(size, d, t, device) for d, size in enumerate(a.shape)]
             for a, t in zip(avals, types, strict=True)
@@ -77,7 +82,7 @@ class OpTypes:
         )
 
     def axes(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
-        """For each value and dim, names and sizes of the axes that split it."""
+        """For each value and dim, the names and sizes of the mesh axes that split it."""
         named = [(f"axis{k}", n) for k, n in enumerate(self.sizes)]
         return tuple(
             tuple(
@@ -98,8 +103,19 @@ class OpTypes:
 
 @dataclass(slots=True, eq=False)
 class ListPlace:
-    """The `LocalContext` of one device of a list. Offsets and extents are arguments of the compiled
-    kernel, as they are in a plan."""
+    """The `LocalContext` of one device of a list.
+
+    Offsets and extents are arguments of the compiled kernel, as in a plan. Fields beside those of
+    `LocalContext`:
+
+    Arguments:
+      in_even: for each operand and dim, whether no part has padding.
+      operand_axes: for each operand and dim, the mesh axes that split it.
+      result_axes: for each result and dim, the mesh axes that split it.
+      in_spans: for each operand and dim, its offset and extent.
+      out_spans: for each result and dim, its offset and extent.
+      first: whether this is the first device.
+    """
 
     primitive: Any
     params: dict[str, Any]
@@ -115,15 +131,15 @@ class ListPlace:
     first: Any
 
     def out_offset(self, result: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of a result along one dim."""
+        """The global index of element 0 of this device's shard of a result, along one dim."""
         return self.out_spans[result][dim][0]
 
     def in_offset(self, operand: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of an operand along one dim."""
+        """The global index of element 0 of this device's shard of an operand, along one dim."""
         return self.in_spans[operand][dim][0]
 
     def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are real along one dim."""
+        """How many elements of this device's shard of an operand are not padding, along one dim."""
         return (
             self.local_ins[operand][dim]
             if self.in_even[operand][dim]
@@ -139,8 +155,11 @@ class ListPlace:
         return self.result_axes[result][dim]
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What the source of this device's pair holds. A batch dim can only be permuted whole: who
-        is left out gets what is left over."""
+        """The `x` of the device that sends to this one.
+
+        JAX permutes a batch dim only as a whole, so devices without a pair are paired with each
+        other.
+        """
         size = lax.axis_size(axis)
         sources, targets = (set(range(size)) - {p[k] for p in pairs} for k in (0, 1))
         return lax.ppermute(x, axis, [*pairs, *zip(sorted(sources), sorted(targets), strict=True)])
@@ -151,11 +170,12 @@ class ListPlace:
 
 
 def _words(x: Any) -> np.ndarray:
-    """An array as numpy; keys as their words."""
+    """An array in NumPy; keys as their words."""
     return np.asarray(jax.random.key_data(x) if _jax.is_extended(x.dtype) else x)
 
 
 def _keys_like(data: np.ndarray, x: Any) -> Any:
+    """Words as keys of the same kind as `x`; other data unchanged."""
     return (
         jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(x))
         if _jax.is_extended(x.dtype)
@@ -165,12 +185,12 @@ def _keys_like(data: np.ndarray, x: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Oracle:
-    """One op with its operands; answers which types hold for it.
+    """One equation on given operands; `refute` checks types of its operands and results.
 
     Arguments:
-      op: the op on whole values.
+      op: the equation on whole values.
       primitive: the JAX primitive.
-      args: whole operands.
+      args: the whole operands.
     """
 
     op: Op
@@ -189,11 +209,11 @@ class Oracle:
         return _jax.bind(self.primitive, args, self.op.params)
 
     def _kernel(self, layout: OpTypes) -> Any:
-        """The rule's kernel, compiled once for each set of local shapes: types with equal shapes
-        share it, as devices do.
+        """The rule's kernel, compiled once for each set of local shapes; devices and types with
+        equal shapes share it.
 
-        On whole shapes it is run as it is: it binds the primitive, which JAX has compiled for the
-        whole values already.
+        On whole shapes the kernel is not compiled: it runs the primitive, which JAX has compiled
+        for the whole operands.
         """
         shapes = layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
         even = layout.even(self.op.ins, layout.ins)
@@ -233,7 +253,7 @@ class Oracle:
         return layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
 
     def refute(self, layout: OpTypes, rng: np.random.Generator) -> str:
-        """A counterexample to a layout; empty when these parts give none.
+        """A counterexample to the types; empty if these parts give none.
 
         Arguments:
           layout: the types of operands and results.
@@ -283,7 +303,7 @@ class Oracle:
         return jax.tree.map(np.int32, spans)
 
     def _one_by_one(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
-        """The results of a local kernel, device by device."""
+        """The results of a kernel without collectives, one device after another."""
         results: list[Parts] = [{} for _ in layout.outs]
         for device in layout.devices():
             args = [_keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
@@ -295,8 +315,8 @@ class Oracle:
         return results
 
     def _together(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
-        """The results of a kernel with collectives: devices are batch dims with the names of mesh
-        axes."""
+        """The results of a kernel with collectives: each mesh axis is a batch dim of `jax.vmap`,
+        with the name of the axis."""
         devices = layout.devices()
 
         def stacked(values: Sequence[Any]) -> Any:
@@ -314,8 +334,13 @@ class Oracle:
         return [{d: _words(value)[d] for d in devices} for value in got]
 
     def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
-        """A counterexample to one row on one mesh axis of size n; empty when these parts give
-        none."""
+        """A counterexample to a row on one mesh axis; empty if these parts give none.
+
+        Arguments:
+          row: the row.
+          n: number of devices along the axis.
+          rng: draws the parts.
+        """
         communicates = kernel_named(row.kernel).communicates
         return self.refute(
             OpTypes(
@@ -328,7 +353,8 @@ class Oracle:
 def _scale(
     values: dict[tuple[int, ...], np.ndarray], layout: OpTypes, atoms: Types, shape: Sequence[int]
 ) -> np.ndarray | float:
-    """The magnitudes of the parts that are summed to each element."""
+    """For each element of a sum, the sum of the magnitudes of its parts; 0 for a value that is no
+    sum."""
     if P not in atoms or not jnp.issubdtype(next(iter(values.values())).dtype, np.inexact):
         return 0.0
     sizes = {
@@ -340,5 +366,14 @@ def _scale(
 def holds(
     op: Op, primitive: Any, row: Row, args: Sequence[Any], n: int, rng: np.random.Generator
 ) -> bool:
-    """Whether one row of an op holds on n devices, for these operands and parts drawn from rng."""
+    """Whether a row holds for these operands, cut into parts that `rng` draws.
+
+    Arguments:
+      op: the equation on whole values.
+      primitive: the JAX primitive.
+      row: the row.
+      args: the whole operands.
+      n: number of devices along the mesh axis.
+      rng: draws the parts.
+    """
     return not Oracle(op, primitive, tuple(args)).refute_row(row, n, rng)

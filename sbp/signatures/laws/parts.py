@@ -1,7 +1,7 @@
-"""What S, B and P mean, on plain lists of parts and without devices.
+"""The definition of S, B and P on lists of parts, without devices.
 
-`combine(parts(x, atom, n), atom)` is x for every atom. Parts are adversarial: sums are uneven and
-cancel, maxima hide behind one holder, padding is NaN.
+`combine(parts(x, atom, n), atom, ..)` is x for every atom. The parts are adversarial: sums are
+uneven and cancel, only one device has the maximum, padding is NaN.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _JOIN: dict[str, Callable[[Any, Any], Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
 }
+"""How two parts are joined under each monoid."""
 
 TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 2e-1}
-"""Relative tolerance by bytes of one real number."""
+"""Relative tolerance of `difference`, by the bytes of one real number."""
 
 
 def _real_itemsize(dtype: np.dtype) -> int:
@@ -32,7 +33,13 @@ def _real_itemsize(dtype: np.dtype) -> int:
 
 
 def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
-    """Values that must not matter: NaN and large numbers, any integers, any booleans."""
+    """Values that must not matter: NaN and large numbers, any integers, any booleans.
+
+    Arguments:
+      shape: shape of the result.
+      dtype: its dtype.
+      rng: draws the values.
+    """
     shape = tuple(shape)
     if dtype == np.bool_:
         return rng.integers(0, 2, shape).astype(np.bool_)
@@ -49,7 +56,8 @@ def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np
 
 
 def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
-    """Offsets larger than the values; quarters, so that sums of floats are exact. Integers wrap."""
+    """Offsets larger than the values. Those of floats are quarters, so that their sums are exact;
+    integers wrap."""
     if jnp.issubdtype(dtype, np.integer):
         return noise(shape, dtype, rng)
     size = 24 if dtype.itemsize > 2 else 4
@@ -62,8 +70,8 @@ def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
 
 
 def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Element by element: all on one device, shares of 5/8 and 3/8, or random offsets of
-    alternating sign that cancel."""
+    """Parts of a sum. Each element is on one device, or shared in 5/8 and 3/8 by two devices, or
+    changed by random offsets whose sum is 0."""
     way = rng.integers(0, 3, x.shape)
     holder, second = (
         rng.integers(0, n, x.shape),
@@ -89,8 +97,8 @@ def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarr
 
 
 def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """One device holds the value; the others hold something beyond it: the neutral element, the
-    value itself, or anything between."""
+    """Parts of a maximum (`sign` -1) or minimum (`sign` 1). One device has the element; the others
+    have the neutral element, an equal element, or one in between."""
     holder = rng.integers(0, n, x.shape)
     out = []
     for i in range(n):
@@ -120,8 +128,8 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
 
 
 def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Powers of two and units, the last part makes up for them; of integers odd numbers, which have
-    an inverse modulo 2**k."""
+    """Parts of a product. Those of floats are powers of two and units; the last part makes up for
+    them. Those of integers are odd numbers, which have an inverse modulo 2**k."""
     if jnp.issubdtype(x.dtype, np.integer):
         out = [noise(x.shape, x.dtype, rng) | np.ones((), x.dtype) for _ in range(n - 1)]
         last = x
@@ -141,10 +149,10 @@ def _prod_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndar
 
 
 def _bit_parts(x: np.ndarray, n: int, monoid: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """Of some elements one device holds the bits and the others hold some of them too; of others
-    each holds those that it is to hold.
+    """Parts of a bitwise `or`. Either one device has all bits of an element and the others have
+    some of them, or each bit is on one device.
 
-    These are the parts under `or`; under `and`, they are those of the complement.
+    Parts of a bitwise `and` are the complements of parts of the complement.
     """
     if monoid == "and":
         return [~p for p in _bit_parts(~x, n, "or", rng)]
@@ -164,12 +172,13 @@ def parts(x: np.ndarray, atom: Atom, n: int, rng: np.random.Generator) -> list[n
 
     Arguments:
       x: the whole value.
-      atom: how it is held.
+      atom: the type of the value.
       n: number of devices.
-      rng: the source of what the type leaves open.
+      rng: draws what the type leaves open.
 
     Returns:
-      One part for each device; along a split dim of length L each has ceil(L/n), padded with noise.
+      One part for each device. Parts of S along a dim of length L have ceil(L/n) elements there,
+          with noise as padding.
     """
     match atom:
         case Broadcast():
@@ -199,10 +208,11 @@ def combine(
     """The value that parts stand for.
 
     Arguments:
-      values: the parts.
-      atom: how they hold it.
-      shape: the value's shape, without padding.
-      reader: the device that reads a B value; a type is right when all readers see the same.
+      values: the parts, one for each device.
+      atom: the type of the value.
+      shape: the shape of the value, without padding.
+      reader: the device whose part of a B value is the result; a type is right if every reader
+          gives the same value.
     """
     match atom:
         case Broadcast():
@@ -216,14 +226,21 @@ def combine(
             return total
 
 
-# ---- several mesh axes: lists of lists of parts, the inner ones on what the outer ones have
-# localised
+# ---- several mesh axes --------------------------------------------------------------------------
 
 Types = tuple[Atom, ...]
+"""The type of a value on several mesh axes: one atom for each axis, outer axes first. An inner axis
+splits what the outer axes leave."""
 
 
 def localised(shape: Sequence[int], atoms: Types, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The shape of one device's part."""
+    """The shape of one device's part.
+
+    Arguments:
+      shape: shape of the whole value.
+      atoms: its type.
+      sizes: sizes of the mesh axes.
+    """
     out = list(shape)
     for atom, n in zip(atoms, sizes, strict=True):
         if isinstance(atom, Split):
@@ -234,7 +251,14 @@ def localised(shape: Sequence[int], atoms: Types, sizes: Sequence[int]) -> tuple
 def place(
     x: np.ndarray, atoms: Types, sizes: Sequence[int], rng: np.random.Generator
 ) -> dict[tuple[int, ...], np.ndarray]:
-    """The part of each device of a mesh, by its index on each axis."""
+    """The part of each device of a mesh, by the device's index on each axis.
+
+    Arguments:
+      x: the whole value.
+      atoms: its type.
+      sizes: sizes of the mesh axes.
+      rng: draws what the type leaves open.
+    """
     if not sizes:
         return {(): x}
     outer = parts(x, atoms[0], sizes[0], rng)
@@ -252,7 +276,15 @@ def assemble(
     shape: Sequence[int],
     reader: Sequence[int],
 ) -> Any:
-    """The value that the parts of all devices of a mesh stand for."""
+    """The value that the parts of all devices of a mesh stand for.
+
+    Arguments:
+      values: the parts, by the device's index on each axis.
+      atoms: the type of the value.
+      sizes: sizes of the mesh axes.
+      shape: shape of the whole value.
+      reader: for each axis, the device whose part of a B value is the result.
+    """
     if not sizes:
         return values[()]
     inner = localised(shape, atoms[:1], sizes[:1])
@@ -270,14 +302,15 @@ def assemble(
 
 
 def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.0) -> str:
-    """Why two values differ; empty when they are equal, to tolerance for floats, and as non-finite
-    as each other.
+    """How two values differ; empty if they are equal.
+
+    Floats are equal within `TOLERANCE`; any two non-finite floats are equal.
 
     Arguments:
       got: a value.
-      want: what it should be.
-      scale: magnitudes that were added up to it: what cancels leaves the rounding of what was
-          there.
+      want: the value to compare with.
+      scale: the sum of the magnitudes that were added to each element; the rounding error of
+          numbers that cancel is relative to it.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"

@@ -1,9 +1,9 @@
-"""Proofs of rows: for partial operands, the scalar law f(join(p1, p2)) = join(f(p1), f(p2)) as a
-theorem of Z3.
+"""Proofs of rows. A row with partial operands rests on a scalar law f(join(p1, p2)) = join(f(p1),
+f(p2)), which is a theorem of Z3.
 
-Floats are read as reals, integers as bit vectors, so that they wrap. What split rows and their
-kernels rest on are theorems about indices, in `indices`; that a primitive treats each index of a
-dim alike is its definition, and where that is more than a word the laws enumerate it.
+Floats are reals, and integers are bit vectors, which wrap. A row with a split rests on a theorem
+about indices, in `laws.indices`. That a primitive treats each index of a dim in the same way is its
+definition; where this is not obvious, the tests enumerate cases.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ from sbp.signatures.rule import Op, Row, rule_for
 from sbp.types import Broadcast, Split, Unreduced
 
 Status = Literal["proved", "enumerated", "assumed"]
+"""How a row is known: `proved` by Z3; `enumerated`, without a theorem, by the tests on numbers;
+`assumed`, with a theorem that Z3 did not prove, by these tests too."""
 
 Term = Any
 
 
 def scalar_function(op: Op) -> Callable[..., Term] | None:
-    """The function of a primitive on one element of each operand; for a reduction, on two elements
-    of its operand."""
+    """A primitive as a function of one element of each operand; None for one that has no such
+    function.
+
+    For a reduction or a product, the function takes a list of two elements of an operand.
+    """
     if op.name in SCALAR:
         return SCALAR[op.name]
     traits = traits_of(op.name)
@@ -54,25 +59,25 @@ def scalar_function(op: Op) -> Callable[..., Term] | None:
 
 
 def _shape_of(op: Op, position: int) -> int:
-    """How many elements of an operand the scalar function takes: two where the primitive
-    reduces."""
+    """The number of elements of an operand that the scalar function takes as a list; 0 for one
+    element by itself."""
     traits = traits_of(op.name)
     return 2 if traits.reduces or (traits.contracts and position < 2) else 0
 
 
 def theorem(op: Op, row: Row) -> Theorem | None:
-    """The scalar law of a row with partial operands; None where there is none (splits alone, or no
-    known function).
+    """The scalar law of a row with partial operands; None for a row with splits, or without a known
+    function.
 
-    Moved elements need the law of the identity; functions that rise or fall on their whole domain
-    are any function that does.
+    An operator that moves elements has the law of the identity. A monotone function is any function
+    that is monotone in the operand.
     """
     if any(isinstance(a, Split) for a in (*row.ins, *row.outs)) or not any(
         isinstance(a, Unreduced) for a in row.ins
     ):
         return None
     if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in (*op.ins, *op.outs)):
-        return None  # two reals side by side: the law is that of each, which the laws enumerate
+        return None  # not two independent reals: the tests on numbers check complex rows
     partial = {a for a in row.outs if isinstance(a, Unreduced)}
     if len(partial) != 1:
         return None
@@ -90,7 +95,7 @@ def theorem(op: Op, row: Row) -> Theorem | None:
         return law([ScalarOperand(op.outs[0].dtype, out, 2)], out, lambda x: a * x[0] + b * x[1])
     dtypes_ = [a.dtype for a in op.ins]
     if op.name in ("ge", "gt", "le", "lt"):
-        dtypes_ = [np.dtype(np.float32)] * 2  # an order, whatever is ordered
+        dtypes_ = [np.dtype(np.float32)] * 2  # the law holds for every order; reals have one
     function, premises = scalar_function(op), ()
     if (
         traits.monotone
@@ -124,7 +129,7 @@ class ScalarOperand:
     Arguments:
       dtype: the dtype of its elements.
       atom: its type.
-      count: how many elements the function takes of it, as a list; 0 for one element by itself.
+      count: number of elements that the function takes as a list; 0 for one element by itself.
     """
 
     dtype: Any
@@ -133,6 +138,8 @@ class ScalarOperand:
 
 
 def _operand(name: str, dtype: Any, count: int) -> Term:
+    """Variables for the elements of an operand: a list of `count`, or one variable if `count` is
+    0."""
     return (
         [variable(f"{name}_{k}", dtype) for k in range(count)] if count else variable(name, dtype)
     )
@@ -145,15 +152,16 @@ def law(
     premises: Sequence[Any] = (),
     result: Any = None,
 ) -> Theorem:
-    """f(join(p, q), b) = join(f(p, b), f(q, b)), with p and q the parts of partial operands and b
-    the broadcast ones.
+    """The theorem f(join(p, q), b) = join(f(p, b), f(q, b)). p and q are the parts of partial
+    operands, b are the operands that are B.
 
     Arguments:
-      operands: the operands; those that are partial have the parts p and q.
+      operands: the operands.
       out: the type of the result, which is partial.
       function: f.
-      premises: what is assumed of the operands.
-      result: the dtype of the result; None where its order is not asked for.
+      premises: what is assumed of the variables.
+      result: the dtype of the result, which says whether its order is that of unsigned integers;
+          None for a signed order.
     """
     whole, left, right = [], [], []
     for i, operand in enumerate(operands):
@@ -179,8 +187,8 @@ def law(
 
 
 def _monotone(directions: str, row: Row) -> Theorem:
-    """The law for any function that rises (falls) in one operand, the others held: an uninterpreted
-    one, monotone at the two parts."""
+    """The law for any function f that rises (or falls) in one operand: f is uninterpreted, and
+    monotone at the two parts."""
     (position,) = (i for i, a in enumerate(row.ins) if isinstance(a, Unreduced))
     f: Term = z3.Function("f", z3.RealSort(), z3.RealSort())
     p, q = variable("p", np.dtype(np.float32)), variable("q", np.dtype(np.float32))
@@ -194,8 +202,8 @@ def _monotone(directions: str, row: Row) -> Theorem:
 
 
 def contraction(monoid: str) -> Theorem:
-    """Why a split of a reduced dim leaves a partial: the reduction of four is the join of the
-    reductions of two and two."""
+    """Splitting a reduced dim gives a partial result: the reduction of four elements is the join of
+    the reductions of the first two and the last two."""
     a, b, c, d = (z3.Reals if monoid not in ("and", "or") else z3.Bools)("a b c d")
     j = functools.partial(join, monoid)
     return Theorem((), j(j(j(a, b), c), d) == j(j(a, b), j(c, d)))
@@ -203,7 +211,8 @@ def contraction(monoid: str) -> Theorem:
 
 @functools.cache
 def _index_outcome(name: str) -> Outcome:
-    """Whether a theorem about indices is proved for all the device counts it is stated for."""
+    """Whether a theorem about indices is proved for all the device counts that `INDEX_THEOREMS`
+    states it for. A monoid's name stands for its two theorems about reductions."""
     if name in ("sum", "prod", "max", "min", "and", "or"):
         theorems = [contraction(name), neutral_padding(name)]
     else:
@@ -217,7 +226,7 @@ def _index_outcome(name: str) -> Outcome:
 
 
 def index_theorem(op: Op, row: Row) -> str | None:
-    """The name of the theorem that a row with a split rests on; None where there is none."""
+    """The name of the theorem that a row with a split rests on; None for a row without one."""
     if row.kernel in OF_KERNEL:
         return OF_KERNEL[row.kernel]
     if row.kernel != "local" or not any(isinstance(a, Split) for a in (*row.ins, *row.outs)):
@@ -236,10 +245,9 @@ def index_theorem(op: Op, row: Row) -> str | None:
 
 
 def row_status(op: Op, row: Row) -> Status:
-    """How a row is known: by a theorem, by the laws' enumeration, or (a theorem that Z3 could not
-    decide) by neither alone."""
+    """How a row is known."""
     if all(isinstance(a, Broadcast) for a in (*row.ins, *row.outs)):
-        return "proved"  # the whole op on whole values
+        return "proved"  # every device runs the whole operator
     name = index_theorem(op, row)
     if name is not None:
         return "proved" if _index_outcome(name) == "proved" else "assumed"
@@ -250,6 +258,6 @@ def row_status(op: Op, row: Row) -> Status:
 
 
 def status(op: Op) -> dict[Row, Status]:
-    """How each row of an op is known."""
+    """For each row of an equation, how it is known."""
     found = rule_for(op.name)
     return {} if found is None else {row: row_status(op, row) for row in found.rows(op)}

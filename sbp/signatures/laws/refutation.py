@@ -1,5 +1,5 @@
-"""A registered signature, and its refutation on numbers: each row is tried on adversarial parts of
-small operands, and a row that fails is shown with its counterexample."""
+"""Registered signatures, and their check on numbers. Each row is tried on adversarial parts of
+small operands; an error shows the counterexample of a row that fails."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ Rows = Sequence[RowLike] | Callable[[Op], Sequence[RowLike]]
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 
 DRAWS = 3
-"""Draws of operands and parts that a row is held against on each axis size."""
+"""How many times each row is tried, on each axis size, with other parts."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Custom:
-    """A registered signature, and what it has been checked on.
+    """A registered signature.
 
     Arguments:
       name: the operation's name.
-      rows: the rows besides all-B.
-      even: whether rows hold only where splits divide.
-      samples: small calls to check it on.
+      rows: the rows besides all-B, or a function from an `Op` to them.
+      even: whether rows hold only where the axis size divides the dims that they split.
+      samples: small calls of the operation, for the check.
       place: where it was registered.
+      checked: keys of the equations and samples that the signature has passed.
     """
 
     name: str
@@ -48,8 +49,12 @@ class Custom:
     checked: set[Any] = field(default_factory=set)
 
     def rows_of(self, op: Op) -> tuple[Row, ...]:
-        """The rows of an equation, all-B first; rows whose splits do not divide are left out where
-        they do not hold."""
+        """The rows of an equation, all-B first. With `even`, rows that split a dim unevenly are
+        left out.
+
+        Raises:
+          SbpError: as `fitting`; `type-syntax` for a row whose text does not parse.
+        """
         given = self.rows(op) if callable(self.rows) else self.rows
         rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
         return tuple(
@@ -57,11 +62,11 @@ class Custom:
         )
 
     def fitting(self, row: Row, op: Op) -> Row:
-        """The row, if its atoms are types of the operands and results.
+        """Returns the row, if its atoms fit the operands and results.
 
         Raises:
-          SbpError: `bad-argument` for another number of atoms, a dim out of range, a monoid that
-              the dtype does not have.
+          SbpError: `bad-argument` for a wrong number of atoms, a dim out of range, a monoid that
+              the dtype does not have, or a row that names a kernel.
         """
         for what, atoms, avals in (("operand", row.ins, op.ins), ("result", row.outs, op.outs)):
             if len(atoms) != len(avals):
@@ -82,7 +87,13 @@ class Custom:
         return row
 
     def error(self, text: str, code: str = "bad-argument", details: Sequence[str] = ()) -> SbpError:
-        """An error about this signature."""
+        """An error about this signature, to be raised by the caller.
+
+        Arguments:
+          text: what is wrong.
+          code: the code of the error.
+          details: lines that follow the text.
+        """
         return SbpError(
             f"the signature of {self.name!r}{f' registered at {self.place}' if self.place else ''}:"
             f" {text}",
@@ -98,7 +109,7 @@ class Custom:
         outs: Sequence[Any],
         sizes: Sequence[int],
     ) -> None:
-        """Holds all rows of one equation against what it computes, on mesh axes of some sizes.
+        """Checks all rows of one equation on numbers, on mesh axes of the given sizes.
 
         Arguments:
           primitive: the JAX primitive.
@@ -112,7 +123,7 @@ class Custom:
         """
         ins = tuple(_jax.empty_aval(np.shape(x), x.dtype) for x in args)
         whole = Op(self.name, params, ins, tuple(outs), 1)
-        # Once more with NaN among the operands, which an order of parts may lose.
+        # A second trial has NaN among the operands, which a maximum of parts may lose.
         tried = [tuple(args), *([tuple(map(_with_nan, args))] if _has_floats(args) else [])]
         oracles = [Oracle(whole, _Compiled(primitive), operands) for operands in tried]
         for n in sizes:
@@ -121,13 +132,18 @@ class Custom:
                     self._refute_row(oracle, row, n, seed)
 
     def _refute_row(self, oracle: Oracle, row: Row, n: int, seed: int) -> None:
+        """Checks a row on one draw of parts.
+
+        Raises:
+          SbpError: `wrong-signature` with the counterexample, or with what `local` raised.
+        """
         with np.printoptions(threshold=24, edgeitems=2, precision=6, suppress=True):
             try:
                 wrong = oracle.refute_row(row, n, np.random.default_rng(seed))
             except SbpError:
                 raise
             except Exception as error:
-                # code of the user's: whatever it raises is the signature's fault, and said so
+                # `local` is code of the user and may raise anything.
                 raise self.error(
                     f"row `{row}` on {n} devices: `local` raised {type(error).__name__}: {error}",
                     "wrong-signature",
@@ -144,7 +160,7 @@ def _has_floats(args: Sequence[Any]) -> bool:
 
 
 def _with_nan(x: Any) -> Any:
-    """The operand with NaN for every third element, when it has real floats."""
+    """The operand with NaN for every third element; unchanged if it has no real floats."""
     if not jnp.issubdtype(x.dtype, np.floating):
         return x
     return np.where(
@@ -153,10 +169,10 @@ def _with_nan(x: Any) -> Any:
 
 
 def parse_row(text: str) -> Row:
-    """Reads a row.
+    """The row that a text such as `S(1), S(0) -> P` states.
 
     Raises:
-      SbpError: `type-syntax` for a text that is none.
+      SbpError: `type-syntax` for a text that is no row.
 
     >>> parse_row("S(1), S(0) -> P")
     S(1), S(0) -> P(sum)
@@ -174,6 +190,11 @@ def parse_row(text: str) -> Row:
 
 
 def _atom(text: str, row: str) -> Atom:
+    """The atom that a text states.
+
+    Raises:
+      SbpError: `type-syntax` with the row, if there is none.
+    """
     try:
         found = parse(f"axis:{text.strip()}")
     except SbpError:
@@ -188,8 +209,8 @@ def _atom(text: str, row: str) -> Atom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Compiled:
-    """A primitive that is compiled when it is bound: those of users need not have an evaluation
-    rule."""
+    """A primitive that is compiled when it runs: a user's primitive may have a lowering and no
+    evaluation rule."""
 
     primitive: Any
     multiple_results: bool = True
@@ -208,8 +229,16 @@ def _shown(aval: Any) -> str:
 
 
 def _counterexample(row: Row, n: int, seed: int, args: Sequence[Any], wrong: str) -> list[str]:
-    """What each device held, and what came of it. The oracle draws the parts of the operands first,
-    in order."""
+    """The lines of an error: the operands, each device's part of them, and what is wrong.
+
+    Arguments:
+      row: the row.
+      n: number of devices.
+      seed: seed of the draw. The oracle draws the parts of the operands first, in their order, so
+          drawing them from the same seed gives the same parts.
+      args: the whole operands.
+      wrong: what the oracle found.
+    """
     rng = np.random.default_rng(seed)
     lines = []
     for k, (x, atom) in enumerate(zip(args, row.ins, strict=True)):

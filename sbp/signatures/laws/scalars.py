@@ -1,5 +1,5 @@
-"""What primitives compute on one element of each operand, as terms of Z3: reals for floats, bit
-vectors for integers, which wrap."""
+"""Primitives as terms of Z3, on one element of each operand. Floats are reals; integers are bit
+vectors, which wrap."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import numpy as np
 import z3
 
 BITS = 5
-"""Width of the integers in proofs: the laws are the same for every width, and multipliers are slow
-to reason about."""
+"""Bits of the integers in proofs. The laws are the same for every width, and Z3 is slow on wide
+multiplications."""
 
 Term = Any
 
 
 def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
-    """What two parts stand for under a monoid; integers are signed unless said otherwise."""
+    """The value that two parts stand for under a monoid.
+
+    Arguments:
+      monoid: the monoid.
+      x: one part.
+      y: the other part.
+      unsigned: whether integers are unsigned, for `max` and `min`.
+    """
     if unsigned and monoid in ("max", "min"):
         return z3.If(z3.UGE(x, y) if monoid == "max" else z3.ULE(x, y), x, y)
     match monoid:
@@ -37,14 +44,14 @@ def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
 
 
 def variable(name: str, dtype: np.dtype) -> Term:
-    """Any value of a dtype."""
+    """A variable for any value of a dtype."""
     if dtype == np.bool_:
         return z3.Bool(name)
     return z3.BitVec(name, BITS) if jnp.issubdtype(dtype, np.integer) else z3.Real(name)
 
 
 def _chosen(index: Term, *cases: Term) -> Term:
-    """select_n: by a boolean or by a number."""
+    """`select_n`: the index is a boolean or a number."""
     out = cases[0]
     for k, case in enumerate(cases[1:], 1):
         out = z3.If(index if z3.is_bool(index) else index == k, case, out)
@@ -62,7 +69,7 @@ def _truncated(x: Term) -> Term:
 
 
 def _sign(x: Term) -> Term:
-    """Also of integers, which are signed here."""
+    """The sign; integers are signed."""
     one: Term = z3.BitVecVal(1, BITS) if z3.is_bv(x) else z3.RealVal(1)
     return z3.If(x > 0, one, z3.If(x < 0, -one, one - one))
 
@@ -105,12 +112,15 @@ SCALAR: dict[str, Callable[..., Term]] = {
     "tie": lambda x, y: y,
     "truncate": _truncated,
 }
-"""What elementwise primitives compute, one element at a time."""
+"""Elementwise primitives on one element of each operand."""
 
 
 def cast(source: Any, target: Any) -> Callable[..., Term] | None:
-    """A cast of integers or booleans, on bit vectors whose widths differ as the dtypes' do, by one
-    bit."""
+    """A cast on one element; None for a cast between integers and floats, which has no term.
+
+    Between integers of different widths, the bit vectors differ by one bit. Casts between floats
+    keep the real number.
+    """
     if source == np.bool_:
         one: Term = z3.BitVecVal(1, BITS) if jnp.issubdtype(target, np.integer) else z3.RealVal(1)
         return lambda x: z3.If(x, one, one - one)

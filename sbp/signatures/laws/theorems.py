@@ -1,7 +1,7 @@
-"""What a theorem is, and whether Z3 proves it.
+"""Theorems, and whether Z3 proves them.
 
-A theorem from premises that contradict each other proves anything, so premises are shown
-satisfiable first; a limit that is hit is `unknown`, which is never `proved`.
+Premises that contradict each other would prove anything, so `decide` first shows that they can be
+met. A proof that reaches the limit is `unknown`, not `proved`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,26 @@ import z3
 Outcome = Literal["proved", "refuted", "unknown", "vacuous"]
 
 RLIMIT = 20_000_000
+"""The default limit for one proof, in Z3's resource units, which do not depend on the machine. A
+proof that reaches it is `unknown`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theorem:
-    """What is assumed, and what follows from it."""
+    """The claim that follows from premises.
+
+    Arguments:
+      premises: what is assumed, as terms of Z3.
+      claim: what follows.
+    """
 
     premises: tuple[Any, ...]
     claim: Any
 
 
 def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
-    """Whether a theorem holds; `vacuous` when its premises cannot be met, `unknown` when a limit
-    was hit."""
+    """Whether a theorem holds; `vacuous` if its premises cannot be met, `unknown` if Z3 reached the
+    limit."""
     solver = z3.Solver()
     solver.set(rlimit=rlimit)
     solver.add(*theorem.premises)
@@ -39,8 +46,8 @@ def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
 
 
 def counterexample(theorem: Theorem, rlimit: int = RLIMIT) -> str:
-    """Values that a theorem's claim is wrong for; empty where it holds, or where none were found
-    within the limit.
+    """Values for which a theorem's claim is wrong; empty if it holds, or if Z3 found none within
+    the limit.
 
     >>> x = z3.Real("x")
     >>> counterexample(Theorem((x > 0, x <= 1), x < 1))
