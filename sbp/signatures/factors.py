@@ -8,7 +8,7 @@ the loop has no row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +45,17 @@ class FactorMap:
     masks_padding: bool = False
 
 
-def named(letters: str) -> Dims:
-    """Factors of one letter each; a dot stands for a dim that no row splits.
+def dim_factors(rank: int, whole: Collection[int] = ()) -> Dims:
+    """A factor for each dim of a tensor, except for the dims that no row splits.
 
-    >>> named("i.k")
-    ('i', None, 'k')
+    >>> dim_factors(3, whole=[1])
+    ('d0', None, 'd2')
     """
-    return tuple(None if c == "." else c for c in letters)
+    return tuple(None if d in whole else f"d{d}" for d in range(rank))
 
 
-def _atom(dims: Dims, factor: str) -> Atom:
+def factor_atom(dims: Dims, factor: str) -> Atom:
+    """The atom of a tensor when a factor is split: S of the dim with the factor, B without one."""
     return Split(dims.index(factor)) if factor in dims else B
 
 
@@ -75,7 +76,7 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
                 sizes.setdefault(factor, size)
     rows: list[Row] = []
     for factor, size in sizes.items():
-        ins = [_atom(dims, factor) for dims in m.ins]
+        ins = [factor_atom(dims, factor) for dims in m.ins]
         on_operand = any(factor in dims for dims in m.ins)
         missing = [factor not in dims for dims in m.outs]
         if on_operand and any(missing):
@@ -85,7 +86,7 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
                 ins[position] = Unreduced(m.contract)
             rows.append(Row(tuple(ins), (Unreduced(m.contract),) * len(m.outs)))
         else:
-            rows.append(Row(tuple(ins), tuple(_atom(dims, factor) for dims in m.outs)))
+            rows.append(Row(tuple(ins), tuple(factor_atom(dims, factor) for dims in m.outs)))
     return rows
 
 
@@ -153,7 +154,7 @@ def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
 
     Arguments:
       op: the equation.
-      positions: the operands in each of which the operator is linear.
+      positions: the operands that may be the partial one; the operator is linear in each.
     """
     return [row for i in positions for row in linear_rows(op, (i,))]
 

@@ -1,6 +1,6 @@
 """Rows, rules and kernels, and the registry that finds a rule by the name of its primitive.
 
-The registry is the only global state of sbp. Importing `sbp.signatures.families` fills it.
+Importing `sbp.signatures.families` fills the registry.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Row:
 class Op:
     """One equation, as a rule sees it when it makes rows for one mesh axis.
 
-    The shapes are those that the outer mesh axes leave: dims that an outer axis splits are divided
-    already. The parameters are those of the whole equation, so a rule reads dims from them and
-    sizes from the avals.
+    A dim that an outer mesh axis splits has the size that is left there. The parameters are those
+    of the whole equation. So a rule reads dims from the parameters and sizes from the avals.
 
     Arguments:
       name: the primitive's name.
@@ -85,14 +84,14 @@ class LocalContext(Protocol):
     def out_offset(self, result: int, dim: int) -> Any:
         """The global index of element 0 of this device's shard of a result, along one dim.
 
-        A traced int32, or the Python int 0 where the dim is not split.
+        A traced int32 or a Python int.
         """
         ...
 
     def in_offset(self, operand: int, dim: int) -> Any:
         """The global index of element 0 of this device's shard of an operand, along one dim.
 
-        A traced int32, or the Python int 0 where the dim is not split.
+        A traced int32 or a Python int.
         """
         ...
 
@@ -156,11 +155,11 @@ class Kernel:
     Arguments:
       name: the name that rows give.
       summary: what the kernel does, in one line.
-      sends: for an op and a row, what the kernel sends over its mesh axis; the shapes of the op are
-          those that all other mesh axes leave. None for a kernel without collectives.
+      sends: for an op and a row, what the kernel sends over its mesh axis, where the op has the
+          shapes that all other mesh axes leave. None for a kernel without collectives.
       widens: for an op and a row, triples (operand, dim, size): the exchange along `dim` leaves a
-          shard with `size` elements. Exchanges run in the order of dims, so those of later dims
-          send the longer shard.
+          shard with `size` elements. Exchanges run in the order of dims, so an exchange along a
+          later dim sends the longer shard.
       nests: whether other mesh axes may split a dim that this kernel's axis splits.
       gathers: the position of the operand whose shards visit every device; the local computation
           sees that operand whole along this mesh axis. None for other kernels.
@@ -346,12 +345,12 @@ def replicated(*names: str, reason: str, traits: TraitsOf | None = None) -> None
 def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:
     """Runs a kernel's primitive on shards; a `local` for a `Rule`.
 
+    Shardings among the parameters become None: they are for whole arrays.
+
     Arguments:
       ctx: the kernel's place.
       args: shards of the operands.
       changes: parameters to replace, by name.
-
-    Shardings among the parameters become None: they are for whole arrays.
     """
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in ctx.params.items()}
     return _jax.bind(ctx.primitive, args, params | changes)

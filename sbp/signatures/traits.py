@@ -81,8 +81,8 @@ class Traits:
       effect: the program runs the operator for its effect on the outside, not for its results.
       opaque: the operator calls a host function, which may compute anything.
       fusion: how XLA compiles the operator.
-      flops: gives the number of floating-point operations; None where memory traffic alone makes
-          the cost.
+      flops: gives the number of floating-point operations; None where only memory traffic is
+          priced.
       unnamed: reports call the result by the name of the operand.
       adapts: JAX inserts the operator to fit an operand to its reader; what the user wrote is the
           operator's operand.

@@ -21,7 +21,7 @@ from samples import Equation
 from sbp import _jax
 from sbp.signatures import Op, Row, rule_for
 from sbp.signatures.factors import admissible
-from sbp.signatures.laws.oracle import _keys_like, _words
+from sbp.signatures.laws.oracle import keys_like, words_of
 from sbp.signatures.laws.parts import combine, difference, parts
 from sbp.signatures.rule import names
 from sbp.types import Atom, B, Broadcast, Split, Unreduced
@@ -176,13 +176,13 @@ class Enumeration:
     eqn: Equation
     redraw: Callable[[Equation, int], tuple[Any, ...]] = redrawn
     compiled: dict[Any, Any] = field(default_factory=dict)
-    held: dict[Any, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     def values(self, seed: int) -> tuple[Any, ...]:
         key = "values", seed
-        if key not in self.held:
-            self.held[key] = self.redraw(self.eqn, seed)
-        return self.held[key]
+        if key not in self.cache:
+            self.cache[key] = self.redraw(self.eqn, seed)
+        return self.cache[key]
 
     def kernel(self, ins: tuple[tuple[int, ...], ...], outs: tuple[tuple[int, ...], ...]) -> Any:
         """The primitive on parts of some shapes; None where JAX's shape rules refuse them or give
@@ -236,17 +236,17 @@ class Enumeration:
 
     def parts(self, position: int, atom: Atom, n: int, seed: int) -> list[Any]:
         key = position, atom, n, seed
-        if key not in self.held:
+        if key not in self.cache:
             value = self.values(seed)[position]
             rng = np.random.default_rng([seed, position, n])
-            self.held[key] = [_keys_like(p, value) for p in parts(_words(value), atom, n, rng)]
-        return self.held[key]
+            self.cache[key] = [keys_like(p, value) for p in parts(words_of(value), atom, n, rng)]
+        return self.cache[key]
 
     def want(self, seed: int) -> list[np.ndarray]:
         key = "want", seed
-        if key not in self.held:
-            self.held[key] = [_words(x) for x in self.kernel(*self.whole())(*self.values(seed))]
-        return self.held[key]
+        if key not in self.cache:
+            self.cache[key] = [words_of(x) for x in self.kernel(*self.whole())(*self.values(seed))]
+        return self.cache[key]
 
     def holds(
         self, ins: tuple[Atom, ...], outs_of: Sequence[Sequence[Atom]], n: int
@@ -263,8 +263,10 @@ class Enumeration:
         if kernel is None:
             return [[] for _ in left]
         for seed in SEEDS:
-            held = [self.parts(i, atom, n, seed) for i, atom in enumerate(ins)]
-            results = [[_words(x) for x in kernel(*(h[k] for h in held))] for k in range(n)]
+            operand_parts = [self.parts(i, atom, n, seed) for i, atom in enumerate(ins)]
+            results = [
+                [words_of(x) for x in kernel(*(p[k] for p in operand_parts))] for k in range(n)
+            ]
             for position, (atoms, want) in enumerate(zip(left, self.want(seed), strict=True)):
                 values = [r[position] for r in results]
                 left[position] = [atom for atom in atoms if self.right(values, atom, want, n)]

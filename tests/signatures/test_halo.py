@@ -61,13 +61,13 @@ def test_needs_hold_what_windows_read():
 def halos(windows: Windows, n: int) -> list[tuple[int, int]]:
     """For each device, how many elements it needs from its left and from its right (negative: how
     many of its own it does not)."""
-    chunk, held = -(-windows.out // n), -(-windows.size // n)
+    chunk, shard = -(-windows.out // n), -(-windows.size // n)
     ends = [
         (windows.first(chunk * k) + windows.padded(chunk) - 1) // windows.base + 1 for k in range(n)
     ]
     starts = windows.need(n).starts
     return [
-        (held * k - s, e - held * (k + 1))
+        (shard * k - s, e - shard * (k + 1))
         for k, (s, e) in enumerate(zip(starts, ends, strict=True))
     ]
 
@@ -77,7 +77,7 @@ def test_limits_are_the_corrected_formula():
     rng = np.random.default_rng(1)
     for windows in filter(None, (drawn_windows(rng) for _ in range(1000))):
         n = 4
-        chunk, held = -(-windows.out // n), -(-windows.size // n)
+        chunk, shard = -(-windows.out // n), -(-windows.size // n)
         reach = windows.dilation * (windows.window - 1) + 1
         for device, (left, right) in enumerate(halos(windows, n)):
             a = windows.stride * chunk
@@ -85,7 +85,7 @@ def test_limits_are_the_corrected_formula():
             limit = (
                 a * device + windows.stride * (chunk - 1) + reach - windows.low + windows.base - 1
             ) // windows.base
-            assert (left, right) == (held * device - start, limit - held * (device + 1))
+            assert (left, right) == (shard * device - start, limit - shard * (device + 1))
     figure = halos(Windows(size=12, out=8, stride=2, low=1, window=3), 4)
     assert [right for _, right in figure] == [1, 2, 3, 4] and [left for left, _ in figure] == [
         1,

@@ -122,7 +122,7 @@ def test_the_theorem_of_a_row_is_that_of_its_kernel():
 def test_blocks_are_those_of_the_laws(length: int, n: int):
     """The theorem's blocks, counted out: of ceil(length / n), with the last ones padded."""
     chunk = -(-length // n)
-    held = [
+    covered = [
         k for d, j in itertools.product(range(n), range(chunk)) if (k := d * chunk + j) < length
     ]
-    assert held == list(range(length))
+    assert covered == list(range(length))

@@ -131,7 +131,7 @@ def _dot_general(op: Op) -> Sequence[Row]:
 @rule(
     "scaled_dot",
     traits=Traits(pointwise=True, contracts=True),
-    local=lambda ctx, args: bind_with(ctx, args),
+    local=bind_with,
 )
 def _scaled_dot(op: Op) -> Sequence[Row]:
     """A product in which each block of the contracted dims has a scale; these dims split between

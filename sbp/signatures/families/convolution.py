@@ -1,5 +1,5 @@
 """`conv_general_dilated`. Batch, feature and group dims split by their factors; spatial dims split
-with halo exchange, in the image alone or in image and kernel."""
+with halo exchange, in the image only or in image and kernel."""
 
 from __future__ import annotations
 

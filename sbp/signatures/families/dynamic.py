@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, moved_rows, owned_monoid, split_rows
-from sbp.signatures.kernels.shards import picked_along
+from sbp.signatures.kernels.shards import clipped, owned_along, picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
@@ -48,16 +48,8 @@ def _cut(ctx: LocalContext, small: Sequence[int]) -> list[int]:
 
 
 def _clamped(start: Any, size: int, window: int) -> Any:
-    """A start as JAX clamps it: the window lies inside. Compared in its own dtype, which may be too
-    narrow for the size."""
-    last = min(size - window, int(jnp.iinfo(start.dtype).max))
-    return jnp.clip(start, jnp.asarray(0, start.dtype), jnp.asarray(last, start.dtype)).astype(
-        jnp.int32
-    )
-
-
-def _along(shape: Sequence[int], dim: int, of: Any) -> Any:
-    return lax.broadcast_in_dim(of, tuple(shape), (dim,))
+    """A start as JAX clamps it, as int32: the window lies inside of the dim."""
+    return clipped(start, size - window + 1)[0]
 
 
 def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -79,9 +71,7 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     (out,) = bind_with(ctx, (x, *starts), slice_sizes=tuple(sizes))
     for d in cut:
         index = lax.iota(jnp.int32, window[d]) + first[d]
-        mine = (index >= 0) & (index < ctx.in_extent(0, d))
-        picked = picked_along(out, index, d)
-        out = jnp.where(_along(picked.shape, d, mine), picked, jnp.zeros((), x.dtype))
+        out = owned_along(ctx, out, index, d)
     return [out]
 
 
@@ -129,9 +119,9 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
             (index >= 0) & (index < window[d]), [k for k in range(x.ndim) if k != d]
         )
         starts[d] = here.astype(starts[d].dtype)
-    held = lax.dynamic_slice(x, starts, update.shape)
+    current = lax.dynamic_slice(x, starts, update.shape)
     return bind_with(
-        ctx, (x, jnp.where(jnp.broadcast_to(mine, update.shape), update, held), *starts)
+        ctx, (x, jnp.where(jnp.broadcast_to(mine, update.shape), update, current), *starts)
     )
 
 

@@ -12,7 +12,7 @@ from sbp.signatures.rule import LocalContext, Rule, add_rule, all_b, bind_with, 
 from sbp.signatures.traits import Traits
 
 
-def _once(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+def _on_first_device(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     def run(*operands: Any) -> tuple[Any, ...]:
         bind_with(ctx, operands)
         return ()
@@ -27,7 +27,7 @@ for _name in ("debug_callback", "debug_print", "io_callback"):
             name=_name,
             rows=lambda op: (all_b(op),),
             traits=Traits(effect=True, opaque=_name == "io_callback"),
-            local=_once,
+            local=_on_first_device,
             reason="an effect happens once and sees whole values",
         )
     )

@@ -18,7 +18,6 @@ from sbp.signatures.factors import (
     multilinear_rows,
 )
 from sbp.signatures.rule import (
-    LocalContext,
     Op,
     Row,
     Rule,
@@ -330,11 +329,7 @@ def elementwise_rows(op: Op) -> Sequence[Row]:
     return [*split_atoms(op), *partial_rows(op)]
 
 
-def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return bind_with(ctx, args)
-
-
-rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=_local)(elementwise_rows)
+rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_rows)
 
 
 def _barrier_rows(op: Op) -> Sequence[Row]:

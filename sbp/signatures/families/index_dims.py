@@ -27,13 +27,8 @@ def gather_factors(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     ):
         operand[d] = indices[i] = f"b{n}"
-    window = [
-        d
-        for d in range(len(operand_shape))
-        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    ]
     out: list[str | None] = [None] * out_rank
-    for d, o in zip(window, numbers.offset_dims, strict=True):
+    for d, o in zip(gather_window(numbers, len(operand_shape)), numbers.offset_dims, strict=True):
         # A dim that is read whole splits: on a shard, as on the whole operand, its index is
         # clipped to 0 or fills.
         if sizes[d] == operand_shape[d]:
@@ -43,6 +38,15 @@ def gather_factors(
         if o not in numbers.offset_dims:
             out[o] = next(batch)
     return FactorMap(ins=(tuple(operand), tuple(indices)), outs=(tuple(out),))
+
+
+def gather_window(numbers: Any, rank: int) -> list[int]:
+    """Operand dims of a gather that the window dims of the result stand for, in order."""
+    return [
+        d
+        for d in range(rank)
+        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
 
 
 def looked_up(numbers: Any) -> list[int]:

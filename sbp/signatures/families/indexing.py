@@ -24,6 +24,7 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.families.index_dims import (
     gather_factors,
+    gather_window,
     hit_dims,
     in_windows,
     looked_up,
@@ -196,11 +197,7 @@ def _localised_sizes(op: Op) -> tuple[int, ...]:
     """Slice sizes on shapes that outer mesh axes leave, read from the window dims of the result."""
     numbers = op.params["dimension_numbers"]
     sizes = list(op.params["slice_sizes"])
-    window = [
-        d
-        for d in range(len(sizes))
-        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    ]
+    window = gather_window(numbers, len(sizes))
     for d, o in zip(window, numbers.offset_dims, strict=True):
         sizes[d] = op.outs[0].shape[o]
     return tuple(sizes)
@@ -313,7 +310,7 @@ def _scatter(op: Op) -> Sequence[Row]:
     match op.name:
         case "scatter-add" | "scatter-sub":
             rows += linear_rows(op, (0, 2)) if monoid else []
-        case "scatter" if _once(op):
+        case "scatter" if _writes_once(op):
             rows += moved_rows(op, (0, 2))
         case _ if monoid is not None:
             rows.append(Row((Unreduced(monoid), B, Unreduced(monoid)), (Unreduced(monoid),)))
@@ -342,7 +339,7 @@ def _folded_rows(op: Op) -> list[Row]:
     return [Row((Unreduced(m), B, B), (Unreduced(m),)) for m in found]
 
 
-def _once(op: Op) -> bool:
-    """Whether no element is written twice: which write wins is open, and parts in which different
-    ones won do not belong together."""
+def _writes_once(op: Op) -> bool:
+    """Whether a scatter writes each element at most once. If two updates hit one element, JAX does
+    not say which wins, and parts with different winners do not join to the result."""
     return bool(op.params["unique_indices"]) or all(size == 1 for size in op.ins[1].shape[:-1])

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import FactorMap, admissible, split_rows
+from sbp.signatures.factors import FactorMap, admissible, dim_factors, split_rows
 from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
@@ -24,10 +24,6 @@ _NOWHERE = np.int32(np.iinfo(np.int32).max)
 
 def _size(aval: Any) -> int:
     return math.prod(aval.shape)
-
-
-def _dims(op: Op, axis: int) -> tuple[str | None, ...]:
-    return tuple(None if d == axis else f"d{d}" for d in range(len(op.ins[0].shape)))
 
 
 # ---- argmax and argmin: pairs of a value and its index ------------------------------------------
@@ -69,7 +65,7 @@ add_kernel(
 
 @rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
 def _extreme(op: Op) -> Sequence[Row]:
-    dims = _dims(op, op.params["axes"][0])
+    dims = dim_factors(len(op.ins[0].shape), op.params["axes"])
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
     if op.ins[0].shape[op.params["axes"][0]] > 0:
         rows.append(Row((Split(op.params["axes"][0]),), (B,), kernel="pair"))
@@ -120,8 +116,9 @@ add_kernel(
 
 @rule("top_k", traits=Traits(scales="together", orderless=True), local=_top_k_local)
 def _top_k(op: Op) -> Sequence[Row]:
-    axis = _top_k_axis(op.params, len(op.ins[0].shape))
-    dims = _dims(op, axis)
+    rank = len(op.ins[0].shape)
+    axis = _top_k_axis(op.params, rank)
+    dims = dim_factors(rank, [axis])
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs)))
     if 0 not in op.ins[0].shape:
         rows.append(Row((Split(axis),), (B, B), kernel="candidates"))
@@ -183,10 +180,11 @@ def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     dim, n = op.params["dimension"], op.axis_size
     size = op.ins[0].shape[dim]
-    held = -(-size // n) * (_size(op.ins[0]) // size)
-    each = sum(_jax.itemsize(a.dtype) for a in op.ins) + 4 + (0 if op.divides(size) else 4)
+    elements = -(-size // n) * (_size(op.ins[0]) // size)
+    # With each element go its index and, where shards are uneven, whether it is padding.
+    itemsize = sum(_jax.itemsize(a.dtype) for a in op.ins) + 4 + (0 if op.divides(size) else 4)
     count = len(_network(n))
-    return (Sent("permute", count * held * each, count * (len(op.ins) + 1)),)
+    return (Sent("permute", count * elements * itemsize, count * (len(op.ins) + 1)),)
 
 
 add_kernel(
@@ -202,7 +200,7 @@ add_kernel(
 @rule("sort", traits=Traits(moves=True, scales="together", orderless=True), local=_sort_local)
 def _sort(op: Op) -> Sequence[Row]:
     axis = int(op.params["dimension"])
-    dims = _dims(op, axis)
+    dims = dim_factors(len(op.ins[0].shape), [axis])
     rows = split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,) * len(op.outs)))
     if op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape:
         rows.append(

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from sbp.signatures.factors import FactorMap, admissible, monoid_rows, split_rows
+from sbp.signatures.factors import FactorMap, admissible, dim_factors, monoid_rows, split_rows
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.signatures.kernels.shards import neutral
+from sbp.signatures.kernels.shards import neutral, without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Split
@@ -27,23 +26,17 @@ _JOIN = {
 }
 
 
-def _start(name: str, dtype: Any) -> np.ndarray:
-    """The value that a cumulative operator starts from; for `cumlogsumexp` the logarithm of 0."""
-    return neutral(_MONOID.get(name, "max"), dtype)
-
-
 def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Runs the operator on the shard, gathers the totals of all shards, and joins in those that
-    come before."""
+    """Runs the operator on the shard, gathers the totals of all shards, and joins the earlier ones
+    in."""
     (x,) = args
     name, dim, reverse = ctx.primitive.name, ctx.params["axis"], ctx.params["reverse"]
     axes = ctx.in_axes(0, dim)
     if not axes:
         return bind_with(ctx, args)
-    start = _start(name, x.dtype)
-    extent = ctx.in_extent(0, dim)
-    if not isinstance(extent, int):
-        x = jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent, x, start)
+    monoid = _MONOID.get(name, "max")  # cumlogsumexp starts from the logarithm of 0, as a maximum
+    start = neutral(monoid, x.dtype)
+    x = without_padding(ctx, 0, x, (dim,), monoid)
     (own,) = bind_with(ctx, (x,))
     total = lax.index_in_dim(own, 0 if reverse else own.shape[dim] - 1, dim)
     for axis, _ in reversed(axes):
@@ -90,7 +83,7 @@ def _traits(name: str) -> Traits:
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
     axis = int(op.params["axis"])
-    dims = tuple(None if d == axis else f"d{d}" for d in range(len(op.ins[0].shape)))
+    dims = dim_factors(len(op.ins[0].shape), [axis])
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
     monoid = _MONOID.get(op.name)
     rows += monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []

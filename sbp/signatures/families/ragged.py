@@ -14,12 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import Dims, FactorMap, admissible, split_rows
+from sbp.signatures.factors import Dims, FactorMap, admissible, factor_atom, split_rows
 from sbp.signatures.families.contraction import bilinear_rows, dot_factors
 from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
-from sbp.types import Atom, B, P, Split
+from sbp.types import B, P, Split
 
 add_kernel(
     Kernel(
@@ -179,16 +179,15 @@ def _ragged_dot_general(op: Op) -> Sequence[Row]:
     )
     rows = [*split_rows(op, m), *bilinear_rows(op)]
 
-    def atom(dims: Dims, factor: str) -> Atom:
-        return Split(dims.index(factor)) if factor in dims else B
-
-    ragged = tuple(atom(dims, roles.ragged) for dims in (roles.lhs, roles.rhs))
+    ragged = tuple(factor_atom(dims, roles.ragged) for dims in (roles.lhs, roles.rhs))
     if roles.ragged in roles.out:
-        rows.append(Row((*ragged, B), (atom(roles.out, roles.ragged),), kernel="ragged_shards"))
+        rows.append(
+            Row((*ragged, B), (factor_atom(roles.out, roles.ragged),), kernel="ragged_shards")
+        )
     elif sums:
         rows.append(Row((*ragged, B), (P,), kernel="ragged_shards"))
     if roles.out[0] == "g":
         rows.append(Row((B, B, B), (Split(0),), kernel="ragged_groups"))
     elif "g" in roles.rhs and sums:
-        rows.append(Row((B, atom(roles.rhs, "g"), B), (P,), kernel="ragged_groups"))
+        rows.append(Row((B, factor_atom(roles.rhs, "g"), B), (P,), kernel="ragged_groups"))
     return rows

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import FactorMap, split_rows
+from sbp.signatures.factors import FactorMap, dim_factors, split_rows
 from sbp.signatures.families.elementwise import split_atoms
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, replicated, rule
 from sbp.signatures.traits import Traits
@@ -46,33 +46,29 @@ def batch_rows(op: Op) -> list[Row]:
     return [Row((Split(d),) * len(op.ins), (Split(d),) * len(op.outs)) for d in range(rank)]
 
 
-def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return bind_with(ctx, args)
-
-
-@rule("random_wrap", "random_unwrap", "random_clone", traits=Traits(), local=_local)
+@rule("random_wrap", "random_unwrap", "random_clone", traits=Traits(), local=bind_with)
 def _words(op: Op) -> Sequence[Row]:
     """From keys to their words, and back."""
     return batch_rows(op)
 
 
-@rule("random_seed", traits=Traits(), local=_local)
+@rule("random_seed", traits=Traits(), local=bind_with)
 def _seed(op: Op) -> Sequence[Row]:
     return batch_rows(op) if str(op.outs[0].dtype) in _OF_EACH_KEY else []
 
 
-@rule("random_split", traits=Traits(), local=_local)
+@rule("random_split", traits=Traits(), local=bind_with)
 def _random_split(op: Op) -> Sequence[Row]:
     """Only dims of the batch of keys split. Every device computes all new keys of its shard."""
     return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
 
 
-@rule("random_fold_in", traits=Traits(), local=_local)
+@rule("random_fold_in", traits=Traits(), local=bind_with)
 def _fold_in(op: Op) -> Sequence[Row]:
     return split_atoms(op) if _each_key_alone(op, op.ins[0]) else []
 
 
-@rule("random_gamma", traits=Traits(generates="draws"), local=_local)
+@rule("random_gamma", traits=Traits(generates="draws"), local=bind_with)
 def _random_gamma(op: Op) -> Sequence[Row]:
     """Only dims of the batch of keys split. Other dims draw by their position in the whole result,
     inside of JAX."""
@@ -150,5 +146,5 @@ def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("iota_2x32_shape", traits=Traits(generates="counter"), local=_iota_2x32_local)
 def _iota_2x32(op: Op) -> Sequence[Row]:
     """The counters themselves."""
-    dims = tuple(f"d{i}" for i in range(len(op.outs[0].shape)))
+    dims = dim_factors(len(op.outs[0].shape))
     return split_rows(op, FactorMap(ins=(), outs=(dims, dims))) if _counts(op) else []

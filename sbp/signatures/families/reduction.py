@@ -3,10 +3,10 @@ result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sbp.signatures.factors import Dims, FactorMap, admissible, monoid_rows, split_rows
+from sbp.signatures.factors import FactorMap, admissible, dim_factors, monoid_rows, split_rows
 from sbp.signatures.kernels.shards import without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, names, rule
 from sbp.signatures.traits import Traits
@@ -33,15 +33,6 @@ def _traits(name: str) -> Traits:
     )
 
 
-def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return bind_with(ctx, args)
-
-
-def _dims(rank: int, whole: Callable[[int], bool] = lambda d: False) -> Dims:
-    """A factor for each dim, except for those that stay whole."""
-    return tuple(None if whole(i) else f"d{i}" for i in range(rank))
-
-
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(
         ctx,
@@ -51,7 +42,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule(*_MONOID, traits=_traits, local=_reduce_local)
 def _reduce(op: Op) -> Sequence[Row]:
-    dims = _dims(len(op.ins[0].shape))
+    dims = dim_factors(len(op.ins[0].shape))
     kept = tuple(d for i, d in enumerate(dims) if i not in op.params["axes"])
     monoid: str | None = _MONOID[op.name]
     if monoid not in admissible(op.ins[0].dtype):
@@ -61,23 +52,23 @@ def _reduce(op: Op) -> Sequence[Row]:
     return [*rows, *(monoid_rows(op, monoid) if monoid else [])]
 
 
-@rule("reduce_xor", traits=Traits(), local=_local)
+@rule("reduce_xor", traits=Traits(), local=bind_with)
 def _reduce_whole(op: Op) -> Sequence[Row]:
-    dims = _dims(len(op.ins[0].shape), lambda d: d in op.params["axes"])
+    dims = dim_factors(len(op.ins[0].shape), op.params["axes"])
     return split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
 
 
-@rule("reduce", traits=Traits(), local=_local)
+@rule("reduce", traits=Traits(), local=bind_with)
 def _reduce_by(op: Op) -> Sequence[Row]:
     """A reduction by any function, with initial values: only dims that are not reduced split."""
     count = len(op.ins) // 2
-    dims = _dims(len(op.ins[0].shape), lambda d: d in op.params["dimensions"])
+    dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
     kept = tuple(d for d in dims if d is not None)
     return split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
 
 
-@rule("approx_top_k", traits=Traits(), local=_local)
+@rule("approx_top_k", traits=Traits(), local=bind_with)
 def _approx_top_k(op: Op) -> Sequence[Row]:
     axis = op.params["reduction_dimension"] % len(op.ins[0].shape)
-    dims = _dims(len(op.ins[0].shape), lambda d: d == axis)
+    dims = dim_factors(len(op.ins[0].shape), [axis])
     return split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs)))

@@ -9,11 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import FactorMap, moved_rows, owned_monoid, split_rows
+from sbp.signatures.factors import FactorMap, dim_factors, moved_rows, owned_monoid, split_rows
 from sbp.signatures.kernels.exchange import Need, fetch
 from sbp.signatures.kernels.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
-from sbp.signatures.kernels.regroup import keeps_shards, leading_dims, regrouped
-from sbp.signatures.kernels.shards import picked_along
+from sbp.signatures.kernels.regroup import split_groups
+from sbp.signatures.kernels.shards import owned_along, picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
@@ -102,11 +102,7 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
         ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim]
     )
     index = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low - ctx.in_offset(0, dim)
-    mine = (index >= 0) & (index < ctx.in_extent(0, dim))
-    picked = picked_along(x, index, dim)
-    return jnp.where(
-        lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype)
-    )
+    return owned_along(ctx, x, index, dim)
 
 
 @rule("slice", traits=Traits(moves=True, scales="together"), local=_slice_local)
@@ -116,8 +112,8 @@ def _slice(op: Op) -> Sequence[Row]:
     whole = [
         _slice_windows(op.params, d, size, out).is_identity for d, (size, out) in enumerate(sizes)
     ]
-    dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
     cut = [d for d, w in enumerate(whole) if not w]
+    dims = dim_factors(len(whole), cut)
     rows = [
         *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
         *moved_rows(op),
@@ -167,7 +163,7 @@ def _split_exchanges(op: Op, row: Row) -> Exchanges:
 def _split(op: Op) -> Sequence[Row]:
     """Other dims split; the dim that is cut into results splits with halo exchange."""
     axis = op.params["axis"]
-    dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.ins[0].shape)))
+    dims = dim_factors(len(op.ins[0].shape), [axis])
     rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs))), *moved_rows(op)]
     return [
         *rows,
@@ -245,9 +241,7 @@ def _rev_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("rev", traits=Traits(moves=True, scales="together"), local=_rev_local)
 def _rev(op: Op) -> Sequence[Row]:
-    dims = tuple(
-        None if i in op.params["dimensions"] else f"d{i}" for i in range(len(op.ins[0].shape))
-    )
+    dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
     return [
         *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
         *moved_rows(op),
@@ -307,7 +301,7 @@ def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
 def _concatenate(op: Op) -> Sequence[Row]:
     """Other dims split; the concatenated dim splits with halo exchange."""
     axis = int(op.params["dimension"])
-    dims = tuple(None if i == axis else f"d{i}" for i in range(len(op.outs[0].shape)))
+    dims = dim_factors(len(op.outs[0].shape), [axis])
     return [
         *split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))),
         *moved_rows(op),
@@ -331,23 +325,14 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     x = lax.transpose(args[0], order)
     source, target = tuple(ctx.global_ins[0].shape[d] for d in order), ctx.global_outs[0].shape
     if 0 not in source:
-        for lead, lead_out, group in reversed(leading_dims(source, target)):
-            axes = ctx.in_axes(0, order[lead])
-            if len(axes) == 1 and not keeps_shards(
-                source, target, lead, lead_out, group, axes[0][1]
-            ):
-                # The loop starts at the last group, so that dims of earlier groups keep their
-                # numbers.
+        # The loop starts at the last group, so that dims of earlier groups keep their numbers.
+        for group in reversed(split_groups(source, target)):
+            axes = ctx.in_axes(0, order[group.lead])
+            if len(axes) == 1 and not group.keeps_shards(axes[0][1]):
                 ((axis, n),) = axes
-                flat = x.reshape(*x.shape[: group[0]], -1, *x.shape[group[-1] + 1 :])
-                x = fetch(
-                    ctx,
-                    flat,
-                    group[0],
-                    axis,
-                    regrouped(source, target, lead, lead_out, group, n),
-                    None,
-                )
+                first, last = group.dims[0], group.dims[-1]
+                flat = x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
+                x = fetch(ctx, flat, first, axis, group.need(n), None)
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
 
 
@@ -355,13 +340,13 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     order = _order(op.params, len(op.ins[0].shape))
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
-    lead, lead_out, group = next(
+    group = next(
         g
-        for g in leading_dims(source, target)
-        if (Split(order[g[0]]), Split(g[1])) == (row.ins[0], row.outs[0])
+        for g in split_groups(source, target)
+        if (Split(order[g.lead]), Split(g.lead_out)) == (row.ins[0], row.outs[0])
     )
-    need = regrouped(source, target, lead, lead_out, group, op.axis_size)
-    return [Exchange(0, tuple(order[d] for d in group), need, need.width)]
+    need = group.need(op.axis_size)
+    return [Exchange(0, tuple(order[d] for d in group.dims), need, need.width)]
 
 
 @rule(
@@ -388,11 +373,12 @@ def _reshape(op: Op) -> Sequence[Row]:
     out: list[str | None] = [None] * len(target)
     moved: list[Row] = []
     if 0 not in source:
-        for lead, lead_out, group in leading_dims(source, target):
-            if keeps_shards(source, target, lead, lead_out, group, op.axis_size):
-                dims[order[lead]] = out[lead_out] = f"g{lead}"
-            elif min(source[lead], target[lead_out]) >= op.axis_size:
-                moved.append(Row((Split(order[lead]),), (Split(lead_out),), kernel="halo"))
+        for group in split_groups(source, target):
+            lead, lead_out = order[group.lead], group.lead_out
+            if group.keeps_shards(op.axis_size):
+                dims[lead] = out[lead_out] = f"g{lead}"
+            elif min(source[group.lead], target[lead_out]) >= op.axis_size:
+                moved.append(Row((Split(lead),), (Split(lead_out),), kernel="halo"))
     return [
         *split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))),
         *moved_rows(op),

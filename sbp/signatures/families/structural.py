@@ -3,54 +3,43 @@ has the same size on both sides."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import Dims, FactorMap, monoid_rows, moved_rows, split_rows
+from sbp.signatures.factors import FactorMap, dim_factors, monoid_rows, moved_rows, split_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 
-
-def _dims(rank: int) -> Dims:
-    return tuple(f"d{i}" for i in range(rank))
-
-
-def _same(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return bind_with(ctx, args)
+_ARRANGES = Traits(
+    moves=True,
+    carries="arranged",
+    pointwise=True,
+    scales="together",
+    fusion="inlined",
+    unnamed=True,
+    adapts=True,
+)
+"""Traits of operators that JAX inserts to give an operand the shape of its reader."""
 
 
 @rule(
     "transpose",
-    traits=Traits(
-        moves=True,
-        carries="arranged",
-        pointwise=True,
-        scales="together",
-        fusion="free",
-        unnamed=True,
-    ),
-    local=_same,
+    traits=dataclasses.replace(_ARRANGES, fusion="free", adapts=False),
+    local=bind_with,
 )
 def _transpose(op: Op) -> Sequence[Row]:
-    dims = _dims(len(op.ins[0].shape))
+    dims = dim_factors(len(op.ins[0].shape))
     out = tuple(dims[i] for i in op.params["permutation"])
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
 
 
 @rule(
     "broadcast_in_dim",
-    traits=Traits(
-        moves=True,
-        carries="arranged",
-        pointwise=True,
-        scales="together",
-        fusion="inlined",
-        unnamed=True,
-        adapts=True,
-    ),
+    traits=_ARRANGES,
     local=lambda ctx, args: bind_with(ctx, args[:1], shape=ctx.local_outs[0]),
 )
 def _broadcast_in_dim(op: Op) -> Sequence[Row]:
@@ -66,27 +55,19 @@ def _broadcast_in_dim(op: Op) -> Sequence[Row]:
 
 @rule(
     "squeeze",
-    traits=Traits(
-        moves=True,
-        carries="arranged",
-        pointwise=True,
-        scales="together",
-        fusion="inlined",
-        unnamed=True,
-        adapts=True,
-    ),
-    local=_same,
+    traits=_ARRANGES,
+    local=bind_with,
 )
 def _squeeze(op: Op) -> Sequence[Row]:
     gone = {d % len(op.ins[0].shape) for d in op.params["dimensions"]}
-    dims = tuple(None if i in gone else f"d{i}" for i in range(len(op.ins[0].shape)))
+    dims = dim_factors(len(op.ins[0].shape), gone)
     out = tuple(d for i, d in enumerate(dims) if i not in gone)
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
 
 
-@rule("stack", traits=Traits(moves=True, scales="together"), local=_same)
+@rule("stack", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _stack(op: Op) -> Sequence[Row]:
-    dims = list(_dims(len(op.ins[0].shape)))
+    dims = list(dim_factors(len(op.ins[0].shape)))
     out = [*dims[: op.params["axis"]], None, *dims[op.params["axis"] :]]
     return [
         *split_rows(op, FactorMap(ins=(tuple(dims),) * len(op.ins), outs=(tuple(out),))),
@@ -94,20 +75,20 @@ def _stack(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("unstack", traits=Traits(moves=True, scales="together"), local=_same)
+@rule("unstack", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _unstack(op: Op) -> Sequence[Row]:
-    dims = tuple(None if i == op.params["axis"] else f"d{i}" for i in range(len(op.ins[0].shape)))
+    dims = dim_factors(len(op.ins[0].shape), [op.params["axis"]])
     out = tuple(d for d in dims if d is not None)
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,) * len(op.outs))), *moved_rows(op)]
 
 
-@rule("tile", traits=Traits(moves=True, scales="together"), local=_same)
+@rule("tile", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _tile(op: Op) -> Sequence[Row]:
     dims = tuple(f"d{i}" if times == 1 else None for i, times in enumerate(op.params["reps"]))
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op)]
 
 
-@rule("bitcast_convert_type", traits=Traits(), local=_same)
+@rule("bitcast_convert_type", traits=Traits(), local=bind_with)
 def _bitcast_convert_type(op: Op) -> Sequence[Row]:
     """Every dim splits except the one that holds the pieces of one element: the last dim of the
     side with the narrower dtype."""
@@ -148,7 +129,9 @@ def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)
 def _iota(op: Op) -> Sequence[Row]:
-    return split_rows(op, FactorMap(ins=((),) * len(op.ins), outs=(_dims(len(op.outs[0].shape)),)))
+    return split_rows(
+        op, FactorMap(ins=((),) * len(op.ins), outs=(dim_factors(len(op.outs[0].shape)),))
+    )
 
 
 @rule(
@@ -156,4 +139,6 @@ def _iota(op: Op) -> Sequence[Row]:
 )
 def _empty(op: Op) -> Sequence[Row]:
     """Rows for a buffer whose elements have no meaning: every dim splits."""
-    return split_rows(op, FactorMap(ins=((),) * len(op.ins), outs=(_dims(len(op.outs[0].shape)),)))
+    return split_rows(
+        op, FactorMap(ins=((),) * len(op.ins), outs=(dim_factors(len(op.outs[0].shape)),))
+    )

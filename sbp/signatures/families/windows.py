@@ -10,8 +10,10 @@ import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import (
+    Dims,
     FactorMap,
     admissible,
+    dim_factors,
     linear_rows,
     monoid_rows,
     moved_rows,
@@ -50,7 +52,7 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
     )
 
 
-def _dims(op: Op, operand: Any, out: Any) -> tuple[tuple[str | None, ...], list[int]]:
+def _dims(op: Op, operand: Any, out: Any) -> tuple[Dims, list[int]]:
     """The factors of the dims along which windows do not slide, and a list of the other dims.
 
     Arguments:
@@ -64,7 +66,7 @@ def _dims(op: Op, operand: Any, out: Any) -> tuple[tuple[str | None, ...], list[
         for d, (size, result) in enumerate(sizes)
         if not windows_of(op.params, d, size, result).is_identity
     ]
-    return tuple(None if d in slides else f"d{d}" for d in range(len(operand.shape))), slides
+    return dim_factors(len(operand.shape), slides), slides
 
 
 def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
@@ -82,9 +84,9 @@ def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, A
 
 def _fetched(
     ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
-) -> tuple[list[Any], list[int]]:
+) -> tuple[list[Any], dict[str, Any]]:
     """The operands of a window reduction, with the elements that their windows read along split
-    dims; and these dims.
+    dims; and the parameters that change with them.
 
     Arguments:
       ctx: the kernel's place.
@@ -103,21 +105,19 @@ def _fetched(
                 for x, fill in zip(out, fills, strict=True)
             ]
             dims.append(d)
-    return out, dims
+    return out, _without_padding(ctx.params, dims) if dims else {}
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     monoid = ctx.primitive.name.rsplit("_", 1)[-1]
-    (x,), dims = _fetched(ctx, args, [neutral(monoid, args[0].dtype)])
-    return bind_with(ctx, [x], **(_without_padding(ctx.params, dims) if dims else {}))
+    xs, changes = _fetched(ctx, args, [neutral(monoid, args[0].dtype)])
+    return bind_with(ctx, xs, **changes)
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     count = len(args) // 2
-    xs, dims = _fetched(ctx, args[:count], args[count:])
-    return bind_with(
-        ctx, [*xs, *args[count:]], **(_without_padding(ctx.params, dims) if dims else {})
-    )
+    xs, changes = _fetched(ctx, args[:count], args[count:])
+    return bind_with(ctx, [*xs, *args[count:]], **changes)
 
 
 @exchanges(
@@ -187,8 +187,8 @@ def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     tangents, operand = args
     fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
-    xs, dims = _fetched(ctx, args, fills)
-    return bind_with(ctx, xs, **(_without_padding(ctx.params, dims) if dims else {}))
+    xs, changes = _fetched(ctx, args, fills)
+    return bind_with(ctx, xs, **changes)
 
 
 @rule("select_and_gather_add", traits=Traits(moves=True), local=_gather_local)
@@ -206,12 +206,12 @@ def _select_and_gather_add(op: Op) -> Sequence[Row]:
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
     """What each device of a mesh axis needs: the windows that touch its elements, and the elements
     that these windows read."""
-    held = -(-windows.size // n)
-    first = [-((windows.window - 1 - windows.low - held * i) // windows.stride) for i in range(n)]
-    last = [(held * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
+    chunk = -(-windows.size // n)
+    first = [-((windows.window - 1 - windows.low - chunk * i) // windows.stride) for i in range(n)]
+    last = [(chunk * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
     count = max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)))
     cotangents = Need(windows.out, -(-windows.out // n), tuple(first), count)
-    read = Need(windows.size, held, tuple(windows.first(a) for a in first), windows.padded(count))
+    read = Need(windows.size, chunk, tuple(windows.first(a) for a in first), windows.padded(count))
     return cotangents, read
 
 
@@ -231,15 +231,15 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         source = fetch(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
         operand = fetch(ctx, operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
         # The shard may have elements before or after those that windows read: pad both sides.
-        held = ctx.local_ins[1][d]
-        room = max(0, *(abs(held * i - s) for i, s in enumerate(read.starts)), held)
+        chunk = ctx.local_ins[1][d]
+        room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)
         config = [(room, room, 0) if e == d else (0, 0, 0) for e in range(operand.ndim)]
-        cuts.append((d, config, ctx.in_offset(1, d) - of_device(read.starts, axis) + room, held))
+        cuts.append((d, config, ctx.in_offset(1, d) - of_device(read.starts, axis) + room, chunk))
         padding[d] = (0, 0)
     (out,) = bind_with(ctx, (source, operand), padding=tuple(padding))
-    for d, config, start, held in cuts:
+    for d, config, start, chunk in cuts:
         out = lax.dynamic_slice_in_dim(
-            lax.pad(out, np.zeros((), out.dtype), config), start, held, d
+            lax.pad(out, np.zeros((), out.dtype), config), start, chunk, d
         )
     return [out]
 
@@ -267,7 +267,7 @@ def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("select_and_scatter", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args))
+@rule("select_and_scatter", traits=Traits(), local=bind_with)
 def _select_and_scatter(op: Op) -> Sequence[Row]:
     """With any pair of functions and an initial value: only dims along which windows do not slide
     split."""

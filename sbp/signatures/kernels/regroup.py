@@ -1,10 +1,11 @@
-"""Reshapes of a split dim: the dims of both sides that have the same elements, and the exchange
-between devices whose shards differ."""
+"""Reshapes of a split dim: the dims of both sides that have the same elements, and what the devices
+exchange where their shards differ."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sbp.signatures.kernels.exchange import Need
 
@@ -40,64 +41,61 @@ def reshape_groups(
     return groups
 
 
-def leading_dims(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, list[int]]]:
-    """For each group of a reshape: the leading dims of the source and of the target, and the
-    group's dims of the source. Dims of size 1 do not count as leading."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshapeGroup:
+    """Dims of a reshape whose elements are the same before and after; their leading dims split.
+
+    Arguments:
+      source: sizes of the operand's dims.
+      target: sizes of the result's dims.
+      dims: the group's dims of the operand.
+      lead: the first of them with more than one element.
+      lead_out: the first of the group's dims of the result with more than one element.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    dims: tuple[int, ...]
+    lead: int
+    lead_out: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the group."""
+        return math.prod(self.source[d] for d in self.dims)
+
+    def keeps_shards(self, n: int) -> bool:
+        """Whether the shards of the operand on n devices, reshaped, are those of the result."""
+        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
+        return (rows % n == 0 and rows_out % n == 0) or rows == rows_out == self.size
+
+    def need(self, n: int) -> Need:
+        """What n devices exchange: the group is one range of elements, and a shard is a number of
+        whole rows of its leading dim, before and after."""
+        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
+        wanted = -(-rows_out // n) * (self.size // rows_out)
+        return Need(
+            self.size,
+            -(-rows // n) * (self.size // rows),
+            tuple(wanted * i for i in range(n)),
+            wanted,
+        )
+
+
+def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGroup]:
+    """The groups of a reshape that can split: those with more than one element."""
     found = []
     for left, right in reshape_groups(source, target):
         lead = next((d for d in left if source[d] > 1), None)
         lead_out = next((d for d in right if target[d] > 1), None)
         if lead is not None and lead_out is not None:
-            found.append((lead, lead_out, left))
+            found.append(
+                ReshapeGroup(
+                    source=tuple(source),
+                    target=tuple(target),
+                    dims=tuple(left),
+                    lead=lead,
+                    lead_out=lead_out,
+                )
+            )
     return found
-
-
-def keeps_shards(
-    source: Sequence[int],
-    target: Sequence[int],
-    lead: int,
-    lead_out: int,
-    group: Sequence[int],
-    n: int,
-) -> bool:
-    """Whether the shards of the source, reshaped, are the shards of the target.
-
-    Arguments:
-      source: sizes of the operand's dims.
-      target: sizes of the result's dims.
-      lead: the group's leading dim of the operand, which is split.
-      lead_out: the group's leading dim of the result, which is split.
-      group: the group's dims of the operand.
-      n: number of devices along the mesh axis.
-    """
-    a, b = source[lead], target[lead_out]
-    return (a % n == 0 and b % n == 0) or (a == b and a == math.prod(source[d] for d in group))
-
-
-def regrouped(
-    source: Sequence[int],
-    target: Sequence[int],
-    lead: int,
-    lead_out: int,
-    group: Sequence[int],
-    n: int,
-) -> Need:
-    """The exchange of a reshape along a group of dims, which count as one range of elements. A
-    shard is a number of whole rows of the leading dim, before and after.
-
-    Arguments:
-      source: sizes of the operand's dims.
-      target: sizes of the result's dims.
-      lead: the group's leading dim of the operand, which is split.
-      lead_out: the group's leading dim of the result, which is split.
-      group: the group's dims of the operand.
-      n: number of devices along the mesh axis.
-    """
-    size = math.prod(source[d] for d in group)
-    wanted = -(-target[lead_out] // n) * (size // target[lead_out])
-    return Need(
-        size,
-        -(-source[lead] // n) * (size // source[lead]),
-        tuple(wanted * i for i in range(n)),
-        wanted,
-    )

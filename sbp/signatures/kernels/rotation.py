@@ -34,8 +34,8 @@ def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
     def sends(op: Op, row: Row) -> tuple[Sent, ...]:
         aval, atom, n = op.ins[operand], row.ins[operand], op.axis_size
         assert isinstance(atom, Split)
-        held = -(-aval.shape[atom.dim] // n) * bytes_beside(aval, atom.dim)
-        return (Sent("permute", (n - 1) * held, n - 1),)
+        shard = -(-aval.shape[atom.dim] // n) * bytes_beside(aval, atom.dim)
+        return (Sent("permute", (n - 1) * shard, n - 1),)
 
     return sends
 
@@ -88,7 +88,7 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moved:
+class _RotatedOperand:
     """An operand whose shards visit every device.
 
     Arguments:
@@ -106,7 +106,7 @@ class _Moved:
     factor: str
 
 
-def _all_moved(ctx: LocalContext, m: FactorMap) -> list[_Moved]:
+def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[_RotatedOperand]:
     """The operands whose shards must visit every device, each with a mesh axis. The axis splits a
     dim of the operand, and it does not split the same factor in the other operand or in the
     result."""
@@ -120,7 +120,7 @@ def _all_moved(ctx: LocalContext, m: FactorMap) -> list[_Moved]:
                     if factor in dims
                 )
                 if factor is not None and not any((axis, n) in axes for axes in seen):
-                    found.append(_Moved(operand, dim, axis, n, factor))
+                    found.append(_RotatedOperand(operand, dim, axis, n, factor))
     return found
 
 
@@ -152,21 +152,30 @@ def rotated(
       args: shards of the two operands.
       product: multiplies two arrays; its third argument is the dtype of the result.
     """
-    moved = sorted(_all_moved(ctx, m), key=lambda x: args[x.operand].size)
+    rotating = sorted(_rotated_operands(ctx, m), key=lambda x: args[x.operand].size)
     operands = list(args)
     out = ctx.global_outs[0].dtype
-    for one in moved[:-1]:
-        whole = lax.all_gather(operands[one.operand], one.axis, axis=one.dim, tiled=True)
-        operands[one.operand] = lax.slice_in_dim(
-            whole, 0, ctx.global_ins[one.operand].shape[one.dim], axis=one.dim
-        )
-    if not moved:
+    for gathered in rotating[:-1]:
+        k, dim = gathered.operand, gathered.dim
+        whole = lax.all_gather(operands[k], gathered.axis, axis=dim, tiled=True)
+        operands[k] = lax.slice_in_dim(whole, 0, ctx.global_ins[k].shape[dim], axis=dim)
+    if not rotating:
         return product(*operands, out)
-    return _around(ctx, m, operands, moved[-1], product)
+    return _around(ctx, m, operands, rotating[-1], product)
+
+
+def _sum_dtype(dtype: Any) -> Any:
+    """The dtype in which products are summed: float32 for floats of fewer bits."""
+    narrow = jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if narrow else dtype
 
 
 def _around(
-    ctx: LocalContext, m: FactorMap, operands: list[Any], one: _Moved, product: Callable[..., Any]
+    ctx: LocalContext,
+    m: FactorMap,
+    operands: list[Any],
+    moving: _RotatedOperand,
+    product: Callable[..., Any],
 ) -> Any:
     """The shard of a product; the shards of one operand go round the ring.
 
@@ -174,37 +183,33 @@ def _around(
       ctx: the kernel's place.
       m: the factors of the product.
       operands: the operands, local or gathered.
-      one: the operand that goes round.
+      moving: the operand that goes round.
       product: multiplies two arrays; its third argument is the dtype of the result.
     """
-    shard, other = operands[one.operand], operands[1 - one.operand]
-    chunk, out, shape = shard.shape[one.dim], ctx.global_outs[0].dtype, list(ctx.local_outs[0])
-    contracted = one.factor not in m.outs[0]
-    # Products of 16-bit floats are summed in 32 bits.
-    dtype = (
-        np.dtype(np.float32)
-        if contracted and jnp.issubdtype(out, np.floating) and out.itemsize < 4
-        else out
-    )
+    axis, n = moving.axis, moving.n
+    shard, other = operands[moving.operand], operands[1 - moving.operand]
+    chunk, out, shape = shard.shape[moving.dim], ctx.global_outs[0].dtype, list(ctx.local_outs[0])
+    contracted = moving.factor not in m.outs[0]
+    dtype = _sum_dtype(out) if contracted else out
     if contracted:
-        shard = without_padding(ctx, one.operand, shard, (one.dim,), "sum")
-        along = m.ins[1 - one.operand].index(one.factor)
+        shard = without_padding(ctx, moving.operand, shard, (moving.dim,), "sum")
+        along = m.ins[1 - moving.operand].index(moving.factor)
         other = jnp.pad(
             other,
-            [(0, chunk * one.n - size if d == along else 0) for d, size in enumerate(other.shape)],
+            [(0, chunk * n - size if d == along else 0) for d, size in enumerate(other.shape)],
         )
     else:
-        along = m.outs[0].index(one.factor)
-        shape[along] = chunk * one.n
-    me = lax.axis_index(one.axis)
-    ring = [(i, (i - 1) % one.n) for i in range(one.n)]
+        along = m.outs[0].index(moving.factor)
+        shape[along] = chunk * n
+    me = lax.axis_index(axis)
+    ring = [(i, (i - 1) % n) for i in range(n)]
 
     def multiply(step: Any, x: Any, total: Any) -> Any:
         """Adds the product with the shard that has come `step` places, or writes it at its
         place."""
-        start = ((me + step) % one.n) * chunk
+        start = ((me + step) % n) * chunk
         with_it = lax.dynamic_slice_in_dim(other, start, chunk, along) if contracted else other
-        pair = (x, with_it) if one.operand == 0 else (with_it, x)
+        pair = (x, with_it) if moving.operand == 0 else (with_it, x)
         found = product(*pair, dtype)
         return (
             total + found
@@ -214,10 +219,10 @@ def _around(
 
     def body(step: Any, state: Any) -> Any:
         x, total = state
-        return ctx.permute(x, one.axis, ring), multiply(step, x, total)
+        return ctx.permute(x, axis, ring), multiply(step, x, total)
 
-    last, total = lax.fori_loop(0, one.n - 1, body, (shard, jnp.zeros(shape, dtype)))
-    total = multiply(one.n - 1, last, total)
+    last, total = lax.fori_loop(0, n - 1, body, (shard, jnp.zeros(shape, dtype)))
+    total = multiply(n - 1, last, total)
     if not contracted:
         total = lax.slice_in_dim(total, 0, ctx.local_outs[0][along], axis=along)
     return total.astype(out)

@@ -55,15 +55,31 @@ def without_padding(
 def picked_along(x: Any, index: Any, dim: int) -> Any:
     """The elements at a vector of positions along a dim, clipped to the shard.
 
+    The clipping is done here, not by XLA: the CPU compiler of JAX 0.10 merges the slice that made a
+    shard with a read of one element and loses the bound.
+
     Arguments:
       x: the shard.
       index: the positions.
       dim: the dim.
-
-    The clipping is done here, not by XLA: the CPU compiler of JAX 0.10 merges the slice that made a
-    shard with a read of one element and loses the bound.
     """
     return jnp.take(x, jnp.clip(index, 0, x.shape[dim] - 1), axis=dim, mode="clip")
+
+
+def owned_along(ctx: LocalContext, x: Any, index: Any, dim: int) -> Any:
+    """The elements at a vector of positions along a dim; zeros where this device does not own one.
+
+    Arguments:
+      ctx: the kernel's place.
+      x: a value that has the shard of operand 0 along the dim.
+      index: the positions in the shard; those outside of it are of other devices.
+      dim: the dim.
+    """
+    mine = (index >= 0) & (index < ctx.in_extent(0, dim))
+    picked = picked_along(x, index, dim)
+    return jnp.where(
+        lax.broadcast_in_dim(mine, picked.shape, (dim,)), picked, jnp.zeros((), x.dtype)
+    )
 
 
 def clipped(index: Any, size: int) -> tuple[Any, Any]:

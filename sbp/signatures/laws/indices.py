@@ -22,16 +22,16 @@ def _ints(names: str) -> tuple[Term, ...]:
     return tuple(z3.Ints(names))
 
 
-def _least(a: Term, b: Term) -> Term:
+def _minimum(a: Term, b: Term) -> Term:
     return z3.If(a <= b, a, b)
 
 
-def _most(a: Term, b: Term) -> Term:
+def _maximum(a: Term, b: Term) -> Term:
     return z3.If(a >= b, a, b)
 
 
 def _clip(x: Term, low: Term, high: Term) -> Term:
-    return _least(_most(x, low), high)
+    return _minimum(_maximum(x, low), high)
 
 
 class _Blocks:
@@ -73,8 +73,10 @@ def one_holder(n: int) -> Theorem:
     function of one index."""
     b = _Blocks(n)
     k: Term = z3.Int("k")
-    held = [z3.And(b.owns(i, k), k - b.start(i) < b.chunk) for i in range(n)]
-    return Theorem((*b.premises, k >= 0, k < b.length), _total([z3.If(h, 1, 0) for h in held]) == 1)
+    owned = [z3.And(b.owns(i, k), k - b.start(i) < b.chunk) for i in range(n)]
+    return Theorem(
+        (*b.premises, k >= 0, k < b.length), _total([z3.If(o, 1, 0) for o in owned]) == 1
+    )
 
 
 def one_reader(n: int) -> Theorem:
@@ -123,7 +125,7 @@ def own_update(_: int) -> Theorem:
     that they are inside of the shard.
     """
     first, chunk, start, window, k = _ints("first chunk start window k")
-    size = _least(window, chunk)
+    size = _minimum(window, chunk)
     here = _clip(start - first, 0, chunk - size)
     looks = z3.And(k >= here, k < here + size)
     element = (k - here) + here - (start - first)
@@ -148,7 +150,7 @@ def ragged_shard(groups: int) -> Theorem:
     local = []
     for k, size in enumerate(sizes):
         first = _prefix(sizes, k)
-        local.append(_most(_least(first + size, start + extent) - _most(first, start), 0))
+        local.append(_maximum(_minimum(first + size, start + extent) - _maximum(first, start), 0))
     same = []
     for k in range(groups):
         whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
@@ -213,9 +215,9 @@ def neutral_padding(monoid: str) -> Theorem:
         case "prod":
             return Theorem((e == 1,), x * e == x)
         case "max":
-            return Theorem((e <= x,), _most(x, e) == x)
+            return Theorem((e <= x,), _maximum(x, e) == x)
         case "min":
-            return Theorem((e >= x,), _least(x, e) == x)
+            return Theorem((e >= x,), _minimum(x, e) == x)
         case "and":
             return Theorem((q == ~z3.BitVecVal(0, WORD),), p & q == p)
         case _:

@@ -169,12 +169,12 @@ class ListPlace:
         return self.first
 
 
-def _words(x: Any) -> np.ndarray:
+def words_of(x: Any) -> np.ndarray:
     """An array in NumPy; keys as their words."""
     return np.asarray(jax.random.key_data(x) if _jax.is_extended(x.dtype) else x)
 
 
-def _keys_like(data: np.ndarray, x: Any) -> Any:
+def keys_like(data: np.ndarray, x: Any) -> Any:
     """Words as keys of the same kind as `x`; other data unchanged."""
     return (
         jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(x))
@@ -203,7 +203,7 @@ class Oracle:
     def __post_init__(self) -> None:
         found = rule_for(self.op.name)
         self._plain = self._bind if found and found.local else jax.jit(self._bind)
-        self.whole = [_words(x) for x in self._plain(*self.args)]
+        self.whole = [words_of(x) for x in self._plain(*self.args)]
 
     def _bind(self, *args: Any) -> list[Any]:
         return _jax.bind(self.primitive, args, self.op.params)
@@ -260,7 +260,7 @@ class Oracle:
           rng: draws the parts.
         """
         placed = [
-            place(_words(x), t, layout.sizes, rng)
+            place(words_of(x), t, layout.sizes, rng)
             for x, t in zip(self.args, layout.ins, strict=True)
         ]
         try:
@@ -306,12 +306,12 @@ class Oracle:
         """The results of a kernel without collectives, one device after another."""
         results: list[Parts] = [{} for _ in layout.outs]
         for device in layout.devices():
-            args = [_keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
+            args = [keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
             got = self._kernel(layout)(
                 args, *self._spans(layout, device), np.bool_(not any(device))
             )
             for result, value in zip(results, got, strict=True):
-                result[device] = _words(value)
+                result[device] = words_of(value)
         return results
 
     def _together(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
@@ -324,14 +324,14 @@ class Oracle:
             return whole.reshape(*layout.sizes, *whole.shape[1:])
 
         args = [
-            x if whole else _keys_like(stacked([p[d] for d in devices]), x)
+            x if whole else keys_like(stacked([p[d] for d in devices]), x)
             for p, x, whole in zip(placed, self.args, layout.whole, strict=True)
         ]
         spans = jax.tree.map(
             lambda *each: stacked(each), *(self._spans(layout, d) for d in devices)
         )
         got = self._kernel(layout)(args, *spans, stacked([np.bool_(not any(d)) for d in devices]))
-        return [{d: _words(value)[d] for d in devices} for value in got]
+        return [{d: words_of(value)[d] for d in devices} for value in got]
 
     def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
         """A counterexample to a row on one mesh axis; empty if these parts give none.
@@ -361,19 +361,3 @@ def _scale(
         k: np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for k, v in values.items()
     }
     return assemble(sizes, atoms, layout.sizes, shape, (0,) * len(atoms))
-
-
-def holds(
-    op: Op, primitive: Any, row: Row, args: Sequence[Any], n: int, rng: np.random.Generator
-) -> bool:
-    """Whether a row holds for these operands, cut into parts that `rng` draws.
-
-    Arguments:
-      op: the equation on whole values.
-      primitive: the JAX primitive.
-      row: the row.
-      args: the whole operands.
-      n: number of devices along the mesh axis.
-      rng: draws the parts.
-    """
-    return not Oracle(op, primitive, tuple(args)).refute_row(row, n, rng)

@@ -84,7 +84,7 @@ def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarr
     )
     scattered = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
     for i in range(n):
-        alone = np.where(holder == i, x, np.zeros_like(x))
+        on_one = np.where(holder == i, x, np.zeros_like(x))
         shares = np.where(
             holder == i, big, np.where((holder + second) % n == i, small, np.zeros_like(x))
         )
@@ -92,7 +92,7 @@ def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarr
             shares = x
         cancelling = scattered[i] if i < n - 1 else x - rest
         rest = rest + cancelling if i < n - 1 else rest
-        out.append(np.select([way == 0, way == 1], [alone, shares], cancelling).astype(x.dtype))
+        out.append(np.select([way == 0, way == 1], [on_one, shares], cancelling).astype(x.dtype))
     return out
 
 

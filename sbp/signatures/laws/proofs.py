@@ -19,10 +19,8 @@ import z3
 
 from sbp.signatures.fallback import traits_of
 from sbp.signatures.laws.indices import INDEX_THEOREMS, OF_KERNEL, neutral_padding
-from sbp.signatures.laws.scalars import SCALAR as SCALAR
-from sbp.signatures.laws.scalars import cast, join, variable
+from sbp.signatures.laws.scalars import SCALAR, cast, join, variable
 from sbp.signatures.laws.theorems import Outcome, Theorem, decide
-from sbp.signatures.laws.theorems import counterexample as counterexample
 from sbp.signatures.rule import Op, Row, rule_for
 from sbp.types import Broadcast, Split, Unreduced
 
@@ -58,7 +56,7 @@ def scalar_function(op: Op) -> Callable[..., Term] | None:
     return None
 
 
-def _shape_of(op: Op, position: int) -> int:
+def _element_count(op: Op, position: int) -> int:
     """The number of elements of an operand that the scalar function takes as a list; 0 for one
     element by itself."""
     traits = traits_of(op.name)
@@ -93,9 +91,9 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if traits.linear_map:
         a, b = _operand("a", op.outs[0].dtype, 2)
         return law([ScalarOperand(op.outs[0].dtype, out, 2)], out, lambda x: a * x[0] + b * x[1])
-    dtypes_ = [a.dtype for a in op.ins]
+    operand_dtypes = [a.dtype for a in op.ins]
     if op.name in ("ge", "gt", "le", "lt"):
-        dtypes_ = [np.dtype(np.float32)] * 2  # the law holds for every order; reals have one
+        operand_dtypes = [np.dtype(np.float32)] * 2  # the law holds for every order; reals have one
     function, premises = scalar_function(op), ()
     if (
         traits.monotone
@@ -110,14 +108,16 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     )
     if ordered and not jnp.issubdtype(op.outs[0].dtype, np.integer):
         return _monotone("+", row)
-    if function is None or (op.name == "sign" and jnp.issubdtype(dtypes_[0], np.unsignedinteger)):
+    if function is None or (
+        op.name == "sign" and jnp.issubdtype(operand_dtypes[0], np.unsignedinteger)
+    ):
         return None
     if op.name == "div":
         divisors = ("p1", "q1") if isinstance(row.ins[1], Unreduced) else ("b1",)
-        premises = tuple(variable(name, dtypes_[1]) != 0 for name in divisors)
+        premises = tuple(variable(name, operand_dtypes[1]) != 0 for name in divisors)
     operands = [
-        ScalarOperand(dtype, atom, _shape_of(op, k))
-        for k, (dtype, atom) in enumerate(zip(dtypes_, row.ins, strict=True))
+        ScalarOperand(dtype, atom, _element_count(op, k))
+        for k, (dtype, atom) in enumerate(zip(operand_dtypes, row.ins, strict=True))
     ]
     return law(operands, out, function, premises, op.outs[0].dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import SbpError, Span
 from sbp.signatures.factors import admissible
-from sbp.signatures.laws.oracle import Oracle
+from sbp.signatures.laws.oracle import Oracle, words_of
 from sbp.signatures.laws.parts import parts
 from sbp.signatures.rule import Op, Row, all_b
 from sbp.types import Atom, B, Split, Unreduced, parse
@@ -242,7 +242,7 @@ def _counterexample(row: Row, n: int, seed: int, args: Sequence[Any], wrong: str
     rng = np.random.default_rng(seed)
     lines = []
     for k, (x, atom) in enumerate(zip(args, row.ins, strict=True)):
-        words = np.asarray(jax.random.key_data(x) if _jax.is_extended(x.dtype) else x)
+        words = words_of(x)
         lines.append(f"operand {k} is {_line(words)}")
         lines += [
             f"  device {i} holds {_line(p)}"
