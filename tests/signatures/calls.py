@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures import Op
+from sbp.signatures import Op, Row, rule_for
 
 CLIP, FILL, PROMISE = (
     lax.GatherScatterMode.CLIP,
@@ -80,6 +80,18 @@ def _find(name: str, jaxpr: Any, consts: Any, args: Any) -> Iterator[Equation]:
             if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner in eqn.params:
                 yield from _find(name, *_jax.open_jaxpr(eqn.params[inner]), values)
         env.update(zip(eqn.outvars, _jax.bind(eqn.primitive, values, eqn.params), strict=True))
+
+
+def on(eqn: Equation, n: int) -> Op:
+    """The operation of an equation, as it is asked for rows on a mesh axis of n devices."""
+    return Op(eqn.op.name, eqn.op.params, eqn.op.ins, eqn.op.outs, n)
+
+
+def rows(eqn: Equation, n: int) -> tuple[Row, ...]:
+    """The rows of an equation on a mesh axis of n devices."""
+    found = rule_for(eqn.op.name)
+    assert found is not None
+    return tuple(found.rows(on(eqn, n)))
 
 
 # ---- values -------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from calls import equations as equations
 from calls import f as f
 from calls import i as i
 from calls import keys as keys
+from calls import on as on
 from calls import primitives as primitives
+from calls import rows as rows
 from calls import skip_where_jax_lacks as skip_where_jax_lacks
 from calls import u as u

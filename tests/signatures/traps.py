@@ -1,4 +1,4 @@
-"""How traps are tried: a row shown absent and refuted, a program held against the plain
+"""How traps are tried: a row shown absent and refuted, a program compared with the plain
 function."""
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def refused(name: str, fn: Callable[..., Any], args: tuple[Any, ...], *rows: Row
     enumeration = Enumeration(eqn)
     for row in rows:
         sizes = axis_sizes(eqn.op.ins, row.ins)
-        held = [all(enumeration.holds(row.ins, [[atom] for atom in row.outs], n)) for n in sizes]
-        assert sizes and not all(held), f"{name}: {row} holds"
+        hold = [all(enumeration.holds(row.ins, [[atom] for atom in row.outs], n)) for n in sizes]
+        assert sizes and not all(hold), f"{name}: {row} holds"
         assert row not in table(name, eqn.op), f"{name}: {row} is in the table"
 
 
