@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.lax import lax as _lax_internal
+from jax.experimental.layout import Format
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -159,6 +160,19 @@ def called_by_user(source_info: Any, function: str) -> bool:
     return False
 
 
+_METHOD_CALL = "numpy.array_methods._forward_method_to_aval"
+"""What JAX runs between a method of a traced array and the function behind it."""
+
+
+def numpy_function(source_info: Any) -> str | None:
+    """The function of `jax.numpy`, or the method of an array, that the user called and that made
+    the equation, such as `asarray`; None where the equation comes from elsewhere."""
+    made_by = [f for f in library_of(source_info) if f != _METHOD_CALL]
+    if not made_by or not made_by[-1].startswith("numpy."):
+        return None
+    return made_by[-1].rsplit(".", 1)[-1].lstrip("_")
+
+
 _PLACES = {
     "sharding_constraint": "sharding",
     "reshard": "dst_sharding",
@@ -177,23 +191,26 @@ def places_of(eqn: Any) -> tuple[Any, ...]:
     """
     if eqn.primitive.name in _PLACES:
         given = eqn.params.get(_PLACES[eqn.primitive.name])
-        return tuple(p for p in (given if isinstance(given, tuple) else (given,)) if p is not None)
+        places = given if isinstance(given, tuple) else (given,)
+        places = (p.sharding if isinstance(p, Format) else p for p in places)
+        return tuple(p for p in places if p is not None)
     shardings = (s for key in ("in_shardings", "out_shardings") for s in eqn.params.get(key, ()))
     return tuple(s for s in shardings if isinstance(s, jax.sharding.Sharding))
 
 
 def memory_of(place: Any) -> str | None:
-    """The kind of memory that a place names, such as `pinned_host`; None for a device's own."""
+    """The kind of memory that a place names, such as `pinned_host`; None for a device's own.
+
+    >>> memory_of(jax.memory.Space.Device)
+    """
     match place:
-        case jax.Device():
-            return None
         case jax.sharding.Sharding():
             kind = place.memory_kind
             return kind if kind is not None and "host" in kind else None
-        case jax.memory.Space():
-            return place.name.lower()
+        case jax.memory.Space.Host:
+            return "host"
         case _:
-            return str(place)
+            return None
 
 
 def names_devices(place: Any) -> bool:

@@ -18,8 +18,7 @@ def check_rules(graph: Graph) -> None:
     refuses primitives for which no type is right.
 
     Raises:
-      SbpError: `unsupported-effect` for a primitive in `REFUSED`, or one with ordered effects and
-          no rule.
+      SbpError: `unsupported-effect` for a primitive in `REFUSED`.
     """
     said: set[str] = set()
     for node in graph.walk():

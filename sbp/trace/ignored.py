@@ -46,12 +46,9 @@ class IgnoredPlaces:
           eqn: an equation that the trace leaves out, or the call of a jit.
           span: the user's line.
         """
-        name = eqn.primitive.name
-        if name == "reshard" and not _jax.called_by_user(eqn.source_info, "reshard"):
+        if eqn.primitive.name == "reshard" and not _jax.called_by_user(eqn.source_info, "reshard"):
             return
-        call = _CALLS.get(name, name)
-        if name == "device_put" and not _jax.called_by_user(eqn.source_info, name):
-            call = "the offload of a checkpoint policy"
+        call = _call_of(eqn)
         for place in _jax.places_of(eqn):
             if _jax.names_devices(place):
                 self._found.setdefault(("ignored-constraint", span), call)
@@ -68,3 +65,13 @@ class IgnoredPlaces:
                 else "all values stay in the devices' own memory"
             )
             warn(code, f"{what}{where} has no effect: {why}", span=span, stacklevel=3)
+
+
+def _call_of(eqn: Any) -> str:
+    """What the user wrote to get an equation that names a place."""
+    name = eqn.primitive.name
+    if name in LEFT_OUT and (creator := _jax.numpy_function(eqn.source_info)):
+        return f"device= of {creator}"
+    if name == "device_put" and not _jax.called_by_user(eqn.source_info, name):
+        return "the offload of a checkpoint policy"
+    return _CALLS.get(name, name)

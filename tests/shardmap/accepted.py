@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as PS
 
 from tests.shardmap.pair import N_DATA, N_MODEL, draw, mesh
@@ -441,6 +442,14 @@ def scores_scaled(q, k):
     return jax.nn.softmax(lax.psum(q @ k.T, "model") / jnp.sqrt(16.0), -1)
 
 
+def named(x):
+    """Names for `jax.checkpoint` change no value."""
+    mean = checkpoint_name(x.mean(0), "mean")
+    share = checkpoint_name(checkpoint_name(x.sum(0), "sum") / len(x), "share")
+    shift = jnp.log(lax.psum(checkpoint_name(jnp.exp(x), "exp").sum(0), "data"))
+    return lax.pmean(mean, "data") + lax.pmean(share, "data") + shift
+
+
 U, V, BIAS = draw(16, 32, seed=1), draw(32, 24, seed=2), draw(24, seed=3)
 MATMUL, ROWS = (PS("data", "model"), PS("model", None)), PS("data", None)
 SPLIT_ROWS = PS("model", None)
@@ -622,5 +631,10 @@ PROGRAMS = {
         mapped(scores_scaled, (PS(None, "model"), PS(None, "model")), PS()),
         lambda q, k: jax.nn.softmax(q @ k.T / 4.0, -1),
         (Q, K),
+    ),
+    "named": Program(
+        mapped(named, (PS("data"),), PS()),
+        lambda x: 2 * x.mean(0) + jnp.log(jnp.exp(x).sum(0)),
+        (X,),
     ),
 }

@@ -41,22 +41,22 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         lambda t: t.adapts,
     ),
     "keeps all elements": (
-        """broadcast_in_dim convert_element_type copy neg reshape reduce_precision squeeze
+        """broadcast_in_dim convert_element_type copy name neg reshape reduce_precision squeeze
         stop_gradient transpose""",
         lambda t: t.carries,
     ),
     "keeps the values of all elements": (
-        "broadcast_in_dim copy reshape squeeze stop_gradient transpose",
+        "broadcast_in_dim copy name reshape squeeze stop_gradient transpose",
         lambda t: t.carries in ("arranged", "copied"),
     ),
     "keeps all elements in their place": (
-        "convert_element_type copy neg reduce_precision stop_gradient",
+        "convert_element_type copy name neg reduce_precision stop_gradient",
         lambda t: t.carries in ("copied", "rounded", "negated"),
     ),
     "degree 1 in all operands together": (
         """abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin
-        cumsum dynamic_slice dynamic_update_slice gather imag max min neg optimization_barrier pad
-        real reduce_max reduce_min reduce_precision reduce_sum reshape rev scatter scatter-add
+        cumsum dynamic_slice dynamic_update_slice gather imag max min name neg optimization_barrier
+        pad real reduce_max reduce_min reduce_precision reduce_sum reshape rev scatter scatter-add
         scatter-sub select_n slice sort split squeeze stack stop_gradient sub tie tile top_k
         transpose unstack""",
         lambda t: t.scales == "together",

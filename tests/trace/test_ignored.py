@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
@@ -18,6 +19,7 @@ MESH = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
 AUTO = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 EXPLICIT = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
 ROWS = NamedSharding(AUTO, PartitionSpec("x"))
+CONCRETE_ROWS = NamedSharding(sbp.make_mesh((2, 4), ("x", "y")), PartitionSpec("x"))
 HOST = ROWS.with_memory_kind("pinned_host")
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 constrain = lax.with_sharding_constraint
@@ -149,6 +151,15 @@ def to_host_and_back(x):
     return jax.device_put(y, jax.memory.Space.Device) + 1
 
 
+def to_where_it_is(x):
+    """All values stay in the devices' own memory: this asks for what holds."""
+    return jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2
+
+
+def in_a_layout(x):
+    return jax.device_put(jnp.sin(x), Format(Layout((1, 0)), CONCRETE_ROWS))
+
+
 def with_memory_kind(x):
     return constrain(jnp.sin(x), HOST)
 
@@ -180,7 +191,9 @@ def offloaded(x):
         (put_on_a_device, [(CONSTRAINT, 1)]),
         (explicit, [(CONSTRAINT, 1)]),
         (inner_jit, [(CONSTRAINT, 1)]),
-        (to_host_and_back, [(MEMORY, 1), (MEMORY, 2)]),
+        (to_host_and_back, [(MEMORY, 1)]),
+        (to_where_it_is, []),
+        (in_a_layout, [(CONSTRAINT, 1)]),
         (with_memory_kind, [(CONSTRAINT, 1), (MEMORY, 1)]),
         (offloaded, [(MEMORY, 5)]),
     ],
@@ -197,6 +210,25 @@ def constants(x):
 def test_what_jax_adds_is_not_said():
     with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
         assert said(constants) == []
+
+
+@pytest.mark.parametrize(
+    ("fn", "call"),
+    [
+        (lambda x: jnp.array(x * 2, device=CONCRETE_ROWS), "device= of array"),
+        (lambda x: jnp.asarray(x * 2, device=CONCRETE_ROWS), "device= of asarray"),
+        (lambda x: x + jnp.asarray(np.ones((8, 4)), device=CONCRETE_ROWS), "device= of asarray"),
+        (lambda x: x + jnp.arange(4.0, device=CONCRETE_ROWS), "device= of arange"),
+        (lambda x: (x * 2).to_device(CONCRETE_ROWS), "device= of to_device"),
+        (lambda x: jax.device_put(x * 2, ROWS), "device_put"),
+        (lambda x: constrain(x * 2, ROWS), "with_sharding_constraint"),
+        (inner_jit, "in_shardings or out_shardings of jax.jit"),
+        (offloaded, "the offload of a checkpoint policy to host memory"),
+    ],
+)
+def test_a_warning_names_what_the_user_wrote(fn, call):
+    with pytest.warns(SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
+        sbp.jit(fn, MESH, hardware="tpu-v5e").plan(X)
 
 
 def test_the_value_is_what_it_was():

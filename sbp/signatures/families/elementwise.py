@@ -65,7 +65,7 @@ ELEMENTWISE: dict[str, Traits] = {
     "max": _of(monotone="++", scales="together", numpy=np.maximum),
     "min": _of(monotone="++", scales="together", numpy=np.minimum),
     "mul": _of(scales="each", multiplies=True, numpy=np.multiply),
-    "name": _of(moves=True),
+    "name": _of(moves=True, carries="copied", scales="together"),
     "ne": _of(scales="compared", numpy=np.not_equal),
     "neg": _of(carries="negated", monotone="-", scales="together", numpy=np.negative),
     "nextafter": _of(monotone="++"),
