@@ -324,7 +324,7 @@ def noting() -> Iterator[list[Diagnostic]]:
     """Collects the warnings that are given inside, for a report that is made later.
 
     >>> with noting() as noted, warnings.catch_warnings(action="ignore"):
-    ...     warn("uneven-boundary", "input x is held whole")
+    ...     warn("uneven-boundary", "input x", "is held whole")
     >>> [d.title for d in noted]
     ['input x is held whole']
     """
@@ -336,13 +336,16 @@ def noting() -> Iterator[list[Diagnostic]]:
         _NOTED.reset(token)
 
 
-def warn(code: str, message: str, *, span: Span | None = None, stacklevel: int = 1) -> None:
-    """Gives an `SbpWarning`.
+def warn(
+    code: str, subject: str, text: str, *, span: Span | None = None, stacklevel: int = 1
+) -> None:
+    """Gives an `SbpWarning`: the code, the subject with its place, the text.
 
     Arguments:
       code: one of `CODES`.
-      message: what is to be known.
-      span: the user's line.
+      subject: what the warning is about, the start of its sentence.
+      text: the rest of the sentence.
+      span: the user's line. A warning names it behind the subject; a report has a label there.
       stacklevel: frames between the caller and the user.
     """
     noted = _NOTED.get()
@@ -352,11 +355,12 @@ def warn(code: str, message: str, *, span: Span | None = None, stacklevel: int =
             Diagnostic(
                 code=code,
                 severity="warning",
-                title=message.replace(f" at {span}", ""),
+                title=f"{subject} {text}",
                 labels=labels,
             )
         )
-    warnings.warn(f"{code}: {message}", SbpWarning, stacklevel=stacklevel + 1)
+    where = f" at {span}" if span else ""
+    warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=stacklevel + 1)
 
 
 def bytes_text(count: float) -> str:

@@ -160,11 +160,8 @@ def even_boundary(
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     held = NdSbp(atoms, t.free)
-    text = (
-        f"{where} of shape {shape} does not divide under {t!r}; it is held {held!r} there and"
-        " sliced or gathered inside"
-    )
-    warn("uneven-boundary", text, stacklevel=7)
+    text = f"does not divide under {t!r}; it is held {held!r} there and sliced or gathered inside"
+    warn("uneven-boundary", f"{where} of shape {shape}", text, stacklevel=7)
     return held, Pin(t, complete=True)
 
 

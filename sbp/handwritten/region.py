@@ -323,14 +323,15 @@ class _Region:
         if key in self.scope.checked:
             return
         self.scope.checked.add(key)
-        where = f" at {self.span}" if self.span else ""
         found, untried = false_claims(body_graph(body), ins, outs, captured, self.mesh)
         if untried:
-            text = (
-                f"the types that manual region {self.name!r}{where} claims are not checked:"
-                f" {untried}"
+            warn(
+                "manual-types",
+                f"the types that manual region {self.name!r}",
+                f"claims are not checked: {untried}",
+                span=self.span,
+                stacklevel=4,
             )
-            warn("manual-types", text, span=self.span, stacklevel=4)
         if found:
             at = self.span or self.made
             labels = [Label(span=at, text=found[0], primary=True)] if at else []

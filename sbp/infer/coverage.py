@@ -34,6 +34,7 @@ def check_rules(graph: Graph) -> None:
         said.add(node.op)
         warn(
             "missing-rule",
-            f"primitive {node.op!r}{where} has no signature; its operands and results are held B",
+            f"primitive {node.op!r}",
+            "has no signature; its operands and results are held B",
             span=node.span,
         )

@@ -58,13 +58,12 @@ class IgnoredPlaces:
     def warn(self) -> None:
         """Gives the warnings."""
         for (code, span), what in self._found.items():
-            where = f" at {span}" if span else ""
             why = (
                 "sbp chooses where values lie; pin this one with sbp.annotate"
                 if code == "ignored-constraint"
                 else "all values stay in the devices' own memory"
             )
-            warn(code, f"{what}{where} has no effect: {why}", span=span, stacklevel=3)
+            warn(code, what, f"has no effect: {why}", span=span, stacklevel=3)
 
 
 def _call_of(eqn: Any) -> str:
