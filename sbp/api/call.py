@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of
 from sbp.errors import SbpError
+from sbp.infer.request import TypeSource
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run.partial import Partial
@@ -49,6 +50,7 @@ class CallSignature:
       names: the user's name of each.
       call: the function of flat arguments.
       wanted: the type asked of each input; None leaves it free.
+      sources: for each input, what asks its type.
       donated_args: flat positions of donated arguments, by argument.
     """
 
@@ -58,6 +60,7 @@ class CallSignature:
     names: tuple[str, ...]
     call: Callable[..., Any]
     wanted: tuple[NdSbp | None, ...]
+    sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
 
     @property
@@ -130,7 +133,7 @@ class CallReader:
         )
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
-        wanted = tuple(self._wanted_inputs(dynamic, with_path))
+        wanted, sources = self._wanted_inputs(dynamic, with_path)
         avals = tuple(map(_aval_of, leaves, wanted, names))
         fn, count = self._fn, len(args)
 
@@ -151,7 +154,7 @@ class CallReader:
         )
         owners = _argument_positions(dynamic, dynamic_kwargs)
         donated = self._donated(owners, positions, len(args))
-        return CallSignature(key, tree, avals, names, call, wanted, donated), leaves
+        return CallSignature(key, tree, avals, names, call, wanted, sources, donated), leaves
 
     def _statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -206,13 +209,23 @@ class CallReader:
             head = str(index.key)
         return head + jax.tree_util.keystr(tuple(rest))
 
-    def _wanted_inputs(self, dynamic: tuple[Any, ...], with_path: list[Any]) -> list[NdSbp | None]:
+    def _wanted_inputs(
+        self, dynamic: tuple[Any, ...], with_path: list[Any]
+    ) -> tuple[tuple[NdSbp | None, ...], tuple[TypeSource, ...]]:
+        """The type asked of each input, and what asks it.
+
+        Arguments:
+          dynamic: the positional arguments that are not static.
+          with_path: (path, leaf) of all arguments that are not static, flat.
+        """
         in_types = self.options.in_types
         wanted: list[NdSbp | None] = []
+        carried = [carried_type(leaf, self.mesh) for _, leaf in with_path]
+        positional = len(jax.tree.leaves(dynamic, is_leaf=lambda x: isinstance(x, Partial)))
+        named: tuple[TypeSource, ...] = ("keyword argument",) * (len(carried) - positional)
         if in_types is None:
-            for _, leaf in with_path:
-                wanted.append(carried_type(leaf, self.mesh))
-            return wanted
+            own: tuple[TypeSource, ...] = ("argument",) * positional
+            return tuple(carried), own + named
         if not isinstance(in_types, tuple):
             in_types = (in_types,) * (len(dynamic) if is_type_leaf(in_types) else 1)
         if len(in_types) != len(dynamic):
@@ -222,9 +235,8 @@ class CallReader:
             )
         for number, (entry, arg) in enumerate(zip(in_types, dynamic, strict=True)):
             wanted += broadcast_types(entry, arg, f"in_types[{number}]", self.spec)
-        for _, leaf in with_path[len(wanted) :]:
-            wanted.append(carried_type(leaf, self.mesh))
-        return wanted
+        given: tuple[TypeSource, ...] = ("in_types",) * positional
+        return (*wanted, *carried[positional:]), given + named
 
 
 def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:

@@ -94,6 +94,7 @@ def traced_call(
             inputs=tuple(codes_of(t, spec) for t in boundary),
             outputs=tuple(codes_of(t, spec) for t in out_wanted),
             tied=tied,
+            sources=signature.sources,
         ),
         boxing=options.boxing,
         axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),

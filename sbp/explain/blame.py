@@ -1,12 +1,12 @@
-"""A fault of a program, with what its words are made of: the subject, and the pins to blame."""
+"""A fault of a program with the texts that its diagnostic is made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sbp.explain.edits import pinned_value
-from sbp.explain.helps import Trials
 from sbp.explain.names import Names, behind_vmap
+from sbp.explain.trials import Trials
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.request import Request
@@ -23,8 +23,8 @@ class BlamedFault:
     Arguments:
       trials: the program and its faults.
       found: the fault.
-      names: of the program's values.
-      shown: how many faults are shown.
+      names: the names of the program's values.
+      shown: the number of faults that are shown.
     """
 
     trials: Trials
@@ -34,23 +34,32 @@ class BlamedFault:
 
     @property
     def request(self) -> Request:
+        """The program, and what its types are chosen by."""
         return self.trials.request
 
     @property
     def axis(self) -> str:
+        """The mesh axis."""
         return self.found.mesh_axis
 
     @property
     def position(self) -> int:
+        """The position of the mesh axis."""
         return self.request.mesh.names.index(self.axis)
 
     def subject(self, node: Node) -> str:
+        """A node as a title names it: by the user's expression."""
         text = f"`{source_text(users_span(node)) or node.op}`"
         return f"the gradient of {text}" if node.backward else text
 
     def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
-        """Whether a pin stands on an operand of the node itself (one of the sink's, or the given
-        one)."""
+        """Whether a pin is on a value that the node itself reads.
+
+        Arguments:
+          node: the node.
+          pin: the pin.
+          operand: the operand that is asked about; None for any operand at which the fault ends.
+        """
         if pin.site is None or node.regions:
             return False
         pinned = {n.outputs[0] for n in pin.site.nodes}
@@ -63,6 +72,7 @@ class BlamedFault:
         )
 
     def pin_text(self, pin: Constraint, node: Node) -> str:
+        """What a pin asks, and what the split dim is to the node."""
         assert pin.site is not None
         text = f"{self.names.site(pin.site)} is {decode(pin.code)!r} on `{self.axis}`"
         if pin.code > 0:
@@ -73,7 +83,7 @@ class BlamedFault:
         return text
 
     def role(self, pin: Constraint, node: Node) -> str:
-        """What the pinned dim is to a contraction that reads it."""
+        """The role of a pinned dim in the contraction that reads it; empty for other nodes."""
         numbers = node.params.get("dimension_numbers", ())
         if not traits_of(node.op).contracts or len(numbers) != 2 or pin.site is None:
             return ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sbp.errors import Diagnostic, Help, OptionEdit, bytes_text
 from sbp.explain.edits import priced
+from sbp.explain.fault_notes import unshown_text
+from sbp.explain.limits import DiagnosisLimits
 from sbp.infer.check import Checker
 from sbp.infer.request import Request
 from sbp.limits import Budget
@@ -13,20 +15,35 @@ from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.plan.verify import over_budget
 
-ROUNDS = 10
-"""Plans that are made to find the least budget."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestBudget:
+    """The least size that was found for a budget.
+
+    Arguments:
+      budget: the budget with that size.
+      program: the plan under it.
+      is_least: whether one byte less was tried and gave no plan. Otherwise the search ended at its
+        limit.
+      plans: the number of plans that were tried.
+    """
+
+    budget: Budget
+    program: Program
+    is_least: bool
+    plans: int
 
 
-def nearest_budget(request: Request, number: int) -> tuple[Budget, Program, bool] | None:
-    """The least size that makes a budget possible while the others hold.
+def nearest_budget(request: Request, number: int, *, plans: int) -> NearestBudget | None:
+    """The least size of a budget under which a plan exists. The other budgets stay.
 
     Arguments:
       request: a request whose budgets no plan meets.
       number: which budget.
+      plans: the most plans that are made.
 
     Returns:
-      The budget with that size, its plan, and whether a byte less was tried and gave no plan; None
-      when the other budgets are impossible, too.
+      None when the other budgets are impossible, too.
     """
     budget = request.budgets[number]
 
@@ -42,63 +59,86 @@ def nearest_budget(request: Request, number: int) -> tuple[Budget, Program, bool
     if best is None:
         return None
     low, size = budget.above, largest(best, budget)
-    for turn in range(ROUNDS):
-        below = (
-            turn % 2 == 0
-        )  # in turn: whether any smaller one is possible, and whether one half as far is
+    for turn in range(plans):
+        # One turn tries the next smaller size, the next turn halves the distance to the lower end.
+        below = turn % 2 == 0
         trial = size - 1 if below else (low + size) / 2
         program = within(trial) if trial > budget.above else None
         if program is not None:
             best, size = program, max(largest(program, budget), budget.above)
         elif below:
-            return replace(budget, above=size), best, True
+            found = replace(budget, above=size)
+            return NearestBudget(budget=found, program=best, is_least=True, plans=turn + 1)
         else:
             low = trial
-    return replace(budget, above=size), best, False
+    found = replace(budget, above=size)
+    return NearestBudget(budget=found, program=best, is_least=False, plans=plans)
 
 
 def largest(program: Program, budget: Budget) -> float:
-    """The most bytes that one device sends in one run of a collective that a budget is about."""
+    """The most bytes that one device sends in one run of a collective that a budget covers."""
     request = replace(program.typing.graph_request, budgets=(replace(budget, above=0.0),))
     return max((sent.bytes for sent in over_budget(program.block, request)), default=0.0)
 
 
-def impossible_budgets(request: Request) -> Diagnostic | None:
-    """What to say when the budgets are possible on each mesh axis alone, though not on all
-    together; None when they are not to blame."""
+def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic | None:
+    """The diagnostic of budgets that each mesh axis can keep, but not all axes together; None when
+    the budgets are not to blame.
+
+    Arguments:
+      request: a program without a plan.
+      limits: on the work and on what is shown.
+    """
     if not request.budgets or best_program(replace(request, budgets=())) is None:
         return None
-    helps = [h for number in range(len(request.budgets)) if (h := budget_help(request, number))]
+    numbers = range(len(request.budgets))
+    found = (budget_help(request, number, plans=limits.budget_plans) for number in numbers)
+    helps = sorted((h for h in found if h is not None), key=lambda h: h.bytes_per_device)
+    rest = len(helps) - limits.helps
     return Diagnostic(
         code="budget",
         severity="error",
         title="no typing over all mesh axes keeps within the budgets",
-        notes=tuple(f"the budget: {b}" for b in request.budgets),
-        helps=tuple(sorted(helps, key=lambda h: h.bytes_per_device)[:3]),
+        notes=(
+            *(f"the budget: {b}" for b in request.budgets),
+            *((unshown_text(rest),) if rest > 0 else ()),
+        ),
+        helps=tuple(helps[: limits.helps]),
     )
 
 
-def budget_help(request: Request, number: int) -> Help | None:
-    """The nearest budget as a help."""
-    found = nearest_budget(request, number)
+def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
+    """The nearest budget as a help; None when there is none.
+
+    Arguments:
+      request: a request whose budgets no plan meets.
+      number: which budget.
+      plans: the most plans that are made.
+    """
+    found = nearest_budget(request, number, plans=plans)
     if found is None:
         return None
-    budget, program, least = found
-    what = "which is possible"
-    if least:
-        what = (
-            "the least that is possible"
-            if _is_least(request, number, budget.above)
-            else "the least that was found"
-        )
-    text = f"allow {bytes_text(budget.above)} in `{request.budgets[number]}`, {what}"
-    edit = OptionEdit(option="budgets", position=number, value=budget.above)
-    return priced(text, (edit,), program, clears_all_errors=True)
+    size = found.budget.above
+    if not found.is_least:
+        what = f"the least in {found.plans} plan{'s' * (found.plans > 1)}"
+    elif _is_least(request, number, size):
+        what = "the least that is possible"
+    else:
+        what = "the least that was found"
+    text = f"allow {bytes_text(size)} in `{request.budgets[number]}`, {what}"
+    edit = OptionEdit(option="budgets", position=number, value=size)
+    return priced(text, (edit,), found.program, clears_all_errors=True)
 
 
 def _is_least(request: Request, number: int, size: float) -> bool:
-    """Whether nothing below a size is shown to be possible: that the chooser finds nothing is no
-    proof on several mesh axes."""
+    """Whether the checker proves that no smaller size is possible. A search of the chooser without
+    result is no proof on several mesh axes.
+
+    Arguments:
+      request: a request whose budgets no plan meets.
+      number: which budget.
+      size: its size in bytes.
+    """
     budgets = list(request.budgets)
     budgets[number] = replace(budgets[number], above=size - 1)
     tighter = replace(request, budgets=tuple(budgets))

@@ -12,7 +12,7 @@ from sbp.explain.deferral import Deferral
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, ValueName
 from sbp.explain.reasons import ConversionReason, Reasons
-from sbp.explain.subjects import Subject, in_gradient
+from sbp.explain.subjects import Subject
 from sbp.infer.space import Step
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import PlannedBox, Program
@@ -34,8 +34,9 @@ class ExplainedConversion:
       bytes_per_device: bytes that one device sends for it per call.
       value: what is converted.
       reason: what makes the value and what needs it converted.
-      instead: the program planned with the conversion elsewhere; None when it is forced, or was not
-        tried.
+      is_tried: whether the program was planned with the conversion elsewhere. A forced conversion
+        cannot stand elsewhere, and of the others only some are tried, to save time.
+      instead: that plan; None when `is_tried` is false.
       others: further readers of the converted value.
       onward: whether it converts what is made of the value, which is partial like the value.
     """
@@ -46,6 +47,7 @@ class ExplainedConversion:
     bytes_per_device: float
     value: ValueName
     reason: ConversionReason
+    is_tried: bool
     instead: Outcome | None
     others: int = 0
     onward: bool = False
@@ -99,7 +101,8 @@ class SubjectConversions:
         first = group[0]
         reason = Reasons(self.program, self.origins).of(first, AtomChange.of_box(first.box))
         instead: Outcome | None = None
-        if tried and not reason.need.is_forced:
+        is_tried = tried and not reason.need.is_forced
+        if is_tried:
             found = Deferral(self.program.request, self.origins, group).plan(reason.need)
             instead = Outcome.of(found, self.program.request, self.subject)
         return ExplainedConversion(
@@ -109,6 +112,7 @@ class SubjectConversions:
             bytes_per_device=sum(p.bytes_per_device for p in group),
             value=self.origins.label(first.box.source.value),
             reason=reason,
+            is_tried=is_tried,
             instead=instead,
             others=max(0, len(first.readers()) + len(first.returned()) - 1),
             onward=self.is_onward(group),
@@ -137,7 +141,7 @@ class SubjectConversions:
         maker = self.origins.names.makers.get(node.inputs[0])
         if maker is None:
             return False
-        same = (maker.span, in_gradient(maker)) == (node.span, in_gradient(node))
+        same = (maker.span, maker.in_gradient) == (node.span, node.in_gradient)
         return same or node.op == annotate_p.name
 
     @functools.cached_property

@@ -10,7 +10,6 @@ from typing import Any
 
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Edit, Help, Span
-from sbp.explain.subjects import in_gradient
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
@@ -81,10 +80,13 @@ def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...])
                 for axis, c in zip(request.mesh.names, codes, strict=True)
                 if c is not None
             }
-            pin = Pin(NdSbp(atoms)) if atoms else None
-            return replace(
-                request, graph=rewrite(request.graph, at={n.id: pin for n in site.nodes})
-            )
+            pins = {
+                n.id: Pin(NdSbp(atoms), reduce_dtype=n.params["pin"].reduce_dtype)
+                if atoms
+                else None
+                for n in site.nodes
+            }
+            return replace(request, graph=rewrite(request.graph, at=pins))
 
 
 def insert_pin(request: Request, node: Node, operand: int, position: int, code: Code) -> Request:
@@ -139,10 +141,10 @@ def alike(node: Node, line: Node) -> bool:
     rematerialisation."""
     if node.id == line.id or node.span is None:
         return node.id == line.id
-    return (node.op, node.span, in_gradient(node), len(node.inputs)) == (
+    return (node.op, node.span, node.in_gradient, len(node.inputs)) == (
         line.op,
         line.span,
-        in_gradient(line),
+        line.in_gradient,
         len(line.inputs),
     )
 

@@ -1,12 +1,14 @@
-"""The notes of a fault: facts that explain it, one line each."""
+"""The notes of a fault: facts that explain it, one sentence each, and what limits left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from sbp.errors import Help, Span
+from sbp.errors import Span
 from sbp.explain.blame import BlamedFault
+from sbp.explain.helps import ChangeKind, FoundHelps
 from sbp.explain.loosening import blamed
+from sbp.explain.near_rows import NearRows
 from sbp.explain.regions import carry_of
 from sbp.infer.constraints import Constraint
 from sbp.infer.space import decode
@@ -15,17 +17,23 @@ from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 from sbp.trace.regions import interface_of
 
+OTHER_PINS = 3
+"""Pins without a label that a note names. It counts the rest."""
 
-def notes(
-    fault: BlamedFault, node: Node, pins: Sequence[Constraint], helps: Sequence[Help]
-) -> Iterator[str]:
-    """The notes of a fault.
+_CHANGES: Mapping[ChangeKind, str] = {
+    "annotation": "changes of the annotations",
+    "new split": "annotations that split a value",
+    "policy": "other policies",
+}
+
+
+def notes(fault: BlamedFault, node: Node, pins: Sequence[Constraint]) -> Iterator[str]:
+    """The facts that explain a fault.
 
     Arguments:
       fault: the fault.
-      node: where it shows.
+      node: the node at which it shows.
       pins: the pins to blame.
-      helps: its helps.
     """
     here = users_span(node)
     if here != node.span and node.span is not None:
@@ -47,26 +55,82 @@ def notes(
     others = other_pins(fault, pins)
     if others:
         each = " each" if len(others) > 1 else ""
-        yield f"{' and '.join(others)}{each} alone would end here, too"
+        named = others[:OTHER_PINS]
+        named += [more_text(len(others) - OTHER_PINS, "pin")] if len(others) > OTHER_PINS else []
+        yield f"{' and '.join(named)}{each} alone would end here, too"
     lines = [
         s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))
     ]
     if lines:
         yield f"the pinned types flow here through {_lines(lines, here)}"
     yield from carried(fault, node)
-    for number in fault.found.budgets:
-        yield f"the budget: {fault.request.budgets[number]}"
+    yield from budget_notes(fault)
     yield from policy_note(fault, node)
-    errors = len(fault.trials.faults) - 1
-    if errors and any(not h.clears_all_errors for h in helps):
-        yield (f"helps are priced with the other {errors} error{'s' * (errors > 1)} out of the way")
+
+
+def budget_notes(fault: BlamedFault) -> Iterator[str]:
+    """The budgets that are to blame."""
+    numbers = fault.found.budgets
+    for number in numbers:
+        yield f"the budget: {fault.request.budgets[number]}"
+    if len(numbers) > 1:
+        yield "a larger size was looked for in the first of these budgets only"
+
+
+def limit_notes(
+    fault: BlamedFault, found: FoundHelps, near: NearRows | None = None
+) -> Iterator[str]:
+    """What limits left out of a diagnosis, and which program its helps are priced on.
+
+    Arguments:
+      fault: the fault.
+      found: its helps.
+      near: the rows of the rule; None where none are shown.
+    """
+    trials = fault.trials
+    size = f"the program has {trials.size:,} operations"
+    if near is not None and near.unshown:
+        come = "come" if near.unshown > 1 else "comes"
+        yield f"{more_text(near.unshown, 'row')} of the rule {come} as near"
+    if found.unshown:
+        yield unshown_text(found.unshown)
+    if found.untried:
+        were = "were" if found.untried > 1 else "was"
+        plans = "1 plan was" if found.plans == 1 else f"{found.plans} plans were"
+        yield f"{more_text(found.untried, 'change')} {were} not tried, since {plans} made"
+    if found.unsearched:
+        kinds = " and ".join(_CHANGES[kind] for kind in found.unsearched)
+        yield f"{size}, so not all {kinds} were tried"
+    if found.helps and trials.reuse_left_out:
+        yield f"{size}, so helps are priced without reuse of forward conversions"
+    errors = len(trials.faults.first) - 1
+    if errors and any(not h.clears_all_errors for h in found.helps):
+        yield f"helps are priced with the other {errors} error{'s' * (errors > 1)} out of the way"
     untold = 1 + errors - fault.shown
     if untold > 0:
-        yield f"{untold} more error{'s are' if untold > 1 else ' is'} told when these are gone"
+        least = "" if trials.faults.complete else "at least "
+        yield (
+            f"{least}{untold} more error{'s are' if untold > 1 else ' is'} told when these are gone"
+        )
+
+
+def more_text(count: int, noun: str) -> str:
+    """The rest of a list.
+
+    >>> more_text(1, "pin"), more_text(2, "pin")
+    ('1 more pin', '2 more pins')
+    """
+    return f"{count} more {noun}{'s' * (count > 1)}"
+
+
+def unshown_text(count: int) -> str:
+    """The note about helps that are not shown."""
+    verbs = "give a typing and are" if count > 1 else "gives a typing and is"
+    return f"{more_text(count, 'change')} {verbs} not shown"
 
 
 def policy_note(fault: BlamedFault, node: Node) -> Iterator[str]:
-    """The policy that is to blame, and where it stands."""
+    """The policy that is to blame, and where it is set."""
     here = users_span(node)
     policy = blamed(fault.request, fault.found)
     if policy:
@@ -86,7 +150,7 @@ def policy_note(fault: BlamedFault, node: Node) -> Iterator[str]:
 
 
 def carried(fault: BlamedFault, node: Node) -> Iterator[str]:
-    """What in the loop asks a type of a carry that cannot keep it."""
+    """The line in the loop that reads a carry in a type that the carry cannot keep."""
     number = carry_of(fault.found.sink[0])
     if number is None:
         return
@@ -107,22 +171,19 @@ def carried(fault: BlamedFault, node: Node) -> Iterator[str]:
 
 
 def other_pins(fault: BlamedFault, pins: Sequence[Constraint]) -> list[str]:
-    """Pins that are not shown, at most three; each leads to the same line when the shown ones are
-    gone."""
-    whole = next(
-        same
-        for f, same in zip(fault.trials.faults, fault.trials.same, strict=True)
-        if f is fault.found
-    )
+    """Pins that have no label. Each of them leads to the same fault without the labelled pins."""
     others = {
-        c.name: c for r in whole if r.mesh_axis == fault.axis and len(r.pins) == 1 for c in r.pins
+        c.name: c
+        for r in fault.trials.faults.others(fault.found)
+        if r.mesh_axis == fault.axis and len(r.pins) == 1
+        for c in r.pins
     }
     texts = list[str]()
     for c in others.values():
         if c.site and c.name not in {p.name for p in pins}:
             where = f" at line {c.site.span.line}" if c.site.span else ""
             texts.append(f"{fault.names.site(c.site)} as {decode(c.code)!r}{where}")
-    return texts[:3]
+    return texts
 
 
 def _lines(spans: Sequence[Span], here: Span | None) -> str:

@@ -1,13 +1,13 @@
 """Why a program has no typing, in the user's own lines, with helps that were tried.
 
-What is wrong comes from `infer.check`, what an edit costs from `plan.helps`; here it is put in
-words.
+`sbp.infer.check` finds what is wrong, `sbp.explain.helps` which edits mend it. This module makes
+the diagnostics.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbp import _jax
@@ -15,14 +15,17 @@ from sbp.errors import Diagnostic, Label
 from sbp.explain.blame import BlamedFault
 from sbp.explain.budgets import budget_help, impossible_budgets
 from sbp.explain.edits import drop_pin, pinned_value, priced
-from sbp.explain.fault_notes import notes
-from sbp.explain.helps import LARGE, Repair, Trials
+from sbp.explain.fault_notes import budget_notes, limit_notes, more_text, notes
+from sbp.explain.helps import FoundHelps, Repair
+from sbp.explain.limits import DiagnosisLimits
 from sbp.explain.names import Names, scope_of
-from sbp.explain.near_rows import rows, rule
+from sbp.explain.near_rows import NearRows, near_rows, rule
 from sbp.explain.regions import atoms_text, left, region_words
-from sbp.explain.repins import edits_of
+from sbp.explain.repins import carried_text, edits_of
 from sbp.explain.together import no_typing_together
+from sbp.explain.trials import Arriving, IndependentFaults, Trials
 from sbp.infer.check import Checker, CheckResult
+from sbp.infer.constraints import Constraint
 from sbp.infer.literals import POLICY_LITERAL, budget_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
@@ -31,36 +34,43 @@ from sbp.plan.fit import best_program
 from sbp.source.reader import users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
+from sbp.trace.numbering import twins
 
-MAX_FAULTS, MAX_FAULTS_LARGE = 5, 3
+LIMITS = DiagnosisLimits()
 
-KEEPING = 500
-"""Nodes of a program up to which helps are priced with what gradients keep from the forward
-pass."""
+REASONS = 4
+"""Lines and reasons that are shown where no pin is to blame."""
 
 
 @collecting_less()
-def explain(request: Request) -> tuple[Diagnostic, ...]:
+def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diagnostic, ...]:
     """Says why a program has no typing: each independent fault once, in source order.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      limits: on the work and on what is shown. The notes say what they leave out.
 
     Returns:
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`,
       `no-typing` or `solver-limit`.
     """
-    request = dataclasses.replace(
-        request, memory_limit=None, aliased=(), reuse=request.size <= KEEPING
-    )
-    checker = Checker(request)
-    most = MAX_FAULTS_LARGE if request.size > LARGE else MAX_FAULTS
-    groups, last = _independent(checker, request, 3 * most)
-    faults = [first for first, *_ in groups]
-    trials = Trials(request, checker, faults, [rest for _, *rest in groups])
-    names, shown = Names.of(request.graph), min(len(faults), most)
-    diagnostics = [diagnostic(BlamedFault(trials, fault, names, shown)) for fault in faults[:shown]]
-    if last.status == "unknown":
-        diagnostics.append(_limit(request, last))
+    reuse = request.size <= limits.reused
+    request = dataclasses.replace(request, memory_limit=None, aliased=(), reuse=reuse)
+    checker = Checker(request, rlimit=limits.solver_resources)
+    most = limits.faults_shown(request.size)
+    faults = _independent(checker, request, 3 * most)
+    left_out = not reuse and bool(twins(request.graph).again)
+    trials = Trials(request, checker, faults, limits, reuse_left_out=left_out)
+    names, shown = Names.of(request.graph), min(len(faults.first), most)
+    diagnostics = [
+        diagnostic(BlamedFault(trials, fault, names, shown)) for fault in faults.first[:shown]
+    ]
+    if faults.last.status == "unknown":
+        diagnostics.append(_limit(request, faults.last))
     if not diagnostics:
-        diagnostics.append(impossible_budgets(request) or no_typing_together(request))
+        diagnostics.append(
+            impossible_budgets(request, limits) or no_typing_together(request, limits)
+        )
     return tuple(
         sorted(
             diagnostics, key=lambda d: (d.primary is None, d.primary.span if d.primary else None)
@@ -68,21 +78,21 @@ def explain(request: Request) -> tuple[Diagnostic, ...]:
     )
 
 
-def _independent(
-    checker: Checker, request: Request, most: int
-) -> tuple[list[list[CheckResult]], CheckResult]:
+def _independent(checker: Checker, request: Request, most: int) -> IndependentFaults:
     """The independent faults of a program.
 
     Each is found with the pins, policies and budgets that are to blame for the earlier ones left
     out. Faults that end in one place are one fault, whatever the pins and the mesh axis.
 
-    Returns:
-      For each fault all that ends in its place, and the last answer of the checker.
+    Arguments:
+      checker: the constraints of the program.
+      request: the program.
+      most: the number of faults at which the search ends.
     """
     same: dict[Any, list[CheckResult]] = {}
     without: set[tuple[str, str]] = set()
-    found = checker.check()
-    while found.status == "unsat" and len(same) < most:
+    found, stuck = checker.check(), False
+    while found.status == "unsat" and len(same) < most and not stuck:
         names = {budget_literal(number) for number in found.budgets}
         to_blame = (
             {(axis, name) for axis in request.mesh.names for name in names}
@@ -90,15 +100,21 @@ def _independent(
             or {(found.mesh_axis, POLICY_LITERAL)}
         )
         same.setdefault(_key(found), []).append(found)
-        if to_blame <= without:  # there is nothing to leave out: it would be found for ever
-            break
-        without |= to_blame
-        found = checker.check(without)
-    return list(same.values()), found
+        # With nothing left to leave out, the checker would find the same fault for ever.
+        stuck = to_blame <= without
+        if not stuck:
+            without |= to_blame
+            found = checker.check(without)
+    return IndependentFaults(
+        first=tuple(first for first, *_ in same.values()),
+        same=tuple(tuple(rest) for _, *rest in same.values()),
+        last=found,
+        complete=stuck or found.status != "unsat",
+    )
 
 
 def _limit(request: Request, found: CheckResult) -> Diagnostic:
-    """What to say when the checker could not decide."""
+    """The diagnostic when the checker could not decide."""
     policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
     return Diagnostic(
         code="solver-limit",
@@ -112,8 +128,8 @@ def _limit(request: Request, found: CheckResult) -> Diagnostic:
 
 
 def _key(fault: CheckResult) -> tuple[Any, ...]:
-    """What makes two faults one: the same line, however often it was traced, and the same operands
-    when they do not fit each other."""
+    """Equal for findings that are one fault: they end in the same line, however often the line was
+    traced, and in the same operands when these do not fit each other."""
     found = [
         (c.node.span or c.node.id, c.node.op, c.node.backward, c.operand)
         for c in fault.sink
@@ -124,25 +140,62 @@ def _key(fault: CheckResult) -> tuple[Any, ...]:
 
 
 def diagnostic(fault: BlamedFault) -> Diagnostic:
+    """The diagnostic of a fault."""
     if not fault.found.sink:
         return impossible(fault) if fault.found.pins else unpinned(fault)
     node = fault.found.sink[0].node
     if node is None:
         return returned(fault)
-    at, region = users_span(node), fault.found.sink[0].kind == "region"
+    region = fault.found.sink[0].kind == "region"
     arriving = fault.trials.arriving(fault.found)
-    pins = [c for part in arriving.parts for c in part.pins]
-    pins = list({c.name: c for c in pins}.values())
-    split = all(
-        c >= 0 for codes in arriving.made.values() for c in codes
-    )  # where a part is, a reduction is missing: no conflict
-    conflict = len(fault.found.pins) > 1 and (
-        region or (split and not any(fault.direct(node, c) for c in fault.found.pins))
-    )
+    pins = list({c.name: c for part in arriving.parts for c in part.pins}.values())
+    conflict = _is_conflict(fault, node, arriving)
     if region:
         what, text = region_words(node, fault.found, fault.names, fault.subject(node))
     else:
         what, text = conflict_title(fault, node, conflict), arrives(fault, node, arriving.made)
+    near = NearRows() if region else near_rows(fault, node, arriving)
+    if fault.found.budgets:
+        code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
+        found = _budget_helps(fault)
+    else:
+        code, title = "annotation-conflict" if conflict else "no-signature", what
+        found = Repair(fault.trials, fault.found, node, fault.names, fault.shown).found()
+    return Diagnostic(
+        code=code,
+        severity="error",
+        title=f"{title} on mesh axis `{fault.axis}`",
+        labels=_labels(fault, node, pins, text),
+        rule="" if region else rule(fault, node),
+        rows=near.rows,
+        notes=(*notes(fault, node, pins), *limit_notes(fault, found, near)),
+        helps=found.helps,
+        scope=scope_of(node),
+    )
+
+
+def _is_conflict(fault: BlamedFault, node: Node, arriving: Arriving) -> bool:
+    """Whether pins conflict that do not stand on the operands of the node itself. Where a partial
+    value arrives, a reduction is missing, which is no conflict."""
+    pins = fault.found.pins
+    if len(pins) < 2 or fault.found.sink[0].kind == "region":
+        return len(pins) > 1
+    whole = all(c >= 0 for codes in arriving.made.values() for c in codes)
+    return whole and not any(fault.direct(node, c) for c in pins)
+
+
+def _labels(
+    fault: BlamedFault, node: Node, pins: Sequence[Constraint], text: str
+) -> tuple[Label, ...]:
+    """The labels of a fault: at its line and at its pins; else where the flow of types ends.
+
+    Arguments:
+      fault: the fault.
+      node: the node at which it shows.
+      pins: the pins to blame.
+      text: what the label at its line says.
+    """
+    at = users_span(node)
     labels = [Label(span=at, text=text, primary=True)] if at else []
     labels += [
         Label(span=c.site.span, text=fault.pin_text(c, node))
@@ -155,28 +208,25 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
             Label(span=s, text="the types of its operands end here", primary=True)
             for s in spans[:1]
         ]
-    if fault.found.budgets:
-        code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
-        helps = tuple(
-            h for number in fault.found.budgets[:1] if (h := budget_help(fault.request, number))
-        )
-    else:
-        code, title = "annotation-conflict" if conflict else "no-signature", what
-        helps = Repair(fault.trials, fault.found, node, fault.names, fault.shown).helps()
-    return Diagnostic(
-        code=code,
-        severity="error",
-        title=f"{title} on mesh axis `{fault.axis}`",
-        labels=tuple(labels),
-        rule="" if region else rule(fault, node),
-        rows=() if region else rows(fault, node, arriving),
-        notes=tuple(notes(fault, node, pins, helps)),
-        helps=helps,
-        scope=scope_of(node),
+    return tuple(labels)
+
+
+def _budget_helps(fault: BlamedFault) -> FoundHelps:
+    """The least size of the first budget that is to blame."""
+    found = budget_help(
+        fault.request, fault.found.budgets[0], plans=fault.trials.limits.budget_plans
     )
+    return FoundHelps(helps=() if found is None else (found,))
 
 
 def conflict_title(fault: BlamedFault, node: Node, conflict: bool) -> str:
+    """The title of a fault at a node without regions.
+
+    Arguments:
+      fault: the fault.
+      node: the node.
+      conflict: whether pins on other values conflict there.
+    """
     if conflict:
         pinned = [
             f"{fault.names.site(c.site)} as {decode(c.code)!r}" for c in fault.found.pins if c.site
@@ -186,7 +236,13 @@ def conflict_title(fault: BlamedFault, node: Node, conflict: bool) -> str:
 
 
 def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]) -> str:
-    """What comes to the operands, and what would help."""
+    """The primary label: what arrives at the operands, and what to reduce.
+
+    Arguments:
+      fault: the fault.
+      node: the node at which it shows.
+      made: for each operand the codes in which it can arrive.
+    """
     shown = fault.names.shown(node)
     told = list(dict.fromkeys(f"{shown[i]} is {atoms_text(codes)}" for i, codes in made.items()))
     partial = list(dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial"))
@@ -228,8 +284,8 @@ def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]
 
 
 def returned(fault: BlamedFault) -> Diagnostic:
-    """A result of the program in a type that it cannot be handed over in: policies do not hold
-    there, budgets do."""
+    """The diagnostic of a result that a budget keeps from its type. Policies do not apply where the
+    program returns a value, budgets do."""
     end, atoms = fault.found.sink[0], atoms_text(fault.found.made[0])
     operand = fault.request.graph.outputs[end.operand]
     maker = fault.names.makers.get(operand) if isinstance(operand, int) else None
@@ -249,6 +305,7 @@ def returned(fault: BlamedFault) -> Diagnostic:
         for c in fault.found.pins
         if c.site and not c.site.span
     ]
+    found = _budget_helps(fault)
     return Diagnostic(
         code="budget",
         severity="error",
@@ -256,34 +313,33 @@ def returned(fault: BlamedFault) -> Diagnostic:
             f"{subject}, which is returned, needs what a budget forbids on mesh axis `{fault.axis}`"
         ),
         labels=tuple(labels),
-        notes=(
-            *pins,
-            *(f"the budget: {fault.request.budgets[number]}" for number in fault.found.budgets),
-        ),
-        helps=tuple(
-            h for number in fault.found.budgets[:1] if (h := budget_help(fault.request, number))
-        ),
+        notes=(*pins, *budget_notes(fault), *limit_notes(fault, found)),
+        helps=found.helps,
         scope=scope_of(maker) if maker else "",
     )
 
 
 def unpinned(fault: BlamedFault) -> Diagnostic:
-    """What has no types of itself: no pin, policy or budget is to blame."""
+    """The diagnostic of a fault for which no pin, policy or budget is to blame."""
     spans = list(dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span))
     labels = tuple(
-        Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans[:4])
+        Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans[:REASONS])
     )
+    reasons = [c.because.text for c in fault.found.equations]
+    shown = reasons[:REASONS]
+    if len(reasons) > REASONS:
+        shown.append(f"and {more_text(len(reasons) - REASONS, 'constraint')}")
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=f"no types fit on mesh axis `{fault.axis}`, whatever is pinned",
         labels=labels,
-        notes=tuple(c.because.text for c in fault.found.equations[:4]),
+        notes=(*shown, *limit_notes(fault, FoundHelps())),
     )
 
 
 def impossible(fault: BlamedFault) -> Diagnostic:
-    """A pin that its own tensor cannot have."""
+    """The diagnostic of a pin that its own tensor cannot have."""
     pin = fault.found.pins[0]
     assert pin.site is not None
     site, graph, n = pin.site, fault.request.graph, fault.request.mesh.sizes[fault.position]
@@ -310,11 +366,11 @@ def impossible(fault: BlamedFault) -> Diagnostic:
     )
     program = (
         best_program(drop_pin(fault.request, site, fault.position))
-        if len(fault.trials.faults) == 1
+        if not fault.trials.several
         else None
     )
     edits = edits_of(fault.request, site, fault.position)
-    text = f"leave it free on `{fault.axis}`"
+    text = f"leave it free on `{fault.axis}`{carried_text(fault.request, site)}"
     helps = ()
     if program and edits:
         helps = (priced(text, edits, program, clears_all_errors=True),)
@@ -324,6 +380,6 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         severity="error",
         title=title,
         labels=labels,
-        notes=(why,),
+        notes=(why, *limit_notes(fault, FoundHelps(helps=helps))),
         helps=helps,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from sbp.annotations import annotate_p
 from sbp.errors import Edit, SourceEdit
-from sbp.explain.edits import alike, in_gradient, insert_pin
+from sbp.explain.edits import alike, insert_pin
 from sbp.explain.names import Names
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
@@ -180,7 +180,7 @@ class Insertions:
         user does not see all dims."""
         shape = self.base.graph.avals[value].shape
         n = self.base.mesh.sizes[self.system.position]
-        split = not self.large and "vmap(" not in self.node.scope
+        split = not self.large and not self.node.is_batched
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
     def insertion(
@@ -196,7 +196,7 @@ class Insertions:
         readers = [
             n
             for n in self.base.graph.walk()
-            if users_span(n) == line and not in_gradient(n) and n.op != annotate_p.name
+            if users_span(n) == line and not n.in_gradient and n.op != annotate_p.name
         ]
         found = list[_Annotated]()
         for value, (read, code) in values.items():
@@ -238,7 +238,7 @@ class Insertions:
             and line
             and maker.span.line == line.line
         )
-        hidden = code > 0 and "vmap(" in self.node.scope  # dims that the user does not see
+        hidden = code > 0 and self.node.is_batched  # dims that the user does not see
         if reader is None or line is None or inline or hidden:
             return None
         number = reader.inputs.index(value)

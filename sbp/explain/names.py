@@ -33,7 +33,7 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
       site: the pin.
       code: what it asks on one mesh axis.
     """
-    if not any("vmap(" in n.scope for n in site.nodes):
+    if not any(n.is_batched for n in site.nodes):
         return 0
     expression = expression_at(site.span)[0]
     written = (

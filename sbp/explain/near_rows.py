@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sbp.errors import RuleRow
 from sbp.explain.blame import BlamedFault
-from sbp.explain.helps import Arriving
 from sbp.explain.insertions import axis_rows
+from sbp.explain.trials import Arriving
 from sbp.infer.space import Code, encode
 from sbp.trace.graph import Node
 
-MAX_ROWS = 4
-"""Rows of a rule that a diagnostic shows."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearRows:
+    """The rows of a rule that come nearest to what arrives.
+
+    Arguments:
+      rows: the rows that are shown.
+      unshown: the number of rows that come as near and are not shown.
+    """
+
+    rows: tuple[RuleRow, ...] = ()
+    unshown: int = 0
 
 
 def rule(fault: BlamedFault, node: Node) -> str:
+    """The heading of a rule's rows: the operator with the names of its operands and results."""
     outs = [fault.names.value(v) or "result" for v in node.outputs]
     return f"{node.op} on one mesh axis ({', '.join(fault.names.shown(node))} -> {', '.join(outs)})"
 
 
-def rows(fault: BlamedFault, node: Node, arriving: Arriving) -> tuple[RuleRow, ...]:
-    """The rows nearest to what arrives: those that most operands of the sink fit, then those
-    that a conversion brings about."""
-    shown, n, made = (
-        fault.names.shown(node),
-        fault.request.mesh.sizes[fault.position],
-        arriving.made,
-    )
+def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:
+    """The rows nearest to what arrives: the rows that fit most operands; if no row fits any, the
+    rows that a conversion reaches.
+
+    Arguments:
+      fault: the fault.
+      node: where it shows.
+      arriving: what arrives at the node's operands.
+    """
+    made = arriving.made
     conversions = fault.trials.system(fault.axis).conversions
     ends = {c.operand: c.convert for c in arriving.sink if c.convert}
 
     def fit(operand: int, wanted: Code) -> bool:
-        """Whether an operand can be brought to what a row wants, under the policies and within
-        the budgets of its reader."""
+        """Whether the policies and the budgets of its reader let an operand be converted to what a
+        row takes."""
         end, aval = ends[operand], fault.request.graph.aval(node.inputs[operand])
         return any(conversions.allows(code, wanted, aval, end.rules) for code in made[operand])
 
@@ -43,22 +57,14 @@ def rows(fault: BlamedFault, node: Node, arriving: Arriving) -> tuple[RuleRow, .
         fits = [i for i in made if fit(i, codes[i])]
         rest = [i for i in made if i not in fits]
         if not rest:
-            # none here: its dims are shorter than the axis is long, or a budget forbids what
-            # its kernel sends
+            # The row is impossible here: its dims are shorter than the mesh axis, or a budget
+            # forbids what its kernel sends.
             continue
         remark, near = "", 0
         if fits:
-            near = 2 * len(fits)
-            remark = (
-                f"{_sides(shown, fits)} {'fits' if len(fits) == 1 else 'fit'},"
-                f" {_sides(shown, rest, fits)} "
-            )
-            remark += f"{'does' if len(rest) == 1 else 'do'} not"
-        elif any(
-            c > 0 and fault.request.graph.aval(node.inputs[i]).shape[c - 1] < n
-            for i, c in codes.items()
-        ):
-            continue  # shorter than the axis
+            remark, near = _fit_text(fault.names.shown(node), fits, rest), 2 * len(fits)
+        elif _is_short(fault, node, codes):
+            continue
         elif all(encode(a) >= 0 for a in (*row.ins, *row.outs)):
             near, first = 1, rest[0]
             remark = f"after {_conversion(made[first][0], codes[first])}" if made[first] else ""
@@ -67,12 +73,42 @@ def rows(fault: BlamedFault, node: Node, arriving: Arriving) -> tuple[RuleRow, .
         )
         ranked.append((-near, number, row))
     ranked.sort(key=lambda r: r[:2])
-    near = [r for r in ranked if r[0] == ranked[0][0]]
-    return tuple(r for _, _, r in near[:MAX_ROWS])
+    nearest = [row for near, _, row in ranked if near == ranked[0][0]]
+    most = fault.trials.limits.rows
+    return NearRows(rows=tuple(nearest[:most]), unshown=max(0, len(nearest) - most))
+
+
+def _is_short(fault: BlamedFault, node: Node, codes: Mapping[int, Code]) -> bool:
+    """Whether a row splits a dim of an operand that is shorter than the mesh axis."""
+    n = fault.request.mesh.sizes[fault.position]
+    return any(
+        c > 0 and fault.request.graph.aval(node.inputs[i]).shape[c - 1] < n
+        for i, c in codes.items()
+    )
+
+
+def _fit_text(shown: Sequence[str], fits: Sequence[int], rest: Sequence[int]) -> str:
+    """Which operands fit a row and which do not.
+
+    Arguments:
+      shown: the names of the operands.
+      fits: the operands that fit.
+      rest: the operands that do not.
+    """
+    return (
+        f"{_sides(shown, fits)} {'fits' if len(fits) == 1 else 'fit'},"
+        f" {_sides(shown, rest, fits)} {'does' if len(rest) == 1 else 'do'} not"
+    )
 
 
 def _sides(shown: Sequence[str], operands: Sequence[int], beside: Sequence[int] = ()) -> str:
-    """Operands by name; one value that stands on both sides by its side."""
+    """The names of some operands; "the other side" for a value that is also one of `beside`.
+
+    Arguments:
+      shown: the names of all operands.
+      operands: the operands to name.
+      beside: the operands that have been named.
+    """
     both = {shown[i] for i in operands} & {shown[i] for i in beside}
     if beside and both:
         return "the other side"

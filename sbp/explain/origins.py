@@ -17,9 +17,6 @@ from sbp.source.reader import expression_at, source_text
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import Entry, interface_of
 
-MAX_LINKS = 200
-"""Most links of a chain. A longer chain has a link of kind "more" and its last link instead."""
-
 LinkKind = Literal[
     "annotation",
     "free annotation",
@@ -79,6 +76,7 @@ class Link:
       partners: of an operation, other operands that decide the atom.
       made: of a conversion, the code before it.
       donor: of a donated output, the input.
+      left_out: of the kind "more", the number of values without links.
       passes: whether the row hands on the atom of one operand.
     """
 
@@ -91,6 +89,7 @@ class Link:
     partners: tuple[Partner, ...] = ()
     made: Code = 0
     donor: ValueName | None = None
+    left_out: int = 0
     passes: bool = False
 
     @property
@@ -135,22 +134,36 @@ class Origins:
         """The program."""
         return self.typing.graph
 
-    def chain(self, value: int, position: int) -> tuple[Link, ...]:
-        """The links of a value on the mesh axis at a position, its own first."""
+    def chain(self, value: int, position: int, *, most: int) -> tuple[Link, ...]:
+        """The links of a value, its own first.
+
+        Arguments:
+          value: the value.
+          position: the position of the mesh axis.
+          most: the most links before a link of kind "more" and the last link end the chain.
+        """
         links: list[Link] = []
         at: int | None = value
         while at is not None:
-            if len(links) > MAX_LINKS and self._lead(at, position) is not None:
+            if len(links) > most and self._lead(at, position) is not None:
                 atom = self.typing.values[at][position]
-                more = Link(kind="more", subject=self.label(at), atom=atom)
+                left_out = self._steps_to_end(at, position)
+                more = Link(kind="more", subject=self.label(at), atom=atom, left_out=left_out)
                 return (*links, more, self.last(at, position))
             links += self._links(at, position)
             at = self._lead(at, position)
         return tuple(links)
 
+    def _steps_to_end(self, value: int, position: int) -> int:
+        """The number of values between a value, which is counted, and the last of its chain."""
+        steps, at = 0, value
+        while (lead := self._lead(at, position)) is not None:
+            steps, at = steps + 1, lead
+        return steps
+
     def last(self, value: int, position: int) -> Link:
-        """The last link of a value's chain. Rows quote the origins of other operands, so last links
-        are kept."""
+        """The last link of a value's chain. Last links are cached, since rows quote the origins of
+        their other operands."""
         passed: list[int] = []
         at = value
         while (at, position) not in self.lasts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.edits import rewrite
-from sbp.explain.subjects import Subject, is_recomputed, kind_of
+from sbp.explain.subjects import Subject, kind_of
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
@@ -143,8 +143,8 @@ def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]
     alike: dict[object, list[Node]] = defaultdict(list)
     for node in graph.walk():
         if frame is not None and (frame == node.span or frame in node.stack):
-            alike[kind_of(node, graph), is_recomputed(node)].append(node)
-    turns = sum(not is_recomputed(makers[v]) for v in subject.values if v in makers)
+            alike[kind_of(node, graph), node.is_recomputed].append(node)
+    turns = sum(not makers[v].is_recomputed for v in subject.values if v in makers)
     turn: dict[int, int] = {}
     for nodes in alike.values():
         each = -(-len(nodes) // max(1, turns))

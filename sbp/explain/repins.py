@@ -1,4 +1,4 @@
-"""Edits of a pin: of the annotation in the source, or of `in_types` and `out_types`."""
+"""Edits that change a pin: in the source for an annotation, else in `in_types` or `out_types`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sbp.explain.names import behind_vmap
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
-from sbp.source.editing import Part, repinned
+from sbp.source.editing import Part, PinnedPart, repinned
 from sbp.source.reader import expression_at
 from sbp.types import Atom, NdSbp
 
@@ -40,10 +40,72 @@ def edits_of(
         if c is not None
     }
     if site.source == "annotation":
-        return repinned(site.span, atoms, _part(request, site), free)
+        wide = site.nodes[0].params["pin"].reduce_dtype
+        pinned = PinnedPart(atoms=atoms, part=_part(request, site), free=free, reduce_dtype=wide)
+        return repinned(site.span, pinned)
     option = "in_types" if site.source == "input" else "out_types"
     value = repr(NdSbp(atoms, free)) if atoms else None
-    return (OptionEdit(option=option, value=value, position=site.position),)
+    edit = OptionEdit(option=option, value=value, position=site.position)
+    return (edit,) if site.source == "output" else _input_edits(request, site, edit)
+
+
+def _input_edits(request: Request, site: PinSite, edit: OptionEdit) -> tuple[OptionEdit, ...]:
+    """The edits of `in_types` that change the type of one input; none where `in_types` cannot
+    change it: of a keyword argument, and of an `sbp.Partial`.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      site: the pin of the input.
+      edit: its new type.
+    """
+    match request.demand.source(site.position):
+        case "in_types":
+            return (edit,)
+        case "keyword argument":
+            return ()
+        case "argument":
+            if any(c is not None and c < 0 for c in site.codes):
+                return ()
+            others = carried_inputs(request, site)
+            edits = [
+                OptionEdit(option="in_types", value=repr(t), position=i) for i, t in others.items()
+            ]
+            return tuple(sorted((*edits, edit), key=lambda e: e.position or 0))
+
+
+def carried_inputs(request: Request, site: PinSite) -> dict[int, NdSbp]:
+    """The other inputs with a type from the sharding of their argument, which `in_types` has to
+    name as soon as it is given.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      site: the pin of the input that is edited.
+
+    Returns:
+      The type by position; empty when the edited input has its type from `in_types`.
+    """
+    demand, names = request.demand, request.mesh.names
+    if site.source != "input" or demand.source(site.position) != "argument":
+        return {}
+    return {
+        i: NdSbp({a: decode(c) for a, c in zip(names, codes, strict=True) if c is not None})
+        for i, codes in enumerate(demand.inputs)
+        if i != site.position and codes is not None and demand.source(i) == "argument"
+    }
+
+
+def carried_text(request: Request, site: PinSite) -> str:
+    """What a help about an input says of the other inputs; empty when they stay as they are.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      site: the pin of the input.
+    """
+    count = len(carried_inputs(request, site))
+    if not count:
+        return ""
+    types = "type of 1 other input" if count == 1 else f"types of {count} other inputs"
+    return f", and name the {types} there"
 
 
 def _hidden_dims(site: PinSite, codes: list[Code | None]) -> int | None:

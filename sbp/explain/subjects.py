@@ -20,23 +20,6 @@ from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import SCAN, interface_of
 
 _LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
-_REMATTED = "rematted_computation"
-
-
-def is_recomputed(node: Node) -> bool:
-    """Whether a node repeats a forward line for rematerialisation. Its scope is that of a gradient,
-    but it computes none.
-
-    The trace adds the scope once to each node of a differentiated `checkpoint`, JAX once more to
-    the repeated nodes.
-    """
-    *_, last = node.scope.rpartition(_REMATTED)
-    return node.backward and node.scope.count(_REMATTED) > 1 and "transpose(" not in last
-
-
-def in_gradient(node: Node) -> bool:
-    """Whether a node belongs to a backward pass and repeats no forward line."""
-    return node.backward and not is_recomputed(node)
 
 
 def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
@@ -51,7 +34,7 @@ def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
         node.op,
         node.span,
         getattr(node.source_info, "traceback", None),
-        in_gradient(node),
+        node.in_gradient,
         len(node.inputs),
         shapes,
     )
@@ -257,13 +240,13 @@ class Subjects:
         for node in at.nodes:
             for number, value in enumerate(node.outputs):
                 key = (*kind_of(node, self.graph), number)
-                if is_recomputed(node):
+                if node.is_recomputed:
                     repeated[key].append(value)
                     continue
                 leaves = not node.is_barrier and self._leaves(value, inside)
                 # In a Python loop only the last turn's value leaves the line: the next turn reads
                 # the others there.
-                if leaves or not in_gradient(node):
+                if leaves or not node.in_gradient:
                     made[key].append(value)
                 if leaves:
                     makers.setdefault(key, node)
@@ -279,7 +262,7 @@ class Subjects:
                 ),
                 values=(*values, *repeated[key]),
                 frame=at.span,
-                gradient=in_gradient(makers[key]),
+                gradient=makers[key].in_gradient,
             )
             for key, values in kinds.items()
         ]
@@ -295,8 +278,8 @@ def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
     labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].op)
     targets = names_at(at.span)
     forward, backward = (
-        [k for k in makers if not in_gradient(makers[k])],
-        [k for k in makers if in_gradient(makers[k])],
+        [k for k in makers if not makers[k].in_gradient],
+        [k for k in makers if makers[k].in_gradient],
     )
     transformed = _transformed(at.span)
     if transformed:

@@ -1,5 +1,5 @@
-"""Why a value has its type: where the type comes from, what every other type would cost, and why
-each of its conversions stands where it does.
+"""Why a value has its type: where the type comes from, what other types cost, and why each of its
+conversions stands where it does.
 
 Every cost is that of a plan: for another type, the program is planned with that type pinned.
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.explain.alternatives import Outcome, planned
-from sbp.explain.conversions import ExplainedConversion, SubjectConversions
+from sbp.explain.answers import Alternative, AxisStory, Why
+from sbp.explain.conversions import SubjectConversions
+from sbp.explain.limits import WhyLimits
 from sbp.explain.origins import Link, Origins
 from sbp.explain.pinning import Types, Wanted, pin_subject, unpin_subject
 from sbp.explain.places import ValueName
@@ -24,139 +26,50 @@ from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.program import Cost, Program
-from sbp.types import MONOIDS, NdSbp
+from sbp.plan.program import Program
+from sbp.types import MONOIDS
 
-MAX_PLANS, FEW_PLANS, NODES_PLANNED = 28, 6, 6000
-"""Plans made for one question: at most `MAX_PLANS`. For large programs as many as have
-`NODES_PLANNED` nodes together, but at least `FEW_PLANS`."""
-
-MAX_JOINT = 3
-"""Most alternatives that differ from the plan on two mesh axes."""
-
-MAX_DEFERRED = 4
-"""Most conversions of a value for which the program is planned with the conversion elsewhere; those
-that send most bytes come first."""
+LIMITS = WhyLimits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """The program planned with another type of the value.
-
-    Arguments:
-      wanted: the atoms that were pinned, by mesh axis; empty where a pin was dropped.
-      freed: the mesh axis on which the value's pin was dropped; empty where there was none.
-      outcome: the plan's figures, or why there is no plan.
-    """
-
-    wanted: tuple[tuple[str, str], ...] = ()
-    freed: str = ""
-    outcome: Outcome
-
-    @property
-    def change(self) -> str:
-        """The change in the notation of types: `model:S(1)`; `model:?` for a dropped pin."""
-        return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted) or f"{self.freed}:?"
-
-    @property
-    def type(self) -> NdSbp | None:
-        """The value's type in that plan; None when there is no plan."""
-        return self.outcome.type
-
-    @property
-    def cost(self) -> Cost | None:
-        """What a call of that plan costs; None when there is no plan."""
-        return self.outcome.cost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisStory:
-    """Where the atom of a value on one mesh axis comes from.
-
-    Arguments:
-      mesh_axis: the axis.
-      atom: the chosen atom.
-      links: the chain of origins, the value's own link first.
-      pinned: whether the user pins this value on this axis.
-      next_best: the cheapest plan in which the value has another atom here. For a pinned value: the
-        plan without the pin. None when there is no such plan, or none was tried.
-      tried: how many other atoms were tried.
-    """
-
-    mesh_axis: str
-    atom: str
-    links: tuple[Link, ...]
-    pinned: bool
-    next_best: Alternative | None
-    tried: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
-    """The answer to `plan.why(name)`.
-
-    Arguments:
-      subject: the value.
-      others: other values of that name or line, with their types.
-      type: the chosen type; of an output, the type it is returned in.
-      types: the types of its copies, each with the number of copies; one entry unless copies
-        differ.
-      shape, dtype: of the whole value.
-      local_shape: of one device's shard.
-      bytes_per_device: bytes of one device's shard.
-      cost: of the plan.
-      axes: one story for each mesh axis of more than one device.
-      alternatives: other types, each with its plan, cheapest first; those without a plan last.
-      untried: number of types that were not tried, to save time.
-      conversions: of this value, most bytes first.
-      output_names: names of the program's results.
-      nodes: number of the program's equations.
-      proved: whether the bound shows that no plan under the same policies and limits is cheaper.
-      evades: whether the annotation of an alternative may convert what the boxing policy forbids
-        elsewhere.
-    """
-
-    subject: Subject
-    others: tuple[tuple[Subject, NdSbp], ...]
-    type: NdSbp
-    types: tuple[tuple[NdSbp, int], ...]
-    shape: tuple[int, ...]
-    dtype: str
-    local_shape: tuple[int, ...]
-    bytes_per_device: float
-    cost: Cost
-    axes: tuple[AxisStory, ...]
-    alternatives: tuple[Alternative, ...]
-    untried: int
-    conversions: tuple[ExplainedConversion, ...]
-    output_names: tuple[str, ...]
-    nodes: int
-    proved: bool
-    evades: bool
-
-
-def why(program: Program, name: str | int, output_names: Sequence[str] = ()) -> Why:
+def why(
+    program: Program,
+    name: str | int,
+    output_names: Sequence[str] = (),
+    *,
+    limits: WhyLimits = LIMITS,
+) -> Why:
     """Explains the type of a value.
 
     Arguments:
       program: the plan.
-      name: of the value, as for `sbp.explain.subjects.Subjects.find`.
-      output_names: names of the results.
+      name: the name of the value, as for `sbp.explain.subjects.Subjects.find`.
+      output_names: the names of the results.
+      limits: on the number of plans. The answer counts what they leave out.
 
     Raises:
       SbpError: when no value has that name.
     """
     found = Subjects.of(program.request.graph, output_names).find(name)
-    return _Inquiry(program, found, tuple(output_names)).answer()
+    return _Inquiry(program, found, tuple(output_names), limits).answer()
 
 
 @dataclass(slots=True)
 class _Inquiry:
-    """One question about one program; `left` is the number of plans that may still be made."""
+    """One question about one program.
+
+    Arguments:
+      program: the plan.
+      found: the value.
+      output_names: the names of the results.
+      limits: on the number of plans.
+      left: the number of plans that may still be made.
+    """
 
     program: Program
     found: Found
     output_names: tuple[str, ...]
+    limits: WhyLimits
     origins: Origins = field(init=False)
     types: Types = field(init=False)
     native: frozenset[str] = field(init=False)
@@ -166,7 +79,7 @@ class _Inquiry:
         self.origins = Origins.of(self.program.typing)
         self.types = Types.of(self.program, self.request.graph)
         self.native = self.natively_partial()
-        self.left = min(MAX_PLANS, max(FEW_PLANS, NODES_PLANNED // max(1, self.nodes)))
+        self.left = self.limits.plans_of(self.nodes)
 
     @property
     def subject(self) -> Subject:
@@ -202,10 +115,10 @@ class _Inquiry:
         kinds = [typing.values[v] for v in self.present] if subject.kind != "output" else [codes]
         conversions = SubjectConversions(self.program, subject, self.origins)
         found = conversions.groups()
-        self.left -= min(MAX_DEFERRED, len(found))
+        self.left -= min(self.limits.deferred, len(found))
         free = {k: self.unpinned(k) for k in self.axes if self.is_pinned(k)}
         singles, untried = self.singles(codes)
-        joint = self.joint(codes, singles)
+        joint, untried_pairs = self.joint(codes, singles)
         alternatives = [*free.values(), *itertools.chain.from_iterable(singles.values()), *joint]
         local = local_shape(aval.shape, codes, self.mesh.sizes)
         return Why(
@@ -221,14 +134,15 @@ class _Inquiry:
             axes=tuple(self.story(k, codes, free.get(k), singles[k]) for k in self.axes),
             alternatives=tuple(sorted(alternatives, key=_by_cost)),
             untried=untried,
+            untried_pairs=untried_pairs,
             conversions=tuple(
-                conversions.explained(group, tried=number < MAX_DEFERRED)
+                conversions.explained(group, tried=number < self.limits.deferred)
                 for number, group in enumerate(found)
             ),
             output_names=self.output_names,
             nodes=self.nodes,
-            # A bound without what gradients keep is not one of plans that keep it, nor is one at
-            # the price of a byte.
+            # The bound does not hold for plans that reuse forward conversions if the search left
+            # these out, nor under a memory limit, where bytes have a price.
             proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
             evades=subject.kind == "made"
             and any(p != "auto" for p in self.request.strictest.policies),
@@ -302,9 +216,16 @@ class _Inquiry:
                     made[k].append(self.pinned({k: code}))
         return made, untried
 
-    def joint(self, codes: Codes, singles: dict[int, list[Alternative]]) -> list[Alternative]:
-        """Plans with other atoms on two mesh axes. Pairs of atoms that are cheapest one by one come
-        first."""
+    def joint(
+        self, codes: Codes, singles: dict[int, list[Alternative]]
+    ) -> tuple[list[Alternative], int]:
+        """Plans with other atoms on two mesh axes, and how many were not made. Pairs of atoms that
+        are cheapest one by one come first.
+
+        Arguments:
+          codes: the type in the plan.
+          singles: for each mesh axis, the plans with another atom there.
+        """
         seen = {a.type for found in singles.values() for a in found}
         shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
         estimated: list[tuple[float, int, Wanted]] = []
@@ -323,11 +244,10 @@ class _Inquiry:
                 estimated.append(
                     (first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b})
                 )
-        made: list[Alternative] = []
-        for _, _, wanted in sorted(estimated, key=lambda e: e[:2])[:MAX_JOINT]:
-            if self.left > 0:
-                made.append(self.pinned(wanted))
-        return made
+        most = max(0, min(self.limits.joint, self.left))
+        cheapest = sorted(estimated, key=lambda e: e[:2])[:most]
+        made = [self.pinned(wanted) for _, _, wanted in cheapest]
+        return made, len(estimated) - len(made)
 
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
@@ -348,7 +268,7 @@ class _Inquiry:
         self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]
     ) -> AxisStory:
         subject = self.subject
-        links = self.origins.chain(self.present[0], position)
+        links = self.origins.chain(self.present[0], position, most=self.limits.links)
         links = (dataclasses.replace(links[0], subject=ValueName(subject.label)), *links[1:])
         if subject.kind == "output":
             links = self.returned(position, codes[position], links)

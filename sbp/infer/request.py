@@ -17,6 +17,10 @@ from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import MONOIDS
 
+TypeSource = Literal["in_types", "argument", "keyword argument"]
+"""What asks the type of an input: the `in_types` of `sbp.jit`; without these, the sharding of the
+argument; for a keyword argument, which `in_types` does not cover, always its sharding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
@@ -28,11 +32,17 @@ class Demand:
       outputs: for each output the same.
       tied: (output, input) positions that have the same type: a donated argument and the output
         that takes its buffer.
+      sources: for each input, what asks the type; empty for "in_types" everywhere.
     """
 
     inputs: tuple[tuple[int | None, ...] | None, ...]
     outputs: tuple[tuple[int | None, ...] | None, ...]
     tied: tuple[tuple[int, int], ...] = ()
+    sources: tuple[TypeSource, ...] = ()
+
+    def source(self, position: int) -> TypeSource:
+        """What asks the type of the input at a position."""
+        return self.sources[position] if self.sources else "in_types"
 
     @property
     def ties(self) -> dict[int, int]:

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from sbp.explain.origins import Link, Partner
 from sbp.infer.space import decode
-from sbp.report.wording import atoms_text, place_text
+from sbp.report.wording import atoms_text, counted, place_text
 from sbp.source.reader import source_text
 
 
@@ -40,7 +40,7 @@ def link_text(link: Link) -> str:
         case "body carry" | "body result":
             return f"what the body of {op} {'carries' if link.kind == 'body carry' else 'returns'}"
         case "more":
-            return "and so on"
+            return f"and so on over {counted(link.left_out, 'value')}"
         case _:
             assert_never(link.kind)
 

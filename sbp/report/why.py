@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sbp.explain.alternatives import Outcome
+from sbp.explain.answers import Alternative, AxisStory, Why
 from sbp.explain.conversions import ExplainedConversion
 from sbp.explain.origins import without_passing
 from sbp.explain.subjects import Subject
-from sbp.explain.why import Alternative, AxisStory, Why
 from sbp.infer.space import decode
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
@@ -216,11 +216,11 @@ def _alternatives(why: Why) -> Section:
     rows = [_alternative(why, a) for a in why.alternatives]
     kept, rest = rows[:SHOWN_TYPES], rows[SHOWN_TYPES:]
     left = [f"{counted(len(rest), 'dearer type')}"] if rest else []
-    left += (
-        [f"{counted(why.untried, 'type')} not tried, the program has {why.nodes} equations"]
-        if why.untried
-        else []
-    )
+    if why.untried:
+        types = counted(why.untried, "type")
+        left.append(f"{types} not tried, the program has {why.nodes} equations")
+    if why.untried_pairs:
+        left.append(f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not tried")
     table = Table(
         columns=columns,
         rows=(own, *kept),
@@ -308,10 +308,11 @@ def conversion_text(why: Why, one: ExplainedConversion) -> str:
     takes = "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
     text = f"made by {made}; {needed}{more}"
-    if one.instead is None:
+    if one.reason.need.is_forced:
         return text
     elsewhere = deferred_text(one.reason.need, why.output_names)
-    return f"{text}. {elsewhere}: {_outcome_text(one.instead, why.cost)}"
+    outcome = "not tried" if one.instead is None else _outcome_text(one.instead, why.cost)
+    return f"{text}. {elsewhere}: {outcome}"
 
 
 def _outcome_text(outcome: Outcome, base: Cost) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from sbp.errors import SourceEdit, Span
@@ -32,16 +33,29 @@ _SIMPLE = (
 # ---- what stands in the source ------------------------------------------------------------------
 
 
-def repinned(
-    span: Span | None, atoms: Mapping[str, Atom], part: Part = "whole", free: tuple[str, ...] = ()
-) -> tuple[SourceEdit, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPart:
+    """What an annotation pins after an edit.
+
+    Arguments:
+      atoms: the atoms, by mesh axis; empty to take the part out.
+      part: the part of the annotation that changes. The rest of the call stays.
+      free: mesh axes that a cotangent's type leaves free.
+      reduce_dtype: the annotation's `reduce_dtype`.
+    """
+
+    atoms: Mapping[str, Atom]
+    part: Part = "whole"
+    free: tuple[str, ...] = ()
+    reduce_dtype: str | None = None
+
+
+def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
     """Edits after which an annotation pins other atoms.
 
     Arguments:
       span: the annotation's call.
-      atoms: what it pins afterwards, by mesh axis; empty to take the annotation out.
-      part: what of it changes; the rest of the call stays.
-      free: mesh axes that a cotangent's type leaves free.
+      pinned: what it pins afterwards.
 
     Returns:
       The edits; none where the source shows no annotation at the span.
@@ -50,29 +64,53 @@ def repinned(
     if span is None or not isinstance(call, ast.Call):
         return ()
     source, names = parsed_file(span.file), names_of_sbp(span.file)
-    argument = _annotated(call, names, taken_out=not atoms)
+    argument = _annotated(call, names, taken_out=not pinned.atoms)
     if argument is None:
         return ()
     text = exact_text(span_of(argument, span.file))
-    module = names.module or "sbp"
-    others = [k for k in call.keywords if (k.arg == "cotangent") != (part == "cotangent")]
-    kept = [exact_text(span_of(k.value, span.file)) for k in others]
-    rest = [f"{k.arg}={t}" if k.arg else f"**{t}" for k, t in zip(others, kept, strict=True)]
-    if part == "whole" or (part == "result" and not rest):
-        new = _call(text, atoms, module) if atoms else ""
-    elif part == "result":
-        new = f"{module}.annotate({', '.join([text, *_keywords(atoms, module), *rest])})"
-    else:
-        arguments = [exact_text(span_of(a, span.file)) for a in call.args]
-        asked = [f'cotangent="{NdSbp(dict(atoms), free)!r}"'] if atoms else []
-        func = exact_text(span_of(call.func, span.file))
-        new = ""
-        if len(arguments) > 1 or rest or asked:
-            new = f"{func}({', '.join([*arguments, *rest, *asked])})"
+    new = _repinned_call(call, text, pinned, names.module or "sbp", span.file)
     if not new:
         return (SourceEdit(span=span, replacement=_alone(argument, call, text, source)),)
     imports = () if names.module else ("import sbp",)
     return (SourceEdit(span=span, replacement=new, imports=imports),)
+
+
+def _repinned_call(
+    call: ast.Call, argument: str, pinned: PinnedPart, module: str, file: str
+) -> str:
+    """The text of an annotation that pins other atoms; empty where it pins nothing.
+
+    Arguments:
+      call: the annotation.
+      argument: the text of what it annotates.
+      pinned: what it pins afterwards.
+      module: the name of sbp in the file.
+      file: the file.
+    """
+    atoms, part = pinned.atoms, pinned.part
+
+    def keywords(*, cotangent: bool) -> list[str]:
+        """The keywords of the call that are `cotangent`, or those that are not."""
+        kept = [k for k in call.keywords if (k.arg == "cotangent") == cotangent]
+        texts = [exact_text(span_of(k.value, file)) for k in kept]
+        return [f"{k.arg}={t}" if k.arg else f"**{t}" for k, t in zip(kept, texts, strict=True)]
+
+    if part == "cotangent":
+        arguments = [exact_text(span_of(a, file)) for a in call.args]
+        rest = keywords(cotangent=False)
+        asked = [f'cotangent="{NdSbp(dict(atoms), pinned.free)!r}"'] if atoms else []
+        others = [k for k in call.keywords if k.arg not in ("cotangent", "reduce_dtype")]
+        if len(arguments) == 1 and not others and not asked:
+            return ""
+        func = exact_text(span_of(call.func, file))
+        return f"{func}({', '.join([*arguments, *rest, *asked])})"
+    rest = keywords(cotangent=True) if part == "result" else []
+    if not rest and not atoms:
+        return ""
+    if not rest and pinned.reduce_dtype is None:
+        return _call(argument, atoms, module)
+    wide = [] if pinned.reduce_dtype is None else [f'reduce_dtype="{pinned.reduce_dtype}"']
+    return f"{module}.annotate({', '.join([argument, *_keywords(atoms, module), *rest, *wide])})"
 
 
 def _annotated(call: ast.Call, names: SbpNames, *, taken_out: bool) -> ast.expr | None:

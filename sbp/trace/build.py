@@ -170,7 +170,7 @@ class _Builder:
         for var, value in zip(body.constvars, consts, strict=True):
             env[var] = Constant(value, _jax.plain_aval(var.aval))
         env.update(zip(body.invars, operands, strict=True))
-        inside = at.scope + "/rematted_computation" if recomputed else at.scope
+        inside = f"{at.scope}/{_jax.REMATTED}" if recomputed else at.scope
         self.equations(body, env, nodes, _Within(at.frames, inside))
         return tuple(self.read(env, out) for out in body.outvars)
 

@@ -64,8 +64,26 @@ class Node:
 
     @property
     def backward(self) -> bool:
-        """Whether the node belongs to a gradient."""
-        return "transpose(" in self.scope
+        """Whether the node belongs to a backward pass."""
+        return _jax.in_transpose(self.scope)
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether the node repeats a forward operation in a backward pass, for
+        rematerialisation."""
+        return _jax.in_recomputation(self.scope)
+
+    @property
+    def in_gradient(self) -> bool:
+        """Whether the node computes a gradient: it belongs to a backward pass and repeats no
+        forward operation."""
+        return self.backward and not self.is_recomputed
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the node was traced under `jax.vmap`, so that its arrays have dims that the user
+        does not see."""
+        return _jax.in_vmap(self.scope)
 
     @property
     def is_barrier(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import sbp
 from sbp.errors import SbpError
 from sbp.trace.graph import Graph
-from tests.explain.test_why import masked, planned, shape
+from tests.explain.answers import masked, planned, shape
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, _facts, html_facts

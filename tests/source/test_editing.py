@@ -6,7 +6,7 @@ import linecache
 import pytest
 
 from sbp.errors import Span
-from sbp.source.editing import converted, repinned
+from sbp.source.editing import Part, PinnedPart, converted, repinned
 from sbp.source.policies import loosened_policies, under_policy
 from sbp.source.reader import SourceRead
 from sbp.source.text import span_of
@@ -63,31 +63,64 @@ def span(text: str, part: str, nth: int = 0) -> Span:
 )
 def test_an_annotation_is_changed_or_taken_out(line, call, atoms, after):
     text = remember(f"import jax\nimport sbp\n{line}\n")
-    assert (
-        edited_text(text, repinned(span(text, call), atoms)) == f"import jax\nimport sbp\n{after}\n"
-    )
+    edits = repinned(span(text, call), PinnedPart(atoms=atoms))
+    assert edited_text(text, edits) == f"import jax\nimport sbp\n{after}\n"
 
 
 def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
     call = "sbp.annotate(x, a=sbp.B, cotangent='a:P(sum)')"
     text = remember(f"import sbp\ny = {call}\n")
     at = span(text, call)
-    assert edited_text(text, repinned(at, {}, "cotangent")).endswith(
-        "y = sbp.annotate(x, a=sbp.B)\n"
-    )
-    assert edited_text(text, repinned(at, {}, "result")).endswith(
-        "y = sbp.annotate(x, cotangent='a:P(sum)')\n"
-    )
-    assert edited_text(text, repinned(at, {}, "whole")).endswith("y = x\n")
-    (edit,) = repinned(at, {"a": S(0)}, "cotangent", ("b",))
+    left: dict[Part, str] = {
+        "cotangent": "y = sbp.annotate(x, a=sbp.B)",
+        "result": "y = sbp.annotate(x, cotangent='a:P(sum)')",
+        "whole": "y = x",
+    }
+    for part, line in left.items():
+        edits = repinned(at, PinnedPart(atoms={}, part=part))
+        assert edited_text(text, edits) == f"import sbp\n{line}\n"
+    (edit,) = repinned(at, PinnedPart(atoms={"a": S(0)}, part="cotangent", free=("b",)))
     assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
+
+
+@pytest.mark.parametrize(
+    ("call", "pinned", "after"),
+    [
+        (
+            "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
+            PinnedPart(atoms={"a": S(0)}, reduce_dtype="float32"),
+            'sbp.annotate(x, a=sbp.S(0), reduce_dtype="float32")',
+        ),
+        (
+            "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
+            PinnedPart(atoms={}, reduce_dtype="float32"),
+            "x",
+        ),
+        (
+            "sbp.annotate(x, a=sbp.B, cotangent='a', reduce_dtype=jnp.float32)",
+            PinnedPart(atoms={}, part="result", reduce_dtype="float32"),
+            "sbp.annotate(x, cotangent='a', reduce_dtype=\"float32\")",
+        ),
+        (
+            "sbp.annotate(x, cotangent='a:P(sum)', reduce_dtype=jnp.float32)",
+            PinnedPart(atoms={}, part="cotangent", reduce_dtype="float32"),
+            "x",
+        ),
+    ],
+)
+def test_the_dtype_of_sums_stays(call, pinned, after):
+    text = remember(f"import sbp\ny = {call}\n")
+    found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
+    edits = repinned(span_of(found[0], FILE), pinned)
+    assert edited_text(text, edits) == f"import sbp\ny = {after}\n"
 
 
 def test_what_is_no_annotation_is_left_alone():
     text = remember("import jax\ny = jax.numpy.sum(x)\n")
-    assert repinned(span(text, "jax.numpy.sum(x)"), {}) == ()
-    assert repinned(None, {}) == ()
-    assert repinned(Span(file="nowhere.py", line=1, column=1, end_column=5), {}) == ()
+    out = PinnedPart(atoms={})
+    assert repinned(span(text, "jax.numpy.sum(x)"), out) == ()
+    assert repinned(None, out) == ()
+    assert repinned(Span(file="nowhere.py", line=1, column=1, end_column=5), out) == ()
 
 
 @pytest.mark.parametrize(

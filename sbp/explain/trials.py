@@ -1,0 +1,162 @@
+"""A program without a typing, with its faults and what has been tried on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbp.explain.limits import DiagnosisLimits
+from sbp.explain.loosening import Looser
+from sbp.infer.check import Checker, CheckResult
+from sbp.infer.constraints import Constraint, System
+from sbp.infer.request import Request
+from sbp.infer.space import Code
+from sbp.plan.fit import best_program
+from sbp.plan.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """What arrives at the operands of a node on one mesh axis: the findings of the checker that end
+    at that node, merged."""
+
+    parts: tuple[CheckResult, ...]
+
+    @property
+    def sink(self) -> tuple[Constraint, ...]:
+        """The conversions at which the findings end."""
+        return tuple(c for part in self.parts for c in part.sink)
+
+    @property
+    def made(self) -> dict[int, tuple[Code, ...]]:
+        """For each operand the codes in which it can arrive."""
+        return {
+            c.operand: codes
+            for part in self.parts
+            for c, codes in zip(part.sink, part.made, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentFaults:
+    """The independent faults of a program.
+
+    Arguments:
+      first: for each fault the finding of the checker that came first.
+      same: for each fault the later findings that end in the same place: with other pins, or on
+        another mesh axis.
+      last: the last answer of the checker.
+      complete: whether the search ended because nothing more was found, and not at its limit.
+    """
+
+    first: tuple[CheckResult, ...]
+    same: tuple[tuple[CheckResult, ...], ...]
+    last: CheckResult
+    complete: bool = True
+
+    def others(self, fault: CheckResult) -> tuple[CheckResult, ...]:
+        """The later findings that end in the same place as a fault."""
+        pairs = zip(self.first, self.same, strict=True)
+        return next((same for first, same in pairs if first is fault), ())
+
+
+@dataclass(slots=True)
+class Trials:
+    """A program without a typing, and what has been tried on it.
+
+    A plan of a large program takes seconds. So every edit is first checked against the constraints
+    at hand: its constraints are left out and its states are assumed, which builds nothing. That
+    check may accept an edit wrongly, so a plan is then made, which also gives the price.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      checker: its constraints.
+      faults: its faults.
+      limits: on the search.
+      reuse_left_out: whether plans could reuse forward conversions in the backward pass, but are
+        made without that to save time.
+    """
+
+    request: Request
+    checker: Checker
+    faults: IndependentFaults
+    limits: DiagnosisLimits
+    reuse_left_out: bool = False
+    by_policy: dict[Any, Program | None] = field(default_factory=dict)
+    answers: dict[Any, bool] = field(default_factory=dict)
+
+    def arriving(self, fault: CheckResult) -> Arriving:
+        """A fault merged with the findings about other operands of its node."""
+        parts, seen = [fault], {c.operand for c in fault.sink}
+        for other in self.faults.others(fault):
+            mine = other.mesh_axis == fault.mesh_axis and len(fault.sink) == len(other.sink) == 1
+            if (
+                mine
+                and other.sink[0].node is fault.sink[0].node
+                and other.sink[0].operand not in seen
+            ):
+                parts.append(other)
+                seen.add(other.sink[0].operand)
+        return Arriving(tuple(parts))
+
+    def system(self, mesh_axis: str) -> System:
+        """The constraints of a mesh axis."""
+        return next(s for s in self.checker.systems if s.mesh_axis == mesh_axis)
+
+    @property
+    def size(self) -> int:
+        """The number of the program's operations."""
+        return self.request.size
+
+    @property
+    def large(self) -> bool:
+        """Whether few plans are made."""
+        return self.size > self.limits.large
+
+    @property
+    def huge(self) -> bool:
+        """Whether a change of the policy is tried before changes of annotations."""
+        return self.size > self.limits.huge
+
+    @property
+    def several(self) -> bool:
+        """Whether the program has more than one fault."""
+        return len(self.faults.first) > 1
+
+    def may_hold(
+        self, mesh_axis: str, without: set[tuple[str, str]], assumed: Sequence[str]
+    ) -> bool:
+        """Whether the constraints of every mesh axis can hold after an edit.
+
+        Arguments:
+          mesh_axis: the axis of the fault.
+          without: (mesh axis, name) of the constraints that the edit takes away.
+          assumed: literals of states, one of which holds on `mesh_axis` after the edit; empty for
+            any.
+        """
+        for system in self.checker.systems:
+            mine = frozenset(name for axis, name in without if axis == system.mesh_axis)
+            states = tuple(assumed) if system.mesh_axis == mesh_axis else ()
+            if not any(self._axis_may_hold(system, mine, state) for state in states or ("",)):
+                return False
+        return True
+
+    def _axis_may_hold(self, system: System, without: frozenset[str], state: str) -> bool:
+        key = system.mesh_axis, without, state
+        if key not in self.answers:
+            names = [c.name for c in system.constraints if c.name not in without]
+            self.answers[key] = (
+                self.checker.axis(system).check([*names, state] if state else names)[0] != "unsat"
+            )
+        return self.answers[key]
+
+    def policy(self, looser: Looser) -> Program | None:
+        """The plan of the program under another policy, made once for all faults."""
+        if looser.key not in self.by_policy:
+            request = looser.make(self.request)
+            free = all(p == "auto" for p in request.strictest.policies)
+            checker = Checker(request, rlimit=self.limits.solver_resources)
+            hopeless = not free and checker.check(explain=False).status == "unsat"
+            self.by_policy[looser.key] = None if hopeless else best_program(request)
+        return self.by_policy[looser.key]

@@ -1,0 +1,90 @@
+"""The diagnosis of a program that no plan keeps within its budgets: the line, and the nearest
+budget."""
+
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp.errors import SbpTypeError
+from sbp.explain.budgets import nearest_budget
+from sbp.explain.limits import DiagnosisLimits
+from tests.edits import check_helps
+from tests.explain.budgeted import ACROSS, MESH, ROWS, SQUARE, W, X, crossed, loss
+
+
+def test_rows_of_a_budget_say_what_does_not_fit():
+    f = sbp.jit(
+        crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+    )
+    (found,) = f.check(SQUARE, SQUARE).diagnostics
+    assert found.code == "budget"
+    assert {(r.inputs, r.remark) for r in found.rows} >= {
+        (("S(1)", "S(0)"), "a fits, b does not"),
+        (("B", "S(1)"), "b fits, a does not"),
+    }
+
+
+def test_the_least_is_said_to_be_possible_where_that_is_proved():
+    """Over several axes the chooser may miss a plan; what the checker of one axis refuses there is
+    none of."""
+
+    def told(mesh):
+        f = sbp.jit(
+            crossed, mesh, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+        )
+        return f.check(SQUARE, SQUARE).diagnostics[0].helps[0].text.rpartition(", ")[2]
+
+    assert told(MESH) == "the least that was found"
+    assert told(AbstractMesh((2,), ("dcn",))) == "the least that is possible"
+
+
+def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
+    f = sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=1000, where="forward")])
+    with pytest.raises(SbpTypeError) as caught:
+        f.plan(X, W)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "budget"
+    budgets = [sbp.forbid(above=1000, where="forward")]
+    check_helps(loss, MESH, {"in_types": ROWS, "budgets": budgets}, (X, W), [diagnostic])
+    traced = f.trace(X, W)
+    found = nearest_budget(traced.request, 0, plans=DiagnosisLimits().budget_plans)
+    assert found is not None and found.is_least
+    budget, program = found.budget, found.program
+    (help_,) = diagnostic.helps
+    assert help_.bytes_per_device == program.cost.bytes_per_device
+    # What it names is possible, and a byte less is not.
+    nearest = sbp.forbid(above=budget.above, where="forward")
+    assert sbp.jit(loss, MESH, in_types=ROWS, budgets=[nearest]).plan(X, W).cost == program.cost
+    assert (
+        not sbp.jit(
+            loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=budget.above - 1, where="forward")]
+        )
+        .check(X, W)
+        .ok
+    )
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
+    def product(x, w):
+        return x @ w
+
+    def assigned(x, w):
+        y = x @ w
+        return y
+
+    (diagnostic,) = (
+        sbp.jit(
+            assigned if named else product, MESH, in_types=ROWS, budgets=[sbp.forbid(axis="model")]
+        )
+        .check(X, W)
+        .diagnostics
+    )
+    assert diagnostic.code == "budget" and diagnostic.primary is not None
+    assert (
+        diagnostic.title
+        == "`x @ w`, which is returned, needs what a budget forbids on mesh axis `model`"
+    )
+    assert diagnostic.primary.text == "P(sum) here, and returned"
+    (help_,) = diagnostic.helps
+    assert help_.bytes_per_device > 0

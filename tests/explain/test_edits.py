@@ -1,0 +1,88 @@
+"""An edit of a pin changes that pin alone: what else it asks stays, and so do other pins."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import sbp
+from sbp.errors import OptionEdit, SourceEdit
+from sbp.explain.edits import drop_pin, move_pin
+from sbp.explain.repins import carried_inputs, edits_of
+from sbp.infer.constraints import pin_sites
+from tests.edits import check_helps
+from tests.explain.expected import MESH, MESH_2D, SQUARE
+
+
+def pins(request):
+    """The pins of the annotations of a program."""
+    return [n.params["pin"] for n in request.graph.walk() if n.op == "sbp_annotate"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "left"),
+    [
+        (lambda r, site: drop_pin(r, site, 0), "tensor:S(1)"),
+        (lambda r, site: move_pin(r, site, 0, 2), "data:S(1) tensor:S(1)"),
+    ],
+)
+def test_a_changed_pin_keeps_the_dtype_of_its_sums(edit, left):
+    def program(x):
+        return sbp.annotate(x, data=sbp.S(0), tensor=sbp.S(1), reduce_dtype=jnp.float32) * 2
+
+    request = sbp.jit(program, MESH_2D).trace(SQUARE).request
+    (site,) = pin_sites(request)
+    (pin,) = pins(edit(request, site))
+    assert (repr(pin.type), pin.reduce_dtype) == (left, "float32")
+
+
+def test_the_source_keeps_the_dtype_of_its_sums():
+    def program(x):
+        return sbp.annotate(x, data=sbp.S(0), tensor=sbp.S(1), reduce_dtype=jnp.float32) * 2
+
+    request = sbp.jit(program, MESH_2D).trace(SQUARE).request
+    (site,) = pin_sites(request)
+    (edit,) = edits_of(request, site, 0)
+    assert isinstance(edit, SourceEdit)
+    assert edit.replacement == 'sbp.annotate(x, tensor=sbp.S(1), reduce_dtype="float32")'
+
+
+def arriving(*spec, mesh=MESH):
+    """An argument that arrives with a sharding."""
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(SQUARE.shape, SQUARE.dtype, sharding=sharding)
+
+
+def product(x, w):
+    return x @ w
+
+
+def test_in_types_that_free_one_argument_name_the_types_of_the_others():
+    """Without `in_types`, the sharding of each argument asks its type; with them, none does."""
+    args = (arriving("tensor"), arriving(None, "tensor"))
+    found = sbp.jit(product, MESH, boxing="explicit").check(*args).diagnostics
+    check_helps(product, MESH, {"boxing": "explicit"}, args, found)
+    helps = [h for d in found for h in d.helps if "in_types" in h.text]
+    assert helps
+    for help_ in helps:
+        assert "and name the type of 1 other input there" in help_.text
+        assert [e.position for e in help_.edits if isinstance(e, OptionEdit)] == [0, 1]
+
+
+def test_in_types_that_are_given_change_in_one_place():
+    types = ("tensor:S(0)", "tensor:S(1)")
+    f = sbp.jit(product, MESH, boxing="explicit", in_types=types)
+    helps = [h for d in f.check(SQUARE, SQUARE).diagnostics for h in d.helps]
+    assert helps and all("other input" not in h.text for h in helps)
+    assert all(len(h.edits) == 1 for h in helps if "in_types" in h.text)
+
+
+def test_in_types_do_not_reach_keyword_arguments():
+    f = sbp.jit(product, MESH, boxing="explicit")
+    traced = f.trace(arriving("tensor"), w=arriving(None, "tensor")).request
+    first, second = pin_sites(traced)
+    assert traced.demand.sources == ("argument", "keyword argument")
+    assert edits_of(traced, first) and carried_inputs(traced, first) == {}
+    assert edits_of(traced, second) == ()

@@ -1,0 +1,216 @@
+"""What a limit of a diagnosis or of `plan.why` leaves out is said."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp.errors import Diagnostic, OptionEdit
+from sbp.explain import faults, helps, trials
+from sbp.explain.budgets import budget_help
+from sbp.explain.faults import explain
+from sbp.explain.limits import DiagnosisLimits, WhyLimits
+from sbp.explain.why import why
+from sbp.report.links import link_text
+from sbp.report.why import explanation
+from tests.explain.answers import planned
+from tests.explain.expected import MESH, MESH_2D, SQUARE, shape
+
+STRICT = {"boxing": "explicit"}
+
+
+def diagnosed(fn, args, mesh=MESH, options=STRICT, **limits) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a program under other limits than usual."""
+    request = sbp.jit(fn, mesh, **options).trace(*args).request
+    return explain(request, limits=DiagnosisLimits(**limits))
+
+
+def wrong(x, y):
+    return sbp.split(x, 0, "tensor") + sbp.split(y, 1, "tensor")
+
+
+def test_accepted_changes_that_are_not_shown_are_counted():
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), helps=100)
+    assert not any("not shown" in n for n in every.notes)
+    (one,) = diagnosed(wrong, (SQUARE, SQUARE), helps=1)
+    assert len(one.helps) == 1
+    count = len(every.helps) - 1
+    assert count > 1 and f"{count} more changes give a typing and are not shown" in one.notes
+
+
+@pytest.mark.parametrize(("plans", "made"), [(1, "1 plan was"), (2, "2 plans were")])
+def test_changes_that_were_not_tried_are_counted(plans, made):
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), plans=100)
+    assert not any("not tried" in n for n in every.notes)
+    (few,) = diagnosed(wrong, (SQUARE, SQUARE), plans=plans)
+    (note,) = [n for n in few.notes if "not tried" in n]
+    assert note.endswith(f"more changes were not tried, since {made} made")
+    assert int(note.split()[0]) > 0
+
+
+def several(x, y, z):
+    a = sbp.split(x, 0, "tensor") + sbp.split(y, 1, "tensor")
+    b = jnp.sin(sbp.partial(z, "tensor"))
+    c = jnp.cos(sbp.partial(y * 2, "tensor"))
+    d = jnp.tanh(sbp.partial(x * 2, "tensor"))
+    return a, b, c, d
+
+
+def test_a_large_program_makes_few_plans(monkeypatch):
+    """Every plan of a large program costs seconds: edits are refused by the constraints at hand."""
+    made: list[int] = []
+    best_program = helps.best_program
+    for module in (helps, faults, trials):
+        monkeypatch.setattr(
+            module, "best_program", lambda request: made.append(1) or best_program(request)
+        )
+    found = diagnosed(several, (SQUARE, SQUARE, SQUARE), large=1, nodes_planned=1)
+    assert len(found) == 3 and all(d.helps for d in found)
+    assert all("1 more error is told when these are gone" in d.notes for d in found)
+    assert len(made) <= 6
+
+
+def test_a_large_program_says_which_changes_were_not_all_tried():
+    (small,) = diagnosed(wrong, (SQUARE, SQUARE))
+    (large,) = diagnosed(wrong, (SQUARE, SQUARE), large=1)
+    (huge,) = diagnosed(wrong, (SQUARE, SQUARE), large=1, huge=1)
+    notes = [[n for n in d.notes if "not all" in n] for d in (small, large, huge)]
+    size = "the program has 3 operations, so not all"
+    splits = f"{size} annotations that split a value and other policies were tried"
+    edits = f"{size} changes of the annotations were tried"
+    assert notes == [[], [splits], [edits]]
+
+
+def test_faults_past_the_limit_are_counted():
+    def many(x):
+        x = x * 2
+        return [
+            jnp.sin(sbp.partial(x, "tensor")),
+            jnp.cos(sbp.partial(x, "tensor")),
+            jnp.tan(sbp.partial(x, "tensor")),
+            jnp.tanh(sbp.partial(x, "tensor")),
+            jnp.exp(sbp.partial(x, "tensor")),
+        ]
+
+    (told,) = diagnosed(many, (SQUARE,), faults=1)
+    assert "at least 2 more errors are told when these are gone" in told.notes
+    first, _ = diagnosed(many, (SQUARE,), faults=2)
+    assert "3 more errors are told when these are gone" in first.notes
+
+
+def test_prices_without_reuse_of_forward_conversions_say_so():
+    @jax.checkpoint
+    def layer(x, w):
+        return jnp.tanh(sbp.split(x, 0, "tensor") + sbp.split(w, 1, "tensor"))
+
+    def program(x, w):
+        return jax.grad(lambda x: (layer(x, w) ** 2).sum())(x)
+
+    def plain(x, w):
+        return sbp.split(x, 0, "tensor") + sbp.split(w, 1, "tensor")
+
+    def said(fn, **limits):
+        found = diagnosed(fn, (SQUARE, SQUARE), **limits)
+        return [any("without reuse" in n for n in d.notes) for d in found if d.helps]
+
+    assert any(said(program, reused=0)) and not any(said(program))
+    assert not any(said(plain, reused=0))
+
+
+def test_pins_of_all_axes_that_are_not_shown_are_counted():
+    def program(x, y, z):
+        return x + y, jnp.sin(z)
+
+    types = ("data:S(1) tensor:S(1)", "data:B tensor:S(1)", "data:S(0)")
+    options = STRICT | {"in_types": types}
+    args = [shape(8, 8)] * 3
+    (exact,) = diagnosed(program, args, MESH_2D, options)
+    assert [label.text.split()[0] for label in exact.labels] == ["x", "y"]
+    (rough,) = diagnosed(program, args, MESH_2D, options, pin_trials=0, pins=2, helps=1)
+    assert "not all of these pins need be part of the conflict: the program has 2 operations" in (
+        rough.notes
+    )
+    assert "1 more pin is not shown" in rough.notes
+    assert len(rough.helps) == 1
+    assert any("not shown" in n and "change" in n for n in rough.notes)
+
+
+def test_rows_past_the_limit_are_counted():
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), rows=100)
+    (one,) = diagnosed(wrong, (SQUARE, SQUARE), rows=1)
+    count = len(every.rows) - 1
+    assert count and len(one.rows) == 1
+    rows = "1 more row of the rule comes" if count == 1 else f"{count} more rows of the rule come"
+    assert f"{rows} as near" in one.notes
+
+
+def test_a_budget_that_was_not_searched_to_the_end_says_so():
+    mesh = AbstractMesh((2, 4), ("dcn", "model"))
+    product = sbp.jit(
+        lambda x, w: jnp.tanh(x @ w),
+        mesh,
+        in_types=("model:S(1)", "model:S(0)"),
+        out_types="B",
+        budgets=[sbp.forbid(above=64)],
+    )
+    request = product.trace(shape(64, 64), shape(64, 64)).request
+    rough, found = (budget_help(request, 0, plans=plans) for plans in (1, 10))
+    assert rough is not None and rough.text.endswith(", the least in 1 plan")
+    assert found is not None and "the least that" in found.text
+    edits = [h.edits[0] for h in (rough, found)]
+    assert [isinstance(e, OptionEdit) and e.value for e in edits] == [12288, 8192]
+
+
+# ---- plan.why -----------------------------------------------------------------------------------
+
+
+def answer(plan, name, **limits):
+    """The answer of `plan.why`, and its text, under other limits than usual."""
+    found = why(plan.program, name, limits=WhyLimits(**limits))
+    return found, explanation(found, plan.program.mesh).text()
+
+
+def test_types_on_two_axes_that_were_not_tried_are_counted():
+    plan = planned("def f(x, w):\n    h = x @ w\n    return jnp.tanh(h)\n", [shape(64, 64)] * 2)
+    every, text = answer(plan, "h", joint=100)
+    assert every.untried_pairs == 0 and "two mesh axes not tried" not in text
+    few, text = answer(plan, "h", joint=1)
+    pairs = [a for a in every.alternatives if len(a.wanted) == 2]
+    assert few.untried_pairs == len(pairs) - 1
+    assert f"{few.untried_pairs} pairs of atoms on two mesh axes not tried" in " ".join(
+        text.split()
+    )
+
+
+def test_types_that_were_not_tried_are_counted():
+    plan = planned("def f(x, w):\n    h = x @ w\n    return jnp.tanh(h)\n", [shape(64, 64)] * 2)
+    found, text = answer(plan, "h", plans=2, few_plans=1)
+    assert len(found.alternatives) <= 2 and found.untried > 0
+    assert f"{found.untried} types not tried" in text
+
+
+def test_a_conversion_that_was_not_tried_elsewhere_says_so():
+    source = "def f(x, w):\n    y = jnp.tanh(x)\n    return y @ w\n"
+    in_types = ("model:S(1)", "model:S(1)")
+    args = [shape(2048, 2048)] * 2
+    plan = planned(source, args, in_types=in_types, out_types="model:S(1)")
+    tried, text = answer(plan, "y")
+    assert any(c.is_tried for c in tried.conversions) and "not tried" not in text
+    untried, text = answer(plan, "y", deferred=0)
+    assert untried.conversions and not any(c.is_tried for c in untried.conversions)
+    assert "The next best, where it takes another type: not tried" in " ".join(text.split())
+
+
+def test_a_chain_that_is_cut_counts_what_it_leaves_out():
+    lines = "".join(f"    h{n} = jnp.sin(h{n - 1})\n" for n in range(1, 12))
+    plan = planned(f"def f(h0):\n{lines}    return h11\n", [shape(64, 64)], in_types=("data:S(0)",))
+    whole, _ = answer(plan, "h11")
+    cut, _ = answer(plan, "h11", links=3)
+    chain, short = whole.axes[0].links, cut.axes[0].links
+    more = short[-2]
+    assert more.kind == "more" and short[-1] == chain[-1]
+    assert len(short) - 1 + more.left_out == len(chain)
+    assert link_text(more) == f"and so on over {more.left_out} values"
