@@ -32,6 +32,7 @@ NAMED = ("pallas_call", "custom_partitioning")
 `pallas_call:NAME`."""
 
 _CUSTOM: dict[str, Custom] = {}
+"""Registered signatures, by the name of the operation."""
 
 
 def register(
@@ -237,6 +238,9 @@ def _name(primitive: Any, known: Any = ()) -> str:
 
 
 def _on_parts(local: Callable[..., Any]) -> Callable[[LocalContext, Sequence[Any]], list[Any]]:
+    """A user's `local` as the `local` of a `Rule`: takes the parts as a list, and returns a
+    list."""
+
     def run(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         out = local(ctx, *args)
         return list(out) if isinstance(out, tuple | list) else [out]

@@ -31,8 +31,11 @@ KEYS = jax.eval_shape(jax.random.key, 0)
 _UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma
 erf erf_inv erfc exp exp2 expm1 floor is_finite lgamma log log1p logistic neg round rsqrt sign sin
 sinh sqrt square stop_gradient tan tanh"""
+"""Functions of `jax.lax` on one array of floats."""
 _BINARY = "add atan2 complex div eq ge gt igamma igammac le lt max min mul ne nextafter pow rem sub"
+"""Functions of `jax.lax` on two arrays of floats."""
 _ON_INTEGERS = "clz population_count shift_left shift_right_arithmetic shift_right_logical"
+"""Functions of `jax.lax` on integers."""
 _REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": lambda x: x.sum(1),
     "reduce_max": lambda x: x.max(1),
@@ -58,6 +61,7 @@ _SCATTERS = {
     "scatter-min": "min",
     "scatter-max": "max",
 }
+"""For each scatter, the method of `x.at[i]` that traces to it."""
 _LINALG: dict[str, Callable[[Any], Any]] = {
     "cholesky": lax.linalg.cholesky,
     "eigh": lax.linalg.eigh,
@@ -72,6 +76,7 @@ def _scatter(how: str) -> Callable[..., Any]:
 
 
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and the arguments to trace it with."""
 SAMPLES: dict[str, Sample] = {
     **{name: (getattr(lax, name), (X,)) for name in _UNARY.split()},
     **{name: (getattr(lax, name), (X, X)) for name in _BINARY.split()},

@@ -141,6 +141,7 @@ _TABLE = (
         primitives="dce_sink random_gamma_grad stage zeros_like",
     ),
 )
+"""All groups of primitives that have no rule."""
 
 FALLBACK: dict[str, str] = {
     name: group.because for group in _TABLE for name in group.primitives.split()

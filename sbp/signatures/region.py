@@ -34,6 +34,7 @@ pick_p = _jax.Primitive("sbp_pick")
 
 
 def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
+    """`sbp_parts` as a plain function."""
     del mesh_axis
     rest = jnp.broadcast_to(jnp.asarray(neutral(monoid, x.dtype), x.dtype), (n - 1, *x.shape))
     return jnp.concatenate([x[None], rest])
@@ -65,6 +66,7 @@ def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: s
 
 
 def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
+    """The transpose of `sbp_parts` for sums: one of the equal parts of the cotangent."""
     del n, monoid  # only `sum` is linear; `_parts_jvp` binds no other monoid
     return [
         _jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)
@@ -133,6 +135,7 @@ def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
 
 
 def _atom(spec: Any, mesh_axis: str) -> Atom:
+    """The atom of a `PartitionSpec` on a mesh axis."""
     for dim, entry in enumerate(spec):
         if mesh_axis in ((entry,) if isinstance(entry, str) else entry or ()):
             return Split(dim)

@@ -201,7 +201,9 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+"""The registry: rules by the name of their primitive."""
 _KERNELS: dict[str, Kernel] = {}
+"""Kernels by their name."""
 
 
 def names(text: str) -> tuple[str, ...]:

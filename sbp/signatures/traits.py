@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Shape = Sequence[int]
+"""The sizes of the dims of an array."""
 
 Carries = Literal["", "arranged", "copied", "rounded", "negated"]
 """What an operator with one operand does to its elements; all of them are in the result.

@@ -19,6 +19,7 @@ from sbp.signatures.traits import Shape, Traits
 from sbp.types import Atom, B, P, Split, Unreduced
 
 OR = Unreduced("or")
+"""The parts of a product of booleans join by `or`."""
 
 
 def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorMap:
@@ -95,6 +96,7 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     rhs = without_padding(ctx, 1, args[1], tuple(rhs_contract), "sum")
 
     def product(x: Any, y: Any, dtype: np.dtype) -> Any:
+        """Multiplies, with a result of this dtype."""
         changed = {} if dtype == ctx.global_outs[0].dtype else {"preferred_element_type": dtype}
         (found,) = bind_with(ctx, (x, y), **changed)
         return found

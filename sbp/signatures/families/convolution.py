@@ -139,6 +139,7 @@ def conv_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shap
 
 @exchanges("conv_general_dilated")
 def _conv_exchanges(op: Op, row: Row) -> Exchanges:
+    """The halo of the image along the spatial dim that the row splits."""
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if row.ins[0] == Split(i):
             reads = _of_window_elements(windows) if row.ins[1] == Split(j) else windows

@@ -13,6 +13,8 @@ from sbp.signatures.traits import Traits
 
 
 def _on_first_device(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Runs the callback on the first device of the mesh only."""
+
     def run(*operands: Any) -> tuple[Any, ...]:
         bind_with(ctx, operands)
         return ()

@@ -31,6 +31,7 @@ from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
 
 _of = functools.partial(Traits, elementwise=True, pointwise=True)
+"""Traits that elementwise primitives share, and others as arguments."""
 
 ELEMENTWISE: dict[str, Traits] = {
     **dict.fromkeys(
@@ -104,6 +105,7 @@ _WRAPS = frozenset(names("add add_any neg sub"))
 """Primitives that are monotone on floats only: integers wrap around."""
 
 _SWAPPED = {"max": "min", "min": "max"}
+"""The monoid of the result of a falling function, by that of the operand."""
 
 PMAX, PMIN = Unreduced("max"), Unreduced("min")
 
@@ -152,8 +154,14 @@ def comparison_rows(op: Op, directions: str) -> list[Row]:
     """Rows in which one operand of an order relation is a maximum or minimum of parts, the other
     one B.
 
-    max(p, q) <= y iff both parts are: the results join by `and`. min(p, q) <= y iff one part is:
-    they join by `or`, for integers only, because a float part may be NaN.
+    max(p, q) <= y if and only if p <= y and q <= y, so the results join by `and`. min(p, q) <= y if
+    and only if p <= y or q <= y, so the results join by `or`; this row is for integers only,
+    because a NaN part makes min(p, q) NaN.
+
+    Arguments:
+      op: the equation.
+      directions: for each operand, `+` where the relation becomes true as it grows, `-` where it
+          becomes false.
     """
     rows = []
     for position, direction in enumerate(directions):
@@ -166,8 +174,8 @@ def comparison_rows(op: Op, directions: str) -> list[Row]:
 
 
 def partial_rows(op: Op) -> list[Row]:
-    """The partial rows of an elementwise primitive. For a primitive without such rows, operands are
-    not partial."""
+    """The partial rows of an elementwise primitive; without such rows it takes no partial
+    operand."""
     if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
         return []
     has = admissible(op.ins[0].dtype)

@@ -263,6 +263,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _scatter_traits(name: str) -> Traits:
+    """The traits of a scatter, by its name."""
     return Traits(
         moves=name == "scatter",
         scatters=_SCATTER_MONOID.get(name, ""),

@@ -50,6 +50,8 @@ def _extreme_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each device sends its (value, index) pairs to all others; values and indices go in two
+    collectives."""
     pair = _jax.itemsize(op.ins[0].dtype) + _NOWHERE.itemsize
     return (Sent("all_gather", (op.axis_size - 1) * _size(op.outs[0]) * pair, 2),)
 
@@ -65,6 +67,7 @@ add_kernel(
 
 @rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
 def _extreme(op: Op) -> Sequence[Row]:
+    """Other dims split; the searched dim splits with the kernel `pair`."""
     dims = dim_factors(len(op.ins[0].shape), op.params["axes"])
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
     if op.ins[0].shape[op.params["axes"][0]] > 0:
@@ -97,6 +100,8 @@ def _top_k_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each device sends its k best elements, or its whole shard if that is shorter, to all others;
+    values and indices go in two collectives."""
     dim = _top_k_axis(op.params, len(op.ins[0].shape))
     size = op.ins[0].shape[dim]
     kept = min(op.params["k"], -(-size // op.axis_size)) * _size(op.ins[0]) // size
@@ -116,6 +121,7 @@ add_kernel(
 
 @rule("top_k", traits=Traits(scales="together", orderless=True), local=_top_k_local)
 def _top_k(op: Op) -> Sequence[Row]:
+    """Other dims split; the searched dim splits with the kernel `candidates`."""
     rank = len(op.ins[0].shape)
     axis = _top_k_axis(op.params, rank)
     dims = dim_factors(rank, [axis])
@@ -178,6 +184,7 @@ def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each stage of the network sends the whole shard of every operand to a partner."""
     dim, n = op.params["dimension"], op.axis_size
     size = op.ins[0].shape[dim]
     elements = -(-size // n) * (_size(op.ins[0]) // size)
@@ -199,6 +206,8 @@ add_kernel(
 
 @rule("sort", traits=Traits(moves=True, scales="together", orderless=True), local=_sort_local)
 def _sort(op: Op) -> Sequence[Row]:
+    """Other dims split; the sorted dim splits over 2**k devices with the kernel
+    `sorting_network`."""
     axis = int(op.params["dimension"])
     dims = dim_factors(len(op.ins[0].shape), [axis])
     rows = split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,) * len(op.outs)))

@@ -17,6 +17,7 @@ from sbp.signatures.traits import Traits
 from sbp.types import Split
 
 _MONOID = {"cumsum": "sum", "cummax": "max", "cummin": "min", "cumprod": "prod"}
+"""The monoid of each cumulative operator; `cumlogsumexp` has none."""
 _JOIN = {
     "cumsum": lax.add,
     "cummax": lax.max,
@@ -24,6 +25,7 @@ _JOIN = {
     "cumprod": lax.mul,
     "cumlogsumexp": jnp.logaddexp,
 }
+"""For each cumulative operator, the function that joins two of its results."""
 
 
 def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -56,6 +58,7 @@ def _joined(ctx: LocalContext, totals: Any) -> Any:
 
 
 def _prefix_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each device sends the total of its shard to all others."""
     return (Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),)
 
 

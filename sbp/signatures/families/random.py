@@ -31,6 +31,7 @@ _HARDWARE = {
 one draw there, from the first key."""
 
 _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
+"""JAX's own kinds of keys."""
 
 
 def _each_key_alone(op: Op, keys: Any) -> bool:
@@ -97,6 +98,8 @@ def counters(
 
 
 def _counts(op: Op) -> bool:
+    """Whether the elements of a draw are counted in 32 bits: JAX's counters are partitionable, and
+    there are fewer than 2**32 elements."""
     return (
         getattr(jax.config, "jax_threefry_partitionable", True)
         and math.prod(op.params["shape"]) < 2**32
@@ -136,6 +139,7 @@ def _random_bits(op: Op) -> Sequence[Row]:
 
 
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The counters of the shard."""
     del args
     shape, whole = ctx.local_outs[0], tuple(ctx.global_outs[0].shape)
     if shape == whole:

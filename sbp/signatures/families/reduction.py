@@ -19,9 +19,12 @@ _MONOID = {
     "reduce_and": "and",
     "reduce_or": "or",
 }
+"""The monoid of each reduction."""
 
 _ORDERLESS = frozenset(names("reduce_sum reduce_max reduce_min reduce_and reduce_or"))
+"""Reductions with the trait `orderless`."""
 _SCALED = frozenset(names("reduce_sum reduce_max reduce_min"))
+"""Reductions f with f(c x) = c f(x)."""
 
 
 def _traits(name: str) -> Traits:
@@ -34,6 +37,7 @@ def _traits(name: str) -> Traits:
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Replaces padding along reduced dims by the neutral element, then reduces."""
     return bind_with(
         ctx,
         [without_padding(ctx, 0, args[0], tuple(ctx.params["axes"]), _MONOID[ctx.primitive.name])],
@@ -42,6 +46,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule(*_MONOID, traits=_traits, local=_reduce_local)
 def _reduce(op: Op) -> Sequence[Row]:
+    """Other dims split; a reduced dim splits with a partial result."""
     dims = dim_factors(len(op.ins[0].shape))
     kept = tuple(d for i, d in enumerate(dims) if i not in op.params["axes"])
     monoid: str | None = _MONOID[op.name]

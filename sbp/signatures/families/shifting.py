@@ -58,6 +58,7 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
 
 
 def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    """The windows of a slice along a dim: one element each."""
     strides = params["strides"]
     return Windows(
         size=size, out=out, stride=strides[dim] if strides else 1, low=-params["start_indices"][dim]
@@ -141,6 +142,7 @@ def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
 
 
 def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches, for each result, the elements of this device's shard of it."""
     axis = ctx.params["axis"]
     if not ctx.in_axes(0, axis):
         return bind_with(ctx, args)
@@ -152,6 +154,7 @@ def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @exchanges("split")
 def _split_exchanges(op: Op, row: Row) -> Exchanges:
+    """One exchange for each result."""
     d = split_dim(row)
     return [
         Exchange(0, (d,), need, need.width)
@@ -175,11 +178,14 @@ def _split(op: Op) -> Sequence[Row]:
 
 
 def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    """The windows of a pad along a dim; interior padding is a base dilation."""
     low, _, interior = params["padding_config"][dim]
     return Windows(size=size, out=out, low=low, base=interior + 1)
 
 
 def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches the elements of the device's own results along split dims, and pads the other
+    dims."""
     x, value = args
     config = list(ctx.params["padding_config"])
     for d, (size, out) in enumerate(
@@ -194,6 +200,7 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @exchanges("slice", "pad")
 def _window_exchanges(op: Op, row: Row) -> Exchanges:
+    """The exchange of a slice or pad along the split dim."""
     d = split_dim(row)
     windows = (_slice_windows if op.name == "slice" else _pad_windows)(
         op.params, d, op.ins[0].shape[d], op.outs[0].shape[d]
@@ -219,11 +226,13 @@ def _pad(op: Op) -> Sequence[Row]:
 
 
 def _mirrored(size: int, n: int) -> Need:
+    """What each device needs to reverse a dim: the elements of the mirrored range."""
     chunk = -(-size // n)
     return Need(size, chunk, tuple(size - chunk * (i + 1) for i in range(n)), chunk)
 
 
 def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches mirrored shards, then reverses each."""
     (x,) = args
     for d in ctx.params["dimensions"]:
         if ctx.in_axes(0, d):
@@ -241,6 +250,7 @@ def _rev_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("rev", traits=Traits(moves=True, scales="together"), local=_rev_local)
 def _rev(op: Op) -> Sequence[Row]:
+    """Other dims split; reversed dims split with halo exchange."""
     dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
     return [
         *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
@@ -288,6 +298,7 @@ def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @exchanges("concatenate")
 def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
+    """One exchange for each operand that is split."""
     d = split_dim(row)
     needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
     return [
@@ -338,6 +349,7 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @exchanges("reshape")
 def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
+    """The exchange of the group of dims whose leading dim the row splits."""
     order = _order(op.params, len(op.ins[0].shape))
     source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
     group = next(

@@ -109,12 +109,14 @@ def _fetched(
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The padding is the monoid's neutral element."""
     monoid = ctx.primitive.name.rsplit("_", 1)[-1]
     xs, changes = _fetched(ctx, args, [neutral(monoid, args[0].dtype)])
     return bind_with(ctx, xs, **changes)
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The padding is the initial value of each operand."""
     count = len(args) // 2
     xs, changes = _fetched(ctx, args[:count], args[count:])
     return bind_with(ctx, [*xs, *args[count:]], **changes)
@@ -128,6 +130,7 @@ def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     "select_and_gather_add",
 )
 def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
+    """One exchange for each operand that windows read."""
     d = split_dim(row)
     moved = [(k, a) for k, a in enumerate(op.ins) if a.shape]
     return [
@@ -144,6 +147,7 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     local=_reduce_local,
 )
 def _reduce_window(op: Op) -> Sequence[Row]:
+    """Dims that windows do not slide along split; the others split with halo exchange."""
     dims, slides = _dims(op, op.ins[0], op.outs[0])
     monoid = op.name.rsplit("_", 1)[-1]
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
@@ -166,6 +170,7 @@ def _reduce_window_by(op: Op) -> Sequence[Row]:
 
 
 def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
+    """Halo rows of dims that have an element for every device, in operands and results."""
     return halo_rows(
         op,
         [
@@ -185,6 +190,7 @@ def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
 
 
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The padding of the tangents is 0; that of the operand is never chosen."""
     tangents, operand = args
     fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
     xs, changes = _fetched(ctx, args, fills)
@@ -246,6 +252,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @exchanges("select_and_scatter_add")
 def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
+    """The exchanges of the cotangents and of the operand."""
     d = split_dim(row)
     source, operand = op.ins
     cotangents, read = _touching(

@@ -23,6 +23,7 @@ from sbp import _jax
 from sbp.signatures.rule import LocalContext
 
 Pair = tuple[int, int]
+"""(source, destination): the indices of two devices along a mesh axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Round:
         return self.pairs[0][0] == self.pairs[0][1]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)  # needs; one that was dropped is worked out anew
 def rounds(need: Need) -> tuple[Round, ...]:
     """The messages that fulfil a need: first a copy of each device's own elements, then messages
     between devices.

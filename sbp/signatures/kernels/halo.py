@@ -175,6 +175,7 @@ def exchanges(
 
 
 def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """One collective-permute for each round of each exchange."""
     found = []
     for e in _EXCHANGES[op.name](op, row):
         elements, count = elements_sent(e.need)
@@ -186,6 +187,7 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
 
 
 def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
+    """The length of each shard after its exchange."""
     return tuple(
         (e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1
     )

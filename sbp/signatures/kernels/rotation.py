@@ -31,6 +31,9 @@ ROTATIONS = ("rotate_lhs", "rotate_rhs")
 
 
 def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
+    """What the kernel sends in which this operand goes round: its shard, to the next device, n - 1
+    times."""
+
     def sends(op: Op, row: Row) -> tuple[Sent, ...]:
         aval, atom, n = op.ins[operand], row.ins[operand], op.axis_size
         assert isinstance(atom, Split)

@@ -16,6 +16,7 @@ import z3
 from sbp.signatures.laws.theorems import Theorem
 
 Term = Any
+"""A term of Z3, whose classes have no useful types."""
 
 
 def _ints(names: str) -> tuple[Term, ...]:

@@ -93,6 +93,15 @@ class OpTypes:
         )
 
     def _span(self, size: int, dim: int, atoms: Types, device: tuple[int, ...]) -> tuple[int, int]:
+        """The global index of a part's element 0 along a dim, and how many of its elements are not
+        padding.
+
+        Arguments:
+          size: size of the dim.
+          dim: the dim.
+          atoms: the type of the value.
+          device: the device, as its index on each mesh axis.
+        """
         start, real = 0, size
         for atom, n, i in zip(atoms, self.sizes, device, strict=True):
             if atom == Split(dim):
@@ -208,17 +217,17 @@ class Oracle:
     def _bind(self, *args: Any) -> list[Any]:
         return _jax.bind(self.primitive, args, self.op.params)
 
-    def _kernel(self, layout: OpTypes) -> Any:
+    def _kernel(self, types: OpTypes) -> Any:
         """The rule's kernel, compiled once for each set of local shapes; devices and types with
         equal shapes share it.
 
         On whole shapes the kernel is not compiled: it runs the primitive, which JAX has compiled
         for the whole operands.
         """
-        shapes = layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
-        even = layout.even(self.op.ins, layout.ins)
-        axes = layout.axes(self.op.ins, layout.ins), layout.axes(self.op.outs, layout.outs)
-        key = shapes, even, axes, (layout.sizes, *layout.whole) if layout.communicates else ()
+        shapes = self._shapes(types)
+        even = types.even(self.op.ins, types.ins)
+        axes = types.axes(self.op.ins, types.ins), types.axes(self.op.outs, types.outs)
+        key = shapes, even, axes, (types.sizes, *types.whole) if types.communicates else ()
         if key not in self._kernels:
             found = rule_for(self.op.name)
 
@@ -238,41 +247,42 @@ class Oracle:
                 tuple(tuple(a.shape) for a in side) for side in avals
             )
             compiled: Any = run
-            if layout.communicates:
-                varying = [None if whole else 0 for whole in layout.whole]
-                for axis in reversed(range(len(layout.sizes))):
+            if types.communicates:
+                varying = [None if whole else 0 for whole in types.whole]
+                for axis in reversed(range(len(types.sizes))):
                     compiled = jax.vmap(compiled, (varying, 0, 0, 0), axis_name=f"axis{axis}")
-            if layout.communicates or not (is_whole or found is None or found.local is None):
+            if types.communicates or not (is_whole or found is None or found.local is None):
                 compiled = jax.jit(compiled)
             self._kernels[key] = compiled
         return self._kernels[key]
 
     def _shapes(
-        self, layout: OpTypes
+        self, types: OpTypes
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        return layout.shapes(self.op.ins, layout.ins), layout.shapes(self.op.outs, layout.outs)
+        """Shapes of the parts of operands and results."""
+        return types.shapes(self.op.ins, types.ins), types.shapes(self.op.outs, types.outs)
 
-    def refute(self, layout: OpTypes, rng: np.random.Generator) -> str:
+    def refute(self, types: OpTypes, rng: np.random.Generator) -> str:
         """A counterexample to the types; empty if these parts give none.
 
         Arguments:
-          layout: the types of operands and results.
+          types: the types of operands and results.
           rng: draws the parts.
         """
         placed = [
-            place(words_of(x), t, layout.sizes, rng)
-            for x, t in zip(self.args, layout.ins, strict=True)
+            place(words_of(x), t, types.sizes, rng)
+            for x, t in zip(self.args, types.ins, strict=True)
         ]
         try:
             results = (
-                self._together(layout, placed)
-                if layout.communicates
-                else self._one_by_one(layout, placed)
+                self._together(types, placed)
+                if types.communicates
+                else self._one_by_one(types, placed)
             )
         except (TypeError, ValueError) as error:  # JAX's shape rules and lowering
-            return f"the kernel does not run on {self._shapes(layout)}: {error}"
-        expected = layout.shapes(self.op.outs, layout.outs)
-        for device in layout.devices():
+            return f"the kernel does not run on {self._shapes(types)}: {error}"
+        expected = types.shapes(self.op.outs, types.outs)
+        for device in types.devices():
             shapes = tuple(
                 result[device].shape[: len(want)]
                 for result, want in zip(results, expected, strict=True)
@@ -280,57 +290,54 @@ class Oracle:
             if shapes != expected:
                 return f"device {device} gives shapes {shapes}, the types say {expected}"
         for position, (result, atoms, want) in enumerate(
-            zip(results, layout.outs, self.whole, strict=True)
+            zip(results, types.outs, self.whole, strict=True)
         ):
-            scale = _scale(result, layout, atoms, want.shape)
+            scale = _scale(result, types, atoms, want.shape)
             readers = [
                 range(n if isinstance(a, Broadcast) else 1)
-                for a, n in zip(atoms, layout.sizes, strict=True)
+                for a, n in zip(atoms, types.sizes, strict=True)
             ]
             for reader in itertools.product(*readers):
                 with np.errstate(all="ignore"):
-                    value = assemble(result, atoms, layout.sizes, want.shape, reader)
+                    value = assemble(result, atoms, types.sizes, want.shape, reader)
                 wrong = difference(np.asarray(value), want, scale)
                 if wrong:
                     return f"result {position} as {atoms}: {wrong}"
         return ""
 
-    def _spans(self, layout: OpTypes, device: tuple[int, ...]) -> Any:
+    def _spans(self, types: OpTypes, device: tuple[int, ...]) -> Any:
+        """Offsets and extents of the parts of operands and results on a device."""
         spans = (
-            layout.spans(self.op.ins, layout.ins, device),
-            layout.spans(self.op.outs, layout.outs, device),
+            types.spans(self.op.ins, types.ins, device),
+            types.spans(self.op.outs, types.outs, device),
         )
         return jax.tree.map(np.int32, spans)
 
-    def _one_by_one(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
+    def _one_by_one(self, types: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a kernel without collectives, one device after another."""
-        results: list[Parts] = [{} for _ in layout.outs]
-        for device in layout.devices():
+        results: list[Parts] = [{} for _ in types.outs]
+        for device in types.devices():
             args = [keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
-            got = self._kernel(layout)(
-                args, *self._spans(layout, device), np.bool_(not any(device))
-            )
+            got = self._kernel(types)(args, *self._spans(types, device), np.bool_(not any(device)))
             for result, value in zip(results, got, strict=True):
                 result[device] = words_of(value)
         return results
 
-    def _together(self, layout: OpTypes, placed: list[Parts]) -> list[Parts]:
+    def _together(self, types: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a kernel with collectives: each mesh axis is a batch dim of `jax.vmap`,
         with the name of the axis."""
-        devices = layout.devices()
+        devices = types.devices()
 
         def stacked(values: Sequence[Any]) -> Any:
             whole = np.stack(values)
-            return whole.reshape(*layout.sizes, *whole.shape[1:])
+            return whole.reshape(*types.sizes, *whole.shape[1:])
 
         args = [
             x if whole else keys_like(stacked([p[d] for d in devices]), x)
-            for p, x, whole in zip(placed, self.args, layout.whole, strict=True)
+            for p, x, whole in zip(placed, self.args, types.whole, strict=True)
         ]
-        spans = jax.tree.map(
-            lambda *each: stacked(each), *(self._spans(layout, d) for d in devices)
-        )
-        got = self._kernel(layout)(args, *spans, stacked([np.bool_(not any(d)) for d in devices]))
+        spans = jax.tree.map(lambda *each: stacked(each), *(self._spans(types, d) for d in devices))
+        got = self._kernel(types)(args, *spans, stacked([np.bool_(not any(d)) for d in devices]))
         return [{d: words_of(value)[d] for d in devices} for value in got]
 
     def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
@@ -351,7 +358,7 @@ class Oracle:
 
 
 def _scale(
-    values: dict[tuple[int, ...], np.ndarray], layout: OpTypes, atoms: Types, shape: Sequence[int]
+    values: dict[tuple[int, ...], np.ndarray], types: OpTypes, atoms: Types, shape: Sequence[int]
 ) -> np.ndarray | float:
     """For each element of a sum, the sum of the magnitudes of its parts; 0 for a value that is no
     sum."""
@@ -360,4 +367,4 @@ def _scale(
     sizes = {
         k: np.abs(np.where(np.isfinite(v), v, 0)).astype(np.float64) for k, v in values.items()
     }
-    return assemble(sizes, atoms, layout.sizes, shape, (0,) * len(atoms))
+    return assemble(sizes, atoms, types.sizes, shape, (0,) * len(atoms))

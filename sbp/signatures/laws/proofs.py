@@ -29,6 +29,7 @@ Status = Literal["proved", "enumerated", "assumed"]
 `assumed`, with a theorem that Z3 did not prove, by these tests too."""
 
 Term = Any
+"""A term of Z3, whose classes have no useful types."""
 
 
 def scalar_function(op: Op) -> Callable[..., Term] | None:

@@ -21,8 +21,11 @@ from sbp.signatures.rule import Op, Row, all_b
 from sbp.types import Atom, B, Split, Unreduced, parse
 
 RowLike = Row | str
+"""A row, or the text of one."""
 Rows = Sequence[RowLike] | Callable[[Op], Sequence[RowLike]]
+"""The rows of an operation, or a function from an equation to them."""
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments; a call has an equation of the operation."""
 
 DRAWS = 3
 """How many times each row is tried, on each axis size, with other parts."""

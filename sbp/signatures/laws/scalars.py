@@ -15,6 +15,7 @@ BITS = 5
 multiplications."""
 
 Term = Any
+"""A term of Z3, whose classes have no useful types."""
 
 
 def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
@@ -75,6 +76,7 @@ def _sign(x: Term) -> Term:
 
 
 def _leading_zeros(x: Term) -> Term:
+    """The number of zero bits before the first set bit."""
     out: Term = z3.BitVecVal(BITS, BITS)
     for k in range(BITS):
         out = z3.If(z3.Extract(k, k, x) == 1, z3.BitVecVal(BITS - 1 - k, BITS), out)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import z3
 
 Outcome = Literal["proved", "refuted", "unknown", "vacuous"]
+"""What Z3 finds: `vacuous` if the premises contradict each other, `unknown` if it reached the
+limit."""
 
 RLIMIT = 20_000_000
 """The default limit for one proof, in Z3's resource units, which do not depend on the machine. A
