@@ -1,4 +1,4 @@
-"""Equations of small calls, and values to call with that are exact in few bits."""
+"""Equations of small calls, and values for them that few bits represent exactly."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def primitives() -> dict[str, Any]:
 
 
 NEWER = frozenset({"log2", "one_minus_square", "polynomial"})
-"""Primitives that the lowest supported JAX lacks."""
+"""Primitives that the oldest supported JAX lacks."""
 
 
 def skip_where_jax_lacks(name: str) -> None:
-    """Skips a test of a primitive that only newer JAX has; fails for any other absent one."""
+    """Skips a test of a primitive that only newer JAX has; fails for another primitive that is
+    absent."""
     if name not in primitives():
         assert name in NEWER, f"JAX {jax.__version__} has no primitive {name!r}"
         pytest.skip("this JAX has no such primitive")

@@ -1,4 +1,4 @@
-"""What about the registry is not backed by samples."""
+"""Gaps between the registry and the samples: rules, rows and kernels that no sample shows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sbp.signatures import Op, Row, known_kernels, rule_for
 from sbp.types import B
 
 SIZES = (2, 3, 4)
-"""Of the mesh axes that samples are tried on."""
+"""Sizes of the mesh axes on which samples are tried."""
 
 
 ONE_MATRIX = frozenset({"cholesky_update"})
-"""Primitives of a family with splits along batch dims, that JAX binds without batch dims alone."""
+"""Primitives of a family that splits batch dims, for which JAX has no batch dims."""
 
 
 def without_samples(known: Iterable[str], samples: Mapping[str, list[Any]]) -> list[str]:
@@ -24,8 +24,8 @@ def without_samples(known: Iterable[str], samples: Mapping[str, list[Any]]) -> l
 
 
 def without_rows(samples: Mapping[str, list[Any]]) -> list[str]:
-    """Primitives whose rule gives no reason for the all-B row alone, though the samples show no
-    other."""
+    """Primitives for which no sample shows a row other than all-B, though the rule gives no reason
+    for that."""
     found = []
     for name in sorted((samples.keys() & primitives().keys()) - ONE_MATRIX):
         rule = rule_for(name)

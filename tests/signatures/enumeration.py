@@ -1,8 +1,8 @@
-"""All rows that hold for an op on small shapes, by trying every assignment of atoms, and which of
-them a table does not give.
+"""All rows that hold for an equation on small shapes, found by trying every assignment of atoms,
+and the rows among them that a rule lacks.
 
-What runs on the parts is the primitive itself, with its size parameters localised in the plain way:
-entries that are sizes of the whole operand or result become those of the part.
+The primitive itself runs on the parts. Parameters that are sizes of a whole operand or result
+become the sizes of its part.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 from jaxlib.mlir.ir import MLIRError
-from samples import Equation
+from samples import Equation, rows
 
 from sbp import _jax
-from sbp.signatures import Op, Row, rule_for
+from sbp.signatures import Row
 from sbp.signatures.factors import admissible
 from sbp.signatures.laws.oracle import keys_like, words_of
 from sbp.signatures.laws.parts import combine, difference, parts
@@ -46,8 +46,8 @@ INDICES: dict[str, tuple[int, ...]] = {
     "ragged_dot_general": (2,),
     "select_n": (0,),
 }
-"""Operands that are positions, counts or seeds: never partial, for they are observed; drawn from
-the range of the sample's."""
+"""For each primitive, the operands that are indices, counts or seeds. They are never partial, and
+other draws stay in the range of the sample's values."""
 
 AS_THEY_ARE = frozenset(
     names("""
@@ -56,16 +56,22 @@ AS_THEY_ARE = frozenset(
     schur svd tridiagonal
 """)
 )
-"""Primitives whose operands have a form of their own: the sample's alone."""
+"""Primitives whose operands need a special form: only the sample's values are used."""
 
 
 DENSITY = {"reduce_and": 0.85, "reduce_or": 0.15}
-"""How many of the booleans are true: of half of them, neither all nor none would ever be."""
+"""The fraction of booleans that are true. With half of them true, an `and` of all would hardly ever
+be true."""
 
 
 def redrawn(eqn: Equation, seed: int) -> tuple[Any, ...]:
-    """Other operands of an equation: quarters, booleans, positions in the sample's range, integers
-    up to the ends of their range."""
+    """Other operands of an equation: quarters, booleans, indices in the sample's range, integers up
+    to the ends of their range.
+
+    Arguments:
+      eqn: the equation.
+      seed: seed of the draw; 0 gives the sample's own operands.
+    """
     if seed == 0 or eqn.op.name in AS_THEY_ARE:
         return eqn.args
     rng = np.random.default_rng(seed)
@@ -108,14 +114,14 @@ def redrawn(eqn: Equation, seed: int) -> tuple[Any, ...]:
 
 
 def atoms(aval: Any) -> list[Atom]:
-    """B, a split of each dim that has something to split, and the partials of the dtype."""
+    """B, a split of each dim with more than one element, and the partial atoms of the dtype."""
     splits = [Split(d) for d, size in enumerate(aval.shape) if size > 1]
     return [B, *splits, *(Unreduced(m) for m in admissible(aval.dtype))]
 
 
 def axis_sizes(avals: Sequence[Any], chosen: Sequence[Atom]) -> tuple[int, ...]:
-    """Axis sizes on which all splits are even: 2 and 3 without a split, else the least one that
-    divides; none where there is none."""
+    """Sizes of mesh axes for which all splits are even: 2 and 3 without a split, otherwise the
+    smallest one that divides the dims; none if there is none."""
     sizes = [
         a.shape[atom.dim] for a, atom in zip(avals, chosen, strict=True) if isinstance(atom, Split)
     ]
@@ -136,14 +142,20 @@ def free(source: Atom, target: Atom) -> bool:
 
 
 def given(row: Row, table: Sequence[Row]) -> bool:
-    """Whether a row of the table gives this one with free conversions before and after."""
+    """Whether a row of the table gives this one with free conversions before and after it."""
     return any(all(map(free, row.ins, t.ins)) and all(map(free, t.outs, row.outs)) for t in table)
 
 
 def localised(
     params: dict[str, Any], whole: Sequence[Any], local: Sequence[tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Parameters in which sizes of whole values, dim by dim, are those of the parts."""
+    """Parameters with the sizes of whole values replaced by those of the parts.
+
+    Arguments:
+      params: the parameters.
+      whole: avals of the whole values.
+      local: shapes of their parts.
+    """
     changed = dict(params)
     for name, value in params.items():
         if not (isinstance(value, tuple) and value and all(isinstance(v, int) for v in value)):
@@ -161,16 +173,18 @@ def localised(
 
 
 LAPACK = frozenset(names("geqp3 householder_product ormqr"))
-"""Calls of several operands, whose sizes JAX does not compare."""
+"""Calls of LAPACK with several operands, whose sizes JAX does not compare."""
 
 
 @dataclass
 class Enumeration:
-    """The assignments of one equation.
+    """The assignments of atoms to one equation.
 
     Arguments:
       eqn: the equation, with values.
-      redraw: its operands by seed; a row has to hold on all.
+      redraw: gives its operands by a seed; a row must hold for all seeds.
+      compiled: kernels, by the shapes of the parts.
+      cache: operands, parts and results, by their seed.
     """
 
     eqn: Equation
@@ -251,8 +265,13 @@ class Enumeration:
     def holds(
         self, ins: tuple[Atom, ...], outs_of: Sequence[Sequence[Atom]], n: int
     ) -> list[list[Atom]]:
-        """For each result, those of some atoms, all with one shape of parts, that hold on these
-        operands' parts."""
+        """For each result, the atoms that hold on these parts of the operands.
+
+        Arguments:
+          ins: the atoms of the operands.
+          outs_of: for each result, the atoms to try, all with parts of one shape.
+          n: number of devices.
+        """
         op = self.eqn.op
         local_ins = tuple(shard(a.shape, atom, n) for a, atom in zip(op.ins, ins, strict=True))
         local_outs = tuple(
@@ -289,8 +308,8 @@ class Enumeration:
             )
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """The rows that hold, with the axis size; of those that free conversions give from another,
-        only some."""
+        """The rows that hold, each with its axis size. Rows that free conversions give from another
+        row need not be among them."""
         op = self.eqn.op
         observed = INDICES.get(op.name, ())
         possible = [
@@ -301,7 +320,7 @@ class Enumeration:
             for n in axis_sizes(op.ins, ins):
                 grouped = [self.by_shape(a, n) for a in op.outs]
                 for shapes in itertools.product(*(g.values() for g in grouped)):
-                    table = rows_of(self.eqn, n)
+                    table = rows(self.eqn, n)
                     asked = [list(s) for s in shapes]
                     if all(given(Row(ins, outs), table) for outs in itertools.product(*asked)):
                         continue
@@ -317,18 +336,9 @@ class Enumeration:
         return grouped
 
 
-def rows_of(eqn: Equation, n: int) -> tuple[Row, ...]:
-    """The table's rows for an equation."""
-    found = rule_for(eqn.op.name)
-    assert found is not None
-    return tuple(found.rows(Op(eqn.op.name, eqn.op.params, eqn.op.ins, eqn.op.outs, n)))
-
-
 def missing(enumeration: Enumeration) -> list[tuple[int, Row]]:
-    """Rows that hold, and that the table does not give."""
-    found = [
-        (n, row) for n, row in enumeration.rows() if not given(row, rows_of(enumeration.eqn, n))
-    ]
+    """Rows that hold and that the rule does not give."""
+    found = [(n, row) for n, row in enumeration.rows() if not given(row, rows(enumeration.eqn, n))]
     return [
         (n, row)
         for n, row in found

@@ -1,6 +1,7 @@
-"""Sample equations for every rule: small calls whose trace holds the primitive.
+"""Sample equations for every rule: small calls whose trace has the primitive.
 
-Sizes are odd on purpose: 5 over 2, 7 over 4, 3 over 4 leave shards with padding, or empty.
+Sizes are odd on purpose: 5 over 2, 7 over 4 and 3 over 4 devices leave shards with padding, or
+empty ones.
 """
 
 import samples_compute as samples_compute

@@ -1,5 +1,5 @@
-"""Halo exchange: which elements devices need, against brute force; and the kernels, on windows of
-every kind."""
+"""Halo exchange: the elements that devices need, compared with brute force, and the kernels on
+windows of every kind."""
 
 from __future__ import annotations
 

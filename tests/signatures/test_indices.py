@@ -1,5 +1,5 @@
-"""Theorems about where elements lie: all are proved, premises that could be met are shown to
-matter, and each kernel names its own."""
+"""Theorems about indices: all are proved, each claim is refuted without its premises, and each
+kernel names its theorem."""
 
 from __future__ import annotations
 

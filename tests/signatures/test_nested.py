@@ -1,5 +1,5 @@
-"""Rows over two mesh axes, as infer finds them: the inner axis on what the outer one has localised,
-also along one dim and unevenly."""
+"""Rows over two mesh axes, as `sbp.infer` finds them: the inner axis splits what the outer one
+leaves, also along the same dim and unevenly."""
 
 from __future__ import annotations
 

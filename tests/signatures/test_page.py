@@ -1,4 +1,4 @@
-"""The committed page of signatures is what the rules yield."""
+"""The committed page docs/signatures.md is the one that the rules give."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Scalar laws are theorems; wrong ones are refuted, contradictory premises and limits are not taken
-for proofs."""
+"""Scalar laws are theorems; wrong ones are refuted; contradictory premises and limits do not count
+as proofs."""
 
 from __future__ import annotations
 

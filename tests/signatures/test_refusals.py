@@ -1,5 +1,5 @@
-"""What keeps the registry honest says no: to a rule entered twice, one without samples, a row that
-does not hold, a law without proof."""
+"""The checks of the registry fail where they should: for a rule entered twice, one without samples,
+a row that does not hold, a law without proof."""
 
 from __future__ import annotations
 

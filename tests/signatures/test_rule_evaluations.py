@@ -1,5 +1,5 @@
-"""How often rules are evaluated to find the rows of a program: once for each kind of equation and
-mesh axis, however often the program repeats it. `benchmarks/typing_speed.py` measures seconds."""
+"""Rules are evaluated once for each kind of equation and mesh axis, however often the program
+repeats it. `benchmarks/typing_speed.py` measures seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rules asked with symbolic sizes note all that they ask: wherever the same facts hold, they give
-the same rows."""
+"""Rules that are run on symbolic sizes note every fact that they ask for: wherever the same facts
+hold, they give the same rows."""
 
 import zlib
 

@@ -1,5 +1,5 @@
-"""Traits: what they say of every primitive, what a rule without them meets, and that a new
-primitive is described in one place."""
+"""Traits: their values for every primitive, the error for a rule without them, and a new primitive
+that is described in one place."""
 
 from __future__ import annotations
 

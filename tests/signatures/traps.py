@@ -1,4 +1,4 @@
-"""How traps are tried: a row shown absent and refuted, a program compared with the plain
+"""Helpers of the traps: a row is shown absent and refuted, and a program is compared with the plain
 function."""
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ def on(n: int) -> Any:
 
 
 def same(fn: Callable[..., Any], mesh: Any, *args: Any, rtol: float = 3e-5) -> sbp.Plan:
-    """The planned program computes what the plain function does; the plan."""
+    """Checks that the planned program computes the results of the plain function; returns the plan.
+
+    Arguments:
+      fn: the function.
+      mesh: the mesh.
+      args: its arguments.
+      rtol: relative and absolute tolerance of floats.
+    """
     planned = sbp.jit(fn, mesh)
     got, want = planned(*args), jax.jit(fn)(*args)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -51,8 +58,15 @@ def partial_product(x: Any = X, w: Any = W) -> Any:
 
 
 def refused(name: str, fn: Callable[..., Any], args: tuple[Any, ...], *rows: Row) -> None:
-    """Rows that no table gives, and that parts refute: the primitive itself on them is not the
-    primitive on the whole."""
+    """Checks that no rule gives some rows, and that parts refute each: the primitive on parts is
+    not the primitive on whole operands.
+
+    Arguments:
+      name: the primitive.
+      fn: a function that traces to it.
+      args: the arguments.
+      rows: the rows.
+    """
     eqn = equation(name, fn, args)
     enumeration = Enumeration(eqn)
     for row in rows:
