@@ -336,6 +336,13 @@ def noting() -> Iterator[list[Diagnostic]]:
         _NOTED.reset(token)
 
 
+def note(code: str, message: str) -> None:
+    """Adds a note to the report that is made later: one of `CODES`, and what the note says."""
+    noted = _NOTED.get()
+    if noted is not None:
+        noted.append(Diagnostic(code=code, severity="note", title=message))
+
+
 def warn(
     code: str, subject: str, text: str, *, span: Span | None = None, stacklevel: int = 1
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from sbp.signatures import REFUSED, known_primitives
 from sbp.signatures.fallback import FALLBACK
 from sbp.signatures.rule import names
+from tests.constants import differing
 
 ROOT = Path(__file__).parents[1]
 
@@ -156,6 +157,21 @@ def class_names_are_unique(modules: tuple[Module, ...]) -> Iterator[Violation]:
         if len(where) > 1:
             yield Violation(
                 name, f"class `{name}` is defined at {' and '.join(where)}: rename all but one"
+            )
+
+
+# ---- tuning constants ---------------------------------------------------------------------------
+
+
+def constants_are_in_the_table(modules: tuple[Module, ...]) -> Iterator[Violation]:
+    """The table in `docs/constants.md` has every tuning constant with its value, and no other
+    row."""
+    for m in modules:
+        for name, here, there in differing(m.path, m.tree):
+            yield Violation(
+                f"{m.path}: {name}",
+                f"{m.path}: `{name}` is {here} here and {there} in docs/constants.md: change its"
+                " row, with the test or benchmark that shows the limit",
             )
 
 
@@ -362,6 +378,7 @@ RULES: Mapping[str, Rule] = {
     rule.__name__: rule
     for rule in (
         class_names_are_unique,
+        constants_are_in_the_table,
         functions_are_short,
         parameters_are_few,
         modules_are_short,

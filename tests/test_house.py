@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 
 from tests import house
+from tests.constants import NOT_TUNED, listed, table
 from tests.house import RULES, Module, module
 from tests.picture import arrows, imports_by_folder, pictured
 
@@ -60,6 +61,15 @@ LONG = "def f():\n" + "    pass\n" * 60
 
 BROKEN = [
     ("class_names_are_unique", "sbp/a.py", "class C: ...\nclass D:\n    class C: ...\n", "C"),
+    *(
+        ("constants_are_in_the_table", path, code, f"{path}: {name}")
+        for path, code, name in (
+            ("sbp/a.py", "A, MOST = 'a', 2**20\n", "MOST"),
+            ("sbp/a.py", "class ALimits:\n    most: int = 3\n", "ALimits.most"),
+            ("sbp/solve/search.py", "ROUNDS = 7\n", "ROUNDS"),
+            ("sbp/solve/search.py", "", "ROUNDS"),
+        )
+    ),
     ("functions_are_short", "sbp/a.py", LONG, "sbp/a.py: f"),
     (
         "parameters_are_few",
@@ -131,3 +141,11 @@ def test_every_exemption_is_needed():
     paths = {m.path for m in modules()}
     assert {key.split(": ")[0] for key in (*house.WIDE, *house.LONG)} <= paths
     assert house.PATTERNS.keys() <= paths
+    for key in NOT_TUNED:
+        assert any(path.startswith(key.split(": ")[0]) for path in paths)
+
+
+def test_the_table_of_constants_names_modules():
+    assert table().keys() <= {m.path for m in modules()}
+    with pytest.raises(AssertionError, match="two rows of A"):
+        listed("| `A` | `sbp/a.py` | `1` | x |\n| `A` | `sbp/a.py` | `1` | y |\n")

@@ -117,7 +117,7 @@ def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     )
     graph = resolve_pins(graph, spec, ids)
     check_rules(graph)
-    check_registered(graph, spec.sizes)
+    check_registered(graph, spec)
     for scope in sorted({node.scope for node in graph.walk()}):
         for _, axis in policies_in(scope):
             if axis:

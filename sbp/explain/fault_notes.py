@@ -89,6 +89,8 @@ def limit_notes(
     """
     trials = fault.trials
     size = f"the program has {trials.size:,} operations"
+    if not fault.found.minimal:
+        yield "the solver reached its resource limit; fewer constraints may be to blame"
     if near is not None and near.unshown:
         come = "come" if near.unshown > 1 else "comes"
         yield f"{more_text(near.unshown, 'row')} of the rule {come} as near"

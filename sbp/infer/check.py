@@ -1,12 +1,15 @@
-"""Whether a program has a typing, by Z3; which pins and equations are to blame when it has none.
+"""Decides by Z3 whether a program has a typing, and which pins and equations are to blame when it
+has none.
 
-Each mesh axis is decided in a context of its own. States are Bools, one-hot; every pin, the policy
-and every operand of every node has a literal, so that a core names them. Terms are built once per
-axis: a check only assumes other literals.
+Each mesh axis is decided in a Z3 context of its own. Each state of a variable is a Bool, of which
+exactly one is true. Each pin, the policy, each budget and each operand of each node has a literal,
+and a core is a set of literals. The terms of an axis are built once; the checks of it differ only
+in the literals that they assume.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,26 +25,28 @@ from sbp.infer.request import Request
 from sbp.infer.space import Code
 
 RLIMIT = 500_000_000
-"""Z3's resource limit of one check. The GShard step of 1,800 equations takes under a million."""
+"""Z3's resource count of one question. The GShard step of 1,800 equations takes under a million."""
 
 Status = Literal["sat", "unsat", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckResult:
-    """What a check found.
+    """Whether a program has a typing, and the constraints that are to blame when it has none.
 
     Arguments:
-      status: `unknown` when the resource limit was reached on some axis and no other axis is
+      status: `unknown` when Z3 reached its resource limit on some axis and no other axis is
           unsatisfiable.
-      mesh_axis: the axis that is to blame; empty when there is none.
-      core: when unsatisfiable, constraints that cannot hold together though any less can: pins,
-        policy and budgets first, then the program's order.
-      sink: the conversions at which the core's flow of types ends, operands of one node.
-      made: for each conversion of the sink, the codes that its value can be made in, as far as the
-          rest of the core says.
-      wanted: for each conversion of the sink, the codes it can be read in, as far as the rest of
-          the core says.
+      mesh_axis: the axis that is unsatisfiable or unknown; empty when there is none.
+      core: when unsatisfiable, constraints that no typing meets together: pins, policy and budgets
+        first, then the program's order. A typing meets any proper subset of them.
+      sink: the conversions at which the flow of types through the core ends, operands of one node.
+      made: for each conversion of the sink, the codes in which its value can be made under the rest
+          of the core.
+      wanted: for each conversion of the sink, the codes in which its value can be read under the
+          rest of the core.
+      minimal: False where Z3 reached its resource limit while the core was minimised. Then fewer
+          constraints may be to blame, and `made` and `wanted` may lack codes.
     """
 
     status: Status
@@ -50,6 +55,7 @@ class CheckResult:
     sink: tuple[Constraint, ...] = ()
     made: tuple[tuple[Code, ...], ...] = ()
     wanted: tuple[tuple[Code, ...], ...] = ()
+    minimal: bool = True
 
     @property
     def pins(self) -> tuple[Constraint, ...]:
@@ -58,12 +64,12 @@ class CheckResult:
 
     @property
     def policy(self) -> bool:
-        """Whether the boxing policy is to blame, too."""
+        """Whether the boxing policy is in the core."""
         return any(c.kind == "policy" for c in self.core)
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """The program's budgets that are to blame, by number."""
+        """The numbers of the program's budgets in the core."""
         return tuple(c.budget for c in self.core if c.kind == "budget")
 
     @property
@@ -73,11 +79,11 @@ class CheckResult:
 
 
 class Checker:
-    """The constraints of a program, ready to be checked with and without some of its pins.
+    """The constraints of a program in Z3, to be checked with all pins or without some of them.
 
     Arguments:
-      request: the program, and what its types are chosen by.
-      rlimit: Z3's resource limit of one check.
+      request: the program with its mesh, demand, policies and budgets.
+      rlimit: Z3's resource count of one question.
     """
 
     def __init__(self, request: Request, *, rlimit: int = RLIMIT) -> None:
@@ -94,15 +100,15 @@ class Checker:
     def check(
         self, without: Collection[tuple[str, str]] = (), *, explain: bool = True
     ) -> CheckResult:
-        """Whether each axis has a typing.
+        """Decides whether each mesh axis has a typing.
 
         Arguments:
           without: (mesh axis, constraint name) of constraints to leave out.
-          explain: whether to minimise a core.
+          explain: whether to find a minimal core.
 
         Returns:
-          The first axis that has none, with its core; `unknown` when a limit was reached; `sat`
-          otherwise.
+          `unsat` for the first axis without a typing, with its core; else `unknown` where the
+          resource limit was reached; else `sat`.
         """
         limit: CheckResult | None = None
         for system in self.systems:
@@ -123,16 +129,20 @@ class Checker:
 
 
 def check(request: Request, *, rlimit: int = RLIMIT) -> CheckResult:
-    """Decides whether a program has a typing under a policy, and blames a minimal set of
-    constraints when it has none."""
+    """Decides whether a program has a typing, and finds a minimal core when it has none.
+
+    Arguments:
+      request: the program with its mesh, demand, policies and budgets.
+      rlimit: Z3's resource count of one question.
+    """
     return Checker(request, rlimit=rlimit).check()
 
 
 class _Axis:
-    """The system of one mesh axis in Z3."""
+    """The constraints of one mesh axis in Z3, and the number of questions without an answer."""
 
     def __init__(self, system: System, rlimit: int) -> None:
-        self.system = system
+        self.system, self.unanswered = system, 0
         self.by_name = {c.name: c for c in system.constraints}
         self.order = {c.name: i for i, c in enumerate(system.constraints)}
         self._context = z3.Context()
@@ -147,9 +157,9 @@ class _Axis:
         return self._literals[name]
 
     def check(self, names: Iterable[str]) -> tuple[Status, frozenset[str]]:
-        """The outcome under the named literals, and the names of a core when there is no model."""
-        # `Solver.check` would look at the sort of each literal again, which takes ten times as long
-        # as the answer.
+        """The status under the named literals, and the names of a core where it is `unsat`."""
+        # `Solver.check` reads the sort of each literal, which takes ten times as long as the
+        # answer.
         literals = [self.literal(n).as_ast() for n in names]
         assumed = (z3.Ast * len(literals))(*literals)
         found = z3.CheckSatResult(
@@ -159,16 +169,24 @@ class _Axis:
         )
         if found == z3.unsat:
             return "unsat", frozenset(str(c) for c in self._solver.unsat_core())
-        return ("sat" if found == z3.sat else "unknown"), frozenset()
+        if found == z3.sat:
+            return "sat", frozenset()
+        self.unanswered += 1
+        return "unknown", frozenset()
 
     def blame(self, names: list[str], core: frozenset[str]) -> CheckResult:
-        """Minimises a core by deletion: pins and policy while all equations stand, then the
-        equations between them.
+        """Minimises a core by deletion: first of pins, policy and budgets, with all equations, then
+        of equations.
 
-        Later pins are tried first, and of the equations only the shortest beginning is taken, so
-        that the earliest conflict of the program remains. The policy comes first of all: without
-        it, the pins alone are to blame.
+        The policy is tried first, so that it is in the core only where the pins need it. Then
+        budgets and then pins are tried, later pins first, so that the earliest conflict of the
+        program remains. A constraint whose question has no answer stays in the core.
+
+        Arguments:
+          names: the constraints.
+          core: some of them that no typing meets together.
         """
+        unanswered = self.unanswered
         equations = [n for n in names if self.by_name[n].convert is not None]
         asked = [n for n in names if n in core and self.by_name[n].convert is None]
         limits = [n for n in asked if self.by_name[n].kind == "budget"]
@@ -182,17 +200,19 @@ class _Axis:
             if status == "unsat":
                 asked, core = [n for n in trial if n in smaller], smaller
         beginning = self._first(asked, equations, core)
-        first = self._blamed(asked, [n for n in equations if n in beginning])
-        if any(
-            c.kind == "region" for c in first.sink
-        ):  # around a loop there is no first line: another core may have one
+        found = self._blamed(asked, [n for n in equations if n in beginning])
+        if _ends_in_region(found):  # no line of a loop is the first one: another core may have one
             other = self._blamed(asked, [n for n in equations if n in core])
-            return first if any(c.kind == "region" for c in other.sink) else other
-        return first
+            found = found if _ends_in_region(other) else other
+        return dataclasses.replace(found, minimal=self.unanswered == unanswered)
 
     def _blamed(self, asked: list[str], between: list[str]) -> CheckResult:
-        """What cannot hold with the pins and the policy, less what is not needed for that, later
-        equations first."""
+        """The result for a core, its equations minimised by deletion, later equations first.
+
+        Arguments:
+          asked: pins, policy and budgets of the core.
+          between: equations. No typing meets them together with `asked`.
+        """
         for name in list(reversed(between)):
             if name in between:
                 trial = [n for n in between if n != name]
@@ -218,13 +238,19 @@ class _Axis:
     def _first(
         self, asked: list[str], equations: list[str], core: frozenset[str]
     ) -> frozenset[str]:
-        """A core within the shortest beginning of the program that cannot hold, so that the first
-        line at fault is told."""
+        """A core within the shortest beginning of the program that has no typing, so that it ends
+        at the first line at fault.
+
+        Arguments:
+          asked: pins, policy and budgets of the core.
+          equations: all equations, in program order.
+          core: a core among all of these.
+        """
         low, high = (
             0,
             1 + max((i for i, n in enumerate(equations) if n in core), default=len(equations) - 1),
         )
-        while low < high:  # the beginning up to `high` cannot hold
+        while low < high:  # the first `high` equations have no typing
             middle = (low + high) // 2
             status, found = self.check([*asked, *equations[:middle]])
             if status == "unsat":
@@ -234,7 +260,8 @@ class _Axis:
         return core
 
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
-        """The codes that an end can have under the named literals."""
+        """The codes that an end can have under the named literals. A code whose question has no
+        answer is left out."""
         states = self.system.variables[end.variable].states
         found: list[Code] = []
         for number, state in enumerate(states):
@@ -246,11 +273,15 @@ class _Axis:
         return tuple(found)
 
 
-def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
-    """Where the flow of types through a core ends: conversions into a variable that nothing else in
-    the core reads.
+def _ends_in_region(found: CheckResult) -> bool:
+    return any(c.kind == "region" for c in found.sink)
 
-    A loop has no end: there it is the return of its carry that cannot hold.
+
+def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
+    """Where the flow of types through a core ends: the conversions into the last variable from
+    which no other conversion of the core starts.
+
+    The flow around a loop has no end. There it is the return of the loop's carry.
     """
     read = {c.convert.source.variable for c in equations if c.convert is not None}
     ends = [c for c in equations if c.convert is not None and c.convert.target.variable not in read]
@@ -271,7 +302,8 @@ def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
 
 
 def _text(system: System) -> Iterable[str]:
-    """The system in SMT-LIB: parsed at once it is ten times faster than built term by term."""
+    """The system in SMT-LIB. To parse it in one piece is ten times as fast as to build its
+    terms."""
     for v, variable in enumerate(system.variables):
         names = [state_literal(v, k) for k in range(len(variable.states))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
@@ -283,19 +315,19 @@ def _text(system: System) -> Iterable[str]:
     for constraint in system.constraints:
         for end in constraint.fixed:
             states = system.variables[end.variable].states
-            held = [
+            pinned = [
                 state_literal(end.variable, k)
                 for k, s in enumerate(states)
                 if s[end.column] == constraint.code
             ]
-            yield f"(assert (or (not {constraint.name}) {' '.join(held)}))"
+            yield f"(assert (or (not {constraint.name}) {' '.join(pinned)}))"
         if constraint.convert is not None:
             yield from _conversion(system, constraint.name, constraint.convert)
 
 
 def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
-    """A clause for each state of the maker and each reason: the states that a reader may have,
-    unless what forbids the rest is dropped."""
+    """The clauses of a conversion, one for each state of the maker and each reason: while the
+    literals of the reason hold, the reader is in one of the states that the reason allows."""
     source, target = (
         system.variables[convert.source.variable].states,
         system.variables[convert.target.variable].states,
@@ -333,8 +365,13 @@ def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
 def _reasons(
     system: System, convert: Convert
 ) -> list[tuple[tuple[str, ...], tuple[str, ...], Rules]]:
-    """Literals that together forbid conversions, the pins under which they do not, and what they
-    allow: one by one, then all."""
+    """The reasons why conversions are forbidden: the policy, each budget, the budgets together,
+    then all of them.
+
+    Returns:
+      For each reason the literals of its constraints, the literals of the pins under which it
+      forbids nothing, and the rules that it leaves.
+    """
     policies, bans = convert.rules.policies, convert.rules.bans
     free = ("auto",) * len(policies)
     names = {

@@ -1,4 +1,5 @@
-"""Signatures that users registered are held against numbers before they type a program."""
+"""Registered signatures are checked on numbers before they type a program: each row is tried on
+parts of the operands of a program's equations, or of the signature's samples."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
+from sbp.errors import note
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures.custom import custom_for
 from sbp.signatures.laws.refutation import Custom, Sample
 from sbp.trace.build import trace
@@ -19,30 +22,42 @@ from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node
 
 MAX_ELEMENTS = 4096
-"""Elements of operands and results up to which an equation is checked as it stands; larger ones are
-checked on samples."""
+"""Most elements of operands and results together with which an equation is checked on its own
+shapes. Above that its signature is checked on samples only."""
 
 MAX_DEVICES = 64
-"""Largest mesh axis that a signature is checked on."""
+"""Most devices of a mesh axis on which a signature is checked. A note names larger axes."""
 
 
-def check_registered(graph: Graph, sizes: Sequence[int]) -> None:
+def check_registered(graph: Graph, mesh: MeshSpec) -> None:
     """Checks the registered signatures of a program's operations, each once for its parameters,
     shapes and axis sizes.
 
+    A signature is checked on mesh axes of 2 and 3 devices, and on the axes of the mesh with at most
+    `MAX_DEVICES` devices. A note says which axes are larger.
+
     Arguments:
       graph: the program.
-      sizes: sizes of the mesh axes.
+      mesh: the mesh.
 
     Raises:
       SbpError: `wrong-signature` with a counterexample; `bad-argument` for rows that do not fit the
-        equation, and for operands that are too large to check, without samples.
+        equation, and for operands that are too large to check where there are no samples.
     """
-    axes = sorted({2, 3, *(n for n in sizes if 1 < n <= MAX_DEVICES)})
+    axes = sorted({2, 3, *(n for n in mesh.sizes if 1 < n <= MAX_DEVICES)})
+    large = [f"`{name}` with {n:,}" for name, n in mesh.axes if n > MAX_DEVICES]
+    noted: set[str] = set()
     for node in graph.walk():
         custom = custom_for(node.op)
         if custom is None:
             continue
+        if large and node.op not in noted:
+            noted.add(node.op)
+            note(
+                "wrong-signature",
+                f"the registered signature of `{node.op}` is checked on mesh axes of at most"
+                f" {MAX_DEVICES} devices, not on {' and '.join(large)}",
+            )
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs]
         key = (*((tuple(a.shape), a.dtype) for a in (*ins, *outs)), _hashable(node.params), *axes)
         if key in custom.checked:
@@ -63,7 +78,13 @@ def check_registered(graph: Graph, sizes: Sequence[int]) -> None:
 
 
 def drawn(aval: Any, seed: int) -> Any:
-    """Values of an operand: quarters of both signs, small integers, booleans, keys."""
+    """Random values of an operand.
+
+    Arguments:
+      aval: its shape and dtype. Floats are quarters from -4 to 3.75, integers are small, keys are
+        arbitrary.
+      seed: equal seeds give equal values.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(str(aval.dtype).encode()), *aval.shape])
     if _jax.is_extended(aval.dtype):
         words = rng.integers(0, 2**32, (*aval.shape, *_jax.key_shape(aval.dtype)), dtype=np.uint32)
@@ -80,7 +101,12 @@ Instance = tuple[Any, dict[str, Any], Sequence[Any], Sequence[Any]]
 
 
 def _instances(custom: Custom, axes: Sequence[int]) -> Iterator[Instance]:
-    """The operation's equations in the samples, with the values of their operands."""
+    """The equations of the operation in its samples, with values of their operands. A sample that
+    was checked on these axes before is left out.
+
+    Raises:
+      SbpError: `bad-argument` for a sample that does not call the operation.
+    """
     for k, sample in enumerate(custom.samples):
         key = "sample", k, *axes
         if key not in custom.checked:
@@ -92,6 +118,8 @@ def _instances(custom: Custom, axes: Sequence[int]) -> Iterator[Instance]:
 
 
 def _in_sample(name: str, sample: Sample) -> Iterator[Instance]:
+    """Evaluates a sample; yields the equations of the operation with the values of their
+    operands."""
     fn, args = sample
     leaves, tree = jax.tree.flatten(args)
     values = [
@@ -119,7 +147,8 @@ def _value(x: Any) -> Any:
 
 
 def _hashable(params: dict[str, Any]) -> tuple[Any, ...]:
-    """Parameters as a key. Jaxprs, which every trace makes anew, count as the text they show."""
+    """Parameters as a key of a set. A jaxpr is represented by its text, since each trace makes a
+    new object."""
     return tuple(
         (name, v.tobytes() if isinstance(v := params[name], np.ndarray) else repr(v))
         for name in sorted(params)

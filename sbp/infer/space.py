@@ -32,6 +32,13 @@ StepKind = Literal[
 
 INFINITE = math.inf
 
+COLLECTIVE_PASS, LOCAL_PASS = 0.25, 0.01
+"""Shares of a pass over a device's buffer in memory that a collective and a local step are
+charged."""
+
+LOCAL_SECONDS = 1e-9
+"""Seconds that a local step is charged besides, so that no path takes one without need."""
+
 
 def encode(atom: Atom) -> Code:
     """The code of an atom."""
@@ -297,14 +304,20 @@ class TypeSpace:
     def _step_seconds(
         self, kind: str, axes: tuple[int, ...], sent: float, buffer_bytes: float
     ) -> float:
-        """A collective and a pass over the buffer; local steps cost a small share of a pass, so
-        that none is taken idly."""
+        """Seconds of one step: its collective, and a share of a pass over the buffer in memory.
+
+        Arguments:
+          kind: the collective that runs, or a local step.
+          axes: positions of the mesh axes it runs over.
+          sent: bytes that a device sends.
+          buffer_bytes: bytes of the larger of its operand and its result on a device.
+        """
         one_pass = buffer_bytes / self.mesh.hardware.hbm_bytes_per_second
         if kind in LOCAL:
-            return 1e-9 + 0.01 * one_pass
+            return LOCAL_SECONDS + LOCAL_PASS * one_pass
         if (kind, axes) not in self._collectives:
             self._collectives[kind, axes] = self.mesh.collective(kind, axes)
-        return self._collectives[kind, axes].of(sent) + 0.25 * one_pass
+        return self._collectives[kind, axes].of(sent) + COLLECTIVE_PASS * one_pass
 
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` falls into n blocks."""

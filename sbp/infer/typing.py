@@ -15,6 +15,10 @@ from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
+OPTIMAL_GAP = 1e-6
+"""Gap, as a share of the cost, up to which a typing counts as proved cheapest: rounding, and what
+`DEFERRAL` takes off."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Typing:
@@ -93,4 +97,4 @@ class Typing:
     @property
     def optimal(self) -> bool:
         """Whether the bound shows that no typing is cheaper in the model."""
-        return self.gap <= 1e-6
+        return self.gap <= OPTIMAL_GAP

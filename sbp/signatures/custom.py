@@ -48,9 +48,9 @@ def register(
 
     When a program with the operation is typed for the first time, sbp checks the rows on numbers:
     for the shapes of the equation and of the samples, on mesh axes of size 2, of size 3 and of the
-    program's sizes. For each row, sbp cuts the operands into adversarial parts (sums that cancel,
-    padding of NaN), runs `local` on the parts of each device, and compares the value that the parts
-    of the results stand for with the result of the operation on whole operands.
+    program's sizes up to 64. For each row, sbp cuts the operands into adversarial parts (sums that
+    cancel, padding of NaN), runs `local` on the parts of each device, and compares the value that
+    the parts of the results stand for with the result of the operation on whole operands.
 
     Arguments:
       primitive: a JAX primitive or its name; for the call of a function, `pallas_call:NAME` or

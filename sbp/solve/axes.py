@@ -1,9 +1,9 @@
-"""Minimises over three and more mesh axes: all axes jointly where the tables are small enough, then
-pairs of axes in turn while the states on the other axes stay fixed.
+"""Minimises over mesh axes: over all axes jointly where the cost matrices are small enough, then
+over some axes at a time while the states on the other axes stay fixed.
 
 The types of a value are the product over the axes, so tables grow exponentially in the number of
-axes. Message passing still bounds three axes jointly; its solution is improved two axes at a time,
-which elimination solves well.
+axes. Message passing still bounds three axes jointly. Its solution is improved two axes at a time;
+elimination solves problems of that size well.
 """
 
 from __future__ import annotations
@@ -18,46 +18,56 @@ from sbp.solve.reduction import Core
 from sbp.solve.search import TOLERANCE, Search, Solution
 
 PAIR = 2
-"""Axes that are searched together while the others stay fixed."""
+"""Mesh axes that are searched together while the others stay fixed; of two axes one."""
 
 NEAR = 0.02
-"""Gap of a joint choice below which pairs are not searched: searches of pairs rarely leave the
-neighbourhood of a joint choice."""
+"""Gap of a joint solution, as a share of its cost, below which pairs of axes are not searched: such
+searches rarely improve a joint solution."""
 
 PART_ROUNDS = 2
-"""Rounds of a search with some axes fixed: its bound does not hold for the whole problem."""
+"""Most rounds of a search with some axes fixed. The bound of such a search does not hold for the
+whole problem, so it is not worth more rounds."""
 
 JOINT_ENTRIES = 80_000_000
-"""Entries of all cost matrices, 8 bytes each, up to which all axes are chosen jointly."""
+"""Most entries of all cost matrices together, 8 bytes each, with which three or more axes are
+chosen jointly."""
 
 
 def solve_axes(
-    graph: CostGraph, profiles: list[np.ndarray], axes: int, cutoff: float = math.inf
+    graph: CostGraph,
+    profiles: list[np.ndarray],
+    axes: int,
+    cutoff: float = math.inf,
+    *,
+    joint_entries: int = JOINT_ENTRIES,
 ) -> Solution | None:
-    """The cheapest states over all mesh axes.
+    """Searches the cheapest states over all mesh axes.
 
     Arguments:
-      graph: the costs.
-      profiles: for each variable an array [state, axis] of numbers: two states with one number say
-        the same on that axis; 0 is all B.
+      graph: the costs, in seconds.
+      profiles: for each variable an array [state, axis] of numbers. Two states with the same number
+        on an axis have the same atoms on that axis; 0 is B everywhere.
       axes: the number of mesh axes.
-      cutoff: the search ends when a bound shows that no choice costs less than this.
+      cutoff: seconds. The search ends when a bound shows that no choice costs less.
+      joint_entries: most entries of all cost matrices with which three or more axes are chosen
+        jointly.
 
     Returns:
-      A solution, or None when no choice has a finite cost. Its bound is the trivial one, 0, where
-      the joint problem was too large.
+      A solution, or None when no choice has a finite cost. With more than `joint_entries` its bound
+      is 0, the trivial one, unless no solution is B on all axes but two: then the joint problem is
+      searched all the same, since the searches of two axes need a solution to start from.
     """
     search, core, bound = Search(graph, cutoff=cutoff), Core.of(graph), 0.0
     together = min(PAIR, axes - 1)
-    if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= JOINT_ENTRIES:
+    if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= joint_entries:
         core.reduce()
         bound = search.run(core)
         if not core.feasible or axes == 1 or search.is_near(bound, NEAR):
             return search.solution(bound)
     else:
-        # Start: the first pair, the other axes B wherever that is possible.
+        # Start: the first pair of axes is searched, the other axes are B wherever possible.
         _within(search, core, profiles, list(range(PAIR, axes)), None)
-        if search.best is None:  # a demand forbids B on another axis
+        if search.best is None:  # a pin forbids B on another axis
             core.reduce()
             return search.solution(search.run(core))
     some = list(itertools.combinations(range(axes), together))[::-1]
@@ -80,15 +90,15 @@ def _within(
     fixed: list[int],
     like: tuple[int, ...] | None,
 ) -> None:
-    """Searches the states that agree with `like` on the fixed axes, or the states nearest to it
-    where none agrees.
+    """Searches with some axes fixed: of each variable, the states that differ from `like` on the
+    fewest fixed axes.
 
     Arguments:
       search: keeps the best states found.
       core: the problem.
       profiles: as for `solve_axes`.
       fixed: positions of the fixed axes.
-      like: states of the whole graph; None for B on the fixed axes.
+      like: a state for each variable of the whole graph; None for B on the fixed axes.
     """
     part = core.fork()
     for v in core.unary:

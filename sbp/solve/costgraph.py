@@ -10,13 +10,19 @@ import numpy as np
 
 @dataclass(slots=True)
 class CostGraph:
-    """Variables with unary costs, and pairwise costs between them; infinite costs forbid."""
+    """Variables with unary costs, and pairwise costs between them. An infinite cost forbids.
+
+    Arguments:
+      unary: for each variable, a cost for each of its states.
+      pairs: for two variables, the smaller number first, a matrix with a cost for each pair of
+        states.
+    """
 
     unary: list[np.ndarray] = field(default_factory=list)
     pairs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def variable(self, costs: np.ndarray) -> int:
-        """A new variable with its unary costs; returns its number."""
+        """Adds a variable with its unary costs; returns its number."""
         self.unary.append(np.asarray(costs, dtype=float))
         return len(self.unary) - 1
 
@@ -25,7 +31,13 @@ class CostGraph:
         self.unary[variable] = self.unary[variable] + costs
 
     def add_pair(self, a: int, b: int, costs: np.ndarray) -> None:
-        """Adds a cost matrix between two variables; between a variable and itself, its diagonal."""
+        """Adds pairwise costs.
+
+        Arguments:
+          a, b: the variables. Where they are the same variable, the diagonal is added to its unary
+            costs.
+          costs: a matrix [state of a, state of b].
+        """
         if a == b:
             self.add_unary(a, np.diagonal(costs))
             return
@@ -36,12 +48,13 @@ class CostGraph:
             self.pairs[key] = table
 
     def cost_of(self, states: Sequence[int]) -> float:
-        """The total cost of a choice of states."""
+        """The total cost of a state for each variable."""
         total = sum(float(u[s]) for u, s in zip(self.unary, states, strict=True))
         return total + sum(float(m[states[a], states[b]]) for (a, b), m in self.pairs.items())
 
     def neighbours(self) -> list[dict[int, np.ndarray]]:
-        """For each variable, its neighbours with the cost matrix seen from its side."""
+        """For each variable, its neighbours, each with the matrix [own state, neighbour's
+        state]."""
         near: list[dict[int, np.ndarray]] = [{} for _ in self.unary]
         for (a, b), m in self.pairs.items():
             near[a][b] = m

@@ -1,5 +1,5 @@
-"""Minimisation by variable elimination (bucket elimination): exact while tables stay small; where
-one would not, the variable with the clearest best state is set."""
+"""Minimisation by variable elimination (bucket elimination). It is exact while tables stay small.
+Where a table would be too large, the variable with the clearest best state is set to that state."""
 
 from __future__ import annotations
 
@@ -19,24 +19,32 @@ class _Table:
 
 
 def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
-    """The cheapest states of a core.
+    """Searches the cheapest states of a core.
 
-    The variable that leaves the smallest table is eliminated first; ties by number. Where the next
-    table would have more than `table_limit` entries, one variable is set to its best state: the
-    variable whose best state leads its second best by most in its own tables.
+    The variable with the smallest joined table is eliminated first; of equals the one with the
+    smallest number. Where that table would have more than `table_limit` entries, one variable is
+    set to its best state instead: the variable for which the second best state costs most more than
+    the best one, in the tables of that variable.
 
     Arguments:
       core: the problem.
-      table_limit: entries of the largest table.
+      table_limit: most entries of a table.
 
     Returns:
-      The states, and how many variables were set rather than eliminated; with 0 the states are
-      optimal.
+      A state for each variable, and the number of variables that were set instead of eliminated. If
+      that is 0, the states are optimal.
     """
     return _Elimination(core, table_limit).run()
 
 
 class _Elimination:
+    """The tables of a core while its variables are eliminated.
+
+    Arguments:
+      core: the problem.
+      table_limit: most entries of a table.
+    """
+
     def __init__(self, core: Core, table_limit: int) -> None:
         self.limit = table_limit
         self.sizes = {v: len(u) for v, u in core.unary.items()}
@@ -104,8 +112,11 @@ class _Elimination:
         return scope
 
     def condition(self, left: set[int]) -> tuple[int, tuple[int, ...]]:
-        """Sets the variable whose best state leads by most, weighed by how many tables that makes
-        smaller."""
+        """Sets the variable whose lead is largest to its best state.
+
+        Returns:
+          The variable, and the variables that share a table with it.
+        """
         for v in left:
             if v not in self.leads:
                 self.leads[v] = self.lead_of(v)
@@ -121,6 +132,8 @@ class _Elimination:
         return v, scope
 
     def lead_of(self, v: int) -> tuple[float, int]:
+        """By how much the second best state of a variable costs more than the best one, times one
+        more than the number of its tables; and the best state."""
         marginal = np.zeros(self.sizes[v])
         for t in sorted(self.tables[v], key=lambda t: t.scope):
             axis = t.scope.index(v)
@@ -135,7 +148,13 @@ class _Elimination:
 def _join(
     scope: tuple[int, ...], parts: list[tuple[tuple[int, ...], np.ndarray]], sizes: dict[int, int]
 ) -> np.ndarray:
-    """The sum of tables over the union of their scopes, axes in the order of `scope`."""
+    """Adds up tables.
+
+    Arguments:
+      scope: the variables of the sum, in the order of its array axes.
+      parts: the tables, each with its variables.
+      sizes: the number of states of each variable.
+    """
     total = np.zeros([sizes[v] for v in scope])
     place = {v: i for i, v in enumerate(scope)}
     for part, costs in parts:

@@ -1,5 +1,5 @@
-"""Sequential tree-reweighted message passing (TRW-S; Kolmogorov, PAMI 2006): a lower bound and a
-good solution of a pairwise core."""
+"""Sequential tree-reweighted message passing (TRW-S; Kolmogorov, PAMI 2006): a lower bound on the
+cost of a core, and a good solution."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ import numpy as np
 
 from sbp.solve.reduction import Core
 
+SWEEPS, PATIENCE = 40, 5
+"""Most sweeps, and the sweeps without gain after which message passing stops."""
+
+GAIN = 1e-4
+"""Share by which a sweep has to raise the bound to count as a gain."""
+
+FORBIDDEN = 1e3
+"""Seconds that stand for an infinite cost while messages are passed. The bound stays valid with any
+number here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """A solution of a core with a bound below which there is none.
+    """A solution of a core, and a lower bound on the cost of all solutions.
 
     Arguments:
       states: a state for each variable of the core.
-      cost: its cost within the core.
-      lower_bound: no solution of the core is cheaper.
-      marginals: for each variable, a lower bound on the core's cost for each of its states.
+      cost: the cost of `states` within the core, in seconds.
+      lower_bound: seconds. No solution of the core costs less.
+      marginals: for each variable and each of its states, seconds. No solution with this state
+        costs less than the bound of the last sweep plus these seconds.
     """
 
     states: dict[int, int]
@@ -28,14 +39,15 @@ class Bounded:
 
 
 def pass_messages(
-    core: Core, *, sweeps: int = 40, patience: int = 5, forbidden: float = 1e3
+    core: Core, *, sweeps: int = SWEEPS, patience: int = PATIENCE, forbidden: float = FORBIDDEN
 ) -> Bounded:
-    """Runs sweeps until the bound meets the solution, stops rising, or `sweeps` are over.
+    """Passes messages until the bound reaches the cost of the solution, until sweeps bring no gain,
+    or for `sweeps` sweeps.
 
     Arguments:
       core: a feasible core.
       sweeps: the most sweeps.
-      patience: sweeps without gain after which to stop.
+      patience: the number of sweeps without gain after which to stop.
       forbidden: seconds that stand for an infinite cost.
     """
     passing = _Passing(core, forbidden)
@@ -51,9 +63,9 @@ def pass_messages(
         else:
             gained = False
         if finished or sweep == sweeps:
-            break  # this forward pass was for the marginals
+            break  # this forward pass computed the marginals
         total = passing.backward()
-        gained = gained or total > bound + 1e-4 * max(abs(bound), 1e-12)
+        gained = gained or total > bound + GAIN * max(abs(bound), 1e-12)
         bound = max(bound, total)
         stale = 0 if gained else stale + 1
         finished = best_cost - bound <= 1e-9 * max(1e-9, abs(best_cost)) or stale >= patience
@@ -61,8 +73,8 @@ def pass_messages(
 
 
 class _Passing:
-    """The messages between neighbours of a core. Variables are visited in the order of their
-    numbers, forward and backward in turn.
+    """The messages between neighbours of a core. A sweep visits the variables in the order of their
+    numbers, then in the opposite order.
 
     Arguments:
       core: a feasible core.
@@ -85,13 +97,16 @@ class _Passing:
         self.later = {v: [w for w in sorted(core.near[v]) if w > v] for v in self.order}
         self.earlier = {v: [w for w in sorted(core.near[v]) if w < v] for v in self.order}
         self.share = {v: 1.0 / max(1, len(self.later[v]), len(self.earlier[v])) for v in self.order}
-        # messages[s, t] has an entry per state of t.
+        # messages[s, t] has an entry for each state of t.
         self.messages = {(s, t): np.zeros(self.tables[s, t].shape[1]) for s, t in self.tables}
         self.marginals: dict[int, np.ndarray] = {}
 
     def forward(self) -> dict[int, int]:
-        """Passes messages to later variables; returns a state for each variable, chosen given the
-        states of the earlier ones."""
+        """Passes messages to later variables.
+
+        Returns:
+          A state for each variable, the best one for the states of the earlier variables.
+        """
         states: dict[int, int] = {}
         for v in self.order:
             belief = self.unary[v].copy()
@@ -103,8 +118,8 @@ class _Passing:
                 belief += self.messages[w, v]
                 conditioned += self.messages[w, v]
             states[v] = int(conditioned.argmin())
-            # Messages of both sides are up to date here, so these are exact: the bound with v in a
-            # state is the bound plus this.
+            # Messages from both sides are up to date here: with v in a state, the lower bound is
+            # the bound of the core plus this entry.
             self.marginals[v] = belief - belief.min()
             scaled = belief * self.share[v]
             for w in self.later[v]:
@@ -114,7 +129,7 @@ class _Passing:
         return states
 
     def cost_of(self, states: dict[int, int]) -> float:
-        """The cost of a state for each variable."""
+        """The cost of a choice of one state for each variable."""
         cost = sum(float(self.unary[v][states[v]]) for v in self.order)
         cost += sum(
             float(self.tables[v, w][states[v], states[w]])
@@ -124,7 +139,11 @@ class _Passing:
         return cost
 
     def backward(self) -> float:
-        """Passes messages to earlier variables; returns a lower bound on the core's cost."""
+        """Passes messages to earlier variables.
+
+        Returns:
+          A lower bound on the core's cost.
+        """
         total = 0.0
         for v in reversed(self.order):
             belief = self.unary[v].copy()

@@ -1,9 +1,9 @@
-"""Exact reductions of a cost graph: states that cannot win are dropped, variables with at most two
-neighbours are solved away.
+"""Exact reductions of a cost graph: states that no cheapest solution needs are dropped, and
+variables with at most two neighbours are solved away.
 
 These are the R0, R1 and R2 reductions of partitioned Boolean quadratic problems, with Goldstein's
-dominance between them. Unary chains of a program (`exp` of `sub` of ..) vanish here; the rest is
-the part of the program where types depend on each other.
+dominance between them. Chains of operators with one operand (`exp` of `sub` of ..) vanish here.
+Variables with three and more neighbours are left.
 """
 
 from __future__ import annotations
@@ -15,26 +15,30 @@ import numpy as np
 from sbp.solve.costgraph import CostGraph
 
 FEW, MORE, CHUNK = 12, 48, 4096
-"""Columns of a table in the first comparison (all pairs of states) and the second (pairs that are
-left), before all columns are compared; and pairs in one step."""
+"""Columns of each table that the first comparison of states reads, for all pairs of states; columns
+that the second one reads, for the pairs that are left, before all columns are read; and pairs that
+are compared in one numpy operation."""
 
 HUGE = 1e30
-"""Seconds beyond all sums of costs, yet finite: infinite differences of both signs may meet."""
+"""Seconds whose negative stands for minus infinity: more than any sum of costs, but finite, since
+the sum of two infinities of different sign is NaN."""
 
 TIE = 1e-15
-"""Seconds below which two costs count as equal; ties go to the state that comes first."""
+"""Seconds up to which a state may cost more and still replace another one. Of two states that
+replace each other the first one stays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
-    """A variable that was solved away: its best state for each state of its neighbours, in the
-    numbering of that moment.
+    """A variable that was solved away: its best state for each choice of its neighbours' states.
+
+    States are numbered as when the variable was solved away, without the states dropped before.
 
     Arguments:
       variable: the variable.
-      scope: its neighbours then.
-      best: its best state, an array over the states of `scope`.
-      kept: the original numbers of the variable's states then.
+      scope: its neighbours.
+      best: its best state, an array [state of each variable of `scope`, ..].
+      kept: for each state of the variable, its number in the whole graph.
       scope_kept: the same for each neighbour.
     """
 
@@ -47,14 +51,19 @@ class Solved:
 
 @dataclass(slots=True)
 class Core:
-    """What is left of a cost graph, and how to extend a solution of it to the whole.
+    """The variables of a cost graph that reductions have left, and what extends a solution of them
+    to the whole graph.
 
     Arguments:
-      unary: costs of the variables that are left, by variable.
-      near: their neighbours, with matrices seen from their side.
-      kept: for every variable of the whole graph, the original numbers of its states.
-      solved: what was solved away, in order.
-      constant: cost that the solved variables have in any case (a part of every solution).
+      unary: for each variable that is left, the costs of its states.
+      near: for each variable that is left, its neighbours, each with the matrix [own state,
+        neighbour's state].
+      kept: for every variable of the whole graph, the states that are left, by their numbers in
+        the whole graph.
+      solved: the variables that were solved away, in order.
+      constant: seconds. A solution of the whole graph costs this much more than its part in the
+        core.
+      feasible: whether every variable has a state left. If not, no solution has a finite cost.
     """
 
     unary: dict[int, np.ndarray]
@@ -75,7 +84,11 @@ class Core:
         )
 
     def reduce(self, touched: list[int] | None = None) -> None:
-        """Applies dominance and the R-rules until none fits."""
+        """Applies dominance and the reductions until none applies.
+
+        Arguments:
+          touched: the variables whose costs or states have changed; None for all.
+        """
         pending = (
             sorted(self.unary, reverse=True) if touched is None else sorted(touched, reverse=True)
         )
@@ -98,6 +111,8 @@ class Core:
                     pending.append(w)
 
     def _drop_states(self, v: int) -> set[int]:
+        """Drops the states of a variable that are forbidden or dominated; returns the neighbours
+        whose tables have changed."""
         unary = self.unary[v]
         tables = [self.near[v][w] for w in sorted(self.near[v])]
         alive = np.isfinite(unary)
@@ -111,7 +126,15 @@ class Core:
         return set() if alive.all() else self.keep(v, alive)
 
     def keep(self, v: int, alive: np.ndarray) -> set[int]:
-        """Keeps the given states of a variable; returns the neighbours that this touches."""
+        """Drops states of a variable.
+
+        Arguments:
+          v: the variable.
+          alive: for each of its states, whether to keep it.
+
+        Returns:
+          The neighbours of the variable.
+        """
         self.unary[v] = self.unary[v][alive]
         self.kept[v] = self.kept[v][alive]
         for w, table in self.near[v].items():
@@ -121,7 +144,8 @@ class Core:
         return set(self.near[v])
 
     def _settle(self, v: int) -> set[int]:
-        """A variable with one state becomes unary costs of its neighbours."""
+        """Adds the costs of a variable with one state to its neighbours' unary costs; returns the
+        neighbours."""
         unary, near = self.unary.pop(v), self.near.pop(v)
         for w, table in near.items():
             del self.near[w][v]
@@ -131,6 +155,7 @@ class Core:
         return set(near)
 
     def _solve_away(self, v: int) -> set[int]:
+        """Replaces a variable with at most two neighbours by costs of these; returns them."""
         unary, near = self.unary.pop(v), self.near.pop(v)
         scope = tuple(sorted(near))
         for w in scope:
@@ -157,12 +182,14 @@ class Core:
         self.solved.append(Solved(v, scope, best, self.kept[v], tuple(self.kept[w] for w in scope)))
 
     def extend(self, states: dict[int, int]) -> list[int]:
-        """States of the whole graph, in its own numbering, from states of the core."""
+        """A state for each variable of the whole graph, in its numbering, from states of the
+        core."""
         full = self.extend_over(states)
         return [full[v] for v in range(len(self.kept))]
 
     def extend_over(self, states: dict[int, int]) -> dict[int, int]:
-        """The same for the variables of the core and those that it has solved away."""
+        """As `extend`, for the variables of the core and the variables in `solved`; returns them by
+        variable."""
         full = {v: int(self.kept[v][s]) for v, s in states.items()}
         for one in reversed(self.solved):
             at = tuple(
@@ -173,7 +200,7 @@ class Core:
         return full
 
     def fork(self) -> Core:
-        """A copy that can be reduced further without touching this one."""
+        """A copy. Reducing it does not change this core."""
         return Core(
             unary=dict(self.unary),
             near={v: dict(n) for v, n in self.near.items()},
@@ -184,11 +211,19 @@ class Core:
 
 
 def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) -> np.ndarray:
-    """State s goes when some r has u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= 0
-    (Goldstein's criterion).
+    """Which states of a variable are not dominated (Goldstein's criterion).
 
-    A few columns of each table refute nearly all pairs; only the others are compared over all
-    columns.
+    State r dominates state s if u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= `TIE`.
+    A few columns of each table rule this out for nearly all pairs; only the other pairs are
+    compared over all columns.
+
+    Arguments:
+      unary: the costs of the states.
+      tables: for each neighbour, a matrix [state, neighbour's state].
+      alive: which states are considered.
+
+    Returns:
+      For each state, whether it is in `alive` and not dominated by a state that stays.
     """
     index = np.flatnonzero(alive)
     own, near = unary[index], [table[index] for table in tables]
@@ -209,7 +244,7 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     for s, r in zip(losers.tolist(), winners.tolist(), strict=True):
         beaten.setdefault(s, []).append(r)
     for s in sorted(beaten, reverse=True):
-        # A tie must not remove both: a removed state removes no other.
+        # Of two states that dominate each other one has to stay: a dropped state drops no other.
         if any(r not in gone for r in beaten[s]):
             gone.add(s)
     out[index[sorted(gone)]] = False
@@ -217,8 +252,11 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
 
 
 def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least of left[s, i] + right[s, j] over s, and the first s that has it, as arrays [i, j]:
-    one s at a time, in the cache."""
+    """The least of left[s, i] + right[s, j] over s, and the first s with this sum, as arrays [i,
+    j].
+
+    One s is added at a time: an array [s, i, j] would not fit the processor's cache.
+    """
     least = np.full((left.shape[1], right.shape[1]), np.inf)
     best = np.zeros(least.shape, dtype=np.int32)
     total, less = np.empty_like(least), np.empty(least.shape, dtype=bool)
@@ -231,12 +269,15 @@ def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
+    """At most `number` columns of a table, evenly spaced."""
     return np.ascontiguousarray(table[:, :: -(-table.shape[1] // number)])
 
 
 def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
-    """The same as `_worst` for all pairs, as an array [s, r]: column by column, since whole rows of
-    pairs are faster than chosen ones."""
+    """As `_worst`, for all pairs of states, as an array [s, r].
+
+    It goes column by column over whole arrays of pairs, which is faster than selecting pairs.
+    """
     total = own[None, :] - own[:, None]
     most, difference = np.empty_like(total), np.empty_like(total)
     with np.errstate(invalid="ignore"):
@@ -250,12 +291,12 @@ def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
 
 
 def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """For each pair of states, the most by which `r` costs more than `s` over these columns.
-    Columns that both forbid are left out.
+    """For each pair of states, the most by which `r` can cost more than `s`.
 
     Arguments:
       own: unary costs.
-      near: tables of the neighbours, [state, column].
+      near: for each neighbour, a matrix [state, column]. Columns that forbid both states are left
+        out.
       s, r: the first and the second state of each pair.
     """
     total = own[r] - own[s]

@@ -1,5 +1,5 @@
-"""Minimises a cost graph: exact reductions, exact elimination where its tables are small, message
-passing with a certified bound elsewhere."""
+"""Minimises a cost graph: by exact elimination where its tables are small, elsewhere by message
+passing, which gives a lower bound, and by searches near that bound."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import Core
 
 TABLE_LIMIT = 300_000
-"""Entries of the largest table that elimination may build."""
+"""Most entries of a table that elimination builds."""
 
 NEAR_LIMIT = 2_000_000
-"""The same where only states near the bound are searched, which are few."""
+"""Most entries of a table where only states near the bound are searched. There are few such states,
+so few tables are that large."""
 
 ROUNDS = 6
-"""How often message passing may shrink the problem before its best solution is taken as it is."""
+"""Most rounds of a search: message passing, a search near the bound, and a drop of states whose
+bound is above the best solution."""
 
 STALE = 1e-4
-"""Share by which a round must raise the bound for states near it to be searched again."""
+"""Share by which a round has to raise the bound. Otherwise the search ends."""
 
 SHARES = (
     1e-6,
@@ -42,26 +44,31 @@ SHARES = (
     8e-3,
     1.6e-2,
 )
-"""Shares of the bound by which states may be dearer than the best of their variable, to be searched
-together."""
+"""Shares of the bound, tried in turn. States are searched together whose bound is at most such a
+share above the bound of the best state of their variable."""
 
 UNSURE, HALVINGS = 8, 3
-"""Variables that elimination may set by guess before a search of more states is given up, and how
-often what is between is tried."""
+"""Most variables that elimination sets by guess in a search near the bound; with more, larger
+shares are not tried. And the number of shares that are tried between the last good one and the
+next."""
 
 TOLERANCE = 2e-3
-"""Gap at which the search stops: the cost model itself is coarser than that. The gap that is left
-is reported."""
+"""Gap, as a share of the cost, at which the search stops. The report shows the gap. The cost model
+itself is less precise than that."""
+
+WINDOW, PASSES = 48, 3
+"""Variables with successive numbers that are solved together while the others stay fixed, and most
+passes over all such windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What the solver found.
+    """The cheapest choice of states that a search found.
 
     Arguments:
       states: the chosen state of each variable.
-      cost: the total cost of `states`.
-      lower_bound: no choice costs less; equal to `cost` when the choice is optimal.
+      cost: the total cost of `states`, in seconds.
+      lower_bound: seconds. No choice costs less. It equals `cost` when the choice is optimal.
     """
 
     states: tuple[int, ...]
@@ -73,10 +80,11 @@ class Search:
     """Searches a cost graph, whole or in parts, and keeps the cheapest states found.
 
     Arguments:
-      graph: the costs.
-      table_limit: the largest table elimination may build, in entries.
+      graph: the costs, in seconds.
+      table_limit: most entries of a table that elimination builds.
       near_limit: the same where only states near the bound are searched.
-      cutoff: the search ends when a bound shows that no choice costs less than this.
+      unsure: most variables that elimination sets by guess in a search near the bound.
+      cutoff: seconds. The search ends when a bound shows that no choice costs less.
 
     >>> g = CostGraph()
     >>> a, b = g.variable(np.array([0.0, 1.0])), g.variable(np.array([0.0, 0.0]))
@@ -92,33 +100,44 @@ class Search:
         *,
         table_limit: int = TABLE_LIMIT,
         near_limit: int = NEAR_LIMIT,
+        unsure: int = UNSURE,
         cutoff: float = math.inf,
     ) -> None:
-        self.graph, self.table_limit, self.near_limit, self.cutoff = (
-            graph,
-            table_limit,
-            near_limit,
-            cutoff,
-        )
+        self.graph, self.cutoff, self.unsure = graph, cutoff, unsure
+        self.table_limit, self.near_limit = table_limit, near_limit
         self.best: tuple[int, ...] | None = None
         self.cost = math.inf
 
     def solution(self, bound: float) -> Solution | None:
-        """The best states found, with a lower bound; None when none has a finite cost."""
+        """The best states found, with a lower bound.
+
+        Arguments:
+          bound: seconds. No choice costs less.
+
+        Returns:
+          None when no choice with a finite cost was found.
+        """
         if self.best is None or not math.isfinite(self.cost):
             return None
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
     def is_near(self, bound: float, share: float) -> bool:
-        """Whether the best states found cost at most a share more than a bound, or the bound is
-        above the cutoff."""
+        """Whether the search can end: the bound is above the cutoff, or the best states found cost
+        at most a share of their cost more than the bound."""
         return math.isfinite(self.cost) and (
             bound > self.cutoff or self.cost - bound <= share * self.cost
         )
 
     def run(self, core: Core, rounds: int = ROUNDS) -> float:
-        """Searches a reduced core, which it may shrink, in at most `rounds` rounds; returns a lower
-        bound on the core's cost."""
+        """Searches a reduced core.
+
+        Arguments:
+          core: the problem. States whose bound is above the best solution are dropped from it.
+          rounds: the most rounds.
+
+        Returns:
+          A lower bound on the core's cost, in seconds; infinite where no solution is possible.
+        """
         if not core.feasible:
             return math.inf
         bound = -math.inf
@@ -126,8 +145,8 @@ class Search:
             states, conditioned = eliminate(core, self.table_limit)
             self._offer(states, core)
             if conditioned == 0:
-                # States dropped earlier could only have led to costs of at least the best known
-                # then.
+                # This is optimal: with a state that was dropped earlier, no solution costs less
+                # than the best one known at that time.
                 return self.cost
             self._offer(_windows(core, states, self.table_limit), core)
             found = pass_messages(core)
@@ -136,7 +155,7 @@ class Search:
                 self._offer(_windows(core, found.states, self.table_limit), core)
             if self.is_near(bound, TOLERANCE):
                 break
-            # `found` speaks of the core as it is before states are dropped.
+            # `_near` needs the core that `found` is about; `_fix` changes it.
             if bound - before <= STALE * abs(bound):
                 break
             if self._near(core, found, core.constant + found.lower_bound):
@@ -148,29 +167,47 @@ class Search:
         return min(bound, self.cost)
 
     def _near(self, core: Core, found: Bounded, bound: float) -> bool:
-        """Searches the states that by their marginals cost little more than the bound, more of them
-        in each turn; whether all states were searched."""
+        """Searches the states whose lower bound is little above the bound of the core, more of them
+        in each turn.
+
+        Arguments:
+          core: the problem.
+          found: its marginals.
+          bound: a lower bound on the core's cost, in seconds.
+
+        Returns:
+          Whether all states that can improve the best solution were searched, exactly.
+        """
         low, high = 0.0, 0.0
         for share in SHARES:
             slack = self.cost - bound
             unsure = self._within(core, found, min(share * bound, slack))
             if unsure == 0 and share * bound >= slack:
                 return True
-            if unsure > UNSURE:
+            if unsure > self.unsure:
                 high = share
                 break
             low = share
         for _ in range(HALVINGS if low and high else 0):
             middle = math.sqrt(low * high)
-            if self._within(core, found, min(middle * bound, self.cost - bound)) > UNSURE:
+            if self._within(core, found, min(middle * bound, self.cost - bound)) > self.unsure:
                 high = middle
             else:
                 low = middle
         return False
 
     def _within(self, core: Core, found: Bounded, slack: float) -> int:
-        """Searches the states within `slack` of the best state of their variable; returns how many
-        variables elimination set by guess, -1 where no state fits."""
+        """Searches the states within some seconds of the best state of their variable.
+
+        Arguments:
+          core: the problem.
+          found: its marginals.
+          slack: seconds.
+
+        Returns:
+          The number of variables that elimination set by guess; -1 where these states have no
+          solution of finite cost.
+        """
         part = core.fork()
         part.solved, kept = [], list(core.kept)
         part.kept = [np.arange(0)] * len(kept)
@@ -184,11 +221,12 @@ class Search:
         states, unsure = eliminate(part, self.near_limit)
         states = part.extend_over(states)
         self._offer(states, core)
-        if unsure > UNSURE:
+        if unsure > self.unsure:
             self._offer(_windows(core, states, self.table_limit), core)
         return unsure
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
+        """Keeps a solution of a core if it is cheaper than the best one."""
         full = core.extend(states)
         cost = self.graph.cost_of(full)
         if cost < self.cost:
@@ -196,17 +234,24 @@ class Search:
 
 
 def _windows(
-    core: Core, states: dict[int, int], table_limit: int, width: int = 48, passes: int = 3
+    core: Core,
+    states: dict[int, int],
+    table_limit: int,
+    width: int = WINDOW,
+    passes: int = PASSES,
 ) -> dict[int, int]:
-    """Improves states by solving windows of neighbouring variables exactly while the others stay
-    fixed, until no window improves.
+    """Improves a solution: windows of variables with successive numbers are solved by elimination
+    while the others stay fixed, until no window improves.
 
     Arguments:
       core: the problem.
       states: a state for each variable.
-      table_limit: entries of the largest table.
-      width: variables in a window.
+      table_limit: most entries of a table.
+      width: the number of variables in a window. Windows overlap by half.
       passes: the most passes over all windows.
+
+    Returns:
+      A state for each variable, which cost no more than `states`.
     """
     order = sorted(core.unary)
     states = dict(states)
@@ -240,14 +285,22 @@ def _local_cost(core: Core, states: dict[int, int]) -> float:
 
 
 def _fix(core: Core, marginals: dict[int, np.ndarray], slack: float) -> bool:
-    """Drops states whose lower bound is above the best solution known (reduced-cost fixing);
-    whether any went."""
+    """Drops states whose lower bound is above the cost of the best solution (reduced-cost fixing).
+
+    Arguments:
+      core: the problem.
+      marginals: for each variable and state, seconds by which its lower bound is above the core's.
+      slack: seconds by which the best solution is above the core's lower bound.
+
+    Returns:
+      Whether a state was dropped.
+    """
     touched: set[int] = set()
     for v in sorted(core.unary):
         alive = marginals[v] <= slack + 1e-12
         if not alive.all():
             if not alive.any():
-                core.feasible = False  # nothing better than the best known is left
+                core.feasible = False  # no solution is better than the best one
                 return True
             touched |= {v} | core.keep(v, alive)
     if touched:

@@ -10,10 +10,14 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import Diagnostic, OptionEdit
 from sbp.explain import faults, helps, trials
+from sbp.explain.blame import BlamedFault
 from sbp.explain.budgets import budget_help
-from sbp.explain.faults import explain
+from sbp.explain.faults import diagnostic, explain
 from sbp.explain.limits import DiagnosisLimits, WhyLimits
+from sbp.explain.names import Names
+from sbp.explain.trials import IndependentFaults, Trials
 from sbp.explain.why import why
+from sbp.infer.check import Checker
 from sbp.report.links import link_text
 from sbp.report.why import explanation
 from tests.explain.answers import planned
@@ -49,6 +53,22 @@ def test_changes_that_were_not_tried_are_counted(plans, made):
     (note,) = [n for n in few.notes if "not tried" in n]
     assert note.endswith(f"more changes were not tried, since {made} made")
     assert int(note.split()[0]) > 0
+
+
+def test_a_core_that_is_not_minimal_says_so():
+    """Z3 finds the core, and then answers no question about smaller ones."""
+    request = sbp.jit(wrong, MESH, boxing="explicit").trace(SQUARE, SQUARE).request
+    whole, limited = Checker(request), Checker(request, rlimit=1)
+    (system,) = whole.systems
+    names = [c.name for c in system.constraints]
+    _, core = whole.axis(system).check(names)
+    said = "the solver reached its resource limit; fewer constraints may be to blame"
+    for axis, count in ((whole.axis(system), 0), (limited.axis(system), 1)):
+        found = axis.blame(names, core)
+        independent = IndependentFaults(first=(found,), same=((),), last=found, complete=True)
+        tried = Trials(request, whole, independent, DiagnosisLimits(), reuse_left_out=False)
+        d = diagnostic(BlamedFault(tried, found, Names.of(request.graph), 1))
+        assert [n for n in d.notes if n == said] == [said] * count
 
 
 def several(x, y, z):

@@ -228,6 +228,20 @@ def test_a_limit_is_unknown_and_no_verdict():
     assert (found.status, found.mesh_axis, found.core) == ("unknown", "x", ())
 
 
+def test_a_core_that_is_not_minimal_says_so():
+    """Z3 finds a core, and then answers no question about smaller ones."""
+    request = seeded(7, "8", "explicit")
+    whole, limited = Checker(request), Checker(request, rlimit=1)
+    names = [c.name for c in whole.systems[0].constraints]
+    status, core = whole.axis(whole.systems[0]).check(names)
+    assert status == "unsat"
+    least = whole.axis(whole.systems[0]).blame(names, core)
+    found = limited.axis(limited.systems[0]).blame(names, core)
+    assert least.minimal and not found.minimal
+    assert {c.name for c in least.pins} <= {c.name for c in found.core} == core
+    assert whole.check().minimal
+
+
 def test_verdicts_repeat():
     first, second = (check(seeded(seed, "2x4", "explicit")) for seed in (7, 7))
     assert [c.name for c in first.core] == [c.name for c in second.core]

@@ -1,0 +1,137 @@
+"""The numeric minimiser against brute force on small random cost graphs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from sbp.solve.axes import JOINT_ENTRIES, solve_axes
+from sbp.solve.costgraph import CostGraph
+from sbp.solve.elimination import eliminate
+from sbp.solve.messages import Bounded, pass_messages
+from sbp.solve.reduction import Core
+from sbp.solve.search import UNSURE, Search, Solution
+from tests.solve.graphs import cases, least, reduced
+
+
+def solve(
+    graph: CostGraph, table_limit: int, cutoff: float = math.inf, unsure: int = UNSURE
+) -> Solution | None:
+    search = Search(
+        graph, table_limit=table_limit, near_limit=table_limit, unsure=unsure, cutoff=cutoff
+    )
+    return search.solution(search.run(reduced(graph)))
+
+
+@pytest.mark.parametrize(
+    ("table_limit", "unsure"),
+    [(300_000, 8), (8, 8), (8, 0)],
+    ids=["elimination", "messages", "halving"],
+)
+def test_small_graphs(table_limit: int, unsure: int):
+    exact = 0
+    for _, graph, want in cases(400):
+        found = solve(graph, table_limit, unsure=unsure)
+        if not math.isfinite(want):
+            assert found is None or not math.isfinite(found.cost)
+            continue
+        assert found is not None
+        assert graph.cost_of(found.states) == pytest.approx(found.cost)
+        assert found.lower_bound <= want + 1e-9 <= found.cost + 2e-9
+        exact += found.cost == pytest.approx(want)
+        if table_limit > 8:
+            assert found.cost == pytest.approx(want) == pytest.approx(found.lower_bound)
+    assert exact > 250
+
+
+class CountedSearch(Search):
+    """A search that counts the searches near the bound, by its cutoff."""
+
+    searched: ClassVar[Counter[float]] = Counter()
+
+    def _within(self, core: Core, found: Bounded, slack: float) -> int:
+        self.searched[self.cutoff] += 1
+        return super()._within(core, found, slack)
+
+
+def test_a_cutoff_does_not_change_cheaper_solutions():
+    """A cutoff above the optimum changes nothing. Below the optimum the search ends early, and its
+    bound is valid."""
+
+    def counted(graph: CostGraph, cutoff: float = math.inf) -> Solution | None:
+        search = CountedSearch(graph, table_limit=8, near_limit=8, cutoff=cutoff)
+        return search.solution(search.run(reduced(graph)))
+
+    CountedSearch.searched.clear()
+    for _, graph, want in cases(300):
+        whole = counted(graph)
+        if math.isfinite(want):
+            assert whole is not None
+            above, below = counted(graph, want + 1.0), counted(graph, -1.0)
+            assert above == whole
+            assert below is not None and below.lower_bound <= want + 1e-9 <= below.cost + 2e-9
+    # Below the optimum it goes on only while no solution of finite cost is known.
+    assert 0 < 2 * CountedSearch.searched[-1.0] < CountedSearch.searched[math.inf]
+
+
+@pytest.mark.parametrize("joint_entries", [JOINT_ENTRIES, 0], ids=["joint", "in turn"])
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_axes_keep_their_bound(axes: int, joint_entries: int):
+    """With too many entries for a joint search, three and more axes have no bound but 0, except
+    where a solution to start from is found only by the joint search."""
+    without_bound = 0
+    for seed, graph, want in cases(60):
+        rng = np.random.default_rng(seed)
+        profiles = [rng.integers(0, 2, (len(u), axes)) for u in graph.unary]
+        found = solve_axes(graph, profiles, axes, joint_entries=joint_entries)
+        if math.isfinite(want):
+            assert found is not None and found.lower_bound <= want + 1e-9 <= found.cost + 2e-9
+            assert graph.cost_of(found.states) == pytest.approx(found.cost)
+            without_bound += found.lower_bound == 0 < want
+            if axes <= 2 or joint_entries:
+                assert found.cost == pytest.approx(want)
+    assert (without_bound > 20) == (axes > 2 and not joint_entries)
+
+
+def test_reductions_lose_no_optimum():
+    emptied = 0
+    for _, graph, want in cases(200):
+        core = reduced(graph)
+        if not math.isfinite(want):
+            continue
+        assert core.feasible
+        states, guessed = eliminate(core, 300_000)
+        assert guessed == 0
+        assert graph.cost_of(core.extend(states)) == pytest.approx(want)
+        emptied += not core.unary
+    assert emptied > 100
+
+
+def test_elimination_with_small_tables_says_how_much_it_guessed():
+    guesses = 0
+    for _, graph, want in cases(200):
+        core = Core.of(graph)
+        states, guessed = eliminate(core, 8)
+        guesses += guessed > 0
+        if guessed == 0 and math.isfinite(want):
+            assert graph.cost_of(core.extend(states)) == pytest.approx(want)
+    assert guesses > 100
+
+
+@pytest.mark.parametrize("forbidden", [1e3, 1.0])
+def test_messages_bound_every_state(forbidden: float):
+    """The bound, and the bound with a variable in a state, are below the cheapest solution,
+    whatever number stands for an infinite cost."""
+    tight = 0
+    for _, graph, want in cases(50):
+        found = pass_messages(Core.of(graph), forbidden=forbidden)
+        assert found.lower_bound <= want + 1e-9
+        tight += math.isclose(found.lower_bound, want)
+        for v, marginal in found.marginals.items():
+            for state, above in enumerate(marginal):
+                assert found.lower_bound + above <= least(graph, v, state) + 1e-9
+    assert tight > (15 if forbidden > 9 else 0)
