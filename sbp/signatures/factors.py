@@ -93,8 +93,8 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
 def admissible(dtype: np.dtype) -> tuple[str, ...]:
     """The monoids under which values of a dtype can be partial.
 
-    Numbers have `sum` and `prod`, real numbers have `max` and `min`, integers and booleans have
-    `and` and `or`.
+    Numbers have `sum` and `prod`, real numbers also `max` and `min`, integers also `and` and `or`.
+    Booleans have only `and` and `or`; keys have none.
 
     >>> admissible(np.dtype(bool))
     ('and', 'or')

@@ -1,8 +1,8 @@
 """Primitives without a rule, each with the reason.
 
-Where such a primitive occurs, its operands and results are B, with the warning `missing-rule`. The
-exceptions are primitives that the trace takes apart or drops, and regions, whose types `infer`
-chooses.
+Where such a primitive occurs, its operands and results are B, with the warning `missing-rule`.
+There are two exceptions: the trace takes some primitives apart or drops them, and `infer` types
+control flow, annotations and hand-written regions.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def _atom(spec: Any, mesh_axis: str) -> Atom:
 def check_mesh(
     params: dict[str, Any], names: Sequence[str], sizes: Sequence[int], where: str
 ) -> None:
-    """Checks that a `shard_map` fits the mesh: same axes, all of them manual, and dims split in
-    their order.
+    """Checks that a `shard_map` fits the mesh: it has the same mesh axes, all of them are manual,
+    and axes that split one dim are in the order of the mesh.
 
     Arguments:
       params: parameters of the `shard_map`.

@@ -1,5 +1,5 @@
-"""`dynamic_slice` and `dynamic_update_slice`. Of a split dim, each device reads or writes the part
-of the window that falls on its shard."""
+"""`dynamic_slice` and `dynamic_update_slice`. Along a split dim, each device reads or writes the
+part of the window that falls on its shard."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The roles of the dims of a gather or scatter, from JAX's dimension numbers: batch dims, whole
-slices, dims that an index picks one element or a window of."""
+"""The roles of the dims of a gather or scatter, read from JAX's dimension numbers. A dim is a batch
+dim, or it is read or written whole, or an index picks one element of it, or an index picks a window
+of it."""
 
 from __future__ import annotations
 
@@ -50,13 +51,13 @@ def gather_window(numbers: Any, rank: int) -> list[int]:
 
 
 def looked_up(numbers: Any) -> list[int]:
-    """Operand dims of a gather that an index picks one element of, such as the vocabulary of an
+    """Operand dims of a gather where an index picks one element, such as the vocabulary of an
     embedding."""
     return [int(d) for d in numbers.collapsed_slice_dims if d in numbers.start_index_map]
 
 
 def in_windows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Operand dims of a gather that an index picks a window of.
+    """Operand dims of a gather where an index picks a window.
 
     Arguments:
       numbers: the dimension numbers.
@@ -108,14 +109,14 @@ def scatter_window(numbers: Any, rank: int) -> list[int]:
 
 
 def hit_dims(numbers: Any) -> list[int]:
-    """Operand dims of a scatter that an index picks one element of."""
+    """Operand dims of a scatter where an index picks one element."""
     return [
         int(d) for d in numbers.inserted_window_dims if d in numbers.scatter_dims_to_operand_dims
     ]
 
 
 def scatter_windows(numbers: Any, operand: Sequence[int], updates: Sequence[int]) -> dict[int, int]:
-    """Operand dims of a scatter that an index picks a window of, with the size of the window.
+    """Operand dims of a scatter where an index picks a window, with the size of the window.
 
     Arguments:
       numbers: the dimension numbers.

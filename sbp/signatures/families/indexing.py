@@ -80,8 +80,8 @@ def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
 
 
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The gather on the shard. Of a split dim, each device reads the elements that it owns; its
-    other results are zero.
+    """Gathers on the shard. Along a split dim that indices point into, each device reads the
+    elements that it owns and sets its other results to zero.
 
     The owner of an index is the device with the element that the index is clipped to, so each
     result has exactly one owner. An index outside of the dim stays outside on its owner, which
@@ -132,8 +132,8 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _filled(ctx: LocalContext, indices: Any) -> Any:
-    """For each slice, whether it reaches outside of the operand along any dim and the gather fills
-    it."""
+    """For each slice, whether the gather fills it because it reaches outside of the operand along
+    some dim."""
     sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
     filled = jnp.zeros(indices.shape[:-1], jnp.bool_)
     if _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP:
@@ -204,8 +204,8 @@ def _localised_sizes(op: Op) -> tuple[int, ...]:
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The scatter on the shard. Of a split dim, each device writes the updates that fall on its
-    shard and drops the others.
+    """Scatters on the shard. Along a split dim that indices point into, each device writes the
+    updates that fall on its shard and drops the others.
 
     A window may reach across shards, so the shard gets margins of `window` elements on both sides,
     which are cut off at the end.
@@ -283,8 +283,8 @@ def _scatter_traits(name: str) -> Traits:
     local=_scatter_local,
 )
 def _scatter(op: Op) -> Sequence[Row]:
-    """Split updates give a partial result with the scatter's monoid; the operand is partial then,
-    too."""
+    """Rows that split the updates have a partial operand and a partial result, under the scatter's
+    monoid. Whole slices split; so do dims that indices point into."""
     numbers = op.params["dimension_numbers"]
     operand, indices, updates = scatter_factors(
         op.params, op.ins[0].shape, len(op.ins[1].shape), op.ins[2].shape

@@ -1,5 +1,5 @@
-"""`argmax`, `argmin`, `top_k` and `sort`. Along a split dim, devices compare what each found in its
-own shard."""
+"""`argmax`, `argmin`, `top_k` and `sort`. Along a split dim, each device searches or sorts its own
+shard, and the devices compare their results."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
 
 
 def _each_key_alone(op: Op, keys: Any) -> bool:
-    """Whether each key of a batch draws the same numbers as it draws without the others; False for
+    """Whether the numbers that a key draws do not depend on the other keys of its batch; False for
     kinds of keys that are not JAX's own."""
     dtype = str(keys.dtype)
     return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())

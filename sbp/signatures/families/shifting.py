@@ -210,8 +210,8 @@ def _window_exchanges(op: Op, row: Row) -> Exchanges:
 
 @rule("pad", traits=Traits(moves=True, scales="together"), local=_pad_local)
 def _pad(op: Op) -> Sequence[Row]:
-    """Pads the operand. The operand and the padding value are partial together: parts of the value
-    1.0 join to 1.0, so the padding is right."""
+    """The operand and the padding value are partial together: parts of the value 1.0 join to 1.0,
+    so the padding is right."""
     whole = [tuple(c) == (0, 0, 0) for c in op.params["padding_config"]]
     dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
     padded = [d for d, w in enumerate(whole) if not w and op.ins[0].shape[d] >= op.axis_size]
@@ -226,7 +226,7 @@ def _pad(op: Op) -> Sequence[Row]:
 
 
 def _mirrored(size: int, n: int) -> Need:
-    """What each device needs to reverse a dim: the elements of the mirrored range."""
+    """The range that each device needs to reverse a dim."""
     chunk = -(-size // n)
     return Need(size, chunk, tuple(size - chunk * (i + 1) for i in range(n)), chunk)
 
@@ -273,8 +273,8 @@ def _joined(sizes: Sequence[int], n: int) -> list[Need]:
 
 
 def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Fetches, from each operand, the elements that the shard of the result may have of it, and
-    selects."""
+    """Fetches the range of each operand that may lie in the shard of the result, and selects
+    between them."""
     d = ctx.params["dimension"]
     axes = next((ctx.in_axes(k, d) for k in range(len(args)) if ctx.in_axes(k, d)), ())
     if not axes:

@@ -210,8 +210,8 @@ def _select_and_gather_add(op: Op) -> Sequence[Row]:
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
-    """What each device of a mesh axis needs: the windows that touch its elements, and the elements
-    that these windows read."""
+    """Two ranges for each device of a mesh axis: the windows that touch its elements, and the
+    elements that these windows read."""
     chunk = -(-windows.size // n)
     first = [-((windows.window - 1 - windows.low - chunk * i) // windows.stride) for i in range(n)]
     last = [(chunk * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]

@@ -1,5 +1,5 @@
-"""Reshapes of a split dim: the dims of both sides that have the same elements, and what the devices
-exchange where their shards differ."""
+"""Reshapes of a split dim: groups of dims that have the same elements on both sides, and the
+exchange between devices where shards differ."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class ReshapeGroup:
         return (rows % n == 0 and rows_out % n == 0) or rows == rows_out == self.size
 
     def need(self, n: int) -> Need:
-        """What n devices exchange: the group is one range of elements, and a shard is a number of
-        whole rows of its leading dim, before and after."""
+        """The range of the group's elements that each of n devices needs. A shard has a number of
+        whole rows of the leading dim, before and after."""
         rows, rows_out = self.source[self.lead], self.target[self.lead_out]
         wanted = -(-rows_out // n) * (self.size // rows_out)
         return Need(
@@ -83,7 +83,7 @@ class ReshapeGroup:
 
 
 def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGroup]:
-    """The groups of a reshape that can split: those with more than one element."""
+    """The groups of a reshape with more than one element; other groups have no dim to split."""
     found = []
     for left, right in reshape_groups(source, target):
         lead = next((d for d in left if source[d] > 1), None)

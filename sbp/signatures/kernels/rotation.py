@@ -31,8 +31,8 @@ ROTATIONS = ("rotate_lhs", "rotate_rhs")
 
 
 def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
-    """What the kernel sends in which this operand goes round: its shard, to the next device, n - 1
-    times."""
+    """The traffic of the kernel in which this operand goes round: n - 1 times, each device sends a
+    shard to its neighbour."""
 
     def sends(op: Op, row: Row) -> tuple[Sent, ...]:
         aval, atom, n = op.ins[operand], row.ins[operand], op.axis_size

@@ -120,8 +120,8 @@ SCALAR: dict[str, Callable[..., Term]] = {
 def cast(source: Any, target: Any) -> Callable[..., Term] | None:
     """A cast on one element; None for a cast between integers and floats, which has no term.
 
-    Between integers of different widths, the bit vectors differ by one bit. Casts between floats
-    keep the real number.
+    Between integers of different widths, the bit vectors differ by one bit. Casts between floats do
+    not round.
     """
     if source == np.bool_:
         one: Term = z3.BitVecVal(1, BITS) if jnp.issubdtype(target, np.integer) else z3.RealVal(1)
