@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+
+import jax
 
 Severity = Literal["error", "warning", "note"]
 
@@ -112,16 +117,11 @@ def file_name(path: str) -> str:
         return installed[-1].replace(os.sep, "/")
     if not os.path.isabs(path):
         return path
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:  # the working folder was removed
-        here = ""
-    inside = here and path.startswith(os.path.join(here, ""))
-    return (
-        os.path.relpath(path, here).replace(os.sep, "/")
-        if inside
-        else "/".join(path.split(os.sep)[-2:])
-    )
+    with contextlib.suppress(FileNotFoundError):  # the working folder may have been removed
+        here = os.path.join(os.getcwd(), "")
+        if path.startswith(here):
+            return os.path.relpath(path, here).replace(os.sep, "/")
+    return "/".join(path.split(os.sep)[-2:])
 
 
 def _cell_number(path: str) -> int | None:
@@ -234,10 +234,8 @@ class Diagnostic:
     @property
     def primary(self) -> Label | None:
         """The primary label, or the first one, or None."""
-        return next(
-            (label for label in self.labels if label.primary),
-            self.labels[0] if self.labels else None,
-        )
+        first = self.labels[0] if self.labels else None
+        return next((label for label in self.labels if label.primary), first)
 
     def text(self) -> str:
         """The diagnostic in plain words, one fact per line, without source excerpts."""
@@ -343,31 +341,37 @@ def note(code: str, message: str) -> None:
         noted.append(Diagnostic(code=code, severity="note", title=message))
 
 
-def warn(
-    code: str, subject: str, text: str, *, span: Span | None = None, stacklevel: int = 1
-) -> None:
-    """Gives an `SbpWarning`: the code, the subject with its place, the text.
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OTHERS = os.path.join(os.path.dirname(jax.__file__), ""), contextlib.__file__, functools.__file__
+
+
+def users_stacklevel() -> int:
+    """The `stacklevel` with which `warnings.warn`, called by the same function, points at the
+    user's line: the innermost frame outside of sbp and JAX. `sbp.moe` is a user of sbp."""
+    for level, (frame, _) in enumerate(traceback.walk_stack(inspect.currentframe())):
+        file = os.path.abspath(frame.f_code.co_filename)
+        is_user = file.startswith(os.path.join(_FOLDER, "moe", ""))
+        if is_user or not file.startswith((_FOLDER, *_OTHERS)):
+            return level
+    return 1
+
+
+def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> None:
+    """Gives an `SbpWarning` at the user's line: the code, the subject with its place, the text.
 
     Arguments:
       code: one of `CODES`.
       subject: what the warning is about, the start of its sentence.
       text: the rest of the sentence.
       span: the user's line. A warning names it behind the subject; a report has a label there.
-      stacklevel: frames between the caller and the user.
     """
     noted = _NOTED.get()
     if noted is not None:
         labels = (Label(span=span, text="", primary=True),) if span else ()
-        noted.append(
-            Diagnostic(
-                code=code,
-                severity="warning",
-                title=f"{subject} {text}",
-                labels=labels,
-            )
-        )
+        title = f"{subject} {text}"
+        noted.append(Diagnostic(code=code, severity="warning", title=title, labels=labels))
     where = f" at {span}" if span else ""
-    warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=stacklevel + 1)
+    warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=users_stacklevel())
 
 
 def bytes_text(count: float) -> str:

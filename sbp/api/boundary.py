@@ -1,4 +1,4 @@
-"""Types of inputs and outputs as the user writes them, and as JAX can give them at the boundary."""
+"""Types of inputs and outputs: as the user writes them, and as JAX can lay arrays out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sbp.types import Atom, B, NdSbp, Split, Unreduced
 
 
 def is_type_leaf(x: Any) -> bool:
-    """Whether an entry of `in_types` or `out_types` is one type, not a tree of them."""
+    """Whether an entry of `in_types` or `out_types` is one type instead of a tree of types."""
     return (
         x is None
         or isinstance(x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | type(B))
@@ -28,7 +28,7 @@ def is_type_leaf(x: Any) -> bool:
 
 
 def check_types(types: Any, mesh: MeshSpec) -> None:
-    """Checks the mesh axes of all types of a tree.
+    """Checks that the mesh has the axes of all types of a tree.
 
     Raises:
       SbpError: `unknown-axis`.
@@ -42,13 +42,15 @@ def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[N
     """The type of each leaf of `tree` from a pytree prefix of types.
 
     Arguments:
-      entry: the prefix; its leaves are types, None, or functions of a leaf's path and shape.
+      entry: the prefix. Its leaves are types, None, or functions of a leaf's path and its
+        `ShapeDtypeStruct` that return a type or None.
       tree: the arguments or results.
-      where: what `entry` is, for errors.
+      where: the name of `entry`, for errors.
       mesh: the mesh.
 
     Raises:
-      SbpError: where `entry` is no prefix of `tree`, or a type does not fit the mesh or its leaf.
+      SbpError: `bad-argument` where `entry` is no prefix of `tree`; `unknown-axis`, `type-syntax`
+        or `dim-out-of-range` for a type that does not fit the mesh or its leaf.
     """
     with_path, structure = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: isinstance(x, Partial)
@@ -83,7 +85,8 @@ def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[N
 
 
 def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
-    """The type that an argument's own NamedSharding on this mesh's devices pins."""
+    """The type that pins an argument because it has it already: that of a `Partial`, or of a
+    `NamedSharding` on the same devices. None for other arguments."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Partial):
         return leaf.type
@@ -102,7 +105,8 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
     try:
         return as_type(sharding, len(leaf.shape))
     except SbpError:
-        # a split order against the mesh is no type: the array is moved, as from any other layout
+        # One dim split over mesh axes in another order than the mesh's is no type: such an array is
+        # moved.
         return None
 
 
@@ -110,7 +114,7 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an input.
 
     Raises:
-      SbpError: for what is no array.
+      SbpError: `bad-argument` for an input that is no array.
     """
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(
@@ -128,7 +132,7 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
 
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
-    """A type in codes, None on free axes; None for None."""
+    """A type in codes, with None on each free axis; None for None."""
     if t is None:
         return None
     return tuple(
@@ -140,17 +144,18 @@ def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
 def even_boundary(
     t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where: str
 ) -> tuple[NdSbp | None, Pin | None]:
-    """The type that JAX can give an array at the boundary. Dims that do not divide are B there;
-    the program splits or gathers them inside.
+    """The type of an array at the boundary of a program. JAX shards arrays evenly, so a mesh axis
+    that does not divide its dim becomes B there, with a warning; the program slices or gathers the
+    array inside.
 
     Arguments:
-      t: the type asked for; None for a free one.
+      t: the type that is asked for; None for a free one.
       shape: the global shape.
       mesh: the mesh.
       where: the input or output, for the warning.
 
     Returns:
-      The type at the boundary, and the pin inside where the two differ.
+      The type at the boundary, and the pin inside the program where that type is another one.
     """
     if t is None or is_even(shape, from_type(t, mesh), mesh.sizes):
         return t, None
@@ -159,10 +164,10 @@ def even_boundary(
         if axis not in t.free:
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
-    held = NdSbp(atoms, t.free)
-    text = f"does not divide under {t!r}; it is held {held!r} there and sliced or gathered inside"
-    warn("uneven-boundary", f"{where} of shape {shape}", text, stacklevel=7)
-    return held, Pin(t, complete=True)
+    even = NdSbp(atoms, t.free)
+    text = f"does not divide under {t!r}; it is held {even!r} there and sliced or gathered inside"
+    warn("uneven-boundary", f"{where} of shape {shape}", text)
+    return even, Pin(t, complete=True)
 
 
 def partial_axes(t: NdSbp, mesh: MeshSpec) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`sbp.jit`: the public function that goes the whole way, trace -> infer -> plan -> run."""
+"""`sbp.jit`: the public function that traces, chooses types, plans and runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sbp.api.plan import Plan
 from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall
 from sbp.api.tracing import Traced, Tracer, traced_call, wanted_outputs
-from sbp.errors import SbpError, SbpTypeError, SbpWarning, nearest, noting
+from sbp.errors import SbpError, SbpTypeError, SbpWarning, nearest, noting, users_stacklevel
 from sbp.explain.costly import memory_diagnostic
 from sbp.explain.faults import explain
 from sbp.limits import POLICIES, Budget, Policy
@@ -31,7 +31,17 @@ from sbp.sizes.expressions import is_symbolic
 
 
 class Jitted:
-    """What `sbp.jit` returns: call it, or ask it for `check`, `plan`."""
+    """The result of `sbp.jit`: a function with the methods `check`, `plan` and `trace`.
+
+    Arguments:
+      fn: the user's function.
+      mesh: the user's mesh.
+      options: the other arguments of `sbp.jit`.
+
+    Raises:
+      SbpError: `unknown-axis`, `unknown-option` or `type-syntax` for options that do not fit the
+        mesh.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, options: JitOptions
@@ -58,14 +68,14 @@ class Jitted:
 
     @property
     def mesh(self) -> Mesh | AbstractMesh:
-        """The caller's mesh."""
+        """The user's mesh."""
         return self._reader.mesh
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Infers on the first call of a signature, then runs the plan.
+        """Runs the plan. The first call with new shapes, dtypes or static arguments makes it.
 
         Raises:
-          SbpTypeError: when there is no typing under the policy.
+          SbpTypeError: where the program has no typing.
         """
         flat, tree = jax.tree.flatten((args, kwargs))
         if any(isinstance(leaf, _jax.Tracer) for leaf in flat):
@@ -74,7 +84,7 @@ class Jitted:
                 f"nested-jit: {name} was called with tracers (inside jit, grad, vmap or another"
                 " sbp.jit) and runs as the plain function",
                 SbpWarning,
-                stacklevel=2,
+                stacklevel=users_stacklevel(),
             )
             return self._fn(*args, **kwargs)
         quick = quick_key(flat, tree)
@@ -87,24 +97,23 @@ class Jitted:
         return plan.run(leaves)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """The first stage alone: the program as a graph, with what is asked of it."""
+        """The first stage: the program as a graph, and the request that its plan is made from."""
         return traced_call(self._reader, self._reader.read(args, kwargs)[0])
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The resolved plan for arguments or `jax.ShapeDtypeStruct`s.
+        """The plan for arguments or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          SbpTypeError: when there is no typing; its diagnostics say why.
+          SbpTypeError: where the program has no typing; its diagnostics say why.
         """
         return self._plan_of(self._reader.read(args, kwargs)[0])
 
     def check(self, *args: Any, **kwargs: Any) -> Report:
-        """A report that never raises for a type error or an annotation that is written wrongly:
-        `report.ok`, `report.diagnostics`.
+        """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
 
         Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at
-        one choice of them, and the report
-        says for which sizes that typing holds: `report.sizes`, a `sbp.sizes.conditions.Decided`.
+        one choice of sizes, and `report.sizes`, a `sbp.sizes.conditions.Decided`, says for which
+        sizes that typing holds.
         """
         try:
             signature = self._reader.read(args, kwargs)[0]
@@ -115,7 +124,7 @@ class Jitted:
             return Report(program=None, diagnostics=diagnostics_of(error), title=self.name)
         return plan.report()
 
-    # ---- the way --------------------------------------------------------------------------------
+    # ---- from a call to its plan ----------------------------------------------------------------
 
     def _plan_of(self, signature: CallSignature) -> Plan:
         if signature.key not in self._plans:
@@ -126,8 +135,8 @@ class Jitted:
         return self._plans[signature.key]
 
     def _check_sizes(self, call: SizedCall) -> Report:
-        """A report on symbolic sizes: the plan of one choice of them, its typing decided for
-        all."""
+        """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
+        decided for all."""
         with noting() as noted, call.typed_here():
             plan = self._make(call.signature, call.trace)
         plan.noted = tuple(noted)
@@ -160,7 +169,7 @@ class Jitted:
                 else (memory_diagnostic(least, limit),)
             )
             raise SbpTypeError(found)
-        request.caches.clear()  # a plan may be kept for long
+        request.caches.clear()  # the plan may live long, and does not need them
         return Plan(self._reader, signature, program, traced)
 
 
@@ -189,22 +198,23 @@ def jit(
         free (arrays that carry a NamedSharding on this mesh keep it).
       out_types: a pytree prefix of types for what `fn` returns; None leaves them free.
       boxing: "auto" allows any conversion at its price, "reduce" only conversions from P,
-        "explicit" none that moves data except at annotations and at the boundary. A mapping from
-        mesh axes to policies leaves the others "auto"; `sbp.policy` sets one for a region of the
-        program.
+        "explicit" none that moves data except at annotations and at the boundary. A mapping gives
+        policies of mesh axes, and "auto" to the axes that it leaves out; `sbp.policy` sets a policy
+        for a region of the program.
       memory_limit: bytes per device; None for no limit.
-      hardware: what costs are counted on; None takes the mesh's device kind.
+      hardware: the hardware that costs are modelled for; None takes that of the mesh's devices.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
       budgets: collectives that the plan may not have, from `sbp.forbid`.
       reduce_dtype: `jnp.float32` accumulates sums of 16-bit parts over devices in float32, for the
         same bytes: an all-to-all along a tensor dim, a local sum, and an all-gather. None leaves
-        them to the platform, as in `jax.jit`.
+        these sums to the platform, as `jax.jit` does.
 
     Returns:
-      A function with `check` and `plan`.
+      A function with the methods `check` and `plan`.
 
     Raises:
-      SbpError: for an unknown policy, axis, hardware or argument.
+      SbpError: `unknown-option`, `unknown-axis` or `bad-argument` for an unknown policy, axis,
+        hardware or argument.
 
     >>> import jax.numpy as jnp
     >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
@@ -234,10 +244,10 @@ def jit(
 
 
 def _axis_policies(boxing: Any) -> dict[str, Policy]:
-    """The policies of `boxing` by mesh axis; none when it is one policy.
+    """The policies of `boxing` by mesh axis; empty where it is one policy.
 
     Raises:
-      SbpError: for an unknown policy, or a key that is no name of an axis.
+      SbpError: `unknown-option` for an unknown policy, `bad-argument` for a key that is no string.
     """
     per_axis = dict(boxing) if isinstance(boxing, Mapping) else {}
     for policy in per_axis.values() if isinstance(boxing, Mapping) else (boxing,):
@@ -253,10 +263,11 @@ def _axis_policies(boxing: Any) -> dict[str, Policy]:
 
 
 def _check_limits(memory_limit: float | None, budgets: Sequence[Budget]) -> None:
-    """Refuses limits that are none.
+    """Checks `memory_limit` and `budgets`.
 
     Raises:
-      SbpError: for a memory limit that is no positive number, or budgets not from `sbp.forbid`.
+      SbpError: `bad-argument` for a memory limit that is no positive number, or budgets that are
+        not from `sbp.forbid`.
     """
     if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
         raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")

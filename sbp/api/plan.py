@@ -1,4 +1,4 @@
-"""`Plan`: a resolved plan as users see it. Run it, lower it, price it, explain it, compare it."""
+"""`Plan`: a plan as users see it. It runs, lowers, prices, explains and compares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from sbp.api.boundary import partial_axes
 from sbp.api.call import CallReader, CallSignature, quick_key
 from sbp.api.tracing import Traced
-from sbp.errors import Diagnostic, SbpError, SbpWarning
+from sbp.errors import Diagnostic, SbpError, SbpWarning, users_stacklevel
 from sbp.explain.costly import costly_annotations
 from sbp.explain.settings import Side
 from sbp.explain.why import why
@@ -27,11 +27,17 @@ from sbp.types import NdSbp, Unreduced
 
 
 class Plan:
-    """A resolved plan: run it, lower it, price it, print it.
+    """A plan of a function for one call signature.
 
     Attributes:
-      cost: `bytes_per_device`, `seconds`, `peak_memory_bytes` of one call.
+      program: the instructions, with types and cost.
+      noted: the warnings that were given while the plan was made, for its report.
+
+    Arguments:
+      reader: the function with its mesh and options.
+      signature: the call signature.
       program: the instructions.
+      traced: the traced program with the structure of its results.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class Plan:
 
     @property
     def in_types(self) -> Any:
-        """The types of the arguments, as (args, kwargs) of the call."""
+        """The types of the arguments, in the structure (args, kwargs) of the call."""
         return jax.tree.unflatten(self._signature.tree, self.program.input_types)
 
     @property
@@ -67,19 +73,24 @@ class Plan:
 
     @property
     def in_shardings(self) -> Any:
-        """`NamedSharding`s of the positional arguments on the caller's mesh, to initialise and
-        feed."""
+        """`NamedSharding`s of the positional arguments on the user's mesh, in their structure.
+        Arrays with these shardings are not moved when the plan runs."""
         mesh = self._reader.mesh
         flat = [NamedSharding(mesh, s.spec) for s in self._executable.in_shardings]
         return jax.tree.unflatten(self._signature.tree, flat)[0]
 
     @property
     def out_shardings(self) -> Any:
-        """`NamedSharding`s of what the function returns, on the caller's mesh."""
+        """`NamedSharding`s of what the function returns, on the user's mesh."""
         return jax.tree.unflatten(self._traced.out_tree, self._executable.out_shardings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the plan on arguments of the signature that it was made for."""
+        """Runs the plan on arguments of the signature that it was made for.
+
+        Raises:
+          SbpError: `bad-argument` for other shapes, dtypes or static arguments; `abstract-mesh` for
+            a plan on an abstract mesh.
+        """
         flat, tree = jax.tree.flatten((args, kwargs))
         quick = quick_key(flat, tree)
         if quick is not None and quick == self._quick:
@@ -95,8 +106,8 @@ class Plan:
         return self.run(leaves)
 
     def lower(self) -> Any:
-        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO; of an
-        abstract mesh, for `.as_text()` alone."""
+        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. On an
+        abstract mesh it has `.as_text()` and does not compile."""
         shapes = []
         for aval, want, sharding in zip(
             self._signature.avals,
@@ -132,20 +143,20 @@ class Plan:
         )
 
     def why(self, name: str | int) -> Explanation:
-        """Why a value has its type: where that comes from, what every other type would cost, why
-        its conversions are where they are.
+        """Why a value has its type: where the type comes from, the price of every other type, and
+        the reasons of the value's conversions.
 
-        Each price is that of the plan of the program with the value annotated so.
+        The price of a type is that of the plan of the program with the value annotated to it.
 
         Arguments:
           name: a variable, an input such as "params['w']", an output, a line ("ffn.py:12", 12), or
               "gradient of line 12".
 
         Returns:
-          What shows itself in the terminal and in notebooks; its `why` holds the figures.
+          An answer that shows itself in the terminal and in notebooks; its `why` has the figures.
 
         Raises:
-          SbpError: when nothing has that name; it tells the nearest names.
+          SbpError: `bad-argument` when nothing has that name, with the nearest names.
 
         >>> import sbp
         >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
@@ -159,15 +170,19 @@ class Plan:
         return explanation(found, self.program.mesh)
 
     def diff(self, other: Plan) -> Comparison:
-        """What differs in another plan of this or a similar program: cost, types of inputs, outputs
-        and values, conversions.
+        """The differences between this plan and another plan of the same or a similar function:
+        costs, types of inputs, outputs and values, conversions.
 
         Arguments:
-          other: a plan under another policy, mesh, hardware or other annotations. Values are
-            matched by name and by the text of their line.
+          other: a plan under another policy, mesh or hardware, or with other annotations. Values
+            are matched by name and by the text of their line.
 
         Returns:
-          What shows itself in the terminal and in notebooks; its `difference` holds the figures.
+          A comparison that shows itself in the terminal and in notebooks; its `difference` has the
+          figures.
+
+        Raises:
+          SbpError: `bad-argument` when `other` is no plan.
 
         >>> import sbp
         >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
@@ -197,7 +212,12 @@ class Plan:
         return str(self.program)
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """Runs on flat arguments."""
+        """Runs on flat arguments. An argument with another sharding than `in_shardings` is moved;
+        the first such call gives a warning.
+
+        Raises:
+          SbpError: `abstract-mesh` for a plan on an abstract mesh.
+        """
         mesh = self._reader.mesh
         if isinstance(mesh, AbstractMesh):
             raise SbpError(
@@ -236,7 +256,7 @@ class Plan:
                 f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another"
                 " layout and were moved; put them at plan.in_shardings once",
                 SbpWarning,
-                stacklevel=4,
+                stacklevel=users_stacklevel(),
             )
         return moved
 
@@ -246,8 +266,8 @@ def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
 
 
 def _parts(leaf: Partial, mesh: Mesh) -> Any:
-    """The array the plan takes for a Partial: axes of size 1 hold one part, which is the value
-    there."""
+    """The array that the program takes for a `Partial`: without the leading dims of mesh axes of
+    size 1, on which the one part is the value."""
     sizes = _part_sizes(leaf.type, mesh)
     return (
         leaf.parts

@@ -63,7 +63,7 @@ class IgnoredPlaces:
                 if code == "ignored-constraint"
                 else "all values stay in the devices' own memory"
             )
-            warn(code, what, f"has no effect: {why}", span=span, stacklevel=3)
+            warn(code, what, f"has no effect: {why}", span=span)
 
 
 def _call_of(eqn: Any) -> str:
