@@ -1,5 +1,5 @@
-"""One way of calling a function: flat arguments, statics, donations, and the types asked of inputs
-and outputs."""
+"""Reads a call of a function: flat arguments, static and donated arguments, and the types asked for
+inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ from sbp.types import NdSbp
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JitOptions:
-    """The arguments of `sbp.jit` besides the function and the mesh."""
+    """The arguments of `sbp.jit` besides the function and the mesh.
+
+    Arguments:
+      in_types, out_types, hardware: as the user gave them.
+      boxing: the policy of mesh axes that `axis_policies` does not name.
+      axis_policies: the policies of single mesh axes.
+      budgets: collectives that no plan may have.
+      memory_limit: bytes per device; None for no limit.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
+      reduce_dtype: "float32" or None.
+    """
 
     in_types: Any
     out_types: Any
@@ -41,17 +51,17 @@ class JitOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallSignature:
-    """One way of calling the function.
+    """Everything about a call that its plan depends on.
 
     Arguments:
       key: equal for calls that may share a plan.
-      tree: the structure of (args, kwargs) without statics.
-      avals: shape and dtype of each flat argument.
-      names: the user's name of each.
+      tree: the structure of (args, kwargs) without static arguments.
+      avals: global shape and dtype of each flat argument.
+      names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
-      wanted: the type asked of each input; None leaves it free.
-      sources: for each input, what asks its type.
-      donated_args: flat positions of donated arguments, by argument.
+      wanted: the type asked for each flat argument; None leaves it free.
+      sources: for each flat argument, what asks for its type.
+      donated_args: for each donated argument the flat positions of its leaves.
     """
 
     key: Any
@@ -65,7 +75,7 @@ class CallSignature:
 
     @property
     def partial(self) -> tuple[NdSbp | None, ...]:
-        """The type of each input that is pinned partial; None for the others."""
+        """For each flat argument its type where that is partial, else None."""
         return tuple(t if t is not None and t.is_partial else None for t in self.wanted)
 
     @property
@@ -85,8 +95,8 @@ def config_key() -> tuple[Any, ...]:
 
 
 def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
-    """A key for calls whose flat arguments are all JAX arrays, cheap enough for every step; None
-    for other calls."""
+    """A key that is cheap to compute, for calls whose flat arguments are all JAX arrays; None for
+    other calls. Calls with equal keys have one plan."""
     if not all(isinstance(x, jax.Array) for x in leaves):
         return None
     return tree, tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves]), config_key()
@@ -97,7 +107,7 @@ class CallReader:
 
     Arguments:
       fn: the function.
-      mesh: the caller's mesh.
+      mesh: the user's mesh.
       spec: its axes and hardware.
       options: the options of `sbp.jit`.
     """
@@ -122,7 +132,9 @@ class CallReader:
         """The signature of a call, and its flat arguments.
 
         Raises:
-          SbpError: for arguments that fit neither the function nor `in_types`.
+          SbpError: `bad-argument` for an argument that is no array, a static argument that is not
+            hashable, or `in_types` of another structure; `not-partial` where a `Partial` and a pin
+            do not agree; and the errors of a type that does not fit.
         """
         statics, static_kwargs = self._statics(args, kwargs)
         positions = [i for i in range(len(args)) if i not in statics]
@@ -146,7 +158,7 @@ class CallReader:
         key = (
             tree,
             tuple((a.shape, a.dtype, bool(getattr(a, "weak_type", False))) for a in avals),
-            # with their types: 1, 1.0 and True are equal, and trace differently
+            # The key has their types, too: 1, 1.0 and True are equal and trace differently.
             tuple((i, type(v), v) for i, v in sorted(statics.items())),
             tuple((k, type(v), v) for k, v in sorted(static_kwargs.items())),
             wanted,
@@ -180,12 +192,13 @@ class CallReader:
     def _donated(
         self, owners: list[Any], positions: list[int], count: int
     ) -> tuple[tuple[int, ...], ...]:
-        """Flat positions of donated arguments, by argument.
+        """For each donated argument, the flat positions of its leaves.
 
         Arguments:
-          owners: for each flat argument the number or name of the argument that it belongs to.
-          positions: of the arguments that are not static.
-          count: how many positional arguments the call has.
+          owners: for each flat argument, the argument that it is a leaf of: a number in
+            `positions`, or a name.
+          positions: the positions of the positional arguments that are not static.
+          count: the number of positional arguments.
         """
         numbers, names = _resolve_names(
             self.options.donate_argnums, self.options.donate_argnames, self._parameters, count
@@ -240,7 +253,17 @@ class CallReader:
 
 
 def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:
-    """Global shape and dtype of a flat argument; a Partial goes with an input pinned partial."""
+    """Global shape and dtype of a flat argument.
+
+    Arguments:
+      leaf: the argument.
+      want: the type asked for it.
+      name: the user's name of it.
+
+    Raises:
+      SbpError: `not-partial` for a `Partial` that is not pinned to its type, or an array that is
+        pinned partial.
+    """
     is_partial = want is not None and want.is_partial
     if is_partial != isinstance(leaf, Partial) and not (
         is_partial and isinstance(leaf, jax.ShapeDtypeStruct)
@@ -280,8 +303,15 @@ def _parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
 def _resolve_names(
     numbers: Any, names: Any, parameters: tuple[str, ...], count: int
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Argument numbers and names as `jax.jit` resolves them: each names the other where the
-    signature tells."""
+    """Positions and names of arguments as `jax.jit` resolves them: a position gives the name and a
+    name the position, where the function's signature has both.
+
+    Arguments:
+      numbers: `static_argnums` or `donate_argnums`.
+      names: `static_argnames` or `donate_argnames`.
+      parameters: names of the function's positional parameters.
+      count: the number of positional arguments of the call; negative positions count from it.
+    """
     given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     called = (names,) if isinstance(names, str) else tuple(names)
     by_number = {n % count if n < 0 and count else n for n in given}
@@ -307,14 +337,15 @@ def tied_outputs(
     out_tree: Any,
     out_wanted: Sequence[NdSbp | None],
 ) -> tuple[tuple[int, int], ...]:
-    """Pairs (output, input) of each donated argument with the first output of equal structure and
-    avals: they have one type, so that a step returns the types it takes.
+    """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
+    first result of equal structure, shapes and dtypes. So a training step returns the types that it
+    takes.
 
     Arguments:
       signature: the call.
       graph: its program.
       out_tree: the structure of what the function returns.
-      out_wanted: the type asked for each output.
+      out_wanted: the type asked for each output. Outputs with a type are left out.
     """
     inner, inner_kwargs = jax.tree.unflatten(signature.tree, list(range(len(signature.avals))))
     outputs = jax.tree.unflatten(out_tree, list(range(len(graph.outputs))))

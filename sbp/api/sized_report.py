@@ -1,4 +1,4 @@
-"""The report on a program with symbolic sizes: for which sizes its typing holds."""
+"""The report on a program with symbolic sizes says for which sizes its typing holds."""
 
 from __future__ import annotations
 
@@ -24,29 +24,27 @@ from sbp.errors import (
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
 from sbp.sizes.conditions import Decided, point_text
-from sbp.sizes.expressions import (
-    first_difference,
-    graph_at,
-)
+from sbp.sizes.expressions import first_difference, graph_at
+from sbp.sizes.formula import ALTERNATIVES, FormulaStatus
 from sbp.trace.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizedReport(Report):
-    """A report on a program with symbolic sizes: the plan of one choice of them, and for which its
-    typing holds.
+    """A report on a program with symbolic sizes: the plan at one choice of sizes, and the sizes for
+    which its typing holds.
 
     Arguments:
-      sizes: for which sizes the typing holds; `sizes.holds_at(b=24)` asks for one.
-      limits: what else the plan meets at the sizes that it was made for, and is not decided for
-          others.
+      sizes: for which sizes the typing holds; `sizes.holds_at(b=24)` answers for one size.
+      limits: the options (`memory limit`, `budgets`) that the plan meets at the chosen sizes, and
+          that are not decided for other sizes.
     """
 
     sizes: Decided
     limits: tuple[str, ...] = ()
 
     def full(self) -> Shown:
-        """The whole report, the sizes first."""
+        """The full report, the sizes first."""
         page = super().full().page
         return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
 
@@ -62,6 +60,7 @@ class SizedReport(Report):
             "some": found.holds,
             "open": f"not proved; {found.holds} is needed",
         }[found.status]
+        how += "" if found.formula is None else _LEFT_OUT[found.formula]
         pairs = [
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
@@ -72,8 +71,16 @@ class SizedReport(Report):
         return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
 
 
+_LEFT_OUT: dict[FormulaStatus, str] = {
+    "reduced": "",
+    "unreduced": "; Z3 gave up on whether all of this is needed",
+    "too many alternatives": f"; as a formula it has more than {ALTERNATIVES} alternatives",
+    "unanswered": "; Z3 gave up on a formula",
+}
+"""What the search for a formula left out."""
+
 PlanFor = Callable[[CallSignature, Callable[..., Any]], Any]
-"""Plans a signature, traced in some way."""
+"""Plans a call signature; the second argument traces it."""
 
 
 def sized_report(
@@ -88,12 +95,12 @@ def sized_report(
     """The report on a program with symbolic sizes.
 
     Arguments:
-      report: that of the plan at the sizes that were chosen.
+      report: the report of the plan at the chosen sizes.
       found: for which sizes its typing holds.
       call: the call.
       plan_for: plans the call at other sizes.
       trace_for: traces a call with numbers.
-      limits: what else was asked for, that depends on sizes.
+      limits: the options that depend on sizes and are met at the chosen sizes only.
     """
     limited = (*_limited(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
     return SizedReport(
@@ -109,8 +116,8 @@ def sized_report(
 def _limited(
     found: Decided, report: Report, call: SizedCall, plan_for: PlanFor
 ) -> Iterator[Diagnostic]:
-    """What is to be said where a typing does not hold for all sizes; the help is a constraint that
-    Z3 has accepted."""
+    """The error for a typing that does not hold for all sizes. Its help is the formula, as
+    constraints."""
     if found.counterexample is None:
         return
     at = point_text(found.counterexample)
@@ -122,6 +129,11 @@ def _limited(
     notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
+    if not found.is_smallest:
+        notes.append(
+            "Z3 found these sizes; smaller ones may fail, too, though the smallest that were tried"
+            " do not"
+        )
     notes.append(
         f"a call where {at}"
         f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
@@ -163,7 +175,7 @@ def _limited(
 
 
 def _there(call: SizedCall, plan_for: PlanFor) -> str:
-    """What comes of a call at other sizes."""
+    """The plan of a call at other sizes, in words."""
     with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
         try:
             sent = plan_for(call.signature, call.trace).cost.bytes_per_device
@@ -175,8 +187,8 @@ def _there(call: SizedCall, plan_for: PlanFor) -> str:
 def _traced_otherwise(
     call: SizedCall, trace_for: Callable[[CallSignature], Graph]
 ) -> Iterator[Diagnostic]:
-    """What is to be said where numbers make another program: only that with symbols is shown to be
-    typed."""
+    """The warning for a function whose trace with numbers is another program than the trace with
+    symbols: the typing was decided for the second one."""
     with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
         try:
             concrete = trace_for(call.signature)
@@ -205,6 +217,7 @@ def _traced_otherwise(
 
 
 def _undecided(found: Decided) -> Iterator[Diagnostic]:
+    """The warning for claims that are not decided for all sizes."""
     if not found.undecided:
         return
     spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)

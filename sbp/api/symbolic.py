@@ -1,4 +1,4 @@
-"""A call with symbolic sizes: typed at one choice of them, and the typing decided for all."""
+"""A call with symbolic sizes: typed at one choice of sizes, with the typing decided for all."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
-"""Multiples of the device count by these are the first choice of sizes: large, and no two alike by
-chance."""
+"""The device count times these is the first choice of sizes: they are large, and different symbols
+have different sizes."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SizedCall:
-    """A call whose shapes have symbols, and the sizes to type it at.
+    """A call whose shapes have symbolic sizes, with the sizes at which it is typed.
 
     Arguments:
-      symbolic: its signature.
+      symbolic: its signature, with symbolic sizes.
       scope: the sizes that are asked for.
-      point: one choice of them.
-      traced: the program with symbolic sizes and the shapes of its results, once `trace` has made
-          it; a copy at other sizes starts anew.
+      point: one choice of sizes.
+      traced: the program with symbolic sizes and the shapes of its results; None before `trace`,
+          and in a copy at other sizes.
     """
 
     symbolic: CallSignature
@@ -66,12 +66,16 @@ class SizedCall:
 
     @classmethod
     def of(cls, signature: CallSignature, devices: int) -> SizedCall:
-        """Reads the scope off the shapes, and chooses sizes, multiples of the device count where it
-        allows them.
+        """Reads the scope from the shapes and chooses sizes in it, multiples of the device count
+        where the scope has some.
+
+        Arguments:
+          signature: the signature, with symbolic sizes.
+          devices: the device count of the mesh.
 
         Raises:
-          SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that nothing
-              meets.
+          SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that no sizes
+              meet.
         """
         sizes = [d for aval in signature.avals for d in aval.shape if jax.export.is_symbolic_dim(d)]
         names = {s for d in sizes for s in symbols_in(str(d))}
@@ -83,7 +87,7 @@ class SizedCall:
 
     @property
     def signature(self) -> CallSignature:
-        """The signature at the sizes that were chosen."""
+        """The signature at the chosen sizes."""
         return self.at(self.point)
 
     def at(self, point: Point) -> CallSignature:
@@ -97,7 +101,7 @@ class SizedCall:
 
     @contextlib.contextmanager
     def typed_here(self) -> Iterator[None]:
-        """Says of type errors inside at which sizes they are."""
+        """Adds the chosen sizes as a note to type errors that are raised inside."""
         try:
             yield
         except SbpTypeError as error:
@@ -110,11 +114,19 @@ class SizedCall:
             ) from None
 
     def trace(self, fn: Callable[..., Any], avals: Any, names: Any) -> tuple[Graph, Any]:
-        """Traces with symbolic sizes, in place of `sbp.trace.build.trace`; what it returns is the
-        program at the sizes that were chosen.
+        """Traces with symbolic sizes. `sbp.api.tracing.traced_call` takes it in place of
+        `sbp.trace.build.trace`.
+
+        Arguments:
+          fn: the function of flat arguments.
+          avals: not read; the shapes are those of `symbolic`.
+          names: names of the flat arguments.
+
+        Returns:
+          The program and the shapes of its results at the chosen sizes.
 
         Raises:
-          SbpError: `symbolic-sizes` where the trace needs to know what the scope does not say.
+          SbpError: `symbolic-sizes` where the trace asks something that the scope does not decide.
         """
         del avals
         try:
@@ -135,20 +147,20 @@ class SizedCall:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
-          typing: at the sizes that were chosen.
-          wanted: the types that outputs are held in at the boundary, for their shapes.
+          typing: its typing at the chosen sizes.
+          wanted: shapes of the results -> the type that each has at the boundary.
         """
         graph, out_shape = self._traced
-        claims = [*claims_of(graph, typing), *self._held(typing.mesh)]
+        claims = [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
 
-            def held(lift: Lift) -> list[NdSbp | None]:
+            def types(lift: Lift) -> list[NdSbp | None]:
                 return wanted(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                here = held(numbers(self.point))
+                here = types(numbers(self.point))
             text = f"outputs are held at the boundary as they are where {point_text(self.point)}"
-            claims.append(Claim(text=text, key="outputs", holds=lambda lift: held(lift) == here))
+            claims.append(Claim(text=text, key="outputs", holds=lambda lift: types(lift) == here))
         return decide(claims, self.scope, self.point)
 
     @property
@@ -162,9 +174,9 @@ class SizedCall:
         """The program with symbolic sizes, once it is traced."""
         return self._traced[0]
 
-    def _held(self, mesh: MeshSpec) -> Iterator[Claim]:
-        """Pinned inputs that do not divide are held otherwise than pinned: where they do divide,
-        the typing is another one."""
+    def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
+        """A claim for each pinned input that does not divide at the chosen sizes, so that its type
+        at the boundary is not its pin. Sizes at which it divides have another typing."""
         for want, aval, here, name in zip(
             self.symbolic.wanted,
             self.symbolic.avals,
@@ -175,19 +187,19 @@ class SizedCall:
             if want is None or here.shape == aval.shape:
                 continue
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                held = even_boundary(want, here.shape, mesh, name)[0]
-            if held == want:
-                continue  # it divides, which is claimed already
+                even = even_boundary(want, here.shape, mesh, name)[0]
+            if even == want:
+                continue  # it divides; `claims_of` claims that
             shape = tuple(aval.shape)
 
             def holds(
-                lift: Lift, want: Any = want, shape: Any = shape, held: Any = held, name: str = name
+                lift: Lift, want: Any = want, shape: Any = shape, even: Any = even, name: str = name
             ) -> bool:
-                return even_boundary(want, tuple(map(lift, shape)), mesh, name)[0] == held
+                return even_boundary(want, tuple(map(lift, shape)), mesh, name)[0] == even
 
             yield Claim(
-                text=f"input {name} of shape {shape_text(shape)} is held {held!r}",
-                key=("held", name),
+                text=f"input {name} of shape {shape_text(shape)} is held {even!r}",
+                key=("boundary", name),
                 holds=holds,
             )
 
@@ -201,8 +213,14 @@ def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
 
 
 def _choice(scope: Scope, devices: int) -> Point:
-    """Sizes of the scope: multiples of the device count by different primes, multiples at all, the
-    smallest, whatever Z3 finds."""
+    """Sizes of the scope to type the call at.
+
+    The first choice are multiples of the device count by different primes. Then come the small
+    sizes with the largest common divisors with the device count, and last a point that Z3 finds.
+
+    Raises:
+      SbpError: `symbolic-sizes` where no sizes meet the constraints.
+    """
     for primes in itertools.islice(itertools.permutations(PRIMES, len(scope.names)), 64):
         point = {name: devices * p for name, p in zip(scope.names, primes, strict=True)}
         if scope.allows(point):

@@ -1,5 +1,5 @@
-"""Traces a call into a request: the program, the types asked for its inputs and outputs, and
-everything else its types are chosen by."""
+"""Call -> request: the traced program, the types asked for its inputs and outputs, and everything
+else that its types are chosen by."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Traced:
     """A traced program as a request, with the structure of what it returns.
 
     Arguments:
-      request: the program, its annotations checked against the mesh, and what its types are chosen
-        by.
+      request: the program with annotations that fit the mesh, and everything that its types are
+        chosen by.
       out_tree: structure of what the function returns.
       out_names: a name for each output.
       out_wanted: the type asked for each output.
@@ -46,7 +46,8 @@ class Traced:
 
 
 Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
-"""What makes a graph of a function: `sbp.trace.build.trace`, or the same for symbolic sizes."""
+"""Function, shapes and names of arguments -> graph and shapes of results: `sbp.trace.build.trace`,
+or `SizedCall.trace` for symbolic sizes."""
 
 
 def traced_call(
@@ -60,7 +61,8 @@ def traced_call(
       tracer: makes the graph; None for `sbp.trace.build.trace`.
 
     Raises:
-      SbpError: for an annotation, primitive or policy that the mesh or its dtype has no place for.
+      SbpError: for an annotation, primitive or policy that does not fit the mesh or the dtype, and
+        `symbolic-sizes` for symbolic sizes where numbers are needed.
     """
     spec, options = reader.spec, reader.options
     refuse_symbolic(signature.avals, reader.name)

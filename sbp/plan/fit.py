@@ -1,8 +1,8 @@
 """Request -> Program: the cheapest plan that fits the memory limit.
 
-Conversions of the forward pass that the backward pass repeats are made once where memory allows.
-Under a memory limit the bytes that values take on a device are charged at rising prices until a
-plan fits.
+Conversions of the forward pass that the backward pass repeats run once where memory allows. Under a
+memory limit, types are chosen with a price on each byte that values take on a device. The price
+rises until a plan fits.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sbp.trace.collector import collecting_less
 from sbp.trace.numbering import twins
 
 PRICES = tuple(10.0**n for n in range(-14, -6))
-"""Seconds charged per byte that values take on a device, tried in turn. At 1e-11 a gigabyte costs
+"""Prices of memory, in seconds per byte on one device, tried in turn. At 1e-11 a gigabyte costs
 10 ms; at 1e-7 it costs more than the rest of any plan."""
 
 LARGE, AXIS_FACTOR = 6000, 8
-"""Nodes of a program on one mesh axis up to which types are chosen with the reuse of forward
-conversions in mind, and the factor by which each further axis lowers that number."""
+"""Nodes of a program up to which the reuse of forward conversions counts when types are chosen on
+one mesh axis, and the factor by which each further axis lowers that number."""
 
 HALVINGS = 3
-"""Prices that are tried between the last price whose plan did not fit and the first whose plan
-did."""
+"""Prices of memory that are tried between the last price whose plan does not fit and the first
+whose plan fits. `Program.memory_prices` counts all prices, for the report."""
 
 
 @collecting_less()
@@ -41,12 +41,12 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
     """The cheapest program that fits.
 
     Returns:
-      The program or None, and the program of least memory that was found (None when there is no
-      typing at all).
+      The program, or None where none fits; and the program of least memory that was found, or None
+      where there is no typing at all.
     """
     if request.budgets:
-        # A collective made for one reader may serve another reader for which it would be forbidden.
-        # So the cheapest plan without budgets is looked at first.
+        # A reader for which a collective is forbidden may use the result of the same collective
+        # for another reader. So the cheapest plan without budgets is tried first.
         program, _ = fit(dataclasses.replace(request, budgets=()))
         if program is not None and next(over_budget(program.block, request), None) is None:
             typing = dataclasses.replace(program.typing, request=request)
@@ -66,24 +66,37 @@ def best_program(request: Request) -> Program | None:
 
 
 def _within_memory(program: Program, limit: float) -> tuple[Program | None, Program]:
-    """A cheap program that fits a memory limit, from the cheapest program, which does not; and the
-    program of least memory that was found."""
-    request, least = program.request, program
+    """A cheap program that fits a memory limit, and the program of least memory that was found.
+
+    Arguments:
+      program: the cheapest program, which does not fit.
+      limit: bytes on one device.
+
+    Returns:
+      As `fit`.
+    """
+    request, least, unpriced = program.request, program, program.typing
     live: set[tuple[int, bool]] = set()
-    repeated = bool(twins(request.graph).again)
+    tried = 0
 
     def at(price: float) -> Program | None:
+        nonlocal tried
+        tried += 1
         typing = choose(request, byte_price=price, live=frozenset(live))
         if typing is None:
             return None
-        typing = dataclasses.replace(typing, bounds_reuse=not repeated)
+        # A bound on seconds with a price of memory bounds only typings that take no more memory.
+        # The bound without a price holds for all typings.
+        typing = dataclasses.replace(
+            typing, lower_bound=unpriced.lower_bound, bounds_reuse=unpriced.bounds_reuse
+        )
         certify(typing)
         return without_repeats(resolve(typing))
 
     too_low = PRICES[0] / 10
     for price in PRICES:
-        # The values live at the fullest moment are charged, too. Those found at one price stay
-        # charged at the next.
+        # The values that are live at the fullest moment are charged, too. Values found at one price
+        # stay charged at the next.
         live |= {
             (r.value, r.codes != program.typing.values.get(r.value))
             for r in program.fullest
@@ -105,20 +118,21 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:
                     too_low = middle
+            best = dataclasses.replace(best, memory_prices=tried)
             return best, best
         too_low = price
     return None, least
 
 
 class Choosing(Protocol):
-    """Chooses types for the `shares` of `sbp.infer.choose.choose`, under any conditions of its
-    own."""
+    """Chooses types with the `shares` of `sbp.infer.choose.choose`; everything else is the
+    chooser's own."""
 
     def __call__(self, *, shares: Mapping[int, float]) -> Typing | None: ...
 
 
 def cheapest(choosing: Choosing, request: Request) -> Program | None:
-    """The cheapest program, with conversions that the backward pass repeats made once.
+    """The cheapest program, with one run of conversions that the backward pass repeats.
 
     A rematerialised block repeats conversions of the forward pass; the plan can reuse their
     results. Whether it can depends on three types (value, first use, second use), but the cost
@@ -128,7 +142,7 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
 
     Arguments:
       choosing: chooses the types.
-      request: the program, and what its types are chosen by.
+      request: the program, with everything that its types are chosen by.
     """
     limit = request.memory_limit
 
@@ -162,8 +176,11 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
 
 
 def without_repeats(program: Program) -> Program:
-    """The program with repeated conversions replaced by the first result, as many as the memory
-    allows."""
+    """The program without repeated conversions; readers take the first result.
+
+    Where the results do not fit the memory, the half of the conversions that save least time per
+    byte is left in, as often as needed.
+    """
     limit = program.request.memory_limit
     limit = program.mesh.hardware.hbm_bytes if limit is None else limit
     chosen = sorted(

@@ -1,5 +1,8 @@
-"""The instructions of a plan: local operations, conversions and regions. Every collective is an
-instruction or a part of one."""
+"""The instructions of a plan: local operations, conversions and regions.
+
+Every collective is a conversion, or runs inside the kernel of an operation. All instructions read
+the registers `ins` and write the registers `outs`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from sbp.trace.graph import Constant, Node
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A value in one type: what a device holds of it."""
+    """A value in one type, on a device the part that the type gives it."""
 
     value: int
     codes: Codes
@@ -33,14 +36,14 @@ Source = Register | ConstantRegister
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apply:
-    """An operation: the node's kernel on the shards.
+    """An operation: the node's kernels on the shards.
 
     Arguments:
       node: the node.
-      row: its signature.
+      row: the row of its rule that was chosen.
       ins: operands in the types that the row takes.
       outs: results.
-      sends: what the row's kernels send themselves, with the position of the mesh axis.
+      sends: the collectives inside the row's kernels, each with the position of its mesh axis.
     """
 
     node: Node
@@ -56,8 +59,8 @@ class Apply:
 
     @property
     def scratch_bytes(self) -> float:
-        """Memory that kernels hold while they run: what has arrived; of an operand that goes round,
-        two shards."""
+        """Bytes that the kernels need while they run, for what other devices send. Of the operand
+        with the largest shards among those that travel around a ring, two shards count."""
         rings = [s for p, s in self.sends if kernel_named(self.row.kernels[p]).gathers is not None]
         around = max(rings, key=lambda s: s.bytes / s.rounds, default=None)
         return sum(2 * s.bytes / s.rounds if s is around else s.bytes for _, s in self.sends)
@@ -68,12 +71,11 @@ class Box:
     """A conversion of one value to another type.
 
     Arguments:
-      source: the value as it is.
-      target: the value as it is wanted.
-      steps: the collectives and local steps, cheapest sequence.
-      reader: the node that needs it so, and forces it here; None at the program's end or a region's
-          end.
-      maker: the node that made the value; None for an argument.
+      source: the value in the type that it has.
+      target: the value in the type that its reader takes.
+      steps: the cheapest sequence of collectives and local steps.
+      reader: the first node that reads `target`; None where the program or a region returns it.
+      maker: the node that made the value; None for an argument of the program or of a region.
     """
 
     source: Register
@@ -83,13 +85,23 @@ class Box:
     maker: Node | None
 
     @property
+    def ins(self) -> tuple[Register, ...]:
+        """The register that it reads."""
+        return (self.source,)
+
+    @property
+    def outs(self) -> tuple[Register, ...]:
+        """The register that it writes."""
+        return (self.target,)
+
+    @property
     def bytes_sent(self) -> float:
-        """Bytes one device sends each time the box runs."""
+        """Bytes one device sends each time the conversion runs."""
         return sum(s.bytes_sent for s in self.steps)
 
     @property
     def span(self) -> Span | None:
-        """The user's line that made the value; of the reader when an argument is boxed."""
+        """The user's line that made the value; for an argument, the line of the reader."""
         for node in (self.maker, self.reader):
             if node is not None and node.span is not None:
                 return node.span
@@ -98,14 +110,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loop:
-    """A region: scan, while or cond over blocks.
+    """A `scan`, `while` or `cond` over blocks.
 
     Arguments:
       node: the node.
-      ins: operands in the types the blocks take them in.
+      ins: operands in the types in which the blocks take them.
       outs: results.
       blocks: the bodies, in the order of the node's regions.
-      trips: how often a body runs each time the region runs (1 for branches).
+      trips: how often each body runs when the node runs once; 1 for branches.
     """
 
     node: Node

@@ -1,13 +1,16 @@
-"""Typing -> instructions: each operand is converted to the type its row takes, before its first
-reader and once per type."""
+"""Typing -> instructions: each operand is converted to the type that its reader takes, before its
+first reader and once per type."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.annotations import annotate_p
+from sbp.infer.flow import Edge
 from sbp.infer.policy import Rules, detour
 from sbp.infer.rows import EMPTY, row_sends
 from sbp.infer.space import Codes, TypeSpace
@@ -16,6 +19,10 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, 
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import LOOPS, trips_of
 from sbp.types import MONOIDS
+
+ORDERED_TYPES = 4
+"""Types of one value for which all orders of its conversions are priced: 4 types have 24 orders. Of
+more types one order is priced."""
 
 
 def lower(typing: Typing) -> Block:
@@ -28,6 +35,36 @@ def lower(typing: Typing) -> Block:
     return _Lowering(typing).block(typing.graph, typing.outputs)
 
 
+def types_read(typing: Typing) -> dict[int, frozenset[Codes]]:
+    """For each value that is read, the types in which its readers take it."""
+    found: dict[int, set[Codes]] = defaultdict(set)
+    for edge in typing.graph_request.flow.edges:
+        if isinstance(edge.operand, int):
+            found[edge.operand].add(_read_as(typing, edge))
+    return {value: frozenset(types) for value, types in found.items()}
+
+
+def _read_as(typing: Typing, edge: Edge) -> Codes:
+    if edge.node is None:
+        return typing.outputs[edge.number]
+    if edge.exit is not None:
+        return typing.region_outputs[edge.node.id, edge.exit.region][edge.number]
+    return typing.rows[edge.node.id].ins[edge.number]
+
+
+@dataclass(slots=True, eq=False)
+class _BlockWriter:
+    """The instructions of one block.
+
+    Arguments:
+      owner: the node whose region the block is; None for the program.
+      instructions: those written so far.
+    """
+
+    owner: Node | None
+    instructions: list[Instruction] = field(default_factory=list)
+
+
 class _Lowering:
     """Lowers one typing."""
 
@@ -35,10 +72,17 @@ class _Lowering:
         self.typing = typing
         self.request = typing.graph_request
         self.loops = 0
-        self.zero: Codes = (0,) * len(typing.mesh.sizes)
+        self.makers = {v: node for node in typing.graph.walk() for v in node.outputs}
+        self.there = {v: {codes} for v, codes in typing.values.items()}
+        self.parents = {
+            v: self.tree(v, types)
+            for v, types in types_read(typing).items()
+            if types != frozenset({typing.values[v]})
+        }
 
-    def space(self, value: int, types: list[Codes]) -> TypeSpace:
-        """A space of a value that holds the given types."""
+    def space(self, value: int, types: Iterable[Codes]) -> TypeSpace:
+        """The type space of a value, with the given types among its types."""
+        types = tuple(types)
         aval = self.typing.graph.avals[value]
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
@@ -57,10 +101,12 @@ class _Lowering:
           owner: the node whose region it is; None for the program.
         """
         typing = self.typing
-        writer = _BlockWriter(self, graph, returned, owner)
+        writer = _BlockWriter(owner)
         for node in graph.nodes:
             row = typing.rows[node.id]
-            ins = tuple(writer.read(o, c, node) for o, c in zip(node.inputs, row.ins, strict=True))
+            ins = tuple(
+                self.read(writer, o, c, node) for o, c in zip(node.inputs, row.ins, strict=True)
+            )
             outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
             if node.regions:
                 self.loops += node.op in LOOPS
@@ -78,13 +124,48 @@ class _Lowering:
                     Apply(node=node, row=row, ins=ins, outs=outs, sends=sends)
                 )
         outputs = tuple(
-            writer.read(o, c, None) for o, c in zip(graph.outputs, returned, strict=True)
+            self.read(writer, o, c, None) for o, c in zip(graph.outputs, returned, strict=True)
         )
         inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
         return Block(inputs=inputs, instructions=tuple(writer.instructions), outputs=outputs)
 
+    def read(
+        self, writer: _BlockWriter, operand: Operand, codes: Codes, reader: Node | None
+    ) -> Source:
+        """The register of an operand in a type. Writes the conversions that lead to it first.
+
+        Arguments:
+          writer: the block of the reader.
+          operand: a value or a constant.
+          codes: the type.
+          reader: the node that reads the operand; None for the block's results.
+        """
+        if isinstance(operand, Constant):
+            return ConstantRegister(operand, codes)
+        there = self.there[operand]
+        if codes not in there:
+            rules = self.rules(reader or writer.owner, operand)
+            parent = (
+                self.parents[operand][codes]
+                if rules.unlimited
+                else self.reached(operand, sorted(there), codes, rules)
+            )
+            source = self.read(writer, operand, parent, reader)
+            assert isinstance(source, Register)
+            writer.instructions.append(
+                Box(
+                    source=source,
+                    target=Register(operand, codes),
+                    steps=self.space(operand, (parent, codes)).path(parent, codes, rules),
+                    reader=reader,
+                    maker=self.makers.get(operand),
+                )
+            )
+            there.add(codes)
+        return Register(operand, codes)
+
     def rules(self, reader: Node | None, value: int) -> Rules:
-        """The conversions allowed for a reader: the policies do not hold for annotations and the
+        """The conversions allowed for a reader. Policies do not apply to annotations and to the
         program's results."""
         free = reader is None or reader.op == annotate_p.name
         return self.request.rules(reader, in_loop=self.loops > 0, free=free, value=value)
@@ -95,21 +176,25 @@ class _Lowering:
         seconds = space.seconds(rules)[:, space.index[target]]
         return min(have, key=lambda t: (float(seconds[space.index[t]]), t))
 
-    def tree(self, value: int, types: list[Codes]) -> dict[Codes, Codes]:
-        """For each type that is read, the type it is converted from. All orders are priced (of more
-        than four types one order), each type made from the cheapest one before it."""
+    def tree(self, value: int, types: frozenset[Codes]) -> dict[Codes, Codes]:
+        """For each type in which a value is read, the type that it is converted from.
+
+        In an order of conversions, each type is made from the cheapest type before it. The
+        cheapest order is taken, of more than `ORDERED_TYPES` types the sorted one.
+        """
         made = self.typing.values[value]
-        space = self.space(value, [made, *types])
+        space = self.space(value, {made, *types})
         seconds = space.seconds()
-        targets = sorted(t for t in types if t != made)
-        orders = list(itertools.permutations(targets) if len(targets) <= 4 else [tuple(targets)])
+        targets = sorted(types - {made})
+        every = len(targets) <= ORDERED_TYPES
+        orders = list(itertools.permutations(targets) if every else [tuple(targets)])
         # A type that no reader takes may serve several: gathered once, then sliced for each.
         between = (
             {tuple(0 if c < 0 else c for c in made), (0,) * len(made)} - {made, *targets}
             if len(targets) > 1
             else set()
         )
-        orders += [(extra, *order) for extra in sorted(between) for order in orders[: len(orders)]]
+        orders += [(extra, *order) for extra in sorted(between) for order in orders]
         best: tuple[float, dict[Codes, Codes]] | None = None
         for order in orders:
             there, cost, parents = [made], 0.0, {}
@@ -124,71 +209,3 @@ class _Lowering:
                 best = cost, parents
         assert best is not None
         return best[1]
-
-
-class _BlockWriter:
-    """Writes the instructions of one block, conversions where they are first read.
-
-    Arguments:
-      lowering: the program's.
-      graph: the block's graph.
-      returned: the types in which it returns its results.
-      owner: the node whose region it is; None for the program.
-    """
-
-    def __init__(
-        self, lowering: _Lowering, graph: Graph, returned: tuple[Codes, ...], owner: Node | None
-    ) -> None:
-        self.lowering, self.owner = lowering, owner
-        typing = lowering.typing
-        self.makers: dict[int, Node | None] = dict.fromkeys(graph.inputs)
-        for node in graph.nodes:
-            self.makers.update(dict.fromkeys(node.outputs, node))
-        wanted: dict[int, dict[Codes, None]] = defaultdict(dict)
-        for node in graph.nodes:
-            for operand, codes in zip(node.inputs, typing.rows[node.id].ins, strict=True):
-                if isinstance(operand, int):
-                    wanted[operand].setdefault(codes)
-        for operand, codes in zip(graph.outputs, returned, strict=True):
-            if isinstance(operand, int):
-                wanted[operand].setdefault(codes)
-        self.parents = {
-            v: lowering.tree(v, list(types))
-            for v, types in wanted.items()
-            if set(types) != {typing.values[v]}
-        }
-        self.there: dict[int, set[Codes]] = {v: {typing.values[v]} for v in self.makers}
-        self.instructions: list[Instruction] = []
-
-    def read(self, operand: Operand, codes: Codes, reader: Node | None) -> Source:
-        """The register of an operand in a type, after the conversions that it takes.
-
-        Arguments:
-          operand: a value or a constant.
-          codes: the type.
-          reader: the node that reads it; None for the block's results.
-        """
-        if isinstance(operand, Constant):
-            return ConstantRegister(operand, codes)
-        there = self.there[operand]
-        if codes not in there:
-            rules = self.lowering.rules(reader or self.owner, operand)
-            parent = (
-                self.parents[operand][codes]
-                if rules.unlimited
-                else self.lowering.reached(operand, sorted(there), codes, rules)
-            )
-            source = self.read(operand, parent, reader)
-            assert isinstance(source, Register)
-            space = self.lowering.space(operand, [parent, codes])
-            self.instructions.append(
-                Box(
-                    source=source,
-                    target=Register(operand, codes),
-                    steps=space.path(parent, codes, rules),
-                    reader=reader,
-                    maker=self.makers[operand],
-                )
-            )
-            there.add(codes)
-        return Register(operand, codes)

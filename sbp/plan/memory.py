@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
+from sbp.plan.ir import Apply, Block, Instruction, Loop, Register
 from sbp.signatures import traits_of
 from sbp.trace.graph import Node
 
@@ -19,9 +19,9 @@ class Peak:
     """The fullest moment of a plan.
 
     Arguments:
-      bytes: arguments + outputs - aliased + temporaries of one device.
-      temporaries: the temporaries that are live then, in program order; those of nested regions
-          after their own.
+      bytes: bytes on one device: arguments + outputs - donated inputs whose buffers outputs take +
+          temporaries.
+      temporaries: the live temporaries, in program order; those inside a region come last.
     """
 
     bytes: float
@@ -29,7 +29,13 @@ class Peak:
 
 
 def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
-    """The fullest moment of a plan: arguments + outputs - aliased + live temporaries."""
+    """The fullest moment of a plan.
+
+    Arguments:
+      typing: the types, for shapes and the mesh.
+      block: the plan.
+      aliased: positions of the donated inputs whose buffers outputs take.
+    """
     sizes = typing.mesh.sizes
 
     def size(register: Register) -> float:
@@ -39,20 +45,20 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
     arguments = sum(size(r) for r in block.inputs)
     outputs = sum(size(s) for s in block.outputs if isinstance(s, Register))
     donated = sum(size(block.inputs[i]) for i in aliased)
-    held, live = _temporaries(block, size, top=True)
-    return Peak(bytes=arguments + max(0.0, outputs - donated) + held, temporaries=live)
+    temporaries, live = _temporaries(block, size, top=True)
+    return Peak(bytes=arguments + max(0.0, outputs - donated) + temporaries, temporaries=live)
 
 
 def _is_inlined(node: Node) -> bool:
-    """Whether XLA hardly ever stores the results of a node: its readers compute them again."""
+    """Whether XLA hardly ever stores the results of a node: it fuses the node into its readers."""
     return traits_of(node.op).fusion == "inlined"
 
 
 def _inner(
     instruction: Instruction, size: Callable[[Register], float]
 ) -> tuple[float, tuple[Register, ...]]:
-    """Bytes that an instruction takes besides its operands and results, and the registers that are
-    live inside it."""
+    """Bytes that an instruction needs besides its operands and results, and the registers that are
+    live inside it when it needs most."""
     if isinstance(instruction, Loop):
         return max(
             (_temporaries(b, size, top=False) for b in instruction.blocks),
@@ -65,30 +71,34 @@ def _inner(
 def _temporaries(
     block: Block, size: Callable[[Register], float], *, top: bool
 ) -> tuple[float, tuple[Register, ...]]:
+    """Most bytes of temporaries that a block has at one moment, and the registers live then.
+
+    Arguments:
+      block: the block.
+      size: bytes of a register on one device.
+      top: whether the block is the program; its outputs are then counted by the caller.
+    """
     last: dict[Register, int] = {}
     for at, instruction in enumerate(block.instructions):
-        sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
-        for source in sources:
+        for source in instruction.ins:
             if isinstance(source, Register):
                 last[source] = at
     kept = {s for s in block.outputs if isinstance(s, Register)}
     live, peak = 0.0, 0.0
     fullest: tuple[Register, ...] = ()
-    held: dict[Register, float] = {}
+    sizes: dict[Register, float] = {}
     inputs = set(block.inputs)
     for at, instruction in enumerate(block.instructions):
         inner, within = _inner(instruction, size)
-        outs = (instruction.target,) if isinstance(instruction, Box) else instruction.outs
         fused = isinstance(instruction, Apply) and _is_inlined(instruction.node)
-        for register in outs:
+        for register in instruction.outs:
             bytes_ = 0.0 if fused or (top and register in kept) else size(register)
             if register in last or register in kept:
-                held[register] = bytes_
+                sizes[register] = bytes_
                 live += bytes_
         if live + inner > peak:
-            peak, fullest = live + inner, (*(r for r, b in held.items() if b), *within)
-        sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
-        for source in dict.fromkeys(s for s in sources if isinstance(s, Register)):
+            peak, fullest = live + inner, (*(r for r, b in sizes.items() if b), *within)
+        for source in dict.fromkeys(s for s in instruction.ins if isinstance(s, Register)):
             if last.get(source) == at and source not in kept and source not in inputs:
-                live -= held.pop(source, 0.0)
+                live -= sizes.pop(source, 0.0)
     return peak, fullest

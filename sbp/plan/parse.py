@@ -42,8 +42,8 @@ def parse_listing(text: str) -> Listing:
     """Reads a plan text.
 
     Raises:
-      SbpError: `type-syntax`, with the number of the line that does not parse and what is expected
-        there.
+      SbpError: `type-syntax`, with the number of the line that does not parse and the text that is
+        expected there.
     """
     return _Reader(text).listing()
 

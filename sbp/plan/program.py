@@ -1,5 +1,5 @@
-"""The resolved plan: instructions with boundary types and cost. What `sbp.jit(..).plan(..)` runs,
-prints and prices."""
+"""The plan of a program: instructions with boundary types and cost. `sbp.jit(..).plan(..)` runs it,
+prints it and prices it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
-from sbp.plan.lower import lower
+from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import peak_memory
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
@@ -24,13 +24,13 @@ from sbp.types import NdSbp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one call costs.
+    """The cost of one call.
 
     Arguments:
-      bytes_per_device: bytes one device sends (ring optimum, loop trips counted, padding counted).
+      bytes_per_device: bytes that one device sends, each collective by its ring optimum, with loop
+          trips and padding counted.
       seconds: modelled time of compute and communication on the mesh's hardware.
-      peak_memory_bytes: arguments + outputs - aliased + temporaries of one device, by liveness of
-          the plan.
+      peak_memory_bytes: bytes on one device at the fullest moment (`sbp.plan.memory.Peak`).
     """
 
     bytes_per_device: float
@@ -46,7 +46,7 @@ class PlannedBox:
       box: the conversion.
       trips: executions per call.
       regions: the regions around it, outermost first: each node and the number of its body.
-      block: the instructions among which it stands.
+      block: the block that it is an instruction of.
     """
 
     box: Box
@@ -60,7 +60,7 @@ class PlannedBox:
         return self.box.bytes_sent * self.trips
 
     def readers(self) -> list[tuple[Node, int]]:
-        """The nodes that read the converted value, each with the number of the operand."""
+        """The nodes that read the converted value, each with the position of the operand."""
         target: Source = self.box.target
         reading = (i for i in self.block.instructions if isinstance(i, Apply | Loop))
         return [(i.node, n) for i in reading for n, source in enumerate(i.ins) if source == target]
@@ -77,23 +77,27 @@ class Program:
     Arguments:
       typing: types and rows.
       block: the instructions.
-      cost: what a call costs.
+      cost: the cost of one call.
       fullest: the temporaries that are live when memory is fullest.
+      memory_prices: how many prices per byte of memory types were chosen at, to meet the memory
+          limit; 0 where the cheapest plan meets it, or there is none.
     """
 
     typing: Typing = field(repr=False)
     block: Block = field(repr=False)
     cost: Cost
     fullest: tuple[Register, ...] = field(default=(), repr=False)
+    memory_prices: int = 0
 
     @property
     def request(self) -> Request:
-        """The program as it was traced, and what its plan was chosen by."""
+        """The program as it was traced, with everything that its plan was chosen by."""
         return self.typing.request
 
     @property
     def graph(self) -> Graph:
-        """The program that is run: as traced, or with repeated conversions taken out."""
+        """The program that runs: the traced one, or `plan.saving`'s without repeated
+        conversions."""
         return self.typing.graph
 
     @property
@@ -111,25 +115,40 @@ class Program:
         """The type of each flat output."""
         return tuple(to_type(c, self.mesh) for c in self.typing.outputs)
 
+    @property
+    def unordered_values(self) -> int:
+        """The number of values that are read in more than `lower.ORDERED_TYPES` other types. One
+        order of their conversions was priced."""
+        read = types_read(self.typing)
+        return sum(
+            len(types - {self.typing.values[value]}) > ORDERED_TYPES
+            for value, types in read.items()
+        )
+
     def __str__(self) -> str:
         return str(listing(self))
 
     def boxes(self) -> Iterator[PlannedBox]:
-        """All conversions in program order, those in loops with their trips."""
+        """All conversions in program order, with their trips."""
         yield from planned_boxes(self.block)
 
     def kernels(self) -> Iterator[tuple[Apply, int]]:
-        """All operations whose kernels send something, in program order, with how often each runs
+        """All operations whose kernels send something, in program order, each with its executions
         per call."""
         yield from sending(self.block, 1)
 
     def written_by_hand(self) -> Iterator[tuple[Node, int]]:
-        """The regions written by hand, in program order, with how often each runs per call."""
+        """The regions written by hand, in program order, each with its executions per call."""
         yield from _written_by_hand(self.block, 1)
 
 
 def resolve(typing: Typing) -> Program:
-    """Typing -> Program: lowers, verifies and prices a complete typing."""
+    """Typing -> Program: lowers, verifies and prices a typing.
+
+    Raises:
+      SbpInternalError: where the instructions do not agree with the typing, or a budget forbids a
+          collective.
+    """
     block = lower(typing)
     verify(block, typing.mesh)
     verify_budgets(block, typing.graph_request)
@@ -143,8 +162,8 @@ def resolve(typing: Typing) -> Program:
 
 
 def bytes_sent(block: Block) -> float:
-    """Bytes one device sends when a block runs once, loop trips counted. A cond counts with the
-    branch that sends most."""
+    """Bytes one device sends when a block runs once, with loop trips counted. Of the branches of a
+    `cond`, the one that sends most counts."""
     total = 0.0
     for instruction in block.instructions:
         if isinstance(instruction, Box):
@@ -160,11 +179,11 @@ def bytes_sent(block: Block) -> float:
 
 
 def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
-    """The operations of a block whose kernels send something, with how often each runs per call.
+    """The operations of a block whose kernels send something, each with its executions per call.
 
     Arguments:
       block: the block.
-      trips: how often the block runs.
+      trips: executions of the block per call.
     """
     for instruction in block.instructions:
         if isinstance(instruction, Apply) and instruction.sends:
@@ -177,11 +196,11 @@ def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
 def planned_boxes(
     block: Block, trips: int = 1, regions: tuple[tuple[Node, int], ...] = ()
 ) -> Iterator[PlannedBox]:
-    """All conversions of a block in program order, those of inner regions included.
+    """All conversions of a block and of its regions, in program order.
 
     Arguments:
       block: the instructions.
-      trips: how often the block runs per call.
+      trips: executions of the block per call.
       regions: the regions around the block, outermost first.
     """
     for instruction in block.instructions:

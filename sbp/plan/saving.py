@@ -1,10 +1,11 @@
 """Reuse of conversions: a rematerialised block repeats conversions of the forward pass, and the
-plan takes the first result instead.
+plan reads the first result instead.
 
 `trace.numbering` says which values are equal. Where a scan repeats the conversion of an earlier
-scan, the earlier one returns its result as one more stacked result, and the later one takes it as
-one more stacked operand. Within one block, operations of the backward pass read the converted value
-of the forward pass. Operations that only the repeated conversion needed are removed.
+scan, the earlier scan returns the converted value as an additional stacked result, and the later
+scan takes it as an additional stacked operand. Within one block, operations of the backward pass
+read the converted value of the forward pass. Operations that only the repeated conversion needed
+are removed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Repeat:
     """A conversion that repeats an earlier one.
 
     Arguments:
-      value: the value of the repeated conversion.
-      first: the equal value of the first conversion.
-      codes: the type that both are converted to.
-      loop, first_loop: ids of the scan nodes whose bodies make the conversions; None for both in
-        the same block.
-      seconds: modelled time of the repeated conversion, over all turns of its loop, less the time
-        of writing and reading the kept result.
-      bytes_kept: bytes on one device that the first result takes until it is read.
+      value: the value that the repeated conversion gives, or that is computed from its result.
+      first: the equal value that was made before.
+      codes: the type in which both are made.
+      loop, first_loop: ids of the scan nodes in whose bodies `value` and `first` are made; None
+        where both are made in the same block.
+      seconds: modelled time that reading `first` saves per call: that of the conversion over all
+        trips of its loop, less the time of writing and reading the stacked values.
+      bytes_kept: bytes on one device that `first` takes until it is read.
     """
 
     value: int
@@ -55,9 +56,6 @@ class Repeat:
 def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
     """The conversions of a lowered program that repeat one of the same block or of an earlier loop.
 
-    An earlier loop returns its converted value, so its rules must allow the conversion at the
-    loop's end, unless an annotation made the value.
-
     Arguments:
       typing: the types.
       block: the program lowered with them.
@@ -66,13 +64,16 @@ def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
 
 
 def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
-    """The typing of the program without the chosen repeated conversions."""
+    """The typing of the program without the chosen repeated conversions.
+
+    Its graph is a rewritten one: readers of a repeated value read the first value.
+    """
     return _Saving(typing, chosen).typing()
 
 
 class _Search:
-    """Goes through a program in order and notes which values have been made in which types, equal
-    values under one number."""
+    """Walks a program in order and records the first value made of each number and type. Equal
+    values have one number."""
 
     def __init__(self, typing: Typing) -> None:
         self.typing, self.request = typing, typing.graph_request
@@ -98,6 +99,13 @@ class _Search:
         loop: Loop | None,
         readers: dict[Register, list[Instruction]],
     ) -> None:
+        """Records what an instruction makes, or the repeat that it leads to.
+
+        Arguments:
+          instruction: the instruction.
+          loop: the scan in whose body it stands; None for the program.
+          readers: the readers of each register of its block.
+        """
         if isinstance(instruction, Apply):
             for register in instruction.outs:
                 self.made.setdefault(
@@ -113,6 +121,7 @@ class _Search:
                 if repeat is not None:
                     self.found.setdefault((repeat.loop, repeat.value), repeat)
                     return
+            # A loop would return the converted value: its rules must allow the conversion there.
             rules = self.request.rules(loop.node if loop else None, in_loop=loop is not None)
             if loop is None or all(
                 rules.allows(s.kind, s.mesh_axes, s.bytes_sent) for s in instruction.steps
@@ -122,7 +131,13 @@ class _Search:
 
     def repeat(self, box: Box, register: Register, loop: Loop | None) -> Repeat | None:
         """The repeat of a register: an equal value made earlier in the same type, if reading it is
-        allowed and saves time."""
+        allowed and saves time.
+
+        Arguments:
+          box: the conversion.
+          register: its result, or a value computed from it.
+          loop: the scan in whose body the conversion stands; None for the program.
+        """
         key = self.numbers.of(register.value), register.codes
         if key not in self.made:
             return None
@@ -135,22 +150,21 @@ class _Search:
         ):
             return None
         if loop is None and (box.reader is None or not box.reader.backward):
-            # A forward value pinned twice in one block may be pinned twice on purpose; a
-            # recomputed one is not.
+            # Two equal forward values in one block may have two pins on purpose. Recomputed values
+            # have the pins of the forward pass.
             return None
         if (
             loop is None
             and self.typing.values[value] != register.codes
             and not self.request.rules(box.reader).unlimited
         ):
-            return None  # its readers might not be allowed to convert the first value
+            return None  # readers of `first` may not be allowed to convert it
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
         size = float(
             math.prod(local_shape(aval.shape, register.codes, mesh.sizes))
         ) * _jax.itemsize(aval.dtype)
-        kept = (
-            2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0
-        )  # written by one loop, read by the other
+        # One loop writes the stacked values, the other reads them.
+        kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0
         seconds = trips * (sum(s.seconds for s in box.steps) - kept)
         if seconds <= 0:
             return None
@@ -165,15 +179,11 @@ class _Search:
         )
 
 
-HOPS = 6
-"""Operations followed behind a conversion to find a value that was made before."""
-
-
 def _chain(box: Box, readers: dict[Register, list[Instruction]]) -> Iterator[Register]:
-    """The result of a conversion, then the results of operations with no other varying operand,
-    each the only reader of the one before."""
+    """The result of a conversion, then the results of operations computed from it, where each
+    operation has one result and is the only reader of the register before it."""
     register = box.target
-    for _ in range(HOPS):
+    while True:
         yield register
         match readers.get(register, []):
             case [Apply(outs=(only,))] if not any(c < 0 for c in only.codes):
@@ -183,20 +193,20 @@ def _chain(box: Box, readers: dict[Register, list[Instruction]]) -> Iterator[Reg
 
 
 def _readers(block: Block) -> dict[Register, list[Instruction]]:
+    """The instructions that read each register; none for a register that the block returns."""
     found: dict[Register, list[Instruction]] = defaultdict(list)
     for instruction in block.instructions:
-        sources = (instruction.source,) if isinstance(instruction, Box) else instruction.ins
-        for source in sources:
+        for source in instruction.ins:
             if isinstance(source, Register):
                 found[source].append(instruction)
     for source in block.outputs:
         if isinstance(source, Register):
-            found.pop(source, None)  # a returned value cannot be replaced
+            found.pop(source, None)  # another value cannot be returned in its place
     return found
 
 
 class _Saving:
-    """Rewrites a typing so that the chosen conversions happen once."""
+    """Rewrites a typing and its graph so that the chosen conversions run once."""
 
     def __init__(self, typing: Typing, chosen: tuple[Repeat, ...]) -> None:
         self.old, self.chosen, self.request = typing, chosen, typing.graph_request
@@ -209,6 +219,7 @@ class _Saving:
         self.kept = {r.value: r.codes for r in chosen}
 
     def typing(self) -> Typing:
+        """The rewritten typing."""
         for r in self.chosen:
             if r.loop is None:
                 self.here.setdefault(r.value, r.first)
@@ -223,12 +234,12 @@ class _Saving:
         )
 
     def block(self, graph: Graph, instead: dict[int, int], *, top: bool = False) -> Graph:
-        """A graph whose nodes read other values, less the operations that no node reads any more.
+        """A graph whose nodes read other values, without the operations that nothing reads then.
 
         Arguments:
           graph: the program, or the body of a scan.
-          instead: by value, the equal value to read.
-          top: whether it is the program.
+          instead: for each repeated value, the equal value to read.
+          top: whether the graph is the program.
         """
         nodes: list[Node] = []
         for node in graph.nodes:
@@ -247,14 +258,16 @@ class _Saving:
     def redirect(
         self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
     ) -> Operand:
-        """The value that a node reads for an operand. It is another one where the node takes the
-        converted type and the other value has that type, or the node may convert it.
+        """The operand that a node reads in place of one of its operands.
+
+        It is the equal value of `instead` where the node takes the converted type, and the equal
+        value has that type or the node may convert it. Otherwise the operand stays.
 
         Arguments:
           node: the reader.
-          operand: what it reads today.
-          codes: the type in which it takes it.
-          instead: by value, the equal value to read.
+          operand: the operand before the rewriting.
+          codes: the type in which the node takes it.
+          instead: for each repeated value, the equal value to read.
         """
         if not isinstance(operand, int) or operand not in instead:
             return operand
@@ -269,8 +282,8 @@ class _Saving:
         )
 
     def scan(self, node: Node) -> Node:
-        """A scan with one more stacked result for a later scan, or with one more stacked operand
-        from an earlier scan."""
+        """A scan with an additional stacked result for each value that a later scan reads, and an
+        additional stacked operand for each value of an earlier scan that it reads."""
         (body,) = node.regions
         row, returned = self.rows[node.id], self.returned[node.id, 0]
         instead: dict[int, int] = {}
@@ -304,7 +317,7 @@ class _Saving:
         return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
 
     def pruned(self, graph: Graph) -> Graph:
-        """A graph without operations whose results are not read; effects stay."""
+        """A graph without operations whose results nothing reads; nodes with effects stay."""
         needed = {o for o in graph.outputs if isinstance(o, int)}
         kept: list[Node] = []
         for node in reversed(graph.nodes):

@@ -26,7 +26,7 @@ class ListedValue:
 
     Arguments:
       name: of the register, `%3`.
-      shape: dtype and whole shape, `f32[8,16]`; empty for the result of a conversion.
+      shape: dtype and global shape, `f32[8,16]`; empty for the result of a conversion.
       type: its type.
       argument: the user's name of an argument; empty for other registers.
     """
@@ -51,7 +51,7 @@ class ListedOperation:
     Arguments:
       results: the registers it defines.
       op: the primitive.
-      kernels: `axis=kernel` for each mesh axis on which another kernel than the primitive runs.
+      kernels: `axis=kernel` for each mesh axis whose kernel is not the primitive itself.
       operands: registers and constants.
       bytes_sent: bytes that one device sends inside those kernels each time the operation runs.
       comment: the source line.
@@ -75,7 +75,7 @@ class ListedConversion:
       mesh_axes: names of the mesh axes it runs over.
       operand: the register it converts.
       bytes_sent: bytes that one device sends each time it runs.
-      float32: how it sums where the user chose to sum in float32; None for the platform's own sum.
+      float32: how it sums where the user chose float32; None for the platform's own sum.
       comment: the node that needs the result.
     """
 
@@ -90,7 +90,7 @@ class ListedConversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRegion:
-    """A scan, while or cond whose bodies run `trips` times each time it runs."""
+    """A `scan`, `while` or `cond`. Each of its bodies runs `trips` times when it runs once."""
 
     results: tuple[ListedValue, ...]
     op: str

@@ -1,8 +1,8 @@
-"""The plan's equation, checked after lowering and after every pass: each instruction reads what is
-there in the type its row takes.
+"""The check of a plan after lowering and after every pass: each instruction reads registers that
+are written, in the types that its row takes.
 
 This module shares no walk with the code that makes plans. It reads the parameters of `scan` and
-`while` itself and does not ask `trace.regions`: a fault there must not hide itself here.
+`while` itself and does not use `trace.regions`, so that a fault there cannot hide itself here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sbp.trace.graph import Node
 
 
 def verify(block: Block, mesh: MeshSpec) -> None:
-    """Checks that registers are written once and before they are read, that boxes and rows fit, and
-    region types agree.
+    """Checks that registers are written once and before they are read, that conversions and rows
+    fit their registers, and that the types of regions agree with their bodies.
 
     Raises:
       SbpInternalError: naming the instruction that breaks the plan.
@@ -29,8 +29,8 @@ def verify(block: Block, mesh: MeshSpec) -> None:
 
 
 def verify_budgets(block: Block, request: Request) -> None:
-    """Checks every collective of a plan against the budgets it was made under; hand-written regions
-    are the user's own.
+    """Checks every collective of a plan against the request's budgets, except those of hand-written
+    regions.
 
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
@@ -46,9 +46,10 @@ class ForbiddenCollective(NamedTuple):
     """A collective that a budget forbids.
 
     Arguments:
-      kind, mesh_axes, bytes: what it is, the positions of its mesh axes, and what one device sends
-      in one run.
-      reader: the node that it is for; None for the results of the program.
+      kind: the collective.
+      mesh_axes: the positions of its mesh axes.
+      bytes: bytes that one device sends in one run.
+      reader: the node that reads its result; None for a result of the program.
     """
 
     kind: str
@@ -60,7 +61,14 @@ class ForbiddenCollective(NamedTuple):
 def over_budget(
     block: Block, request: Request, *, owner: Node | None = None, in_loop: bool = False
 ) -> Iterator[ForbiddenCollective]:
-    """The collectives of a plan that budgets forbid, in program order."""
+    """The collectives of a plan that budgets forbid, in program order.
+
+    Arguments:
+      block: the plan, or the body of a region.
+      request: the request with its budgets.
+      owner: the node whose region the block is; None for the plan.
+      in_loop: whether the block is inside a loop.
+    """
     if not request.budgets:
         return
     for instruction in block.instructions:
@@ -92,17 +100,17 @@ def _fail(what: str, node: Node | None) -> SbpInternalError:
 
 
 def _verify_block(block: Block, mesh: MeshSpec) -> None:
-    held: set[Register] = set(block.inputs)
+    written: set[Register] = set(block.inputs)
 
     def read(source: Source, node: Node | None) -> Codes:
-        if isinstance(source, Register) and source not in held:
+        if isinstance(source, Register) and source not in written:
             raise _fail(f"register {source} is read before it is written", node)
         return source.codes
 
     def write(register: Register, node: Node | None) -> None:
-        if register in held:
+        if register in written:
             raise _fail(f"register {register} is written twice", node)
-        held.add(register)
+        written.add(register)
 
     for instruction in block.instructions:
         match instruction:

@@ -1,13 +1,14 @@
-"""Facts -> pages: the full report of a plan, the short one for training programs, and what a
-refused program gets."""
+"""Facts -> pages: the full report of a plan, the short report for training programs, and the report
+of a program without a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sbp.annotations import Pin
 from sbp.errors import Diagnostic, file_name
 from sbp.limits import policies_text
+from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.report import facts
 from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
@@ -58,9 +59,17 @@ def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
 def full(
     program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
 ) -> Page:
-    """Everything: cost, tensors, collectives, regions, findings."""
+    """The full report of a plan: cost, tensors, collectives, regions, findings.
+
+    Arguments:
+      program: the plan.
+      title: the function's name.
+      output_names: names of the results.
+      diagnostics: the findings.
+    """
     found = collectives(program, output_names)
-    parts: list[Part] = [_cost(program), Paragraph(text=_choice(program))]
+    parts: list[Part] = [_cost(program)]
+    parts += [Paragraph(text=text) for text in (_choice(program), *_left_out(program))]
     annotated = facts.annotated(program)
     if annotated:
         grid = _grid(program, annotated)
@@ -83,8 +92,15 @@ def full(
 def short(
     program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
 ) -> Page:
-    """What a training program prints first: annotated tensors, collectives by source line, bytes,
-    memory and time."""
+    """The short report of a plan, for training programs: annotated tensors, collectives by source
+    line, bytes, memory and time.
+
+    Arguments:
+      program: the plan.
+      title: the function's name.
+      output_names: names of the results.
+      diagnostics: the findings.
+    """
     found = collectives(program, output_names)
     annotated = facts.annotated(program)
     parts: list[Part] = [_cost(program)]
@@ -130,6 +146,21 @@ def _choice(program: Program) -> str:
     )
 
 
+def _left_out(program: Program) -> Iterator[str]:
+    """What the search for the plan left out."""
+    if program.memory_prices:
+        yield (
+            "the cheapest plan does not fit the memory limit: types were chosen at"
+            f" {counted(program.memory_prices, 'price')} per byte of memory, and this is the"
+            " cheapest of their plans that fits; a plan at a price between may be cheaper"
+        )
+    if program.unordered_values:
+        yield (
+            f"the conversions of {counted(program.unordered_values, 'value')} to more than"
+            f" {ORDERED_TYPES} types were priced in one order; another order may send less"
+        )
+
+
 def _cost(program: Program) -> Facts:
     cost = program.cost
     return Facts(
@@ -173,15 +204,16 @@ def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Table:
 
 
 def _pin_text(pin: Pin) -> str:
-    """What an annotation asks; B on an axis is left out where the annotation names all axes."""
+    """The type that an annotation asks for: a type on all axes without its Bs, another one by the
+    axes that it names."""
     if pin.complete:
         return repr(pin.type)
     return " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
 
 
 def _grid(program: Program, found: Sequence[facts.AnnotatedTensor]) -> tuple[Grid, ...]:
-    """The slices on each device of the annotated tensor that most mesh axes split, the first of
-    several."""
+    """The slice on each device of one annotated tensor: the first of those with most rows of
+    slices."""
     best: Grid | None = None
     for fact in found:
         found_slices = facts.slices(program, fact)
@@ -246,7 +278,7 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
-    """Arguments or results; of many, the largest ones, in their order."""
+    """Arguments or results in order; where there are many, the largest, and the rest folded."""
     total = sum(t.bytes_per_device for t in found)
     largest = sorted(range(len(found)), key=lambda i: (-found[i].bytes_per_device, i))[
         :SHOWN_TENSORS

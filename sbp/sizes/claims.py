@@ -1,8 +1,8 @@
-"""What a typing asks of sizes: for each node that its row is offered, for each value that its split
-leaves every device something.
+"""The claims that a typing makes about sizes: that the rule of each node gives the chosen row, and
+that each split leaves every device an element.
 
-These are the conditions that `sbp.infer.certificate.certify` evaluates at one choice of sizes, as
-predicates that can be asked for all.
+`sbp.infer.certificate.certify` checks the same conditions at one choice of sizes. A claim is a
+predicate on sizes, so that it can be decided for all of them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from sbp.trace.graph import DIM_AS_VALUE, Graph, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One thing that a typing asks of sizes.
+    """One condition on sizes that a typing needs.
 
     Arguments:
-      text: what it asks.
-      key: equal for claims that ask the same.
-      holds: whether it is so, for sizes that are lifted.
+      text: the condition in words, for the report.
+      key: equal for claims of the same condition.
+      holds: whether the condition holds, computed with the sizes that its argument gives for
+          symbolic ones.
       span: the user's line.
     """
 
@@ -47,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aval:
-    """Shape and dtype as a rule sees them; sizes may be any kind of number."""
+    """Shape and dtype for a rule. Sizes are integers, or `Size`s of `sizes.exploration`."""
 
     shape: tuple[Any, ...]
     dtype: Any
@@ -62,11 +63,12 @@ class Aval:
 
 
 def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
-    """What a typing asks of the sizes of its program, inputs and outputs first; each thing once.
+    """The claims that a typing makes about the sizes of its program, those on inputs and outputs
+    first. Claims with equal keys are one.
 
     Arguments:
       graph: the program with symbolic sizes.
-      typing: of the same program at one choice of them.
+      typing: its typing at one choice of sizes.
     """
     found: dict[Any, Claim] = {}
     for claim in (*_boundary(graph, typing), *_inside(graph, typing)):
@@ -101,7 +103,7 @@ def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]
 
 
 def _inside(program: Graph, typing: Typing) -> Iterator[Claim]:
-    """What the decisions of each node ask, node by node."""
+    """The claims of the decisions of each node, in program order."""
     mesh, decided = typing.mesh, defaultdict[int, list[Decision]](list)
     for decision in typing.request.flow.decisions:
         if decision.node is not None:
@@ -125,7 +127,7 @@ def _inside(program: Graph, typing: Typing) -> Iterator[Claim]:
 def _large(
     node: Node, program: Graph, decision: Decision, typing: Typing, pinned: Codes
 ) -> Iterator[Claim]:
-    """A split that nobody pinned leaves each device something (`TypeSpace`)."""
+    """The claim that a split that is not pinned leaves each device an element (`TypeSpace`)."""
     mesh, codes = typing.mesh, typing.decided(decision)
     kind, key = decision.place
     if kind == "value":
@@ -155,8 +157,8 @@ def _parts(code: Code, codes: Codes, sizes: Sequence[int]) -> int:
 
 
 def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
-    """A node's row is among those that its rule gives, axis by axis, the inner ones on what the
-    outer ones leave (`RowTable`)."""
+    """The claim that the rule of a node gives the chosen row on each mesh axis; on an inner axis,
+    for the shapes that the outer axes leave (`RowTable`)."""
     mesh, row = typing.mesh, typing.rows[node.id]
     policies = typing.graph_request.rules(node).policies
     avals = [program.aval(o) for o in node.inputs], [program.avals[v] for v in node.outputs]
@@ -204,10 +206,10 @@ def _text(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AskedRow:
-    """A row of an operator that a rule has to give.
+    """A row of an operator, to be found among the rows of its rule.
 
     Arguments:
-      op, params: the operator, with its parameters at the sizes in question.
+      op, params: the operator, with its parameters at the given sizes.
       row: the row on all mesh axes.
       mesh: the mesh.
       policies: the boxing policy on each mesh axis.
@@ -223,12 +225,12 @@ class _AskedRow:
 def _offered(
     asked: _AskedRow, ins: tuple[Aval, ...], outs: tuple[Aval, ...], kernels: tuple[str, ...]
 ) -> bool:
-    """Whether the rule gives the row on the mesh axes inside of those whose kernels are chosen.
+    """Whether the rule gives the row on all mesh axes from position `len(kernels)` on.
 
     Arguments:
       asked: the row.
-      ins, outs: the operands and results as the outer axes leave them.
-      kernels: of the outer axes.
+      ins, outs: the operands and results with the shapes that the outer axes leave.
+      kernels: the kernels on the outer axes.
     """
     row, mesh, position = asked.row, asked.mesh, len(kernels)
     if position == len(mesh.sizes):
@@ -272,6 +274,7 @@ def _offered(
 
 
 def _localised(aval: Aval, code: Code, n: int) -> Aval:
+    """The shard on a mesh axis of size n, blocks rounded up."""
     if code <= 0:
         return aval
     shape = list(aval.shape)

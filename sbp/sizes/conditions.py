@@ -1,4 +1,4 @@
-"""For which sizes a typing holds: its claims decided over a scope, and the condition in words that
+"""For which sizes a typing holds: its claims decided over a scope, and the condition on sizes that
 can be pasted as constraints.
 
 >>> from sbp.sizes.scope import Scope
@@ -13,29 +13,34 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sbp.sizes.claims import Claim
 from sbp.sizes.exploration import Explored, explore, numbers
 from sbp.sizes.expressions import Point, parsed
-from sbp.sizes.scope import Fact, Region, Scope, Unanswered
-
-ALTERNATIVES = 8
-"""Most alternatives of a condition that are written out."""
+from sbp.sizes.formula import RLIMIT, Formula, FormulaStatus, formula_of
+from sbp.sizes.scope import Scope
 
 SHOWN = 3
-"""Claims that are listed where the condition has no short form."""
+"""Claims that are listed where they have no formula; the others are counted."""
 
-WORDS = 300_000
-"""Z3's resource limit of one question about how to say a condition."""
 
-TRIED = 512
-"""Small sizes that are tried for a claim that is not decided."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far claims are decided.
 
-SMALL = 4096
-"""Points that are tried, smallest first, for an example before Z3 is asked for one."""
+    Arguments:
+      formula_rlimit: Z3's resource limit of one question about how to write the formula.
+      tried: small sizes at which a claim is tried that is not decided.
+      small: sizes that are tried, smallest first, for a counterexample. Where none of them is one,
+          the counterexample is one that Z3 has found, which need not be the smallest.
+    """
+
+    formula_rlimit: int = RLIMIT
+    tried: int = 512
+    small: int = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +50,8 @@ class Open:
     Arguments:
       claim: the claim.
       why: why it is not.
-      tried: how many small sizes were tried instead, all that meet the other claims.
-      fails: the first of them where it does not hold.
+      tried: the number of small sizes at which it was tried; all of them meet the decided claims.
+      fails: the first of these sizes at which it does not hold; None where it holds at all.
     """
 
     claim: Claim
@@ -62,22 +67,27 @@ class Decided:
     Arguments:
       status: `every` size of the scope, `some` of them, or `open`: not decided for all.
       asked: the scope in words.
-      holds: where the claims that are decided hold, in the syntax of constraints; the scope where
-          they hold for all of it.
-      terms: the parts of `holds` beyond the scope, when it is one conjunction.
+      holds: where the decided claims hold, in the syntax of constraints; the scope where they hold
+          for all of it; the claims themselves where they have no formula.
+      formula: the status of the formula in `holds`; None where `holds` is the scope.
+      terms: the facts of `holds` beyond the scope, where it is one conjunction.
       point: the sizes that the typing was chosen at.
-      counterexample: the smallest sizes of the scope where it does not hold.
+      counterexample: sizes of the scope at which the typing does not hold.
+      is_smallest: whether no decided claim fails at smaller sizes; False where Z3 found the
+          counterexample, because the smallest sizes, which are tried first, include none.
       limits: the claims that do not hold everywhere, those that fail at the counterexample first.
       undecided: the claims that are not decided everywhere.
-      claims: how many there are.
+      claims: the number of claims.
     """
 
     status: Literal["every", "some", "open"]
     asked: str
     holds: str
+    formula: FormulaStatus | None
     terms: tuple[str, ...]
     point: Point
     counterexample: Point | None
+    is_smallest: bool
     limits: tuple[Claim, ...]
     undecided: tuple[Open, ...]
     claims: int
@@ -93,76 +103,85 @@ class Decided:
         return False if False in answers else None if None in answers else True
 
 
-def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
+DEFAULT_LIMITS = Limits()
+
+
+def decide(
+    claims: Sequence[Claim], scope: Scope, point: Point, limits: Limits = DEFAULT_LIMITS
+) -> Decided:
     """Decides the claims of a typing for all sizes of a scope.
 
     Arguments:
-      claims: what the typing asks.
+      claims: the claims of the typing.
       scope: the sizes that are asked for.
       point: the sizes that the typing was chosen at.
+      limits: how far they are decided.
     """
-    explored = [explore(c.holds, scope, point) for c in claims]
-    limited, terms, holds = _condition(scope, claims, explored, point)
-    if terms and any(e.open for e in explored):
-        # Products of symbols are easier where the other claims hold: mod(m, 8) == 0 says that 8
-        # divides m*k.
-        narrowed = scope.narrowed(terms)
-        explored = [
-            explore(c.holds, narrowed, point) if e.open else e
-            for c, e in zip(claims, explored, strict=True)
-        ]
-        limited, terms, holds = _condition(scope, claims, explored, point)
-    pairs = list(zip(claims, explored, strict=True))
+    pairs = [(c, explore(c.holds, scope, point)) for c in claims]
+    limited, formula = _limited(scope, pairs, limits, point)
+    if formula is not None and formula.terms and any(e.open for _, e in pairs):
+        # Products of symbols are easier where the other claims hold: from mod(m, 8) == 0 follows
+        # that 8 divides m*k.
+        narrowed = scope.narrowed(formula.terms)
+        pairs = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in pairs]
+        limited, formula = _limited(scope, pairs, limits, point)
     failing = [*limited, *((c, e) for c, e in pairs if e.fails and e.open)]
-    counterexample = _counterexample(scope, [e for _, e in failing])
+    counterexample, is_smallest = _counterexample(scope, [e for _, e in failing], limits.small)
     at = counterexample or point
     return Decided(
-        status="open" if any(e.open for e in explored) else "some" if limited else "every",
+        status="open" if any(e.open for _, e in pairs) else "some" if limited else "every",
         asked=_asked(scope),
-        holds=holds,
-        terms=tuple(map(str, terms)),
+        holds=_holds(scope, limited, formula),
+        formula=None if formula is None else formula.status,
+        terms=() if formula is None else tuple(map(str, formula.terms)),
         point=point,
         counterexample=counterexample,
+        is_smallest=is_smallest,
         limits=tuple(
             c for c, _ in sorted(failing, key=lambda pair: pair[1].holds_at(at) is not False)
         ),
-        undecided=tuple(_tried(c, e, scope, [e for _, e in limited]) for c, e in pairs if e.open),
+        undecided=tuple(
+            _tried(c, e, itertools.islice(points(scope, limits.small), limits.tried), limited)
+            for c, e in pairs
+            if e.open
+        ),
         claims=len(claims),
         _scope=scope,
-        _explored=tuple(explored),
+        _explored=tuple(e for _, e in pairs),
     )
 
 
-def _condition(
-    scope: Scope, claims: Sequence[Claim], explored: Sequence[Explored], point: Point
-) -> tuple[list[tuple[Claim, Explored]], Region, str]:
-    """The decided claims that do not hold everywhere, without those that follow; their condition if
-    it is a conjunction; and in words."""
-    limited = _binding(
-        scope, [(c, e) for c, e in zip(claims, explored, strict=True) if e.fails and not e.open]
-    )
-    if not limited:
-        return [], (), _asked(scope)
-    try:
-        found = list(
-            itertools.islice(_alternatives(scope, [e for _, e in limited], point), ALTERNATIVES + 1)
-        )
-    except Unanswered:
-        found = []
-    if not found or len(found) > ALTERNATIVES:
-        texts = [c.text for c, _ in limited]
-        rest = f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""
-        return limited, (), " and ".join(texts[:SHOWN]) + rest
-    written = [" and ".join(map(str, a)) for a in found]
-    if len(written) == 1:
-        return limited, found[0], written[0]
-    return limited, (), " or ".join(f"({w})" if " and " in w else w for w in written)
+def _limited(
+    scope: Scope, pairs: Sequence[tuple[Claim, Explored]], limits: Limits, point: Point
+) -> tuple[list[tuple[Claim, Explored]], Formula | None]:
+    """The decided claims that do not hold everywhere, without those that follow from others, and
+    their formula; None where all decided claims hold everywhere."""
+    failing = [(c, e) for c, e in pairs if e.fails and not e.open]
+    if not failing:
+        return [], None
+    formula = formula_of(scope, [e for _, e in failing], point, rlimit=limits.formula_rlimit)
+    return [failing[k] for k in formula.needed], formula
 
 
-def _tried(claim: Claim, explored: Explored, scope: Scope, others: Sequence[Explored]) -> Open:
-    sizes = [
-        p for p in itertools.islice(points(scope), TRIED) if all(e.holds_at(p) for e in others)
-    ]
+def _holds(scope: Scope, limited: Sequence[tuple[Claim, Explored]], formula: Formula | None) -> str:
+    """Where the decided claims hold: the formula, or the claims where there is none."""
+    if formula is None:
+        return _asked(scope)
+    if formula.alternatives:
+        return formula.text
+    texts = [c.text for c, _ in limited]
+    rest = f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""
+    return " and ".join(texts[:SHOWN]) + rest
+
+
+def _tried(
+    claim: Claim,
+    explored: Explored,
+    small: Iterable[Point],
+    limited: Sequence[tuple[Claim, Explored]],
+) -> Open:
+    """An undecided claim, tried at small sizes where the decided claims hold."""
+    sizes = [p for p in small if all(e.holds_at(p) for _, e in limited)]
     fails = next((p for p in sizes if not claim.holds(numbers(p))), None)
     return Open(claim=claim, why=explored.open, tried=len(sizes), fails=fails)
 
@@ -173,7 +192,7 @@ def point_text(point: Point) -> str:
 
 
 def _asked(scope: Scope) -> str:
-    """The scope in words; what JAX adds to a constraint on a rest is left out."""
+    """The scope in words, without the constraints that JAX adds to one on a `mod`."""
     divided = {f"{k}*floordiv({n}, {k}) == {n}" for c in scope.constraints for n, k in [_rest(c)]}
     shown = [c for c in scope.constraints if c not in divided]
     bounded = {
@@ -194,9 +213,12 @@ def _rest(constraint: str) -> tuple[str, int]:
             return "", 0
 
 
-def points(scope: Scope, count: int = SMALL) -> Iterator[Point]:
-    """Points of a scope by their largest size, smallest first, as many as are among the first
-    `count` of all.
+def points(scope: Scope, count: int = DEFAULT_LIMITS.small) -> Iterator[Point]:
+    """Points of a scope by their largest size, smallest first.
+
+    Arguments:
+      scope: the scope.
+      count: points that are looked at; those that the scope does not allow are left out.
 
     >>> [tuple(p.values()) for p in points(Scope(("a", "b"), ("a >= b",)), 8)]
     [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
@@ -213,105 +235,24 @@ def _tuples(length: int) -> Iterator[tuple[int, ...]]:
         yield ()
         return
     for largest in itertools.count(1):
-        # Those passed over are the ones that came before, so no more than so many.
+        # The tuples that are left out here came before.
         yield from (
             v for v in itertools.product(range(1, largest + 1), repeat=length) if max(v) == largest
         )
 
 
-def _counterexample(scope: Scope, explored: Sequence[Explored]) -> Point | None:
-    failing = [e for e in explored if e.fails]
-    if not failing:
-        return None
-    small = next((p for p in points(scope) if any(e.holds_at(p) is False for e in failing)), None)
-    return small or next((e.example for e in failing if e.example is not None), None)
+def _counterexample(
+    scope: Scope, explored: Sequence[Explored], small: int
+) -> tuple[Point | None, bool]:
+    """Sizes at which a claim does not hold, and whether there are no smaller ones.
 
-
-# ---- words --------------------------------------------------------------------------------------
-
-
-def _binding(
-    scope: Scope, limited: Sequence[tuple[Claim, Explored]]
-) -> list[tuple[Claim, Explored]]:
-    """Claims without those that follow from the ones before: many operators ask what their inputs
-    are held to."""
-    solver, kept = scope.solver(WORDS), list[tuple[Claim, Explored]]()
-    for claim, explored in limited:
-        term = solver.any_of(explored.holds)
-        if not solver.shows(term):
-            kept.append((claim, explored))
-            solver.add(term)
-    return kept
-
-
-def _alternatives(scope: Scope, explored: Sequence[Explored], point: Point) -> Iterator[Region]:
-    """Conjunctions that together say where all claims hold: one, when there is one that does.
-
-    The first try is all that follows from the claims, which is the condition itself when that is a
-    conjunction. Else a point where they hold is described by all facts there are, and of these so
-    many are left out as leave the claims true; and so on with the points that no such conjunction
-    covers (prime implicants).
+    Arguments:
+      scope: the sizes that are asked for.
+      explored: the claims.
+      small: points that are looked at, smallest first.
     """
-    solver = scope.solver(WORDS)
-    holding = solver.all_terms([solver.any_of(e.holds) for e in explored])
-    noted, rests = _facts(scope, explored)
-    bounds = [
-        Fact(name, ">=", str(least))
-        for name in scope.names
-        if (least := solver.least(name, holding)) > 1
-    ]
-    for universe in ([*bounds, *rests], [*noted, *bounds, *rests]):
-        common = [f for f in universe if solver.implied(holding, f)]
-        if _suffice(scope, common, explored):
-            yield _needed(scope, common, explored)
-            return
-    rest: Point | None = (
-        point if all(e.holds_at(point) for e in explored) else solver.point(holding)
-    )
-    while rest is not None:
-        here = [f if f.value(rest) else f.opposite for f in (*noted, *bounds, *rests[::-1])]
-        if not _suffice(scope, here, explored):
-            raise Unanswered("Z3 gives up")
-        found = _needed(scope, here, explored)
-        yield found
-        solver.add(solver.none_of(found))
-        rest = solver.point(holding)
-
-
-def _suffice(scope: Scope, facts: Sequence[Fact], explored: Sequence[Explored]) -> bool:
-    """Whether claims are shown to hold wherever all of some facts do."""
-    solver = scope.narrowed(facts).solver(WORDS)
-    return all(solver.shows(solver.any_of(e.holds)) for e in explored)
-
-
-def _needed(scope: Scope, facts: Sequence[Fact], explored: Sequence[Explored]) -> Region:
-    """Facts without those that the condition does not need, the first ones tried first."""
-    kept = list(facts)
-    for fact in facts:
-        fewer = [f for f in kept if f is not fact]
-        if _suffice(scope, fewer, explored):
-            kept = fewer
-    return tuple(kept)
-
-
-def _facts(scope: Scope, explored: Sequence[Explored]) -> tuple[list[Fact], list[Fact]]:
-    """What a condition may be said with: what was noted, longest first; and, which reads best,
-    rests of single symbols."""
-    noted = sorted(
-        {f for e in explored for r in (*e.holds, *e.fails) for f in r},
-        key=lambda f: (-len(str(f)), f),
-    )
-    noted = list({min(f, f.opposite): f for f in noted}.values())
-    steps = {k for f in noted for side in (f.left, f.right) for k in _divisors(side)}
-    moduli = sorted({k for step in steps for k in range(2, min(step, 64) + 1) if step % k == 0})
-    return noted, [Fact(f"mod({n}, {k})", "==", "0") for n in scope.names for k in moduli]
-
-
-def _divisors(text: str) -> Iterator[int]:
-    """The numbers that a size is divided by."""
-    for node in ast.walk(parsed(text)):
-        match node:
-            case ast.Call(args=[_, ast.Constant(value=int(value))]):
-                yield value
-            case _:
-                continue
+    failing = [e for e in explored if e.fails]
+    for point in points(scope, small):
+        if any(e.holds_at(point) is False for e in failing):
+            return point, True
+    return next((e.example for e in failing if e.example is not None), None), not failing

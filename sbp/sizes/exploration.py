@@ -1,13 +1,11 @@
-"""Questions about symbolic sizes, decided for all of them: a rule runs on sizes that note what they
-are asked, Z3 finds sizes not yet seen.
+"""Decides a predicate on symbolic sizes for all sizes, by running it at some of them.
 
-A `Size` is a number at one point and an expression everywhere. Whoever computes with it gets the
-answers of the point; each answer of a comparison is noted as a fact. A computation that depends on
-sizes through these answers alone has the same result wherever the same facts hold. So one run
-decides a whole region; Z3 is asked for a point outside of all regions seen, until there is none
-(King 1976, "Symbolic execution and program testing"; Godefroid, Klarlund and Sen 2005, "DART").
-Nothing is told of the rules: whatever they ask of sizes, divisibility and order for the most part,
-is what is decided.
+A `Size` has a value at one point and an expression for all points. Comparisons answer with the
+value, and each answer is noted as a fact about the expressions. A computation that uses sizes only
+through such answers has the same result wherever the same facts hold, so one run decides a whole
+region. Z3 then finds a point outside of all regions so far, until there is none (King 1976,
+"Symbolic execution and program testing"; Godefroid, Klarlund and Sen 2005, "DART"). The predicates
+are the rules of operators themselves; what they require of sizes is written nowhere else.
 
     >>> import jax
     >>> from sbp.sizes.scope import Scope
@@ -33,12 +31,18 @@ from sbp.sizes.expressions import COMPARISONS, Point, value_of
 from sbp.sizes.scope import Fact, Region, Scope, Unanswered
 
 REGIONS = 128
-"""Regions of sizes after which an exploration is given up."""
+"""Regions of sizes after which a predicate is left undecided at the other sizes; the report says
+so."""
 
 
 class Size:
-    """A size of a tensor: its value at one point, its expression, and where to note what is asked
-    of it."""
+    """A size of a tensor.
+
+    Arguments:
+      expression: its symbolic size, or a number.
+      value: its value at one point.
+      noted: the facts that its comparisons answered, in order.
+    """
 
     __slots__ = ("expression", "noted", "value")
 
@@ -68,15 +72,15 @@ class Size:
         else:
             return NotImplemented
         answer = bool(of(self.value, number))
-        if jax.export.is_symbolic_dim(
-            self.expression - theirs
-        ):  # else it has one answer everywhere
+        # Where the difference is a number, the answer is the same everywhere.
+        if jax.export.is_symbolic_dim(self.expression - theirs):
             fact = Fact(str(self.expression), comparison, str(theirs))
             self.noted[fact if answer else fact.opposite] = None
         return answer
 
     def _number(self) -> int:
-        """The value itself, for who wants a number: good for this one point alone."""
+        """The value, for code that needs a number. The noted fact limits the region to sizes with
+        this value."""
         self.noted[Fact(str(self.expression), "==", str(self.value))] = None
         return self.value
 
@@ -167,7 +171,7 @@ class Size:
 # ---- exploration --------------------------------------------------------------------------------
 
 Lift = Callable[[Any], Any]
-"""Symbolic sizes become `Size`s; other values stay."""
+"""Symbolic size -> `Size`; other values stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +179,9 @@ class Explored:
     """Where a predicate on sizes holds.
 
     Arguments:
-      holds, fails: the regions where it does and where it does not; they do not overlap.
-      open: why other points, if there are any, are not decided; empty when all are.
-      example: a point where it does not hold.
+      holds, fails: the regions where it holds and where it does not; no two of them overlap.
+      open: why the points outside of these regions are not decided; empty where there are none.
+      example: a point where it does not hold; None where none was found.
     """
 
     holds: tuple[Region, ...]
@@ -186,7 +190,7 @@ class Explored:
     example: Point | None = None
 
     def holds_at(self, point: Point) -> bool | None:
-        """Whether it holds at a point of the scope; None when that is not decided."""
+        """Whether it holds at a point of the scope; None where that is not decided."""
         for regions, answer in ((self.holds, True), (self.fails, False)):
             if any(all(f.value(point) for f in r) for r in regions):
                 return answer
@@ -199,10 +203,11 @@ def explore(
     """Decides a predicate at all points of a scope.
 
     Arguments:
-      predicate: computes with sizes that it lifts, and with nothing else that varies.
+      predicate: takes a function that gives the sizes to compute with. Its result depends on
+        nothing else that varies.
       scope: the points.
-      start: the first point.
-      limit: regions after which to give up.
+      start: the first point that it is run at.
+      limit: the most regions that are explored.
     """
     holds: list[Region] = []
     fails: list[Region] = []
@@ -226,24 +231,28 @@ def explore(
                 break
     except Unanswered as error:
         reason = str(error)
-        if not holds and not fails:  # at the first point, at least, numbers tell
+        if not holds and not fails:  # the predicate runs on the numbers of the first point
             here = tuple(Fact(n, "==", str(v)) for n, v in sorted(start.items()))
             (holds if predicate(numbers(start)) else fails).append(here)
     return Explored(holds=tuple(holds), fails=tuple(fails), open=reason, example=example)
 
 
 def numbers(point: Point) -> Lift:
-    """Symbolic sizes become their values at a point."""
+    """Symbolic size -> its value at a point; other values stay as they are."""
     return lambda d: value_of(str(d), point) if jax.export.is_symbolic_dim(d) else d
 
 
 def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]:
-    """The answer at a point, and the region of points that have it for the same reasons."""
+    """The result of a predicate at a point, and the region of points with the same noted facts.
+
+    Raises:
+      Unanswered: where the predicate needs integers and does not run on `Size`s, or gives another
+        result on integers.
+    """
     noted: dict[Fact, None] = {}
     with noting(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SbpWarning
-        )  # they would come once for each region; the plan gives them
+        # The plan gives these warnings; here each would come once for each region.
+        warnings.simplefilter("ignore", SbpWarning)
         try:
             answer = predicate(
                 lambda d: (
@@ -256,7 +265,7 @@ def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]
             NotImplementedError,
             jax.errors.InconclusiveDimensionOperation,
         ) as error:
-            # code that wants integers: what it asks is not noted
+            # Code that needs integers does not compare `Size`s, so no facts are noted.
             raise Unanswered(f"it wants numbers ({error})") from error
         if answer != predicate(numbers(point)):
             raise Unanswered("its answer on numbers is another one")

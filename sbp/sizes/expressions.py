@@ -1,8 +1,8 @@
 """Symbolic sizes in a traced program: expressions such as `8*b`, their values, and the program at
 one choice of them.
 
-An expression is what `jax.export.symbolic_shape` makes. Its text is the common ground of all who
-ask for its value: integers here, Z3's integers in `sbp.sizes.exploration`.
+`jax.export.symbolic_shape` makes the expressions. `value_of` evaluates their text: on integers
+here, on Z3's integer terms in `sbp.sizes.scope`.
 
     >>> import jax
     >>> (size,) = jax.export.symbolic_shape("8*b + 4")
@@ -31,7 +31,7 @@ Point = Mapping[str, int]
 """A number for each symbol."""
 
 Functions = Mapping[str, Callable[[Any, Any], Any]]
-"""What the functions of an expression mean for one kind of number."""
+"""The functions of expressions (`floordiv`, `mod`, `max`, `min`) for one kind of number."""
 
 INTEGERS: Functions = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
 
@@ -65,12 +65,15 @@ def parsed(text: str) -> ast.expr:
 
 
 def value_of(text: str, values: Mapping[str, Any], functions: Functions = INTEGERS) -> Any:
-    """The value of a size, or the truth of a constraint, over any kind of number.
+    """The value of a size, or the truth of a constraint, for any kind of number.
 
     Arguments:
       text: such as `8*b + mod(s, 4)` or `b >= 2`.
       values: a number for each symbol.
-      functions: floordiv, mod, max and min of such numbers.
+      functions: `floordiv`, `mod`, `max` and `min` of such numbers.
+
+    Raises:
+      SbpInternalError: for a text that `jax.export` does not write.
     """
 
     def of(node: ast.expr) -> Any:
@@ -102,12 +105,16 @@ def symbols_in(text: str) -> frozenset[str]:
 
 
 def is_symbolic(shapes: Iterable[Any]) -> bool:
-    """Whether any of some shapes, or of what has a shape, has a symbolic size."""
+    """Whether any shape has a symbolic size; arrays and avals count with their shapes."""
     return any(jax.export.is_symbolic_dim(d) for x in shapes for d in getattr(x, "shape", x))
 
 
 def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
-    """Raises `symbolic-sizes` for a shape with a symbolic size, where a number is needed."""
+    """Checks that all sizes are numbers.
+
+    Raises:
+      SbpError: `symbolic-sizes` for a shape with a symbolic size.
+    """
     for aval in avals:
         if is_symbolic([aval]):
             raise SbpError(
@@ -124,7 +131,7 @@ def shape_text(shape: Iterable[Any]) -> str:
 
 
 def constraints_of(dims: Iterable[Any]) -> tuple[str, ...]:
-    """What the scope of symbolic sizes says of them.
+    """The constraints of the scope that symbolic sizes belong to.
 
     Raises:
       SbpError: `symbolic-sizes` for sizes of different scopes.
@@ -145,7 +152,7 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
     none.
 
     Raises:
-      SbpError: `symbolic-sizes` where a size stands inside of a compiled or traced body.
+      SbpError: `symbolic-sizes` for a symbolic size inside a jaxpr that sbp does not type.
     """
     if jax.export.is_symbolic_dim(value):
         return of(value)
@@ -183,7 +190,7 @@ def graph_at(graph: Graph, point: Point) -> Graph:
     """A program traced with symbolic sizes, at one choice of them. Values and nodes keep their
     numbers.
 
-    Where a size is a number of the program (a mean divides by it), it becomes a constant.
+    A size that the program computes with, such as the divisor of a mean, becomes a constant.
 
     Raises:
       SbpError: `symbolic-sizes` for a primitive whose body has symbolic sizes and is not typed by
@@ -237,11 +244,11 @@ def graph_at(graph: Graph, point: Point) -> Graph:
 
 
 def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | None] | None:
-    """The first nodes in which two traces of one program differ, but for the arithmetic of sizes;
-    None when they do not.
+    """The first nodes in which two traces of one function differ, apart from nodes that compute
+    with sizes only; None where they agree.
 
-    A program may be traced into other operations when its sizes have no numbers: `x[:n]` is a
-    gather then, and a slice otherwise.
+    A function may trace to other operations when its sizes are symbolic: `x[:n]` is a gather for a
+    symbolic n and a slice for a number.
     """
     for mine, theirs in itertools.zip_longest(_computing(graph), _computing(other)):
         if (
@@ -258,7 +265,7 @@ def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | No
 
 
 def _computing(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph that compute with what is not known beforehand."""
+    """The nodes of a graph that have an operand that depends on its inputs, or no operands."""
     known: set[Operand] = set()
     for node in graph.nodes:
         if node.inputs and all(isinstance(o, Constant) or o in known for o in node.inputs):

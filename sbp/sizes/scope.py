@@ -19,7 +19,8 @@ import z3
 from sbp.sizes.expressions import COMPARISONS, Functions, Point, symbols_in, value_of
 
 RLIMIT = 3_000_000
-"""Z3's resource limit of one question about sizes. Linear ones take a few thousand."""
+"""Z3's resource limit of one question about sizes. Linear questions take a few thousand. Where Z3
+reaches the limit, the claim in question is undecided, and the report says so."""
 
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
@@ -41,7 +42,13 @@ class Fact:
         return Fact(self.left, _OPPOSITE[self.comparison], self.right)
 
     def value(self, values: Mapping[str, Any], functions: Functions | None = None) -> Any:
-        """Its truth at a point, or as a term."""
+        """Whether it holds for values of the symbols: True or False for integers, a term for
+        terms.
+
+        Arguments:
+          values: a number or a term for each symbol.
+          functions: floordiv, mod, max and min of terms; None for integers.
+        """
         sides = (
             value_of(t, values) if functions is None else value_of(t, values, functions)
             for t in (self.left, self.right)
@@ -50,11 +57,11 @@ class Fact:
 
 
 Region = tuple[Fact, ...]
-"""The points where all of some facts hold."""
+"""The points where all of these facts hold."""
 
 
 class Unanswered(Exception):
-    """A computation that asks of sizes what cannot be noted."""
+    """A question about sizes without an answer: Z3 gives up, or code wants a number."""
 
 
 class Scope:
@@ -71,7 +78,7 @@ class Scope:
         self._always: dict[Region, bool] = {}
 
     def allows(self, point: Point) -> bool:
-        """Whether a point is among them."""
+        """Whether a point is in the scope."""
         return all(point[n] >= 1 for n in self.names) and all(
             value_of(c, point) for c in self.constraints
         )
@@ -85,7 +92,11 @@ class Scope:
         return Scope(self.names, (*self.constraints, *map(str, facts)))
 
     def always(self, region: Region) -> bool:
-        """Whether some facts hold at all points; raises `Unanswered` when Z3 gives up."""
+        """Whether some facts hold at all points.
+
+        Raises:
+          Unanswered: where Z3 gives up.
+        """
         if region not in self._always:
             solver = self.solver()
             self._always[region] = solver.point(solver.none_of(region)) is None
@@ -93,10 +104,21 @@ class Scope:
 
 
 class Solver:
-    """Z3's integers for the symbols of a scope. A symbol of which a multiple is asked is one:
-    products of symbols stay divisible."""
+    """Z3 with the constraints of a scope.
+
+    A symbol that a constraint makes a multiple of k is k times an integer variable, so that Z3 sees
+    that products of symbols divide.
+
+    Attributes:
+      gave_up: whether Z3 has left a question of `implied`, `shows` or `least` open.
+
+    Arguments:
+      scope: the scope.
+      rlimit: Z3's resource limit of one question.
+    """
 
     def __init__(self, scope: Scope, rlimit: int = RLIMIT) -> None:
+        self.gave_up = False
         self._context = z3.Context()
         self._solver = z3.Solver(ctx=self._context)
         self._solver.set("rlimit", rlimit)
@@ -132,16 +154,16 @@ class Solver:
         return z3.Not(self.all_of(region))
 
     def implied(self, term: Any, fact: Fact) -> bool:
-        """Whether a fact is shown to hold wherever a term does; not where Z3 gives up."""
+        """Whether Z3 shows that a fact holds wherever a term does; False where Z3 gives up."""
         return self._refutes(term, self.none_of((fact,)))
 
     def shows(self, term: Any) -> bool:
-        """Whether a term is shown to hold everywhere; not where Z3 gives up."""
+        """Whether Z3 shows that a term holds everywhere; False where Z3 gives up."""
         return self._refutes(z3.Not(term))
 
     def least(self, name: str, term: Any) -> int:
-        """The least value of a symbol where a term holds; 1 where Z3 gives up or nothing is
-        known."""
+        """The least value of a symbol where a term holds; 1 where the term holds nowhere, or Z3
+        gives up."""
         value, low = self._values[name], 1
         try:
             high = (self.point(term) or {name: 1})[name]
@@ -150,11 +172,14 @@ class Solver:
                 found = self.point(term, value <= middle)
                 low, high = (low, min(middle, found[name])) if found else (middle + 1, high)
         except Unanswered:
+            self.gave_up = True
             return 1
         return low
 
     def _refutes(self, *terms: Any) -> bool:
-        return self._solver.check(*terms) == z3.unsat
+        found = self._solver.check(*terms)
+        self.gave_up |= found == z3.unknown
+        return found == z3.unsat
 
     def add(self, term: Any) -> None:
         """Asserts a term."""
@@ -164,7 +189,7 @@ class Solver:
         """A point where all terms hold, None when there is none.
 
         Raises:
-          Unanswered: when Z3 gives up.
+          Unanswered: where Z3 gives up.
         """
         found = self._solver.check(*terms)
         if found == z3.unknown:
@@ -182,7 +207,8 @@ class Solver:
 
 
 def _floordiv(a: Any, b: Any) -> Any:
-    """Z3 rounds such that the rest is not negative: Python's way where the divisor is positive."""
+    """Python's `//` on terms. Z3 rounds so that the rest is not negative, which is Python's result
+    for positive divisors."""
     if not _is_term(b):
         return a // b if not _is_term(a) else a / b if b > 0 else (-a) / -b
     return z3.If(b > 0, a / b, (-a) / (-b))

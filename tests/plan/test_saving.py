@@ -190,6 +190,28 @@ def test_memory_may_demand_it():
     assert tight.program.typing.saved_seconds < free.program.typing.saved_seconds
 
 
+@pytest.mark.parametrize("count", [1, 7, 12])
+def test_a_repeat_is_found_behind_any_number_of_operations(count):
+    """The first loop gathers after the operations, the second before them."""
+
+    def waves(x):
+        for _ in range(count):
+            x = jnp.sin(x)
+        return x
+
+    def program(xs):
+        late = lax.map(lambda x: sbp.replicate(waves(sbp.split(x, 0, "d")), "d"), xs)
+        early = lax.map(lambda x: 2 * waves(sbp.replicate(sbp.split(x, 0, "d"), "d")), xs)
+        return late.sum() + (early * jnp.arange(16.0)).sum()
+
+    mesh = jax.sharding.AbstractMesh((8,), ("d",))
+    plan = sbp.jit(program, mesh, hardware="tpu-v5p").plan(
+        jax.ShapeDtypeStruct((4, 8192, 16), jnp.float32)
+    )
+    gathers = [p for p in plan.program.boxes() for s in p.box.steps if s.kind == "all_gather"]
+    assert len(gathers) == 1 and plan.program.typing.saved_seconds > 0
+
+
 @pytest.mark.parametrize("inner", ["auto", "explicit"])
 def test_policies_of_readers_hold(inner):
     """What was made first may be of a type that the reader of the second may not convert."""

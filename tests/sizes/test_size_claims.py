@@ -1,0 +1,340 @@
+"""A typing is claimed to hold for the sizes for which the oracle finds that it does."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import sbp
+from sbp.errors import SbpError
+from sbp.sizes.scope import Scope
+from tests.sizes.oracle import MESH, TP, W, agree, check, dims, f32, mlp, sized
+
+
+def training_step(w, x, y):
+    def loss(w):
+        return jnp.mean((mlp(w, x) - y) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(w)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+
+def microbatches(w, x, y):
+    def body(grads, batch):
+        new, value = training_step(w, *batch)
+        return jax.tree.map(jnp.add, grads, new), value
+
+    return lax.scan(
+        body, jax.tree.map(jnp.zeros_like, w), (x.reshape(4, -1, 16), y.reshape(4, -1, 4))
+    )
+
+
+def split_in_rows(x):
+    return jnp.tanh(x.reshape(6, -1, 16)) * 2
+
+
+def split_in_columns(x):
+    return jnp.tanh(x.reshape(-1, 3, 16)).sum(1)
+
+
+def merged(x):
+    return sbp.split(jnp.tanh(x.reshape(-1, 16)), 0, "data") + 1
+
+
+def joined(x, y):
+    return sbp.split(jnp.concatenate([x, y]), 0, "data") * 2
+
+
+def halves(x):
+    n = x.shape[0] // 2
+    return lax.slice_in_dim(x, 0, n) + lax.slice_in_dim(x, n, 2 * n)
+
+
+def inner_split(x):
+    return sbp.split(jnp.exp(x), 0, "data", "model").sum(0)
+
+
+def shifted(x):
+    return lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
+
+
+def rolled(x):
+    return jnp.cumsum(sbp.split(x, 0, "model"), axis=0)
+
+
+def reversed_rows(x):
+    return sbp.split(lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model")
+
+
+def looked_up(table, tokens):
+    return table[tokens] @ jnp.ones((16, 8))
+
+
+def tokens_merged(x, w):
+    b, s, _ = x.shape
+    return (x.reshape(b * s, 16) @ w).reshape(b, s, 8)
+
+
+def attention(x, w):
+    q = sbp.split((x @ w).reshape(*x.shape[:2], 4, 4), 2, "model")
+    scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q))
+    return jnp.einsum("bhqk,bkhd->bqhd", scores, q)
+
+
+def carried(x):
+    def body(c, _):
+        return jnp.sin(sbp.split(c, 0, "model")), c.sum()
+
+    return lax.scan(body, x, None, length=3)
+
+
+def i32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def case(name, fn, shapes, *constraints, holds="every", **options):
+    return pytest.param(fn, shapes, constraints, holds, options, id=name)
+
+
+ONE = [
+    case(
+        "mlp",
+        mlp,
+        lambda b: (W, f32(b, 16)),
+        in_types=(TP, "data:S(0)"),
+        out_types="data:S(0)",
+        holds="mod(b, 2) == 0",
+    ),
+    case("mlp-free", mlp, lambda b: (W, f32(b, 16)), holds="mod(b, 8) == 0"),
+    case("mlp-eights", mlp, lambda b: (W, f32(8 * b, 16))),
+    case("mlp-constraint", mlp, lambda b: (W, f32(b, 16)), "mod(b, 8) == 0", "b >= 16"),
+    case(
+        "mlp-both-axes",
+        mlp,
+        lambda b: (W, f32(b, 16)),
+        "mod(b, 4) == 0",
+        in_types=(None, "data:S(0) model:S(0)"),
+        holds="mod(b, 8) == 0",
+    ),
+    case("mlp-odd", mlp, lambda b: (W, f32(2 * b + 1, 16)), in_types=(TP, "data:S(0)")),
+    case(
+        "step",
+        training_step,
+        lambda b: (W, f32(b, 16), f32(b, 4)),
+        in_types=(TP, "data:S(0)", "data:S(0)"),
+        holds="b >= 8 and mod(b, 2) == 0",
+    ),
+    case(
+        "step-free",
+        training_step,
+        lambda b: (W, f32(8 * b, 16), f32(8 * b, 4)),
+        donate_argnums=(0,),
+    ),
+    case(
+        "microbatches",
+        microbatches,
+        lambda b: (W, f32(4 * b, 16), f32(4 * b, 4)),
+        in_types=(TP, None, None),
+    ),
+    case("rows", split_in_rows, lambda b: (f32(6 * b, 16),), in_types=("data:S(0)",)),
+    case(
+        "columns",
+        split_in_columns,
+        lambda b: (f32(3 * b, 16),),
+        in_types=("data:S(0)",),
+        out_types="data:S(0)",
+        holds="mod(b, 2) == 0",
+    ),
+    case(
+        "columns-explicit",
+        split_in_columns,
+        lambda b: (f32(3 * b, 16),),
+        in_types=("data:S(0)",),
+        boxing="explicit",
+        holds="mod(b, 8) == 0",
+    ),
+    case(
+        "merged",
+        merged,
+        lambda b: (f32(b, 3, 16),),
+        in_types=("data:S(0)",),
+        holds="mod(b, 8) == 0",
+    ),
+    case(
+        "joined",
+        joined,
+        lambda b: (f32(b, 8), f32(b + 3, 8)),
+        in_types=("data:S(0)", None),
+        holds="mod(b, 2) == 0",
+    ),
+    case(
+        "halves",
+        halves,
+        lambda b: (f32(2 * b, 8),),
+        in_types=("data:S(0)",),
+        holds="mod(b, 2) == 0",
+    ),
+    case(
+        "inner-split",
+        inner_split,
+        lambda b: (f32(b, 8),),
+        in_types=("B",),
+        out_types="B",
+        holds="b >= 7",
+    ),
+    case(
+        "shifted",
+        shifted,
+        lambda b: (f32(b + 1, 8),),
+        in_types=("B",),
+        out_types="B",
+        holds="b >= 2",
+    ),
+    case(
+        "rolled",
+        rolled,
+        lambda b: (f32(b, 8),),
+        in_types=("model:S(0)",),
+        out_types="B",
+        holds="mod(b, 4) == 0",
+    ),
+    case(
+        "reversed",
+        reversed_rows,
+        lambda b: (f32(b, 8),),
+        in_types=("B",),
+        out_types="B",
+        holds="b >= 4",
+    ),
+    case(
+        "looked-up",
+        looked_up,
+        lambda b: (f32(32, 16), i32(b)),
+        in_types=("model:S(0)", "data:S(0)"),
+        holds="mod(b, 8) == 0",
+    ),
+    case(
+        "carried", carried, lambda b: (f32(b, 8),), in_types=("B",), out_types="B", holds="b >= 4"
+    ),
+]
+
+
+@pytest.mark.parametrize("fn,shapes,constraints,holds,options", ONE)
+def test_what_is_claimed_is_what_happens(fn, shapes, constraints, holds, options):
+    jitted, report = check(fn, shapes, constraints, options)
+    scope = Scope(("b",), constraints)
+    agree(jitted, report, shapes, [{"b": b} for b in range(1, 65) if scope.allows({"b": b})])
+    found = report.sizes
+    if holds == "every":
+        assert found.status == "every" and report.ok and found.counterexample is None
+    else:
+        assert (found.status, found.holds) == ("some", holds)
+        (diagnostic,) = [d for d in report.diagnostics if d.code == "size-condition"]
+        assert diagnostic.severity == "error" and not report.ok
+        assert found.counterexample is not None and found.holds_at(**found.counterexample) is False
+        assert all(found.holds_at(b=b) is not False for b in range(1, found.counterexample["b"]))
+
+
+TWO = [
+    case(
+        "merged-and-back",
+        tokens_merged,
+        lambda b, s: (f32(b, s, 16), f32(16, 8)),
+        in_types=("data:S(0)", "model:S(1)"),
+        holds="mod(b, 2) == 0",
+    ),
+    case(
+        "both-split",
+        tokens_merged,
+        lambda b, s: (f32(b, s, 16), f32(16, 8)),
+        in_types=("data:S(0) model:S(1)", "B"),
+        holds="mod(b, 8) == 0 and mod(s, 4) == 0",
+    ),
+    case(
+        "attention",
+        attention,
+        lambda b, s: (f32(b, s, 16), f32(16, 16)),
+        in_types=("data:S(0)", None),
+        holds="mod(b, 2) == 0",
+    ),
+    case(
+        "attention-fours",
+        attention,
+        lambda b, s: (f32(4 * b, s, 16), f32(16, 16)),
+        in_types=("data:S(0)", None),
+    ),
+    case(
+        "joined",
+        joined,
+        lambda b, s: (f32(b, 8), f32(s, 8)),
+        "b >= s",
+        in_types=("data:S(0)", None),
+        holds="mod(b, 2) == 0 and mod(s, 2) == 0",
+    ),
+    case(
+        "product",
+        lambda x: jnp.tanh(x) * 2,
+        lambda b, s: (f32(b * s, 16),),
+        "mod(s, 8) == 0",
+        in_types=("data:S(0) model:S(0)",),
+    ),
+]
+
+
+@pytest.mark.parametrize("fn,shapes,constraints,holds,options", TWO)
+def test_of_two_symbols(fn, shapes, constraints, holds, options):
+    jitted, report = check(fn, shapes, constraints, options, "b, s")
+    scope = Scope(("b", "s"), constraints)
+    assert report.sizes.status == ("every" if holds == "every" else "some")
+    assert holds in ("every", report.sizes.holds)
+    points = (
+        {"b": b, "s": s}
+        for b, s in itertools.product((1, 2, 3, 4, 6, 8, 9, 16), (1, 2, 4, 5, 8, 12, 16))
+    )
+    agree(jitted, report, shapes, [p for p in points if scope.allows(p)])
+
+
+def test_microbatches_of_any_number_and_size():
+    m, k = dims("m, k", "mod(k, 8) == 0")
+
+    def step(w, x):
+        def body(total, part):
+            return total + (sbp.split(part, 0, "data") @ w).sum(), None
+
+        return lax.scan(body, 0.0, x.reshape(m, k, 16))[0]
+
+    jitted = sbp.jit(step, MESH, in_types=("model:S(1)", "data:S(0)"))
+    report = sized(jitted, f32(16, 32), f32(m * k, 16))
+    assert (report.sizes.status, report.sizes.holds) == (
+        "some",
+        "m >= 2",
+    )  # one microbatch: the scan's leading dim has size 1
+    with pytest.raises(
+        SbpError, match=r"symbolic-sizes: step needs concrete sizes, got the shape \(m, k, 16\)"
+    ):
+        jitted.plan(f32(16, 32), f32(16, 16))  # it closes over m and k
+
+
+def moved_rows(x):
+    return sbp.split(sbp.split(x, 0, "data").reshape(-1, 3, 16) * 2, 0, "data")
+
+
+@pytest.mark.parametrize(
+    "boxing,holds",
+    [
+        ("auto", "b >= 2"),
+        ({"data": "explicit"}, "mod(b, 2) == 0"),
+        ({"model": "explicit"}, "b >= 2"),
+    ],
+    ids=str,
+)
+def test_policies_of_axes_are_kept(boxing, holds):
+    """A reshape whose rows do not divide moves elements, where the policy of the axis lets it."""
+    shapes = lambda b: (f32(3 * b, 16),)
+    jitted, report = check(
+        moved_rows, shapes, (), {"in_types": ("B",), "out_types": "B", "boxing": boxing}
+    )
+    assert (report.sizes.status, report.sizes.holds) == ("some", holds)
+    agree(jitted, report, shapes, [{"b": b} for b in range(1, 33)])
