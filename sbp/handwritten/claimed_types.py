@@ -1,4 +1,4 @@
-"""The types that a region written by hand claims, read for each of its arrays."""
+"""Reads the types that a hand-written region claims, one for each of its arrays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
 
     Raises:
       SbpError: `type-syntax` for a type that leaves an axis open, `unknown-axis`,
-          `dim-out-of-range`, `bad-argument` for types that are no prefix.
+          `dim-out-of-range`; `bad-argument` for types that are no prefix, or a monoid that the
+          dtype does not have.
     """
     leaves, structure = jax.tree.flatten(tree)
     found: list[NdSbp] = [NdSbp()] * len(leaves)
@@ -74,7 +75,7 @@ def types_by_argument(in_types: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     """One prefix of types for each argument of a manual region.
 
     Raises:
-      SbpError: `bad-argument` when there are more or fewer than arguments.
+      SbpError: `bad-argument` when `in_types` has more or fewer entries than there are arguments.
     """
     types = in_types if isinstance(in_types, tuple) else (in_types,)
     if len(types) != len(args):

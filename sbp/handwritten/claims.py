@@ -1,9 +1,9 @@
-"""Whether a hand-written region keeps the types it claims: its body is run on random values for
-every device of the mesh at once.
+"""Checks the types that a hand-written region claims: its body is run on random values, for all
+devices of the mesh in one call.
 
-Named axes are bound by nested `vmap`, so that no device is needed. A result that claims B must be
-equal for all its readers; what a P operand's parts are must not matter as long as their reduction
-is the same. S results and P results claim nothing: any parts are parts of some value.
+Nested `vmap`s bind the named axes, so that no devices are needed. A result that claims B must be
+equal on all devices. The results must be the same for all parts of a P operand with the same
+reduction. S results and P results claim nothing more: any parts are the parts of some value.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, NdSbp, Unreduced
 
 CHECKED_ELEMENTS = 2**22
-"""Claims are checked on the region's real shapes up to this many elements of any value over all
-devices."""
+"""Elements that any value of a region may have, over all devices, for its claims to be checked. The
+check runs on the real shapes. A larger region gets the warning `manual-types`."""
 
 TOLERANCE = {8: 1e-8, 4: 1e-3, 2: 1e-1, 1: 5e-1}
-"""Relative tolerance by bytes of one real number: parts that cancel lose digits, a claim that does
-not hold loses all."""
+"""Relative tolerance by bytes of one real number. Parts that cancel lose some digits; where a claim
+does not hold, all digits differ."""
 
 Placed = dict[tuple[int, ...], np.ndarray]
 """The part of each device, by its index on each mesh axis."""
@@ -43,8 +43,8 @@ class ClaimedArray:
 
     Arguments:
       type: its claimed type.
-      atoms: the same, one atom for each mesh axis.
-      shape: its shape as the whole program sees it.
+      atoms: its claimed atom on each mesh axis.
+      shape: its global shape.
       dtype: its dtype.
     """
 
@@ -61,8 +61,15 @@ class ClaimedArray:
 def stacked(
     ins: Sequence[ClaimedArray], captured: int, mesh: MeshSpec, shards: Sequence[Any]
 ) -> list[Any]:
-    """Shards as a body takes them: the `captured` first ones plainly, the others with one leading
-    dim for each mesh axis."""
+    """Shards in the shapes that a body takes: all but the first `captured` ones have a leading dim
+    of size 1 for each mesh axis.
+
+    Arguments:
+      ins: the operands of the body.
+      captured: how many of the first operands are arrays that the region closes over.
+      mesh: the mesh.
+      shards: one device's part of each operand.
+    """
     ones = (1,) * len(mesh.sizes)
     shapes = [
         h.local(mesh.sizes) if i < captured else ones + h.local(mesh.sizes)
@@ -78,7 +85,7 @@ def false_claims(
     captured: int,
     mesh: MeshSpec,
 ) -> tuple[list[str], str]:
-    """What a region claims though it does not hold.
+    """The claims of a region that do not hold.
 
     Arguments:
       graph: the body, from shards to shards as `stacked` makes them.
@@ -88,8 +95,8 @@ def false_claims(
       mesh: the mesh.
 
     Returns:
-      One text for each claim that does not hold; and why the region could not be tried, empty where
-      it was.
+      A text for each claim that does not hold; and the reason why the region could not be run,
+      empty where it was.
     """
     broadcast = [i for i, h in enumerate(outs) if _has(h, mesh, lambda atom: atom == B)]
     partial = [
@@ -126,15 +133,19 @@ def _has(claimed: ClaimedArray, mesh: MeshSpec, kind: Callable[[Atom], bool]) ->
     return any(kind(a) and n > 1 for a, n in zip(claimed.atoms, mesh.sizes, strict=True))
 
 
-def _unequal(values: Placed, held: ClaimedArray, number: int, mesh: MeshSpec) -> Iterator[str]:
-    """Mesh axes on which a result claims B though its readers see different values."""
+def _unequal(values: Placed, claimed: ClaimedArray, number: int, mesh: MeshSpec) -> Iterator[str]:
+    """A text for each mesh axis on which a result claims B and its values differ."""
     zeros = (0,) * len(mesh.sizes)
-    want = assemble(values, held.atoms, mesh.sizes, held.shape, zeros)
-    for k, ((name, n), atom) in enumerate(zip(mesh.axes, held.atoms, strict=True)):
+    want = assemble(values, claimed.atoms, mesh.sizes, claimed.shape, zeros)
+    for k, ((name, n), atom) in enumerate(zip(mesh.axes, claimed.atoms, strict=True)):
         for i in range(1, n if atom == B else 0):
             if _differ(
                 assemble(
-                    values, held.atoms, mesh.sizes, held.shape, (*zeros[:k], i, *zeros[k + 1 :])
+                    values,
+                    claimed.atoms,
+                    mesh.sizes,
+                    claimed.shape,
+                    (*zeros[:k], i, *zeros[k + 1 :]),
                 ),
                 want,
             ):
@@ -148,8 +159,15 @@ def _unequal(values: Placed, held: ClaimedArray, number: int, mesh: MeshSpec) ->
 def _outcome(
     graph: Graph, ins: Sequence[ClaimedArray], captured: int, mesh: MeshSpec, way: int
 ) -> list[Placed]:
-    """The results of all devices on random operands, which are the same for every `way`; the parts
-    of P operands are not."""
+    """The results of all devices on random operands.
+
+    Arguments:
+      graph: the body.
+      ins: its operands.
+      captured: how many of the first operands are arrays that it closes over.
+      mesh: the mesh.
+      way: seed of the parts of P operands. The values of the operands do not depend on it.
+    """
     ones = len(mesh.sizes)
 
     def one(*shards: Any) -> list[Any]:
@@ -169,23 +187,33 @@ def _outcome(
 
 
 def _spread(
-    held: ClaimedArray, sizes: Sequence[int], values: np.random.Generator, ways: np.random.Generator
+    claimed: ClaimedArray,
+    sizes: Sequence[int],
+    values: np.random.Generator,
+    ways: np.random.Generator,
 ) -> Any:
-    """Random values of an operand, parted among the devices by its type: an array with one leading
-    dim for each mesh axis."""
-    key = _jax.is_extended(held.dtype)
-    dtype = np.dtype(np.uint32) if key else np.dtype(held.dtype)
-    shape = (*held.shape, *_jax.key_shape(held.dtype)) if key else held.shape
+    """The parts of an operand with random values on all devices: an array with one leading dim for
+    each mesh axis.
+
+    Arguments:
+      claimed: the operand.
+      sizes: the sizes of the mesh axes.
+      values: makes its values.
+      ways: makes the parts of a P operand from its values.
+    """
+    key = _jax.is_extended(claimed.dtype)
+    dtype = np.dtype(np.uint32) if key else np.dtype(claimed.dtype)
+    shape = (*claimed.shape, *_jax.key_shape(claimed.dtype)) if key else claimed.shape
     if dtype == np.bool_:
         x = values.integers(0, 2, shape).astype(np.bool_)
     elif jnp.issubdtype(dtype, np.integer):
         x = np.asarray(values.integers(0, 8, shape)).astype(dtype)
     else:
         x = np.asarray(values.standard_normal(shape)).astype(dtype)
-    placed = place(np.asarray(x), held.atoms, sizes, ways)
+    placed = place(np.asarray(x), claimed.atoms, sizes, ways)
     out = np.stack([placed[index] for index in np.ndindex(*sizes)])
     out = out.reshape(*sizes, *out.shape[1:])
-    return _jax.wrap_key(out, held.dtype) if key else out
+    return _jax.wrap_key(out, claimed.dtype) if key else out
 
 
 def _plain(y: Any) -> Any:
@@ -207,7 +235,7 @@ def _differ(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
-    """An all-gather axis by axis, the inner one first; `vmap` has none over several axes."""
+    """An all-gather one axis at a time, the inner one first: `vmap` has none over several axes."""
     p = node.params
     names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
     if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
@@ -219,7 +247,7 @@ def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
 
 
 def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A reduce-scatter axis by axis, the outer one first."""
+    """A reduce-scatter one axis at a time, the outer one first."""
     p = node.params
     names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
     if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:

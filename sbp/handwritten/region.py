@@ -1,10 +1,11 @@
-"""`sbp.manual`: a region written by hand with named-axis collectives, whose claimed types are
-checked when it is traced.
+"""`sbp.manual`: a region written by hand with named-axis collectives. Its claimed types are checked
+when it is traced.
 
-The region becomes one `jax.shard_map` in which every mesh axis is mentioned in every operand and
-result: what is not split has a leading dim over the axis. A B operand is broadcast to it and a P
-result reduced over it, in plain sight: the gradient of a B operand is then P, to be reduced where
-that is cheapest, and JAX's own rules need no reduction inside the region.
+The region becomes one `jax.shard_map` in which every operand and result mentions every mesh axis:
+for an axis that splits no dim, an array has a leading dim over the axis. A B operand is broadcast
+along this dim and a P result reduced over it, by operations of the program outside of the region.
+So the gradient of a B operand is P and is reduced where that is cheapest, and JAX's rules need no
+reduction inside the region.
 
     >>> import jax.numpy as jnp
     >>> from jax import lax
@@ -26,7 +27,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from sbp import _jax
@@ -34,7 +34,7 @@ from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeErr
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, false_claims, stacked
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.kernels.shards import neutral
+from sbp.signatures.kernels.shards import reduced
 from sbp.signatures.region import parts_p, pick_p
 from sbp.trace.build import body_graph
 from sbp.types import NdSbp, Split, Unreduced
@@ -42,7 +42,7 @@ from sbp.types import NdSbp, Split, Unreduced
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scope:
-    """The `sbp.jit` that is tracing, and the regions that it has checked."""
+    """The mesh of the `sbp.jit` that is tracing, and the regions checked in this trace."""
 
     mesh: MeshSpec
     checked: set[str] = field(default_factory=set)
@@ -53,8 +53,8 @@ _SCOPE: ContextVar[_Scope | None] = ContextVar("sbp_manual_scope", default=None)
 
 @contextlib.contextmanager
 def tracing_for(mesh: MeshSpec) -> Iterator[None]:
-    """While `sbp.jit` traces a function for a mesh: `manual` regions are made for it, and no trace
-    made for another is taken."""
+    """A context in which `sbp.jit` traces a function: `manual` regions are made for its mesh, and
+    JAX's caches give no traces that were made for another mesh."""
     token = _SCOPE.set(_Scope(mesh))
     try:
         with _jax.own_traces(f"sbp.jit {mesh}"):
@@ -69,14 +69,14 @@ def tracing_for(mesh: MeshSpec) -> Iterator[None]:
 def manual(
     fn: Callable[..., Any], in_types: Any, out_types: Any, *, padded: bool = False
 ) -> Callable[..., Any]:
-    """A region written by hand: `fn` sees the shards of one device and may use collectives over the
-    names of the mesh axes.
+    """A region written by hand: `fn` takes the shards of one device, and may use collectives over
+    the names of the mesh axes.
 
     Arguments:
-      fn: takes positional arrays or pytrees of them, returns a pytree of arrays.
-      in_types: for each argument a pytree prefix of complete types: how `fn` takes it. B: each
-        device has the whole; P: each has a part, and `fn` must depend on the reduction of the parts
-        alone.
+      fn: takes positional arrays or pytrees of them, and returns a pytree of arrays.
+      in_types: for each argument a pytree prefix of complete types, in which `fn` takes it. B: each
+        device has the whole; P: each has a part, and `fn` must depend only on the reduction of the
+        parts.
       out_types: a pytree prefix of types for what `fn` returns. B: it is equal on all devices; P:
           it is still to be reduced.
       padded: a split dim that does not divide comes in blocks rounded up, with padding of
@@ -92,6 +92,7 @@ def manual(
       SbpError: `unknown-axis`, `dim-out-of-range`, `type-syntax`, `bad-argument` for a dim that
           does not divide.
 
+    >>> from jax import lax
     >>> total = manual(lambda x: lax.psum(x.sum(), "data"), in_types="data:S(0)", out_types="B")
     >>> float(total(jnp.arange(4.0)))
     6.0
@@ -111,7 +112,8 @@ def manual(
 
 
 def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
-    """The region on axes of size 1: those its types name, and those its collectives ask for."""
+    """Runs a region outside of `sbp.jit`, on axes of size 1: the axes that its types name, and the
+    axes that its collectives turn out to use."""
     args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
     types = [
         t
@@ -141,7 +143,14 @@ def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence
 
 
 class _Region:
-    """One call of a manual region on the mesh of the `sbp.jit` that is tracing."""
+    """One call of a manual region on the mesh of the `sbp.jit` that is tracing.
+
+    Arguments:
+      fn: the body.
+      scope: the `sbp.jit` that is tracing.
+      padded: whether split dims that do not divide are padded.
+      made: the user's line that calls `sbp.manual`.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], scope: _Scope, padded: bool, made: Span | None
@@ -154,8 +163,13 @@ class _Region:
         self.span: Span | None = _jax.caller_span()
 
     def run(self, in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
-        """Traces the body on local shapes, checks its claims, and binds it between the conversions
-        of its operands and results."""
+        """Traces the body on local shapes, checks its claims, and calls it between the conversions
+        of its operands and results.
+
+        Arguments:
+          in_types, out_types: as `manual` takes them.
+          args: the global arrays.
+        """
         args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
         flat, tree = jax.tree.flatten(args)
         types = [
@@ -164,9 +178,9 @@ class _Region:
             for t in leaf_types(e, a, "in_types", self.mesh)
         ]
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
-        ins = [self.held(x, t) for x, t in zip(flat, types, strict=True)]
+        ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
         body, closed_over, out_tree, local_outs = self.body(ins, tree)
-        ins = [*(self.held(c, NdSbp()) for c in closed_over), *ins]
+        ins = [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
         out_claims = leaf_types(
             out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
         )
@@ -188,12 +202,11 @@ class _Region:
 
     # ---- operands and results -------------------------------------------------------------------
 
-    def held(self, x: Any, t: NdSbp) -> ClaimedArray:
+    def claim(self, x: Any, t: NdSbp) -> ClaimedArray:
         return ClaimedArray(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
 
     def whole(self, local: Any, t: NdSbp) -> ClaimedArray:
-        """A result as the whole program sees it: split dims are as long as their blocks
-        together."""
+        """A result with its global shape: a split dim is as long as all of its blocks."""
         shape = list(local.shape)
         for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True):
             if isinstance(atom, Split):
@@ -201,7 +214,16 @@ class _Region:
         return ClaimedArray(t, t.over(self.mesh.names), tuple(shape), local.dtype)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
-        """An operand whose split dims divide: padded block by block where that is asked for."""
+        """An operand whose split dims divide: where they do not, it is padded block by block.
+
+        Arguments:
+          x: the operand.
+          t: its claimed type.
+          number: its position, for the error.
+
+        Raises:
+          SbpError: `bad-argument` for a dim that does not divide, without `padded`.
+        """
         for dim, size in enumerate(x.shape):
             counts = [
                 n
@@ -219,23 +241,23 @@ class _Region:
             x = _padded(x, dim, counts)
         return x
 
-    def spec(self, held: ClaimedArray) -> PartitionSpec:
-        """Leading dims for the axes that split no dim, in the order of the mesh, then the tensor's
-        own."""
+    def spec(self, claimed: ClaimedArray) -> PartitionSpec:
+        """The spec of an array: a leading dim for each mesh axis that splits no dim, in the order
+        of the mesh, then the dims of the array."""
         leading = [
             name
-            for name, atom in zip(self.mesh.names, held.atoms, strict=True)
+            for name, atom in zip(self.mesh.names, claimed.atoms, strict=True)
             if not isinstance(atom, Split)
         ]
-        dims: list[tuple[str, ...]] = [()] * len(held.shape)
-        for name, atom in zip(self.mesh.names, held.atoms, strict=True):
+        dims: list[tuple[str, ...]] = [()] * len(claimed.shape)
+        for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
             if isinstance(atom, Split):
                 dims[atom.dim] = (*dims[atom.dim], name)
         return PartitionSpec(*leading, *(d or None for d in dims))
 
-    def encode(self, x: Any, held: ClaimedArray) -> Any:
+    def encode(self, x: Any, claimed: ClaimedArray) -> Any:
         for name, n, atom in reversed(
-            list(zip(self.mesh.names, self.mesh.sizes, held.atoms, strict=True))
+            list(zip(self.mesh.names, self.mesh.sizes, claimed.atoms, strict=True))
         ):
             if isinstance(atom, Unreduced):
                 x = parts_p.bind(x, mesh_axis=name, n=n, monoid=atom.monoid)
@@ -243,10 +265,10 @@ class _Region:
                 x = jnp.broadcast_to(x, (n, *x.shape))
         return x
 
-    def decode(self, y: Any, held: ClaimedArray) -> Any:
-        for name, atom in zip(self.mesh.names, held.atoms, strict=True):
+    def decode(self, y: Any, claimed: ClaimedArray) -> Any:
+        for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
             if isinstance(atom, Unreduced):
-                y = _reduced(y, atom.monoid)
+                y = reduced(y, atom.monoid, 0)
             elif not isinstance(atom, Split):
                 y = pick_p.bind(y, mesh_axis=name)
         return y
@@ -258,8 +280,8 @@ class _Region:
         axis.
 
         Returns:
-          The jaxpr; the arrays that `fn` closes over, which are its first operands; the tree and
-          the local shapes of the results.
+          The jaxpr; the arrays that `fn` closes over, which are its first operands; the tree of the
+          results; their local shapes.
         """
         seen: list[Any] = []
 
@@ -303,8 +325,8 @@ class _Region:
         captured: int,
         shards: Sequence[Any],
     ) -> tuple[Any, ...]:
-        """The body on shards with the leading dims of their specs, instead of one for each mesh
-        axis."""
+        """Runs the body on shards with the leading dims of `spec`; the body itself has one for each
+        mesh axis."""
         results = _jax.eval_jaxpr(body, stacked(ins, captured, self.mesh, shards))
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in outs]
         return tuple(
@@ -317,8 +339,11 @@ class _Region:
     def check(
         self, body: Any, ins: Sequence[ClaimedArray], outs: Sequence[ClaimedArray], captured: int
     ) -> None:
-        """Refuses a region whose claims do not hold, with all that do not; warns of one that cannot
-        be tried."""
+        """Checks the claims of a region on random values; warns of a region that cannot be run.
+
+        Raises:
+          SbpTypeError: `manual-types`, with all claims that do not hold.
+        """
         key = f"{body}\n{[h.type for h in ins]}\n{[h.type for h in outs]}"
         if key in self.scope.checked:
             return
@@ -330,7 +355,6 @@ class _Region:
                 f"the types that manual region {self.name!r}",
                 f"claims are not checked: {untried}",
                 span=self.span,
-                stacklevel=4,
             )
         if found:
             at = self.span or self.made
@@ -355,29 +379,14 @@ class _Region:
             )
 
 
-def _reduced(y: Any, monoid: str) -> Any:
-    """The reduction of the leading dim."""
-    match monoid:
-        case "sum":
-            return jnp.sum(y, 0, dtype=y.dtype)
-        case "max":
-            return jnp.max(y, 0)
-        case "min":
-            return jnp.min(y, 0)
-        case "prod":
-            return jnp.prod(y, 0, dtype=y.dtype)
-        case _:
-            return lax.reduce(
-                y,
-                neutral(monoid, y.dtype),
-                lax.bitwise_and if monoid == "and" else lax.bitwise_or,
-                (0,),
-            )
-
-
 def _padded(x: Any, dim: int, counts: Sequence[int]) -> Any:
-    """`x` with each block of a nested split rounded up, outer axis first; zeros stand for the
-    unspecified content."""
+    """`x` padded with zeros so that each block of a nested split has the same size.
+
+    Arguments:
+      x: the array.
+      dim: the dim that is split.
+      counts: the sizes of the mesh axes that split it, outer axis first.
+    """
     shape = x.shape
     x = jnp.moveaxis(x, dim, -1)
     for n in counts:

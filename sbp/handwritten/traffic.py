@@ -1,5 +1,5 @@
-"""What the collectives of a hand-written region send, in the measure of the plan's own: ring
-optimum, loop trips counted."""
+"""The bytes that the collectives of a hand-written region send, counted as those of a plan: by the
+ring optimum, with loop trips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sbp.trace.regions import amount
 
 
 def handwritten_bytes(node: Node) -> float:
-    """Bytes one device sends when a `shard_map` node runs once."""
+    """Bytes that one device sends when a `shard_map` node runs once."""
     sizes = {str(name): int(n) for name, n in node.params["mesh"].shape.items()}
     return _of_body(node.params["body"], sizes)
 
@@ -31,7 +31,7 @@ def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
     names = names_of(node)
     if names is None or not node.inputs:
         return 0.0
-    held = sum(_bytes(graph.aval(o)) for o in node.inputs)
+    operands = sum(_bytes(graph.aval(o)) for o in node.inputs)
     groups = node.params.get("axis_index_groups")
     mesh_axes = [
         a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)
@@ -39,13 +39,13 @@ def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
     n = len(groups[0]) if groups else math.prod(sizes[a] for a in mesh_axes)
     match KINDS.get(node.op):
         case "reduce":
-            return 2 * (n - 1) / n * held
+            return 2 * (n - 1) / n * operands
         case "gathering":
-            return (n - 1) * held
+            return (n - 1) * operands
         case "scattering" | "exchange":
-            return (n - 1) / n * held
+            return (n - 1) / n * operands
         case "permute" | "broadcast":
-            return held if n > 1 else 0.0
+            return operands if n > 1 else 0.0
         case None:
             return 0.0
 

@@ -1,5 +1,5 @@
-"""Boxing steps on one device's shard, inside shard_map: the collective, with padding and slicing
-where sizes do not divide."""
+"""Steps of conversions (boxing) on one device's shard, inside `shard_map`: the collective, with
+padding and slicing where sizes do not divide."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.kernels.shards import neutral
+from sbp.signatures.kernels.shards import neutral, reduced
 from sbp.types import Split, Unreduced
 
 
 def _apart(x: Any) -> Any:
-    """`x`, kept from being merged with an operation beside it.
+    """`x`, which XLA does not merge with an operation beside it.
 
-    Below JAX 0.12, XLA for CPU makes one of two dynamic slices, or of a slice and a scatter, and
-    forgets that the other start was
-    clamped: a program's index out of bounds would reach into other shards
-    (tests/run/test_edges.py). XLA for TPU clamps both, in its compiled text; for GPU it has not
-    been looked at, so it is treated as CPU is.
+    Below JAX 0.12, XLA for CPU merges two dynamic slices, or a slice and a scatter, and drops the
+    clamping of one start index: an index out of bounds would reach into other shards
+    (tests/run/test_edges.py). The compiled text of XLA for TPU clamps both. GPU was not checked and
+    is treated as CPU.
     """
     return (
         lax.platform_dependent(x, tpu=lambda x: x, default=lax.optimization_barrier)
@@ -37,8 +36,8 @@ def _apart(x: Any) -> Any:
 
 
 def _ordered_bits(x: Any, nan_bits: int) -> Any:
-    """Floats as integers of the same width in the same order; every NaN becomes `nan_bits`, which
-    orders first or last."""
+    """Floats as integers of the same width and in the same order. Every NaN becomes `nan_bits`, the
+    first or last integer in this order."""
     width = x.dtype.itemsize * 8
     signed = jnp.dtype(f"int{width}")
     bits = lax.bitcast_convert_type(x, signed)
@@ -46,7 +45,8 @@ def _ordered_bits(x: Any, nan_bits: int) -> Any:
 
 
 def _flip(bits: Any) -> Any:
-    """Turns sign-and-magnitude order into two's complement order, and back."""
+    """Converts bits between sign-and-magnitude order and two's complement order; it is its own
+    inverse."""
     width = bits.dtype.itemsize * 8
     return bits ^ (
         lax.shift_right_arithmetic(bits, jnp.array(width - 1, bits.dtype))
@@ -55,8 +55,8 @@ def _flip(bits: Any) -> Any:
 
 
 def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
-    """The maximum or minimum of all parts. A NaN in any part gives NaN: CPU's own collective
-    ignores them, so integers are compared."""
+    """The maximum or minimum of all parts. A NaN in any part gives NaN: the collective of XLA for
+    CPU ignores NaNs, so floats are compared as integers."""
     reduce = lax.pmax if monoid == "max" else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, names)
@@ -66,24 +66,15 @@ def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
     return lax.bitcast_convert_type(_flip(reduce(_ordered_bits(x, nan_bits), names)), x.dtype)
 
 
-def _local_reduce(x: Any, monoid: str, dim: int) -> Any:
-    match monoid:
-        case "sum":
-            return jnp.sum(x, dim, dtype=x.dtype)
-        case "max":
-            return jnp.max(x, dim)
-        case "min":
-            return jnp.min(x, dim)
-        case "prod":
-            return jnp.prod(x, dim, dtype=x.dtype)
-        case "and":
-            return lax.reduce(x, neutral("and", x.dtype), lax.bitwise_and, (dim,))
-        case _:
-            return lax.reduce(x, neutral("or", x.dtype), lax.bitwise_or, (dim,))
-
-
 def pad_dim(x: Any, dim: int, size: int, value: Any = None) -> Any:
-    """Pads one dim at its end up to `size`."""
+    """Pads one dim at its end up to `size` elements.
+
+    Arguments:
+      x: the array.
+      dim: the dim.
+      size: its length afterwards; at least its length in `x`.
+      value: the padding; None for zero.
+    """
     missing = size - x.shape[dim]
     if missing == 0:
         return x
@@ -92,8 +83,8 @@ def pad_dim(x: Any, dim: int, size: int, value: Any = None) -> Any:
 
 
 def _exchanged(x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
-    """All devices' parts of this device's block of `size` along `dim`: a new dim of `n` parts
-    stands at `dim`, ahead of the block."""
+    """The parts that all devices have of this device's block of `size` elements along `dim`. The
+    result has a new dim of `n` parts at `dim`, before the block."""
     x = pad_dim(x, dim, n * size)
     parts = x.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :])
     return lax.all_to_all(parts, names, split_axis=dim, concat_axis=dim, tiled=True)
@@ -114,8 +105,13 @@ class Boxing:
         self.mesh = mesh
 
     def run(self, x: Any, global_shape: Sequence[int], steps: Sequence[Step]) -> Any:
-        """Applies steps in order to the shard of a tensor of `global_shape`. PRNG keys travel as
-        their words."""
+        """Applies steps in order to a shard. PRNG keys are sent as their words.
+
+        Arguments:
+          x: the shard.
+          global_shape: shape of the whole tensor.
+          steps: the steps of a conversion.
+        """
         if steps and _jax.is_extended(x.dtype):
             impl = jax.random.key_impl(x)
             words = jax.random.key_data(x)
@@ -127,14 +123,23 @@ class Boxing:
         return x
 
     def step(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
-        """Applies one step."""
+        """Applies one step.
+
+        Arguments:
+          x: the shard, in the type that the step starts from.
+          global_shape: shape of the whole tensor.
+          step: the step.
+
+        Returns:
+          The shard in the type that the step ends in.
+        """
         names = tuple(self.mesh.names[i] for i in step.mesh_axes)
         position = step.mesh_axes[0]
         n = math.prod(self.mesh.sizes[i] for i in step.mesh_axes)
         before, after = decode(step.source[position]), decode(step.target[position])
         there = local_shape(global_shape, step.target, self.mesh.sizes)
         if 0 in global_shape:
-            return jnp.zeros(there, x.dtype)  # nothing to send
+            return jnp.zeros(there, x.dtype)  # without elements there is nothing to send
         match step.kind, before, after:
             case "all_reduce", _, _ if step.float32 and step.float32.dim is not None:
                 dim = step.float32.dim
@@ -159,32 +164,25 @@ class Boxing:
                     there[d],
                 )
             case "slice", _, Split(dim=d):
-                x = pad_dim(x, d, n * there[d])
-                return _apart(
-                    lax.dynamic_slice_in_dim(
-                        _apart(x), lax.axis_index(names[0]) * there[d], there[d], d
-                    )
-                )
+                x = _apart(pad_dim(x, d, n * there[d]))
+                start = lax.axis_index(names[0]) * there[d]
+                return _apart(lax.dynamic_slice_in_dim(x, start, there[d], d))
             case "mask", _, Unreduced(monoid=monoid):
                 if monoid not in ("sum", "prod"):
                     return x
                 return jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
             case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
-                size = x.shape[d]
-                whole = jnp.full(
-                    (*x.shape[:d], n * size, *x.shape[d + 1 :]), neutral(monoid, x.dtype)
-                )
-                return _first(
-                    lax.dynamic_update_slice_in_dim(whole, x, lax.axis_index(names[0]) * size, d),
-                    d,
-                    there[d],
-                )
+                shape = (*x.shape[:d], n * x.shape[d], *x.shape[d + 1 :])
+                whole = jnp.full(shape, neutral(monoid, x.dtype))
+                start = lax.axis_index(names[0]) * x.shape[d]
+                whole = lax.dynamic_update_slice_in_dim(whole, x, start, d)
+                return _first(whole, d, there[d])
             case _:
                 raise SbpInternalError(f"no kernel for boxing step {step}")
 
     def all_gather(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
-        """Gathers over several mesh axes at once; blocks are joined inner axis first, and cut where
-        their sizes do not divide."""
+        """One all-gather over several mesh axes. Blocks are joined inner axis first, and padding is
+        cut where sizes do not divide."""
         sizes = [self.mesh.sizes[i] for i in step.mesh_axes]
         x = lax.all_gather(x, tuple(self.mesh.names[i] for i in step.mesh_axes), axis=0).reshape(
             *sizes, *x.shape
@@ -201,7 +199,14 @@ class Boxing:
         return x
 
     def all_reduce(self, x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
-        """The reduction of all parts, on every device."""
+        """The reduction of all parts, on every device.
+
+        Arguments:
+          x: this device's part.
+          monoid: what reduces the parts.
+          names: the mesh axes.
+          n: the product of their sizes.
+        """
         match monoid:
             case "sum":
                 return lax.psum(x, names)
@@ -215,29 +220,51 @@ class Boxing:
                 blocks = lax.all_to_all(
                     flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True
                 )
-                total = _local_reduce(blocks, monoid, 0)
+                total = reduced(blocks, monoid, 0)
                 return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
                     x.shape
                 )
 
     def reduce_scatter(self, x: Any, monoid: str, name: str, n: int, dim: int, size: int) -> Any:
-        """Each device's slice of the reduction."""
+        """This device's block of the reduction.
+
+        Arguments:
+          x: this device's part.
+          monoid: what reduces the parts.
+          name: the mesh axis.
+          n: its size.
+          dim: the dim that is split.
+          size: length of a block along it.
+        """
         if monoid == "sum":
             return lax.psum_scatter(
                 pad_dim(x, dim, n * size), name, scatter_dimension=dim, tiled=True
             )
-        return _local_reduce(_exchanged(x, (name,), n, dim, size), monoid, dim)
+        return reduced(_exchanged(x, (name,), n, dim, size), monoid, dim)
 
     def float32_block(self, x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
-        """Each device's block along `dim` of the sum, accumulated in float32, in the dtype of
-        `x`."""
+        """This device's block of the sum, accumulated in float32 and rounded to the dtype of `x`.
+
+        Arguments:
+          x: this device's part.
+          names: the mesh axes.
+          n: the product of their sizes.
+          dim: the dim that is split.
+          size: length of a block along it.
+        """
         parts = _exchanged(x, names, n, dim, size)
         return jnp.sum(parts.astype(jnp.float32), dim).astype(x.dtype)
 
 
 def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:
-    """Global index of element 0 of this device's shard, for each dim (a traced int32, or 0 where
-    the dim is whole)."""
+    """Global index of element 0 of this device's shard, for each dim: a traced int32, or 0 where
+    the dim is not split.
+
+    Arguments:
+      global_shape: shape of the whole tensor.
+      codes: its type.
+      mesh: the mesh.
+    """
     sizes = list(global_shape)
     start: list[Any] = [0] * len(sizes)
     for code, (name, n) in zip(codes, mesh.axes, strict=True):
@@ -249,8 +276,15 @@ def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[A
 
 
 def extent(size: int, dim: int, codes: Codes, mesh: MeshSpec) -> Any:
-    """How many elements of this device's shard are real along one dim of `size`, the others being
-    padding; an int where splits are even."""
+    """How many elements of this device's shard along one dim are no padding: an int where all
+    splits divide, else a traced int32.
+
+    Arguments:
+      size: length of the dim in the whole tensor.
+      dim: the dim.
+      codes: the type.
+      mesh: the mesh.
+    """
     real: Any = size
     even = True
     for code, (name, n) in zip(codes, mesh.axes, strict=True):

@@ -1,5 +1,4 @@
-"""Program -> one `jax.jit(jax.shard_map(..))`, with shardings at the boundary and the cheapest
-dispatch JAX allows."""
+"""Program -> one `jax.jit(jax.shard_map(..))` with shardings at the boundary."""
 
 from __future__ import annotations
 
@@ -18,7 +17,14 @@ from sbp.run.interpret import Interpreter
 
 
 def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
-    """The JAX spec of a type: each P axis is one leading dim of its own, split over it."""
+    """The JAX spec of a type. Each mesh axis on which the type is P gives one leading dim, which is
+    split over it.
+
+    Arguments:
+      codes: the type.
+      mesh: the mesh.
+      ndim: rank of the tensor, without the leading dims.
+    """
     leading: list[Any] = [name for name, c in zip(mesh.names, codes, strict=True) if c < 0]
     dims: list[list[str]] = [[] for _ in range(ndim)]
     for name, c in zip(mesh.names, codes, strict=True):
@@ -28,8 +34,8 @@ def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
 
 
 def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """A copy of the user's mesh with Auto axes: `shard_map` over an Explicit one would check specs
-    of its own (pitfall 4.3.3)."""
+    """A copy of the user's mesh with Auto axes. Over Explicit axes `shard_map` refuses arguments
+    whose own shardings are not its specs."""
     if isinstance(mesh, AbstractMesh):
         return AbstractMesh(
             mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
@@ -78,8 +84,8 @@ class Executable:
 
         self.in_shardings = tuple(NamedSharding(self.inner, s) for s in in_specs)
         self.out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
-        # A host callback is lowered with the body's own mesh, and JAX wants one mesh in a program:
-        # results change mesh after it.
+        # A host callback is lowered with the mesh of the body, and JAX wants one mesh in a program.
+        # So the results move to the user's mesh after the program.
         self._rehome = any(node.op.endswith("_callback") for node in graph.walk())
         leaving = (
             tuple(NamedSharding(self.inner, s) for s in out_specs)
@@ -102,8 +108,8 @@ class Executable:
         self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
 
     def lower(self, shapes: Sequence[Any]) -> Any:
-        """`jax.stages.Lowered` for flat ShapeDtypeStructs; on an abstract mesh for the platform of
-        its hardware."""
+        """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the
+        platform of its hardware."""
         with _jax.no_mesh():
             if isinstance(self.mesh, AbstractMesh):
                 return self.jitted.trace(*shapes).lower(
@@ -112,7 +118,7 @@ class Executable:
             return self.jitted.lower(*shapes)
 
     def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs on flat arguments that are where the plan wants them."""
+        """Runs on flat arguments with the shardings of `in_shardings`."""
         self._wait()
         if jax.sharding.get_abstract_mesh().empty:
             outs = self.jitted(*flat)
@@ -130,13 +136,13 @@ class Executable:
     def _wait(self) -> None:
         """Waits until at most one execution is in flight (simulated CPU devices only)."""
         while self._in_flight is not None and len(self._in_flight) >= 2:
-            # An output that a later call was given for donation is gone; that call waits for it
-            # anyway.
+            # A later call may have taken an output by donation; that call waits for it.
             present = [x for x in self._in_flight.popleft() if not x.is_deleted()]
             jax.block_until_ready(present[:1])
 
 
 def _partials(codes: Codes) -> int:
+    """The number of mesh axes on which a type is P."""
     return sum(c < 0 for c in codes)
 
 

@@ -1,4 +1,4 @@
-"""The local interpreter: a block's instructions on the shards of one device, inside shard_map."""
+"""The interpreter: runs a block's instructions on the shards of one device, inside `shard_map`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,16 @@ from sbp.trace.graph import Graph, Node
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The `LocalContext` of a kernel."""
+    """What a kernel can ask about its node and its shards (`sbp.signatures.LocalContext`).
+
+    Arguments:
+      mesh: the mesh.
+      node: the node.
+      primitive, params: its primitive with the parameters.
+      global_ins, global_outs: shapes and dtypes of the whole operands and results.
+      local_ins, local_outs: shapes of their shards.
+      in_codes, out_codes: their types.
+    """
 
     mesh: MeshSpec
     node: Node
@@ -48,7 +57,7 @@ class Place:
         return offsets(self.global_ins[operand].shape, self.in_codes[operand], self.mesh)[dim]
 
     def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are real along one dim."""
+        """How many elements of this device's shard of an operand are no padding along one dim."""
         return extent(self.global_ins[operand].shape[dim], dim, self.in_codes[operand], self.mesh)
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
@@ -68,7 +77,13 @@ class Place:
         )
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What the source of this device's pair holds."""
+        """`x` of the device that is paired with this one as its source; zeros for no pair.
+
+        Arguments:
+          x: this device's array.
+          axis: the mesh axis.
+          pairs: (source, target) indices on the axis.
+        """
         return lax.ppermute(x, axis, pairs)
 
     def is_first_device(self) -> Any:
@@ -118,7 +133,7 @@ class Interpreter:
         return [read(s) for s in block.outputs]
 
     def constant(self, source: ConstantRegister) -> Any:
-        """A constant in the wanted type: sliced or masked, never communicated."""
+        """A constant in the type of a register. Each device slices or masks its own copy."""
         aval = source.constant.aval
         value = source.constant.value
         x = value if _jax.is_extended(aval.dtype) else jnp.asarray(value, aval.dtype)
@@ -139,7 +154,12 @@ class Interpreter:
         return local_shape(shape, codes, self.mesh.sizes)
 
     def apply(self, instruction: Apply, args: list[Any]) -> list[Any]:
-        """Runs one node's kernel and checks that shards have the shapes their types say."""
+        """Runs one node's kernel on the shards of its operands, and checks the shapes of the
+        results.
+
+        Raises:
+          SbpInternalError: for a result whose shape is not that of its type.
+        """
         node, row = instruction.node, instruction.row
         outs = tuple(self.graph.avals[v] for v in node.outputs)
         expected = tuple(self.local(a.shape, c) for a, c in zip(outs, row.outs, strict=True))
@@ -174,7 +194,11 @@ class Interpreter:
     def check_shards(
         self, instruction: Apply, results: Sequence[Any], expected: tuple[tuple[int, ...], ...]
     ) -> None:
-        """Raises when a kernel's shards have other shapes than their types say."""
+        """Compares the shapes of a kernel's results with the shapes of their types.
+
+        Raises:
+          SbpInternalError: where they differ.
+        """
         got = tuple(tuple(np.shape(r)) for r in results)
         if got != expected:
             node, row = instruction.node, instruction.row
@@ -184,8 +208,8 @@ class Interpreter:
             )
 
     def region(self, instruction: Apply, args: list[Any]) -> list[Any]:
-        """A hand-written region: its own collectives run over our axis names; operands and results
-        go in and out as parts."""
+        """A node of a hand-written region: the user's `shard_map` body, whose collectives run over
+        the same axis names, or the conversion of an operand or result to or from parts."""
         node = instruction.node
         with _jax.source_context(node.source_info):
             if node.op == SHARD_MAP:
@@ -201,6 +225,6 @@ class Interpreter:
             return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
 
     def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
-        """Runs a node with regions: JAX's own control flow over the blocks."""
+        """Runs a `scan`, `while` or `cond` by JAX's control flow over the blocks."""
         blocks = instruction.blocks
         return run_regions(instruction.node, args, lambda n, values: self.block(blocks[n], values))

@@ -1,30 +1,29 @@
-"""sbp.Partial: an unreduced value outside a plan, as one array with a leading dim for each partial
-mesh axis."""
+"""`sbp.Partial`: an unreduced value outside a plan, as one array with a leading dim for each mesh
+axis on which it is partial."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.signatures.kernels.shards import neutral
+from sbp.signatures.kernels.shards import reduced
 from sbp.types import NdSbp, Unreduced
 
 
 @jax.tree_util.register_pytree_node_class
 class Partial:
-    """An unreduced value: what a plan returns for an output pinned P, and takes for an input pinned
-    P.
+    """An unreduced value. A plan returns one for an output pinned P, and takes one for an input
+    pinned P.
 
     Arguments:
-      parts: an array with one leading dim per partial mesh axis, split over it; the value is the
-          reduction over those dims.
-      type: the ND type, with at least one P.
+      parts: an array with one leading dim for each mesh axis on which `type` is P, split over that
+          axis. The value is the reduction over these dims.
+      type: the type, with P on at least one mesh axis.
 
+    >>> import jax.numpy as jnp
     >>> Partial(jnp.array([1.0, 2.0]), NdSbp({"data": Unreduced()})).reduce().item()
     3.0
     """
@@ -39,12 +38,12 @@ class Partial:
 
     @classmethod
     def tree_unflatten(cls, type: NdSbp, children: tuple[Any]) -> Partial:
-        """From the one leaf."""
+        """The inverse of `tree_flatten`."""
         return cls(children[0], type)
 
     @property
     def monoid(self) -> str:
-        """The monoid that joins the parts."""
+        """The monoid that reduces the parts."""
         return next(a.monoid for a in self.type.values() if isinstance(a, Unreduced))
 
     @property
@@ -54,25 +53,11 @@ class Partial:
 
     def reduce(self) -> jax.Array:
         """The value: parts reduced over their leading dims."""
-        axes, parts = tuple(range(self.rank)), self._together()
-        match self.monoid:
-            case "sum":
-                return jnp.sum(
-                    parts, axes, dtype=parts.dtype
-                )  # which NumPy would widen for small integers
-            case "max":
-                return jnp.max(parts, axes)
-            case "min":
-                return jnp.min(parts, axes)
-            case "prod":
-                return jnp.prod(parts, axes, dtype=parts.dtype)
-            case monoid:
-                op = lax.bitwise_and if monoid == "and" else lax.bitwise_or
-                return lax.reduce(parts, neutral(monoid, parts.dtype), op, axes)
+        return reduced(self._together(), self.monoid, tuple(range(self.rank)))
 
     def _together(self) -> Any:
-        """The parts, each device with all of its own: a reduction across devices would be XLA's,
-        which on CPU drops NaN and lacks bits."""
+        """The parts, all of them on each device. XLA's reduction across devices would drop NaN on
+        CPU, and has no bitwise monoids there."""
         sharding = getattr(self.parts, "sharding", None)
         if isinstance(self.parts, _jax.Tracer) or not isinstance(sharding, NamedSharding):
             return self.parts

@@ -1,5 +1,4 @@
-"""Hand-written regions: inside an auto program they give the plain program's values and gradients,
-and false claims are refused."""
+"""Hand-written regions inside an auto program give the plain program's values and gradients."""
 
 from __future__ import annotations
 
@@ -13,32 +12,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import sbp
-from sbp import B, P, S
-
-ONE, TWO = (("model", 8),), (("data", 2), ("model", 4))
-MESHES = [ONE, TWO]
-
-
-def mesh_of(axes: Any) -> Any:
-    return sbp.make_mesh([n for _, n in axes], [name for name, _ in axes])
+from tests.handwritten.regions import MESHES, ONE, TWO, arrays, assert_close, mesh_of
 
 
 @pytest.fixture(params=MESHES, ids=["8", "2x4"])
 def mesh(request: pytest.FixtureRequest) -> Any:
     return mesh_of(request.param)
-
-
-def arrays(*shapes: tuple[int, ...]) -> list[Any]:
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
-
-
-def assert_close(got: Any, want: Any) -> None:
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5),
-        got,
-        want,
-    )
 
 
 def kinds(plan: Any) -> list[str]:
@@ -328,83 +307,3 @@ def test_a_shard_map_of_another_mesh_is_refused():
         sbp.jit(f(one, PartitionSpec("model")), two)(x)
     with pytest.raises(sbp.SbpError, match="against the order of the mesh"):
         sbp.jit(f(two, PartitionSpec(("model", "data"))), two)(x)
-
-
-# ---- false claims -------------------------------------------------------------------------------
-
-
-def refused(fn: Any, mesh: Any, *args: Any) -> Any:
-    with pytest.raises(sbp.SbpTypeError) as caught:
-        sbp.jit(fn, mesh).plan(*args)
-    (found,) = caught.value.diagnostics
-    assert found.code == "manual-types" and found.primary is not None
-    assert found.primary.span.file == __file__
-    return found
-
-
-def test_a_missing_reduction_is_refused(mesh: Any):
-    x, w = arrays((8, 16), (16, 4))
-    g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")
-    found = refused(lambda x, w: g(x, w) * 2, mesh, x, w)
-    assert found.labels[1].text == "its types are claimed here"
-    assert (
-        found.primary.text
-        == "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
-    )
-    report = sbp.jit(g, mesh).check(x, w)
-    assert not report.ok and report.diagnostics[0].code == "manual-types"
-
-
-def test_a_reduction_over_the_wrong_axis_is_refused():
-    x, w = arrays((8, 16), (16, 4))
-    g = sbp.manual(
-        lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B"
-    )
-    assert "`model`" in refused(g, mesh_of(TWO), x, w).primary.text
-
-
-def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
-    """tanh of a part, summed, is not tanh of the sum; a sum of doubled parts is double the sum."""
-    (x,) = arrays((8, 16))
-    wrong = sbp.manual(
-        lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B"
-    )
-    found = refused(wrong, mesh, x)
-    text = "result 0 depends on how operand 0 (model:P(sum)) is parted, not on its reduction alone"
-    assert text in (found.primary.text, *found.notes)
-    right = sbp.manual(lambda h: lax.psum(2 * h, "model"), in_types="model:P(sum)", out_types="B")
-    assert_close(sbp.jit(right, mesh)(x), 2 * x)
-    through = sbp.manual(lambda h: 2 * h, in_types="model:P(sum)", out_types="model:P(sum)")
-    assert_close(sbp.jit(through, mesh)(x), 2 * x)
-    shifted = sbp.manual(lambda h: h + 1, in_types="model:P(sum)", out_types="model:P(sum)")
-    assert_close(sbp.jit(shifted, mesh_of(ONE))(x), x + 8)  # it may: 8 parts, each one more
-
-
-def test_what_cannot_be_checked_is_said(mesh: Any):
-    groups = lambda x: lax.psum(x, "model", axis_index_groups=[list(range(lax.axis_size("model")))])
-    g = sbp.manual(groups, in_types="model:S(0)", out_types="B")
-    with pytest.warns(sbp.SbpWarning, match="manual-types: .*are not checked"):
-        sbp.jit(g, mesh).plan(jnp.ones((16, 2)))
-
-
-@pytest.mark.parametrize(
-    ("in_types", "out_types", "text"),
-    [
-        (("modle:S(0)",), "B", 'no axis "modle"|no axis .modle.; did you mean "model"'),
-        (("model:S(2)",), "B", "dim-out-of-range"),
-        (("model:?",), "B", "complete types"),
-        ((None,), "B", "complete types"),
-        (("B", "B"), "B", "2 entries for 1 arguments"),
-        (("B",), "model:P(and)", "cannot be P"),
-        (("B",), {"a": "B"}, "no prefix"),
-    ],
-)
-def test_types_that_do_not_fit(in_types: Any, out_types: Any, text: str):
-    with pytest.raises(sbp.SbpError, match=text):
-        sbp.jit(sbp.manual(jnp.sin, in_types, out_types), mesh_of(ONE)).plan(jnp.ones((8, 8)))
-
-
-def test_the_function_must_be_one():
-    with pytest.raises(sbp.SbpError, match="takes a function"):
-        sbp.manual(3, "B", "B")  # pyright: ignore[reportArgumentType]  # that is the point
-    assert S(0) != B != P

@@ -30,6 +30,29 @@ def neutral(monoid: str, dtype: Any) -> Any:
             )
 
 
+def reduced(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
+    """The reduction of some dims by a monoid, in the dtype of `x`.
+
+    Arguments:
+      x: the array.
+      monoid: what reduces it.
+      dims: the dims, which the result does not have.
+    """
+    match monoid:
+        case "sum":  # without a dtype, `jnp.sum` and `jnp.prod` widen small integers
+            return jnp.sum(x, dims, dtype=x.dtype)
+        case "prod":
+            return jnp.prod(x, dims, dtype=x.dtype)
+        case "max":
+            return jnp.max(x, dims)
+        case "min":
+            return jnp.min(x, dims)
+        case _:
+            bitwise = lax.bitwise_and if monoid == "and" else lax.bitwise_or
+            where = (dims,) if isinstance(dims, int) else dims
+            return lax.reduce(x, neutral(monoid, x.dtype), bitwise, where)
+
+
 def without_padding(
     ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str
 ) -> Any:
