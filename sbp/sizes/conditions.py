@@ -28,7 +28,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SizeLimits:
     """How far claims are decided.
 
     Arguments:
@@ -103,11 +103,11 @@ class Decided:
         return False if False in answers else None if None in answers else True
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = SizeLimits()
 
 
 def decide(
-    claims: Sequence[Claim], scope: Scope, point: Point, limits: Limits = DEFAULT_LIMITS
+    claims: Sequence[Claim], scope: Scope, point: Point, limits: SizeLimits = DEFAULT_LIMITS
 ) -> Decided:
     """Decides the claims of a typing for all sizes of a scope.
 
@@ -152,7 +152,7 @@ def decide(
 
 
 def _limited(
-    scope: Scope, pairs: Sequence[tuple[Claim, Explored]], limits: Limits, point: Point
+    scope: Scope, pairs: Sequence[tuple[Claim, Explored]], limits: SizeLimits, point: Point
 ) -> tuple[list[tuple[Claim, Explored]], Formula | None]:
     """The decided claims that do not hold everywhere, without those that follow from others, and
     their formula; None where all decided claims hold everywhere."""

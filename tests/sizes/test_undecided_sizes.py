@@ -7,7 +7,7 @@ from sbp import _jax
 from sbp.api.sized_report import SizedReport
 from sbp.signatures import registered
 from sbp.sizes.claims import Claim
-from sbp.sizes.conditions import Decided, Limits, decide
+from sbp.sizes.conditions import Decided, SizeLimits, decide
 from sbp.sizes.scope import Scope
 from tests.sizes.oracle import MESH, TP, W, dims, f32, holds_there, mlp, sized
 
@@ -127,7 +127,7 @@ def text_of(found: Decided) -> str:
 
 def test_a_formula_that_z3_does_not_find_is_said():
     scope, claims = Scope(("b",), ()), claimed(2, 3, 5, 7)
-    found = decide(claims, scope, {"b": 210}, Limits(formula_rlimit=1))
+    found = decide(claims, scope, {"b": 210}, SizeLimits(formula_rlimit=1))
     assert (found.status, found.formula, found.terms) == ("some", "unanswered", ())
     assert found.holds == "2 divides b and 3 divides b and 5 divides b and 1 more conditions"
     assert "; Z3 gave up on a formula" in text_of(found)
@@ -156,6 +156,6 @@ def test_a_counterexample_that_need_not_be_the_smallest_is_said():
 def test_the_number_of_sizes_tried_for_an_undecided_claim_is_said():
     (b,) = dims("b")
     claim = Claim(text="b is round", key=0, holds=lambda lift: hash(lift(b)) % 8 == 0)
-    (undecided,) = decide((claim,), Scope(("b",), ()), {"b": 8}, Limits(tried=16)).undecided
+    (undecided,) = decide((claim,), Scope(("b",), ()), {"b": 8}, SizeLimits(tried=16)).undecided
     assert (undecided.tried, undecided.fails) == (16, {"b": 1})
     assert undecided.why == "there are more than 128 cases"
