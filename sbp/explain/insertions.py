@@ -241,11 +241,18 @@ class Insertions:
         hidden = code > 0 and self.node.is_batched  # dims that the user does not see
         if reader is None or line is None or inline or hidden:
             return None
+        if read.variable and self.names.denotes(read.code, reader, value, line) is False:
+            return None
         number = reader.inputs.index(value)
-        values = dict.fromkeys(n.inputs[number] for n in readers if alike(n, reader))
+        values = {n.inputs[number]: n for n in readers if alike(n, reader)}
         # What a library does to each leaf of a tree in one line is annotated on each leaf.
-        names = [self.names.value(o) for o in values if o != value] if read.variable else []
-        every = dict.fromkeys((read, *(SourceRead(n) for n in names if n.isidentifier())))
+        others = [(self.names.value(o), o) for o in values if o != value and read.variable]
+        names = [
+            SourceRead(name)
+            for name, o in others
+            if name.isidentifier() and self.names.denotes(name, values[o], o, line) is not False
+        ]
+        every = dict.fromkeys((read, *names))
         edits = [converted(line, each, {axis: decode(code)}) for each in every]
         ends = (c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value)
         end = next(ends, None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from sbp import _jax
+from sbp.errors import Span
+from sbp.explain.denotation import Denoted, SourcePosition, denotes, source_position
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
 from sbp.limits import policies_in
@@ -49,7 +52,7 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
     )  # behind dims of vmap, or beside them: the first is what `in_axes=0` gives
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Names:
     """What the user calls the values of a program.
 
@@ -67,6 +70,31 @@ class Names:
     def of(cls, graph: Graph) -> Names:
         makers = {v: node for node in graph.walk() for v in node.outputs}
         return cls(graph, makers, {v: number for number, v in enumerate(graph.inputs)})
+
+    @functools.cached_property
+    def made(self) -> frozenset[SourcePosition]:
+        """The places of all expressions of the user from which the program has operations."""
+        spans = {span for node in self.graph.walk() for span in node.stack}
+        return frozenset(map(source_position, spans))
+
+    def denotes(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool | None:
+        """Whether a variable that a node's line reads is a value; None where the source does not
+        decide.
+
+        Arguments:
+          name: the variable.
+          node: the node.
+          value: the value.
+          at: the frame of the node that is the line; None for the innermost.
+        """
+        line = at or node.span
+        if isinstance(value, Constant) or line not in node.stack or line is None:
+            return None
+        number = self.inputs.get(value)
+        known = number is not None and bool(self.graph.input_names)
+        input_name = self.graph.input_names[number] if known and number is not None else None
+        one = Denoted(maker=self.makers.get(value), input_name=input_name, made=self.made)
+        return denotes(name, line, node.stack[node.stack.index(line) :], one)
 
     def value(self, operand: Operand) -> str:
         """The name of a value: of an input, or what its line assigns it to; empty when it has
@@ -92,14 +120,16 @@ class Names:
         operand = node.inputs[number]
         maker = self.makers.get(operand) if isinstance(operand, int) else None
         name = self.value(operand)
-        named = SourceRead(name) if name and len(name) <= 40 else None
+        named = self._named(name, node, operand)
         if node.backward:
             return SourceRead(name) if name else None
         if maker is not None and maker.span == node.span:  # a value inside a library function
             return None
         parts = operand_expressions(node) or self._einsum_operands(node)
         if parts and node.span:
-            read = read_of(parts[number], node.span.file)
+            read = self._read_part(parts, number, node)
+            if read is None:
+                return None
             if len(read.code) <= 40:
                 return SourceRead(read.code) if operand in self.inputs else read
         if name or maker is None or not (maker.span and node.span):
@@ -109,6 +139,23 @@ class Names:
             return None
         read = read_of(expression, maker.span.file)
         return read if len(read.code) <= 40 else None
+
+    def _named(self, name: str, node: Node, value: Operand) -> SourceRead | None:
+        """A value by its name, unless that is another value where the node's line stands."""
+        if not name or len(name) > 40:
+            return None
+        other = name.isidentifier() and self.denotes(name, node, value) is False
+        return None if other else SourceRead(name)
+
+    def _read_part(self, parts: list[ast.expr], number: int, node: Node) -> SourceRead | None:
+        """An operand as one of the expressions of a call: the one at its position, unless that is
+        another value. `jnp.where(p, a, b)` has its operands in the order p, b, a."""
+        assert node.span is not None
+        part, value = parts[number], node.inputs[number]
+        if not isinstance(part, ast.Name) or self.denotes(part.id, node, value) is not False:
+            return read_of(part, node.span.file)
+        names = (p.id for p in parts if isinstance(p, ast.Name))
+        return next((SourceRead(n) for n in names if self.denotes(n, node, value)), None)
 
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, which may have changed sides: one of them has to be

@@ -11,8 +11,8 @@ import ast
 from collections.abc import Iterable
 
 from sbp.errors import SourceEdit, Span
-from sbp.source.editing import statement_of
 from sbp.source.reader import expression_at
+from sbp.source.scopes import statement_of
 from sbp.source.text import line_text, parsed_file, span_of
 
 Edits = tuple[SourceEdit, ...]

@@ -10,6 +10,7 @@ from typing import Literal
 from sbp.errors import SourceEdit, Span
 from sbp.source.imports import ANNOTATIONS, SbpNames, names_of_sbp
 from sbp.source.reader import SourceRead, expression_at
+from sbp.source.scopes import function_of, innermost, owner_of, statement_of
 from sbp.source.text import ParsedSource, contains, exact_text, line_text, parsed_file, span_of
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -23,8 +24,6 @@ _OPERATORS = (
 _CLOSED = (
     ast.Attribute | ast.Call | ast.Constant | ast.Dict | ast.List | ast.ListComp | ast.Name
 ) | (ast.Set | ast.Subscript)
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _SIMPLE = (
     ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.Return | ast.Assert | ast.Raise
 ) | ast.Delete
@@ -184,16 +183,16 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
       The edits; none where the source does not show the value.
     """
     source, names = parsed_file(line.file), names_of_sbp(line.file)
-    here, module = _innermost(source, line), names.module or "sbp"
+    here, module = innermost(source, line), names.module or "sbp"
     imports = () if names.module else ("import sbp",)
     if here is None:
         return ()
     if read.span is not None:
         text = _call(exact_text(read.span), atoms, module)
         return (SourceEdit(span=read.span, replacement=text, imports=imports),)
-    owner = _owner(source, here, read.code)
+    owner = owner_of(source, here, read.code)
     statement = statement_of(source, here)
-    if statement is not None and owner is _function(source, here):
+    if statement is not None and owner is function_of(source, here):
         before = _before(statement, line.file)
         if before is not None:
             start = span_of(statement, line.file)
@@ -206,7 +205,7 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
                 end_line=start.line,
             )
             return (SourceEdit(span=place, replacement=made, imports=imports),)
-    scope = owner if owner is not None else _function(source, here)
+    scope = owner if owner is not None else function_of(source, here)
     return tuple(
         SourceEdit(span=span, replacement=_call(exact_text(span), atoms, module), imports=imports)
         for span in sorted(span_of(part, line.file) for part in _reads(scope, read.code))
@@ -246,67 +245,3 @@ def _before(statement: ast.stmt, file: str) -> str | None:
     if not head.strip():
         return None if tail.startswith(b"elif") else "\n" + head.decode()
     return "; " if isinstance(statement, _SIMPLE) else None
-
-
-# ---- scopes -------------------------------------------------------------------------------------
-
-
-def _innermost(source: ParsedSource, span: Span) -> ast.AST | None:
-    """The innermost part of a source that holds a span."""
-    found: ast.AST | None = None
-    for node in ast.walk(source.tree) if source.tree else ():  # outer parts come first
-        if isinstance(node, ast.expr | ast.stmt) and contains(span_of(node, span.file), span):
-            found = node
-    return found
-
-
-def statement_of(source: ParsedSource, part: ast.AST) -> ast.stmt | None:
-    """The innermost statement that a part stands in."""
-    if isinstance(part, ast.stmt):
-        return part
-    return next((p for p in source.around(part) if isinstance(p, ast.stmt)), None)
-
-
-def _function(source: ParsedSource, part: ast.AST) -> ast.AST | None:
-    """The function, or the module, that a statement stands in."""
-    scopes = _FUNCTIONS | ast.Module
-    return next((p for p in source.around(part) if isinstance(p, scopes)), None)
-
-
-def _owner(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
-    """What binds a name that a part reads: its function, or a lambda or comprehension in it; None
-    for what lies further out."""
-    for scope in source.around(part):
-        if isinstance(scope, ast.Lambda) and name in _parameters(scope.args):
-            return scope
-        if isinstance(scope, _COMPREHENSIONS) and any(
-            name in _stored(g.target) for g in scope.generators
-        ):
-            return scope
-        if isinstance(scope, _FUNCTIONS | ast.Module):
-            given = set[str]() if isinstance(scope, ast.Module) else _parameters(scope.args)
-            return scope if name in given | _stored(scope) else None
-    return None
-
-
-def _parameters(arguments: ast.arguments) -> set[str]:
-    extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
-    return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra)}
-
-
-def _stored(scope: ast.AST) -> set[str]:
-    """The names that a scope assigns, without those of functions inside it."""
-    found, shared, open_ = set[str](), set[str](), [scope]
-    while open_:
-        node = open_.pop()
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
-            case ast.Global(names=names) | ast.Nonlocal(names=names):
-                shared |= set(names)
-            case _:
-                pass
-        inner = (_FUNCTIONS | ast.Lambda | ast.ClassDef) | _COMPREHENSIONS
-        if node is scope or not isinstance(node, inner):
-            open_ += ast.iter_child_nodes(node)
-    return found - shared
