@@ -189,8 +189,8 @@ class Plan:
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> this, other = (sbp.jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x)
         ...     for t in ("data:S(0)", "data:S(1)"))
-        >>> this.diff(other).difference.settings
-        (('input `x`', 'data:S(0)', 'data:S(1)'),)
+        >>> [(s.kind, s.subject, s.this, s.other) for s in this.diff(other).difference.settings]
+        [('input', 'x', ((('data', S(0)),),), ((('data', S(1)),),))]
         """
         if not isinstance(other, Plan):
             raise SbpError(f"plan.diff takes another plan, got {other!r}")

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
+
 from sbp.errors import Span
 from sbp.source.bindings import VariableBinding, binding_of
 from sbp.source.reader import expression_at
@@ -21,7 +23,9 @@ def source_position(span: Span) -> SourcePosition:
     return span.file, position_at(span)
 
 
-_SAME_ARGUMENTS = frozenset({"checkpoint", "grad", "jit", "remat", "value_and_grad"})
+_SAME_ARGUMENTS = frozenset(
+    f.__name__ for f in (jax.checkpoint, jax.grad, jax.jit, jax.value_and_grad)
+)
 """Transforms of a function whose result takes the arguments of the function."""
 
 

@@ -137,7 +137,7 @@ class Difference:
 
     Arguments:
       titles: the functions.
-      settings: what was asked differently: (what, here, there).
+      settings: what was asked differently.
       costs: of a call of each.
       inputs, outputs, values: types that differ, by name.
       sent: collectives that differ.

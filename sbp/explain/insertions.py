@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp.annotations import annotate_p
-from sbp.errors import Edit, SourceEdit
+from sbp.errors import Edit, SourceEdit, Span
 from sbp.explain.edits import alike, insert_pin
 from sbp.explain.names import Names
 from sbp.infer.because import ReadBecause
@@ -246,13 +246,8 @@ class Insertions:
         number = reader.inputs.index(value)
         values = {n.inputs[number]: n for n in readers if alike(n, reader)}
         # What a library does to each leaf of a tree in one line is annotated on each leaf.
-        others = [(self.names.value(o), o) for o in values if o != value and read.variable]
-        names = [
-            SourceRead(name)
-            for name, o in others
-            if name.isidentifier() and self.names.denotes(name, values[o], o, line) is not False
-        ]
-        every = dict.fromkeys((read, *names))
+        others = {o: n for o, n in values.items() if o != value and read.variable}
+        every = dict.fromkeys((read, *self.variables(others, line)))
         edits = [converted(line, each, {axis: decode(code)}) for each in every]
         ends = (c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value)
         end = next(ends, None)
@@ -278,6 +273,20 @@ class Insertions:
             ),
             assumed=assumed,
         )
+
+    def variables(self, values: Mapping[Any, Node], line: Span) -> list[SourceRead]:
+        """The variables of a line that are some values; values without a variable are left out.
+
+        Arguments:
+          values: the values, each with the node that reads it.
+          line: the line.
+        """
+        named = ((self.names.value(o), o, node) for o, node in values.items())
+        return [
+            SourceRead(name)
+            for name, o, node in named
+            if name.isidentifier() and self.names.denotes(name, node, o, line) is not False
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

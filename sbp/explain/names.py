@@ -88,7 +88,7 @@ class Names:
           at: the frame of the node that is the line; None for the innermost.
         """
         line = at or node.span
-        if isinstance(value, Constant) or line not in node.stack or line is None:
+        if isinstance(value, Constant) or line is None or line not in node.stack:
             return None
         number = self.inputs.get(value)
         known = number is not None and bool(self.graph.input_names)

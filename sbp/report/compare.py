@@ -18,6 +18,7 @@ from sbp.explain.settings import Setting, Side
 from sbp.plan.text import place
 from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.report import Shown
+from sbp.report.settings import setting_cells
 from sbp.report.wording import (
     atoms_text,
     bytes_text,
@@ -105,7 +106,7 @@ def page(found: Difference) -> Page:
 
 def _settings(found: Sequence[Setting]) -> Table:
     columns = tuple(Column(heading=h, wraps=True) for h in ("what", "this", "other"))
-    rows = tuple(TableRow(cells=row) for row in found)
+    rows = tuple(TableRow(cells=setting_cells(setting)) for setting in found)
     rest = rows[SHOWN_SETTINGS:]
     return Table(
         columns=columns,

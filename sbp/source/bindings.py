@@ -84,8 +84,11 @@ def _own(part: ast.AST) -> set[str]:
 
 def _is_before(source: ParsedSource, store: ast.Name, at: Span) -> bool:
     """Whether a store comes before an expression. An assignment stores at its end."""
-    ends = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
-    end = next((p for p in source.around(store) if isinstance(p, ends)), store)
+    end: ast.expr | ast.stmt = store
+    for part in source.around(store):
+        if isinstance(part, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+            end = part
+            break
     return (end.end_lineno or 0, end.end_col_offset or 0) <= (at.line, at.column - 1)
 
 
