@@ -1,8 +1,8 @@
-"""Annotations: what a user says of a tensor's type. One primitive, the identity everywhere but in
-sbp.jit.
+"""Annotations: functions by which a user pins the type of a tensor.
 
-An annotation pins its *result*; the operand may have any type and is converted there. Its transpose
-is the plain identity, so the types of cotangents are inferred; `cotangent=` pins one.
+All of them bind one primitive, `sbp_annotate`. Inside `sbp.jit` it pins the type of its *result*;
+an operand of another type is converted there. Elsewhere it is the identity. Its transpose is the
+identity without a pin, so the types of cotangents are inferred; `cotangent=` pins one.
 
     >>> import jax.numpy as jnp
     >>> split(jnp.zeros((4, 2)), 0, "data").shape
@@ -25,14 +25,16 @@ from sbp.types import Atom, B, NdSbp, Split, Unreduced, parse
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What an annotation pins.
+    """The type that an annotation pins.
 
     Arguments:
       type: the type.
-      complete: whether axes that the type does not name are B.
-      device_assignment: a GShard device assignment, to be matched to the mesh.
-      reduce_dtype: "float32" where 16-bit parts are summed in float32 on the way to the type; None
-        leaves that to `sbp.jit`.
+      complete: True where mesh axes that the type does not name are B, False where they are
+        inferred.
+      device_assignment: a GShard device assignment (shape, device ids); `sbp.jit` looks for a type
+        with this placement on its mesh.
+      reduce_dtype: "float32" to sum 16-bit parts in float32 on the way to the type; None for the
+        `reduce_dtype` of `sbp.jit`.
     """
 
     type: NdSbp
@@ -95,12 +97,14 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
 
     Arguments:
       value: the type in one of these forms.
-      ndim: dims of the tensor it is for, to check splits.
-      mesh_axes: axis names of the mesh, outer first, to check the order of a PartitionSpec's axes.
+      ndim: the number of dims of the tensor; None does not check splits.
+      mesh_axes: axis names of the mesh, outer first; None does not check the order of a
+          PartitionSpec's axes.
 
     Raises:
       SbpError: `dim-out-of-range` for a split of a dim that a tensor of `ndim` dims lacks,
-          `type-syntax` for other values.
+          `bad-placement` for a dim split over axes against their mesh order, `type-syntax` for
+          other values.
     """
     match value:
         case NdSbp():
@@ -142,7 +146,11 @@ def check_rank(t: NdSbp, ndim: int) -> None:
 
 
 def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
-    """A type from a PartitionSpec, its `unreduced` axes included.
+    """The type of a PartitionSpec; its `unreduced` axes are P(sum).
+
+    Arguments:
+      spec: the PartitionSpec.
+      mesh_axes: axis names of the mesh, outer first; None does not check the order.
 
     Raises:
       SbpError: `bad-placement` when one dim is split over axes against their mesh order.
@@ -239,8 +247,15 @@ def annotate(
 
 
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:
-    """Pins `x` as split along `dim` over the mesh axes (outer first); other axes are left to
-    inference.
+    """Pins `x` as split along `dim` over the mesh axes; other axes are left to inference.
+
+    Arguments:
+      x: an array.
+      dim: the dim to split; negative counts from the back.
+      *mesh_axes: mesh axis names, outer first.
+
+    Raises:
+      SbpError: `dim-out-of-range` for a dim that `x` lacks.
 
     >>> split(jnp.zeros((8, 4)), 1, "model").shape
     (8, 4)
@@ -275,7 +290,15 @@ def replicate(x: Any, *mesh_axes: str) -> Any:
 
 
 def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
-    """Pins `x` as partial, that is unreduced, on the mesh axes under the monoid `op`.
+    """Pins `x` as partial on the mesh axes: `x` is the reduction by `op` of the devices' parts.
+
+    Arguments:
+      x: an array.
+      *mesh_axes: mesh axis names.
+      op: the monoid: "sum", "max", "min", "prod", "and" or "or".
+
+    Raises:
+      SbpError: `unknown-option` for another monoid.
 
     >>> partial(jnp.zeros(3), "model").shape
     (3,)
@@ -292,8 +315,10 @@ def shard(x: Any, device_assignment: Any) -> Any:
     """Pins `x` by GShard's device assignment: an array of device ids of the rank of `x`, one per
     partition, in slice order.
 
-    It is accepted when it equals the placement of some ND-SBP type on the mesh of the enclosing
-    `sbp.jit` (GShard, section 3.2).
+    `sbp.jit` accepts it when some type on its mesh has this placement (GShard, section 3.2).
+
+    Raises:
+      SbpError: `bad-placement` when its rank is not that of `x`.
 
     >>> shard(jnp.zeros((3, 16, 64)), [[[0], [1]]]).shape
     (3, 16, 64)

@@ -1,5 +1,5 @@
-"""Named dims in the Mesh-TensorFlow way: a layout says once which mesh axes split which dims;
-tensors only name their dims.
+"""Named dims, as in Mesh-TensorFlow: a `Layout` maps dim names to mesh axes once, and each tensor
+gives the names of its dims.
 
 >>> import jax.numpy as jnp
 >>> layout = Layout(batch="data", d_ff="model", vocab="model")
@@ -23,24 +23,24 @@ from sbp.errors import SbpError
 from sbp.types import Atom, B, NdSbp, Split
 
 DimName = str | None
-"""The name of a dim; None for a dim without one, which no layout splits."""
+"""The name of a dim; None for a dim without a name, which no layout splits."""
 
 
 class Layout(Mapping[str, tuple[str, ...]]):
-    """A partial map from dim names to mesh axes (Shazeer et al. 2018, Mesh-TensorFlow, section 3).
+    """A map from dim names to mesh axes (Shazeer et al. 2018, Mesh-TensorFlow, section 3).
 
-    A tensor's dims are split over the axes that the layout has for their names; dims whose names it
-    does not map are whole. An axis that the layout uses, but for no dim of this tensor, holds the
-    tensor B. Axes that it never mentions are left to inference.
+    A dim whose name the layout maps is split over the axes of that name; other dims are whole. A
+    tensor is B on an axis that the layout uses, but for none of this tensor's dims. On axes that
+    the layout does not mention, the tensor's type is inferred.
 
     Arguments:
-      axes: mesh axes by dim name, for names that are no Python identifiers.
-      **named: the same as keywords: one mesh axis, or a tuple of axes, outer first (a dim split
-      over several nests in the mesh's order).
+      axes: a dict from dim name to mesh axes, for names that are not Python identifiers.
+      **named: dim names as keywords, each with one mesh axis, or a tuple of axes, outer first, in
+          the order of the mesh.
 
     Raises:
       SbpError: `layout-names` for a name given twice or an axis twice for one name, `bad-argument`
-          for what is no axis name.
+          for an axis that is not a string.
 
     >>> layout = Layout(batch=("pod", "data"), heads="model")
     >>> layout
@@ -83,7 +83,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
         return f"Layout({shown!r})"
 
     def __call__(self, x: Any, /, *names: DimName) -> Any:
-        """Pins a tensor by the names of its dims; elsewhere than in `sbp.jit` it is the identity.
+        """Pins a tensor by the names of its dims; outside `sbp.jit` this is the identity.
 
         Arguments:
           x: an array.
@@ -116,11 +116,12 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
         Arguments:
           *names: a name for each dim, None for a dim without one.
-          free: mesh axes to leave to inference, which the layout does not use; in `in_types`, axes
-              that a type does not name are B.
+          free: mesh axes to leave to inference, of those that the layout does not use. In
+              `in_types`, axes that a type neither names nor leaves free are B.
 
         Raises:
-          SbpError: `layout-conflict`, `layout-names`; `bad-argument` where `free` is no collection
+          SbpError: `layout-conflict` when two dims would be split over one mesh axis,
+              `layout-names` when a name occurs twice, `bad-argument` where `free` is no collection
               of names.
 
         >>> Layout(batch="data", d_ff="model").type("d_model", "d_ff", free=["pod"])
@@ -157,7 +158,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
         """The types of a pytree of tensors, from a pytree whose leaves are tuples of dim names.
 
         Arguments:
-          names: at each leaf a tuple of names, `()` for a scalar; None stays None, all free.
+          names: at each leaf a tuple of names, `()` for a scalar; None stays None, which leaves
+              all mesh axes to inference.
           free: mesh axes to leave to inference.
 
         >>> Layout(d_ff="model").types({"w": ("d_model", "d_ff"), "b": ("d_ff",), "scale": ()})

@@ -1,5 +1,5 @@
-"""What a user forbids: conversions, by a policy for a region of the program, and collectives, by a
-budget.
+"""The limits that a user sets: boxing policies, which forbid conversions in a part of the program,
+and budgets, which forbid collectives.
 
 >>> budget = forbid("all_gather", above=2**20, where="forward")
 >>> str(budget)
@@ -20,7 +20,8 @@ import jax
 from sbp.errors import SbpError, bytes_text, nearest
 
 Policy = Literal["auto", "reduce", "explicit"]
-"""What may be converted: anything; from P alone; nothing that moves data."""
+"""Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
+moves data, except at annotations and where arrays enter and leave the plan."""
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
@@ -28,7 +29,7 @@ Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all",
 Where = Literal["anywhere", "forward", "backward", "loop"]
 
 MOST_BYTES = 2**60
-"""What no device sends in one collective."""
+"""The largest size of a budget: more bytes than any device sends in one collective."""
 
 _PLACES: dict[Where, str] = {
     "anywhere": "",
@@ -38,8 +39,8 @@ _PLACES: dict[Where, str] = {
 }
 
 _MARK = re.compile(r"sbp_policy\.(\w+?)\.of\.([0-9a-f]*)")
-"""A region's policy in JAX's name stack, which gradients keep; the axis in hexadecimal, since it
-may have any letters."""
+"""A policy as a name in JAX's name stack. Equations of a gradient have the name stack of their
+forward part. The mesh axis is written in hexadecimal, because it may have any letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,11 @@ class Budget:
     """Collectives that a plan may not have.
 
     Arguments:
-      collective: which; None for all.
-      axis: those over this mesh axis; None for any.
-      above: bytes that one device may send each time one of them runs.
-      where: where they may not run: `backward` is where gradients are made, used or converted, the
-        update included, `forward` is all else; `loop` is a body of scan or while.
+      collective: its kind; None for all kinds.
+      axis: the mesh axis that it runs over; None for any.
+      above: bytes that one device may send each time the collective runs.
+      where: the part of the program: `backward` makes, uses or converts gradients, and includes the
+        update; `forward` is the rest; `loop` is the body of a scan or while.
     """
 
     collective: Collective | None = None
@@ -90,7 +91,7 @@ class Budget:
         return f"no {what}{over}{size}{_PLACES[self.where]}"
 
     def covers(self, *, backward: bool, in_loop: bool) -> bool:
-        """Whether it holds at a place of the program."""
+        """Whether the budget limits a collective at this place of the program."""
         return {"anywhere": True, "forward": not backward, "backward": backward, "loop": in_loop}[
             self.where
         ]
@@ -103,8 +104,8 @@ def forbid(
     above: float = 0.0,
     where: Where = "anywhere",
 ) -> Budget:
-    """A budget for `sbp.jit(.., budgets=[..])`: a plan with such a collective is not made, and a
-    program that needs one is a type error.
+    """A budget for `sbp.jit(.., budgets=[..])`: no plan has such a collective. A program that needs
+    one is a type error.
 
     Arguments:
       collective: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "permute"; None for
@@ -124,18 +125,19 @@ def forbid(
 
 @contextlib.contextmanager
 def policy(boxing: Policy, *axes: str) -> Iterator[None]:
-    """Operations traced inside take their operands under this boxing policy, and so do their
-    gradients.
+    """Sets the boxing policy for conversions of the operands of operations that are traced inside,
+    and of their gradients.
 
-    What a loop, a branch or `jax.checkpoint` takes from outside is converted at its border, under
-    the policy that holds there: put the policy around the loop to hold for that, too.
+    Operands of a loop, a branch or a `jax.checkpoint` are converted where the loop stands, under
+    the policy there. Put `policy` around the whole loop to cover them as well.
 
     Arguments:
       boxing: "auto", "reduce" or "explicit".
-      axes: the mesh axes that it holds on; none for all of them.
+      axes: names of mesh axes; none means all axes.
 
     Raises:
-      SbpError: `unknown-option` for another policy, `bad-argument` for what is no name of an axis.
+      SbpError: `unknown-option` for another policy, `bad-argument` for an axis that is not a
+          non-empty string.
 
     >>> import jax.numpy as jnp
     >>> with policy("explicit", "dcn"):
@@ -158,7 +160,7 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
 
 
 def policy_mark(boxing: Policy, axis: str = "") -> str:
-    """What stands in the name stack inside a region with a policy, for one mesh axis or for all.
+    """The name that a policy puts into JAX's name stack, for one mesh axis or ("") for all.
 
     >>> policies_in(policy_mark("reduce", "dcn"))
     [('reduce', 'dcn')]
@@ -167,7 +169,13 @@ def policy_mark(boxing: Policy, axis: str = "") -> str:
 
 
 def with_policy(scope: str, old: Policy, new: Policy, axis: str) -> str:
-    """A name stack whose regions say `new` on a mesh axis where they say `old`.
+    """A name stack in which policy `new` replaces policy `old` on one mesh axis.
+
+    Arguments:
+      scope: the name stack.
+      old: the policy to replace; where it is set on all axes, the other axes keep it.
+      new: the policy in its place.
+      axis: the mesh axis.
 
     >>> scope = "layer/" + policy_mark("explicit") + "/dot"
     >>> policies_in(with_policy(scope, "explicit", "auto", "dcn"))

@@ -1,5 +1,5 @@
-"""The types of tensors on a mesh: atoms S(d), B, P(monoid) and the ND type, one atom per named mesh
-axis.
+"""The types of tensors on a mesh: the atoms S(d), B and P(monoid), and `NdSbp`, which has one atom
+for each named mesh axis.
 
 >>> NdSbp({"data": S(0), "model": P})
 data:S(0) model:P(sum)
@@ -52,8 +52,8 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unreduced:
-    """The tensor is the reduction of its parts by `monoid`; `P` is the sum, `P("max")` another
-    one."""
+    """The tensor is the reduction of its parts by `monoid`: `P` by the sum, `P("max")` by the
+    maximum."""
 
     monoid: str = "sum"
 
@@ -79,10 +79,10 @@ P = Unreduced()
 
 
 class NdSbp(Mapping[str, Atom]):
-    """An ND-SBP type: an atom for each named mesh axis; axes that are not named are B.
+    """A type on several mesh axes: an atom for each axis that it names; the others are B.
 
-    Immutable and hashable. Equality ignores axes that are B, so `NdSbp({})` equals `NdSbp({"data":
-    B})`.
+    Immutable and hashable. `NdSbp({})` equals `NdSbp({"data": B})`, because an axis that is not
+    named is B.
 
     Arguments:
       atoms: atoms by mesh axis name, outer axis first.
@@ -163,11 +163,11 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
     """Reads a type text: atoms `axis:S(0)`, `axis:B`, `axis:P(sum)`, `axis:?`, separated by blanks;
-    `B` alone is all broadcast.
+    the text `B` is the type that is B on every axis.
 
     Arguments:
       text: the type text.
-      mesh_axes: when given, axis names must be among them.
+      mesh_axes: the axis names that may occur; None for any.
 
     Returns:
       The type; `parse(repr(t)) == t`.

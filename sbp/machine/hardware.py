@@ -1,5 +1,5 @@
-"""What the cost model knows of devices and networks: the table of device kinds, and how a user
-describes another one."""
+"""The figures of devices and networks that the cost model uses: a table of device kinds, and the
+classes by which a user describes another kind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Network:
     """A slower network between groups of devices: between nodes of GPUs, or between TPU slices.
 
     Arguments:
-      bytes_per_second: what one device can send, one way.
-      latency_seconds: time of the first byte.
+      bytes_per_second: the rate at which one device can send, one way.
+      latency_seconds: time until the first byte arrives.
 
     Raises:
       SbpError: `bad-argument` for a rate that is not above 0 or a latency below 0.
@@ -38,30 +38,28 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What the cost model knows of one device, as JAX counts devices, and of the links between
-    them.
+    """The figures of one device, as JAX counts devices, and of the links between devices.
 
     Arguments:
       name: the table's name of the device kind.
-      flops_per_second: matrix products of 16-bit numbers.
-      f32_flops_per_second: products of float32 at JAX's default precision; None where they run as
-          16-bit ones do.
-      highest_flops_per_second: products of float32 at `Precision.HIGHEST`; None where that makes no
-          difference.
+      flops_per_second: rate of matrix products of 16-bit numbers.
+      f32_flops_per_second: rate of float32 products at JAX's default precision; None where it
+          equals `flops_per_second`.
+      highest_flops_per_second: rate of float32 products at `Precision.HIGHEST`; None where the
+          precision makes no difference.
       hbm_bytes_per_second: memory bandwidth of one device.
       hbm_bytes: memory of one device.
-      topology: `switch`, every device reaches every other one at its full rate; or `torus`, links
-          to two neighbours along each dim.
-      torus_dims: dims of the torus.
-      link_bytes_per_second: one way; of a switch all that one device can send, of a torus one link
-          of a chip.
+      topology: `switch`: every device reaches every other one at its full rate; `torus`: a chip
+          has links to two neighbours along each dim.
+      torus_dims: number of dims of the torus.
+      link_bytes_per_second: one way; for a switch the rate of one device, for a torus the rate of
+          one link of a chip.
       devices_per_chip: devices that share a chip's links.
       latency_seconds: start-up time of one collective (the alpha of alpha-beta).
-      hop_seconds: time of the first byte from a device to the next one, which a collective pays
-          once for each step of its longest way.
-      joined_devices: devices that this network joins, a node or a pod; `beyond` joins those.
-          Without `beyond` it has no end.
-      beyond: the network between nodes or pods.
+      hop_seconds: time of the first byte from a device to the next one; a collective pays it once
+          for each step of its longest path.
+      joined_devices: devices of one node or pod. Where `beyond` is None, a node has no limit.
+      beyond: the network between nodes or pods; None for none.
       slow_axes: mesh axes that run over a network of their own; see `with_axis`.
       scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices; where it
         does not (two cores a chip), it runs an all-reduce and slices
@@ -142,12 +140,12 @@ class Hardware:
         self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6
     ) -> Hardware:
         """The same devices, with one mesh axis over a slower network: each index along that axis is
-        a pod or a node of its own.
+        another pod or node.
 
         Arguments:
           mesh_axis: name of the mesh axis.
-          bytes_per_second: what one device can send along it, one way.
-          latency_seconds: time of the first byte along it.
+          bytes_per_second: the rate at which one device can send along it, one way.
+          latency_seconds: time until the first byte arrives.
 
         Raises:
           SbpError: `bad-argument` for a rate that is not above 0 or a latency below 0.
@@ -164,7 +162,7 @@ class Hardware:
     def product_flops_per_second(
         self, itemsize: int, precision: Literal["default", "high", "highest"] = "default"
     ) -> float:
-        """The rate of matrix products of floating-point numbers of `itemsize` bytes.
+        """Floating-point operations per second of matrix products of `itemsize`-byte numbers.
 
         >>> h100 = HARDWARE["h100"]
         >>> h100.product_flops_per_second(4) < h100.product_flops_per_second(2)
@@ -184,7 +182,7 @@ class Hardware:
 def _check_figures(
     described: Network | Hardware, *, above_zero: tuple[str, ...], not_negative: tuple[str, ...]
 ) -> None:
-    """Raises where a figure that others are divided by or added to is none."""
+    """Raises `bad-argument` for a rate that is not above 0, or a figure below 0 or not finite."""
     what = f"hardware {described.name!r}" if isinstance(described, Hardware) else "network"
     for field in (*above_zero, *not_negative):
         value, rate = (
@@ -361,13 +359,16 @@ _KINDS = (
     ("h100", "h100"),
     ("cpu", "cpu"),
 )
-"""What occurs in `Device.device_kind`, in lower case, first match first (the libtpu 0.0.51 compiler
-says `TPU v5 lite`, `TPU7x`)."""
+"""Parts of `Device.device_kind` in lower case, each with its hardware; the first match counts. The
+libtpu 0.0.51 compiler writes `TPU v5 lite` and `TPU7x`."""
 
 
 def hardware_of_kind(device_kind: str, platform: str) -> Hardware:
-    """The table's entry of a JAX device; for a kind that is not in the table the nearest of its
-    platform.
+    """The hardware of a JAX device; for a kind that is not in the table an entry of its platform.
+
+    Arguments:
+      device_kind: `Device.device_kind`.
+      platform: `Device.platform`.
 
     >>> hardware_of_kind("TPU v5 lite", "tpu").name
     'tpu-v5e'

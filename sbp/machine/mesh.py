@@ -1,4 +1,4 @@
-"""The mesh: named axes, outer first, and the hardware that stands under them. Works with no devices
+"""`MeshSpec`: named mesh axes, outer first, and the hardware of their devices, which need not be
 present."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sbp.machine.network import AlphaBeta, alpha_beta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSpec:
-    """Named mesh axes with their sizes, outer first, and the hardware below.
+    """Named mesh axes with their sizes, outer first, and the hardware of the devices.
 
     Arguments:
       axes: (name, size) pairs; the order is the nesting order of splits of one dim.
-      hardware: the device kind that costs are counted on.
+      hardware: the figures that costs are computed from.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -46,7 +46,11 @@ class MeshSpec:
         return math.prod(self.sizes)
 
     def size(self, mesh_axis: str) -> int:
-        """The size of one axis; raises `unknown-axis` with the nearest name."""
+        """The size of one axis.
+
+        Raises:
+          SbpError: `unknown-axis` with the nearest name.
+        """
         sizes = dict(self.axes)
         if mesh_axis not in sizes:
             raise SbpError(
@@ -56,7 +60,8 @@ class MeshSpec:
         return sizes[mesh_axis]
 
     def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
-        """What a collective costs over the mesh axes at these positions (`sbp.network.alpha_beta`).
+        """The time of a collective over the mesh axes at these positions; see
+        `sbp.machine.network.alpha_beta`.
 
         >>> mesh = MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"])
         >>> mesh.collective("all_gather", (0,)).of(450e6) > 1e-3
@@ -110,7 +115,11 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
 
 
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
-    """A mesh over the first devices that are present, with Auto axes.
+    """A mesh over the first of `jax.devices()`, with Auto axes.
+
+    Arguments:
+      axis_sizes: the size of each axis, outer first.
+      axis_names: the name of each axis.
 
     Raises:
       SbpError: `mesh-devices` when the mesh is larger than the devices present.

@@ -1,20 +1,18 @@
-"""Where the axes of a mesh lie in a network, and what collectives along them cost there: closed
-forms in the sizes of the axes.
+"""The place of mesh axes in a network, and the time of collectives along them, in closed form.
 
-The mesh is laid out from the inside. Devices of one chip differ in their index on the innermost
-axis that has an even share for them. A torus of chips is as near to a cube as their number allows;
-the largest axis takes its place first: whole dims of the torus where their product is its size,
-else factors of the largest dims. What does not fit into a node or a pod crosses the network beyond.
-Dims of the torus are taken to close into rings. An axis that has only a part of a dim has a line
-there (half the rate of a ring), or, where an earlier axis has the inner part, a ring over every
-k-th chip, whose k rings share the links.
+`lay_out` places the mesh from the inside. The devices of one chip differ in their index on the
+innermost axis that has an even share for them. The torus of chips is as near to a cube as their
+number allows. The largest axis is placed first: on whole dims of the torus where their product is
+its size, else on factors of the largest dims. Factors that do not fit into a node or a pod lie on
+the network `beyond`. Dims of the torus close into rings. An axis on a part of a dim has a line
+there, with half the rate of a ring; where an earlier axis has the inner part of the dim, it has a
+ring over every k-th chip, and the k rings share the links.
 
-Gathers and reductions fill all links of their dims at once (bucket algorithm) and are hierarchical:
-an all-gather crosses the slowest network first, while there is least to send, and a chip receives
-once for all its devices, which copy meanwhile. An all-to-all is held up
-by the fullest link: with e chips along a dim, messages go e/4 links far on average, so it takes
-bytes * e / 4 / (2 * link) there, O(sqrt n) on a square torus (GShard: Lepikhin et al., 2020,
-section 5.2 and table 4).
+Gathers and reductions use all links of their dims in parallel (bucket algorithm) and are
+hierarchical: an all-gather crosses the slowest network first, while the buffers are smallest. A
+chip receives once for all its devices. The fullest link limits an all-to-all: with e chips along a
+dim, messages travel e/4 links on average, so it takes bytes * e / 4 / (2 * link) seconds there,
+O(sqrt n) on a square torus (GShard: Lepikhin et al., 2020, section 5.2 and table 4).
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ class AlphaBeta:
     """The time of a collective over some mesh axes.
 
     Arguments:
-      seconds: to start it and send the first byte all the way.
-      seconds_per_byte: for each byte that one device sends, in the measure of
-          `Cost.bytes_per_device` (ring optimum).
+      seconds: to start the collective and to bring the first byte to the farthest device.
+      seconds_per_byte: for each byte that one device sends, counted as `Cost.bytes_per_device`
+          counts (ring optimum).
     """
 
     seconds: float
     seconds_per_byte: float
 
     def of(self, bytes_sent: float, rounds: int = 1) -> float:
-        """Seconds of `rounds` collectives that send so much together.
+        """Seconds of `rounds` collectives that send `bytes_sent` bytes per device in total.
 
         >>> AlphaBeta(1.0, 0.5).of(4.0, rounds=2)
         4.0
@@ -55,12 +53,12 @@ class AlphaBeta:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What some mesh axes have of one dim of the torus.
+    """The chips of one dim of the torus along which some mesh axes run.
 
     Arguments:
-      extent: how many chips.
-      stride: links from one to the next; so many groups share each link.
-      closes: whether the last one is next to the first one.
+      extent: number of chips.
+      stride: links from one chip to the next; this many groups share each link.
+      closes: whether the last chip is next to the first one.
     """
 
     extent: int
@@ -69,13 +67,14 @@ class Stretch:
 
     @property
     def width(self) -> float:
-        """Links that one chip has for it: both ways round a ring, half of that along a line, a
-        share where groups share."""
+        """Links that one chip has here: two on a ring, one on a line, divided by `stride`, the
+        number of groups that share them."""
         return (2 if self.closes else 1) / self.stride
 
     @property
     def mean_distance(self) -> float:
-        """Links from one chip to another, averaged over all pairs, as the fullest link sees them.
+        """Links from one chip to another, averaged over all pairs, for the load of the fullest
+        link.
 
         >>> Stretch(8, 1, True).mean_distance
         2.0
@@ -108,8 +107,8 @@ class AxisPlacement:
     torus: tuple[tuple[tuple[int, int], ...], ...]
 
     def crossings(self, hardware: Hardware, positions: Sequence[int]) -> list[tuple[int, Network]]:
-        """The slower networks that axes run over, with how many groups each joins; slowest
-        first."""
+        """The slower networks that the axes at `positions` run over, slowest first, each with the
+        number of groups that it joins."""
         found = [(n, network) for k, n, network in self.slow if k in positions and n > 1]
         groups = math.prod(self.across[k] for k in positions)
         if groups > 1 and hardware.beyond is not None:
@@ -117,8 +116,8 @@ class AxisPlacement:
         return sorted(found, key=lambda pair: pair[1].bytes_per_second)
 
     def stretches(self, positions: Sequence[int]) -> list[Stretch]:
-        """What the axes at these positions have of each dim of the torus; dims of which they have
-        nothing are left out."""
+        """The stretches of the axes at these positions, one for each dim of the torus on which they
+        lie."""
         found = []
         for dim in self.torus:
             mine = [k for k, (axis, _) in enumerate(dim) if axis in positions]
@@ -134,7 +133,7 @@ class AxisPlacement:
 
 @functools.lru_cache(maxsize=1024)
 def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
-    """Where the axes of a mesh lie.
+    """Places the axes of a mesh in the network.
 
     Arguments:
       hardware: the devices and their network.
@@ -218,7 +217,7 @@ def _on_torus(chips: Sequence[int], dims: int) -> tuple[tuple[tuple[int, int], .
 
 @functools.lru_cache(maxsize=8192)
 def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
-    """What a collective over some axes of a mesh costs.
+    """The time of a collective over some axes of a mesh.
 
     Arguments:
       hardware: the devices and their network.
@@ -253,8 +252,8 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
 
 
 def _inside(place: AxisPlacement, positions: Sequence[int]) -> tuple[int, int, int]:
-    """Chips of a node or pod that axes join, devices of a chip that they join, and devices that
-    share a chip's links."""
+    """Number of chips of a node or pod along the axes, of devices of a chip along them, and of
+    devices that share a chip's links."""
     on_chip = math.prod(place.on_chip[k] for k in positions)
     return math.prod(place.inside[k] for k in positions) // on_chip, on_chip, max(place.on_chip)
 
@@ -262,7 +261,7 @@ def _inside(place: AxisPlacement, positions: Sequence[int]) -> tuple[int, int, i
 def _gather(
     hardware: Hardware, place: AxisPlacement, n: int, positions: Sequence[int]
 ) -> tuple[float, float]:
-    """Seconds of the way, and seconds per byte of what every device has in the end."""
+    """Seconds for the first byte, and seconds per byte of the gathered buffer."""
     alpha, beta, had = 0.0, 0.0, 1 / n
     for groups, network in place.crossings(hardware, positions):
         alpha += network.latency_seconds * math.ceil(math.log2(groups))
@@ -282,7 +281,7 @@ def _gather(
 def _exchange(
     hardware: Hardware, place: AxisPlacement, positions: Sequence[int]
 ) -> tuple[float, float]:
-    """Seconds of the way, and seconds per byte of one device's buffer."""
+    """Seconds for the first byte, and seconds per byte of one device's buffer."""
     alpha, beta = 0.0, 0.0
     for groups, network in place.crossings(hardware, positions):
         alpha += network.latency_seconds
@@ -299,8 +298,8 @@ def _exchange(
 def _shift(
     hardware: Hardware, place: AxisPlacement, positions: Sequence[int]
 ) -> tuple[float, float]:
-    """Seconds of the way, and seconds per byte that each device hands to the next one: those of the
-    slowest pair."""
+    """Seconds for the first byte, and seconds per byte that each device sends to the next one, for
+    the slowest pair."""
     pairs = [
         (network.latency_seconds, 1 / network.bytes_per_second)
         for _, network in place.crossings(hardware, positions)

@@ -1,4 +1,5 @@
-"""Runs the checker along a body: operations in order, loops to a fixpoint, branches joined."""
+"""Runs the checker on a body: operations in order, loops until the types of the carry stay as they
+are, branches joined."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from sbp.trace.regions import interface_of, trips_of
 from sbp.types import B, Split
 
 TURNS = 12
-"""Turns of a loop with one value in its carry, after which the value is unknown if it still
-changes; readings get fewer with each."""
+"""The number of trips after which a changing carry is unknown, for a loop that carries one value.
+Each trip leaves at most as many readings as the one before."""
 
 TURNS_EACH = 2
-"""Turns more for each other value: what moves on by one place with every turn takes as many turns
-as there are places."""
+"""The number of additional trips for each other value of the carry: a value that each trip moves to
+the next position of the carry takes a trip for each position."""
 
 
 def run(state: State, graph: Graph, args: Sequence[LocalValue]) -> list[LocalValue]:
-    """The local values of the results of a body, from those of its inputs."""
+    """The local values of a body's results, from the local values of its inputs."""
     env: dict[int, LocalValue] = dict(zip(graph.inputs, args, strict=True))
 
     def read(operand: int | Constant) -> LocalValue:
@@ -75,8 +76,8 @@ def _with_regions(state: State, node: Node, ins: list[LocalValue]) -> list[Local
 
 
 def _fixpoint(state: State, node: Node, region: int, ins: list[LocalValue]) -> list[LocalValue]:
-    """The results of a loop's body once its carry keeps the types that it has. What is found in a
-    turn before is found: it is run, too."""
+    """The results of a loop's body, once a trip leaves the types of the carry as they are. Findings
+    of earlier trips count: these trips run, too."""
     interface, graph = interface_of(node), node.regions[region]
     carry = interface.operands("carry", ins)
     slices = [_without_lead(v) for v in interface.operands("slice", ins)]
@@ -108,7 +109,7 @@ def _scan(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
 
 
 def _without_lead(v: LocalValue) -> LocalValue:
-    """One turn's slice of what a scan runs along."""
+    """One trip's slice of a scan's operand."""
     return replace(v, per_axis=tuple(_shifted(h, -1) for h in v.per_axis), lengths=(), added=None)
 
 
@@ -141,7 +142,8 @@ def _cond(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
 
 
 def _varying(v: LocalValue, varies: Sequence[int]) -> LocalValue:
-    """What devices that went different ways have."""
+    """A result of a loop or branch: unknown on mesh axes along which devices take different
+    ways."""
     return (
         replace(v, per_axis=tuple(UNKNOWN if k in varies else h for k, h in enumerate(v.per_axis)))
         if varies
@@ -150,7 +152,7 @@ def _varying(v: LocalValue, varies: Sequence[int]) -> LocalValue:
 
 
 def _predicate(state: State, node: Node, v: LocalValue) -> list[int]:
-    """The mesh axes along which devices may go different ways; a partial predicate is entered."""
+    """The mesh axes along which devices may take different ways; reports a partial predicate."""
     varies = []
     for k, h in enumerate(v.per_axis):
         if B in h.atoms:

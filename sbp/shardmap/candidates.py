@@ -1,4 +1,5 @@
-"""What a candidate for a repair consists of: calls, places, reductions that come too late."""
+"""Candidates for the repair of a finding, and their parts: calls of collectives, places of new
+reductions, reductions that come too late."""
 
 from __future__ import annotations
 
@@ -10,20 +11,21 @@ from sbp.shardmap.rewrites import Edits, after_statement, call_at, called_name, 
 from sbp.trace.graph import Node
 
 TouchedValue = tuple[int, int, bool]
-"""A node, which of its results or operands, and whether it is a result."""
+"""The id of a node, the position of a result or operand, and whether it is a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairCandidate:
-    """One repair in the ways that it may be meant: a sum, then a mean, where it may be either.
+    """One repair with its variants: a sum and a mean, where either may be meant.
 
     Arguments:
-      edits: the ways.
-      conditions: for each way, what has to be so where the checker accepts several.
-      contrary: edits that are wrong if the ways are right. If the checker accepts one of them too,
-          it does not know enough of the value, and the repair is not offered.
+      edits: the variants.
+      conditions: for each variant, the condition that a help states where the checker accepts
+          several variants.
+      contrary: edits that are wrong if a variant is right. If the checker accepts one of them, it
+          knows too little of the value, and the repair is not offered.
       place: the values that are reduced. Only the first accepted repair of a place is offered.
-      spare: whether it is offered only where no other repair is.
+      spare: whether the repair is offered only if there is no other.
     """
 
     edits: tuple[GraphEdit, ...]
@@ -39,8 +41,8 @@ class CollectiveCall:
 
     Arguments:
       text: the call in words.
-      span: where it stands.
-      nodes: all operations that it made.
+      span: its place in the source.
+      nodes: all operations that the call made.
     """
 
     text: str
@@ -59,9 +61,9 @@ class ReducedPlace:
 
     Arguments:
       text: the expression or variable in words.
-      values: what it stands for in the program.
-      spans: where the expression stands; of a variable, the expression in the statement that sets
-          it.
+      values: its values in the program.
+      spans: the places of the expression; for a variable, the expression in the statement that
+          sets it.
       name: the variable; empty for an expression.
     """
 
@@ -79,14 +81,14 @@ class ReducedPlace:
 
 @dataclass(frozen=True, slots=True)
 class LateReduction:
-    """What becomes of a reduction that comes too late.
+    """The change of a reduction that comes too late.
 
     Arguments:
-      text: the same in words; empty where it is kept.
-      source: the same as edits of the source.
+      text: the change in words; empty where the reduction is kept.
+      source: the change as edits of the source.
       drop: the mesh axes that it loses, by the id of the node.
       divide: its new divisors, by the id of the node.
-      kept: divisors of a kept sum, which would matter if it still added anything up.
+      kept: the divisors that a kept sum would need if it still added parts.
     """
 
     text: str = ""

@@ -24,12 +24,12 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
     results whose type is not the one that out_specs claim.
 
-    Every value of every region is typed on each mesh axis, from in_specs on: whole, split, or
-    partial, with the divisor that is left of a mean. A psum that is divided by hand is read as a
-    mean. An error is reported where the program is wrong under every reading. A note is reported
-    where no rule covers what a local operation does to a split dim (a slice, a roll, a local
-    position, a random draw, a reshape that mixes shards), and where a result of each shard on its
-    own may be intended; `ok` does not cover these.
+    Every value of every region gets a type on each mesh axis, starting from in_specs: whole, split
+    or partial, with the divisor that a mean still needs. A psum with a division by hand is read as
+    a mean. A program that is wrong under every reading gets an error. A local operation on a split
+    dim that no rule covers (a slice, a roll, a local position, a random draw, a reshape that mixes
+    shards) gets a note, and so does a result that may be intended for each shard; `ok` does not
+    cover these.
 
     The verdict depends on the traced equations, and on the functions of JAX that made them. A
     division by `lax.axis_size` and one by an equal number are the same equation: where the program
@@ -45,8 +45,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
-      *args: what it takes: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of
-      Explicit axes with their shardings.
+      *args: its arguments: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of
+          Explicit axes with their shardings.
       mesh: the mesh of its regions.
 
     Returns:
@@ -82,8 +82,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
-    """The program on abstract arguments, dead code kept: the forward part of a gradient says what
-    its divisions are."""
+    """The program on abstract arguments, with dead code: the divisions of a gradient are found by
+    those of its forward part."""
     leaves, structure = jax.tree.flatten(args)
     shapes = [_abstract(x) for x in leaves]
 
@@ -128,8 +128,8 @@ def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnos
 
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Findings without those that follow from others: what is wrong with a gradient, where its
-    forward part is wrong on the same axis."""
+    """Findings without consequences: a finding in a gradient is one where the forward part has a
+    finding on the same mesh axis."""
     forward = [f for f in findings if not primary(f).backward]
 
     def follows(finding: Finding) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a collective, on the mesh axes that it runs over and on the other ones."""
+"""The result of a collective, on the mesh axes that it runs over and on the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sbp.types import Atom, B, P, Split, Unreduced
 
 
 def collective(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:
-    """The results of a collective, or of something else about named axes."""
+    """The results of a collective, or of another operation that names mesh axes."""
     over = state.axes_of(names_of(node))
     if node.op == AXIS_INDEX:
         return [LocalValue(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
@@ -100,8 +100,8 @@ def _reduced(
 
 
 def _counted(node: Node, v: LocalValue, h: Distribution) -> Distribution:
-    """The sum of equal parts: n times the value. Of a literal that is a count; in a gradient, a
-    cotangent."""
+    """The sum of n equal parts, which is n times the value. The sum of a literal counts devices,
+    except in a gradient, where the literal is a cotangent."""
     if v.literal and not node.backward:
         return replace(WHOLE, excess=h.excess, reduced=node)
     excess = None if h.excess is None or h.share else h.excess + 1
@@ -124,7 +124,7 @@ def _scattered(
 
 
 def _outside(state: State, node: Node, v: LocalValue, axis: int, dim: int) -> frozenset[int]:
-    """The mesh axes that split a dim before a collective splits it further."""
+    """The mesh axes outside of `axis` that split a dim of a collective's result."""
     over = state.axes_of(names_of(node))
     before = {k for k, h in enumerate(v.per_axis) if Split(dim) in h.atoms and k not in over}
     return frozenset(before | set(over[: over.index(axis)]))
@@ -136,8 +136,8 @@ def _outside(state: State, node: Node, v: LocalValue, axis: int, dim: int) -> fr
 def _gathered(
     state: State, node: Node, v: LocalValue, axis: int, shape: Sequence[int]
 ) -> Distribution:
-    """The shards of a split value, one after the other; without tiling, what each device has, side
-    by side."""
+    """All-gather: the concatenated shards of a split value; without tiling, the devices' parts
+    stacked along a new dim."""
     h, dim = v.per_axis[axis], node.params["all_gather_dimension"]
     if not node.params["tiled"] and (h.fault or h.partial):
         return replace(WHOLE, excess=None, stack=(dim, h))  # the parts side by side
@@ -206,7 +206,7 @@ def _same_everywhere(
 
 
 def _beside(node: Node, h: Distribution, rank: int, over: Sequence[int]) -> Distribution:
-    """On a mesh axis that the collective does not run over."""
+    """The result on a mesh axis that the collective does not run over."""
     if (
         REDUCTIONS.get(node.op, "sum") != "sum"
         and isinstance(h.partial, Unreduced)
@@ -233,8 +233,8 @@ def _beside(node: Node, h: Distribution, rank: int, over: Sequence[int]) -> Dist
 
 
 def _moved_dims(node: Node, rank: int) -> list[int | None]:
-    """Where each dim of the operand is in the result; None where its elements come in another
-    order."""
+    """The position in the result of each dim of the operand; None for a dim that the collective
+    removes or whose elements it reorders."""
     dims: list[int | None] = list(range(rank))
     p = node.params
     match KINDS[node.op]:
@@ -263,4 +263,4 @@ _ACTS: dict[Collective, Act] = {
     "permute": _permuted,
     "broadcast": _same_everywhere,
 }
-"""What each kind of collective does on the mesh axes that it runs over."""
+"""For each kind of collective, the function that types its result on the mesh axes it runs over."""

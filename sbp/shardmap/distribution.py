@@ -49,30 +49,35 @@ Kind = Literal[
     "wrong-dim",
     "order",
 ]
-"""What may be wrong; `words` says it."""
+"""The kinds of faults; the module `words` has their text."""
 
 
 Tag = Literal["", "finite", "test", "shard-log", "log-sum-exp", "weight", "routed"]
-"""Checks of each part, of whether it is finite or of something else, as booleans or numbers; the
-log of a shard's own sum of exponentials, its log-sum-exp, and the exponential of that; unknown, as
-capacities were compared with places in a shard."""
+"""Properties of a value that later operations depend on.
+
+* `finite`, `test`: each part was checked for finite elements, or for another property;
+* `shard-log`: the log of a shard's own sum of exponentials;
+* `log-sum-exp`: a shard's own log-sum-exp;
+* `weight`: the exponential of that;
+* `routed`: unknown, because a capacity was compared with positions in a shard.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a value suffers from, which counts once something reduces it or takes it for whole or
-    split.
+    """A fault of a value. It becomes a finding once an operation reduces the value, or a claim
+    takes it for whole or split.
 
     Arguments:
-      kind: what is wrong.
-      node: the operation that is at fault.
-      made: where its operand became partial, or was first reduced.
-      operand: which operand of the node is concerned, or which of its dims.
+      kind: the kind of fault.
+      node: the operation that makes the faulty value.
+      made: the operation that made its operand partial, or that first reduced it.
+      operand: the position of the faulty operand, or of its dim.
       atoms: the types that the operand may have on the mesh axis.
-      kernel: which kernel the operation would need, where it works on each shard on its own.
-      partial: which operands are partial.
-      candidates: the dim along which each shard gave its best elements; the best of all are among
-          them.
+      kernel: the kernel that the operation needs, where it works on each shard separately.
+      partial: positions of the partial operands.
+      candidates: the dim along which each shard chose its best elements, which contain the best
+          elements of the whole value; None for other faults.
     """
 
     kind: Kind
@@ -108,7 +113,7 @@ DoubtKind = Literal[
     "weighs",
     "with-whole",
 ]
-"""What the checker cannot decide; `words` says it."""
+"""The kinds of doubts; the module `words` has their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +125,15 @@ class Doubt:
 
     Arguments:
       node: the operation.
-      kind: what cannot be decided.
-      severity: a warning where the analysis ends or two readings differ, a note where a claim is
-          taken on trust.
-      lasting: whether it is about the elements themselves, and not about their order or which of
-          them there are.
+      kind: the kind of doubt.
+      severity: a warning where the analysis ends or two readings differ, a note where the checker
+          accepts a claim that it cannot check.
+      lasting: whether the doubt is about the values of elements; False where it is about their
+          order or selection.
       axis: the mesh axis.
       atoms: the types that the operand may have on it.
       number: the number that the operation divides by.
-      result: the result of the region that it is about.
+      result: the position of the region's result.
     """
 
     node: Node
@@ -142,7 +147,7 @@ class Doubt:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two doubts of one program the same."""
+        """Two doubts of one program are the same if their keys are equal."""
         return self.node.id, self.kind, self.axis, self.atoms, self.number, self.result
 
 
@@ -151,16 +156,16 @@ class Distribution:
     """How the parts of a value on the devices of one mesh axis make it up.
 
     Arguments:
-      atoms: its readings; none when nothing is known.
-      excess: the parts make up the intended value times n ** excess; None if that is not known.
-      fault: what is wrong with it; it has no readings then.
-      made: where it became partial.
-      reduced: where it was first reduced.
-      cause: what brought the excess about.
-      blocks: where the shards of a split value were added up.
-      share: it may be meant as one of n equal parts: it was divided by n.
-      doubt: what could not be decided about an operation before it. An unknown value without a
-          doubt depends on the position of its device on purpose.
+      atoms: its readings; empty when nothing is known.
+      excess: the parts make up the intended value times n ** excess; None if it is not known.
+      fault: its fault; a value with a fault has no readings.
+      made: the operation that made it partial.
+      reduced: the operation that first reduced it.
+      cause: the fault that led to the excess.
+      blocks: the operation that added the shards of a split value.
+      share: whether it was divided by n, and so may be meant as one of n equal parts.
+      doubt: the doubt about an operation that it depends on. An unknown value without a doubt
+          depends on the position of its device on purpose.
       twice: the doubt about a second division by the number of devices, which is right if the
           value is summed over the devices.
       tag: a property that later operations depend on.
@@ -188,18 +193,18 @@ class Distribution:
 
     @property
     def unknown(self) -> bool:
-        """Whether nothing is known, and nothing wrong either."""
+        """Whether it has neither a reading nor a fault."""
         return not self.atoms and self.fault is None
 
     @property
     def partial(self) -> Unreduced | None:
-        """The monoid that it must be reduced with; None when it can be read without."""
+        """The partial type, if every reading is partial; else None."""
         found = [a for a in self.atoms if isinstance(a, Unreduced)]
         return min(found, key=repr) if found and len(found) == len(self.atoms) else None
 
     @property
     def split(self) -> Split | None:
-        """A dim that it must be split on; None when it can be read otherwise."""
+        """The split type, if every reading is split; else None."""
         found = [a for a in self.atoms if isinstance(a, Split)]
         return min(found, key=repr) if found and len(found) == len(self.atoms) else None
 
@@ -214,10 +219,10 @@ WHOLE = Distribution(frozenset({B}))
 
 
 def unsure(given: Sequence[Distribution]) -> Distribution:
-    """What is known of a result that has an unknown operand at least.
+    """The result of an operation with an unknown operand.
 
-    A fault remains, with two exceptions: a result that is meant for each shard, and a shift by a
-    shard's own maximum, which the operand compensates.
+    It keeps a fault of another operand, with two exceptions: the value is meant for each shard, or
+    it is a shift by a shard's own maximum, which the unknown operand compensates.
     """
     by_place = any(h.unknown and h.doubt is None for h in given)
     put_right = {h.made for h in given if h.unknown and h.made}
@@ -237,7 +242,7 @@ def unsure(given: Sequence[Distribution]) -> Distribution:
 
 
 def faulty(fault: Fault) -> Distribution:
-    """The result of an operation that is at fault."""
+    """A value with a fault."""
     return Distribution(excess=None, fault=fault)
 
 
@@ -247,11 +252,11 @@ class LocalValue:
 
     Arguments:
       per_axis: its distribution on each mesh axis.
-      const: the number that all its elements are; None when they differ or nothing is known.
+      const: the number that all its elements equal; None when they differ or are not known.
       literal: whether it depends on no input.
-      lengths: of the dims that each of its elements is the sum along, how long they are locally and
-          the mesh axes that split them.
-      added: the operation that summed them.
+      lengths: for each dim that its elements are sums along, its local length and the mesh axes
+          that split it.
+      added: the operation that summed along these dims.
     """
 
     per_axis: tuple[Distribution, ...]
@@ -262,12 +267,12 @@ class LocalValue:
 
     @property
     def count(self) -> int:
-        """How many local elements each of its elements is the sum of."""
+        """The number of local elements whose sum each element is."""
         return math.prod(length for length, _ in self.lengths)
 
     @property
     def zero(self) -> bool:
-        """Whether it is zero everywhere: neutral in every sum, of whatever excess."""
+        """Whether it is zero everywhere, and so neutral in every sum, whatever the excess."""
         return self.const is not None and self.const == 0
 
 
@@ -318,14 +323,14 @@ def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
 
 
 def join(a: LocalValue, b: LocalValue, node: Node) -> LocalValue:
-    """A value that is one of two: what is true of both."""
+    """A value that is one of two, with the readings of both."""
     given = tuple(_join(x, y, a, b, node) for x, y in zip(a.per_axis, b.per_axis, strict=True))
     same = a.const is not None and a.const == b.const
     return LocalValue(given, const=a.const if same else None, literal=a.literal and b.literal)
 
 
 def joined(values: Sequence[LocalValue], node: Node) -> LocalValue:
-    """A value that is one of several: what is true of all."""
+    """A value that is one of several, with the readings of all."""
     first, *rest = values
     for v in rest:
         first = join(first, v, node)

@@ -3,8 +3,9 @@
 A division that a function of JAX makes carries the frame of that function: in a `lax.pmean` the
 divisor is the number of devices, in a `jnp.mean` the number of elements. `x / lax.axis_size(axis)`
 is traced like `x / 8`: the equation has the number and not its origin. A number that equals the
-number of devices is *read* as that, and the division is entered in `Divisions.open`. `analyse` then
-tries the other reading of each of these, and a finding that only one reading has becomes a warning.
+number of devices is *read* as that number, and `Divisions.open` gets the division. `analyse` then
+tries the other reading of each of these divisions. A finding under only one reading becomes a
+warning.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sbp.trace.regions import LOOPS, trips_are_assumed, trips_of
 from sbp.types import B, P
 
 HALF = 2.0
-"""What squares are divided by: no evidence of a count."""
+"""The divisor in `x**2 / 2`: no evidence that it counts devices."""
 
 PMEAN = "lax.parallel.pmean"
 """The function of JAX that divides a sum over devices by their number."""
@@ -42,19 +43,19 @@ _ARITHMETIC = (
 
 
 Change = dict[int, int | None]
-"""What a division does to the excess, by mesh axis: -1 takes an axis size away, +1 leaves one to be
-divided by, None makes it unknown."""
+"""The change of the excess by a division, for each mesh axis: -1 divides by the axis size, +1 means
+that a division by the axis size is still needed, None makes the excess unknown."""
 
 
 def divided(state: State, node: Node, ins: Sequence[LocalValue], result: LocalValue) -> LocalValue:
-    """The result of an operation, where it divides by a constant that may be a count: of devices,
-    or of the elements that were summed.
+    """The result of an operation. If it divides by a constant that may count devices or summed
+    elements, the excess changes accordingly.
 
     Arguments:
       state: the region.
       node: the operation.
       ins: its operands.
-      result: its result without regard to what the constant counts.
+      result: its result if the constant counts nothing.
     """
     at = _constant_operand(node, ins)
     if at is None:
@@ -81,7 +82,8 @@ def divided(state: State, node: Node, ins: Sequence[LocalValue], result: LocalVa
 
 
 def _constant_operand(node: Node, ins: Sequence[LocalValue]) -> int | None:
-    """Which operand is a number to divide by, or to multiply with; None for any other operation."""
+    """The position of the operand that is a number to divide by or to multiply with; None for any
+    other operation."""
     if divides(node) and len(ins) == 2:
         at = 1
     elif multiplies(node) and len(ins) == 2:
@@ -118,7 +120,7 @@ def _by_user(node: Node) -> bool:
 
 
 def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Change:
-    """What a division does to the excess."""
+    """The change of the excess by a division."""
     if axes := _of_pmean(state, node, divisor):
         return dict.fromkeys(axes, -1)
     if node.backward:
@@ -150,10 +152,10 @@ def _read(state: State, reading: Reading, change: Change, *, other: bool = False
     """A division whose number may count devices or elements, or be another one.
 
     Arguments:
-      state: the region; the reading is entered as open.
-      reading: the division, with what its number may count.
-      change: what it does if its number is that count.
-      other: whether the reading as another number comes first, as it does for a number that the
+      state: the region; `state.divisions.open` gets the reading.
+      reading: the division, and what its number may count.
+      change: the change of the excess if the number is that count.
+      other: whether the first reading is that of another number; it is for a number that the
           program computes.
     """
     node = reading.node
@@ -163,8 +165,8 @@ def _read(state: State, reading: Reading, change: Change, *, other: bool = False
 
 
 def _computes_divisor(state: State, node: Node) -> bool:
-    """Whether the program computes the number that it divides by, as `jnp.sqrt(16.0)`; it may
-    convert it, and add it up over devices."""
+    """Whether the program computes the number that it divides by, as `jnp.sqrt(16.0)`. Converting
+    a literal, or summing it over devices, does not count."""
     operand = next((i for i in node.inputs if isinstance(i, Constant)), node.inputs[-1])
     while (maker := state.maker(operand)) is not None and (
         traits_of(maker.op).carries or sums(maker)
@@ -188,8 +190,8 @@ def _of_pmean(state: State, node: Node, divisor: float) -> tuple[int, ...]:
 
 
 def _in_gradient(state: State, node: Node, divisor: float) -> Change:
-    """A division of the backward pass: that of its forward part, or a cotangent's share for each
-    device."""
+    """The change by a division of the backward pass: the change of its forward part, or -1 where
+    it makes a share of a cotangent for each device."""
     forward = state.divisions.of_gradient(node, divisor)
     if forward is not None:
         return forward
@@ -198,8 +200,8 @@ def _in_gradient(state: State, node: Node, divisor: float) -> Change:
 
 
 def _counts_turns(state: State, node: Node, divisor: float) -> bool:
-    """Whether a number is that of the turns of a loop around a division, or of the loop that made
-    its operand: a mean over microbatches."""
+    """Whether a number is the number of trips of a loop around a division, or of the loop that made
+    its operand, as in a mean over microbatches."""
     maker = state.maker(node.inputs[0])
     made = maker is not None and maker.op in LOOPS and not trips_are_assumed(maker)
     turns = [*state.turns, *([trips_of(maker)] if maker is not None and made else [])]
@@ -210,8 +212,8 @@ def _counts_turns(state: State, node: Node, divisor: float) -> bool:
 
 
 def _shares(state: State, value: LocalValue, divisor: float) -> tuple[int, ...]:
-    """The mesh axes for each device of which a value may be a share: it is whole, and divided by
-    their number."""
+    """The mesh axes whose size a whole value is divided by, so that it may be a share for each
+    device."""
     whole = [k for k, h in enumerate(value.per_axis) if B in h.atoms and h.excess == 0]
     found = axes_of_size(state.sizes, whole, divisor)
     return found[0] if found else ()
@@ -220,8 +222,8 @@ def _shares(state: State, value: LocalValue, divisor: float) -> tuple[int, ...]:
 def _divided_again(
     state: State, node: Node, h: Distribution, axis: int, divisor: float
 ) -> Doubt | None:
-    """The doubt about a mean over devices that is divided by their number once more: it is a share,
-    or the number is another one, or the result is too small."""
+    """The doubt about a mean over devices that is divided by their number a second time: the result
+    is a share, or the number counts something else, or the result is too small."""
     written = _by_user(node) and divides(node) and not _computes_divisor(state, node)
     if node.backward or not written or not (h.made and h.reduced):
         return None
@@ -255,8 +257,8 @@ def _own_lengths(operand: LocalValue) -> tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def _mean(operand: LocalValue) -> Change:
-    """The mean along dims: those that are split leave the shards to be averaged; the parts that a
-    gather put side by side are."""
+    """The change by a mean along dims: along split dims the shards' means still need averaging;
+    along a dim of gathered parts they are averaged."""
     change: Change = {}
     for _, axes in _own_lengths(operand):
         change |= {k: 1 for k in axes if operand.per_axis[k].partial == P}
@@ -266,7 +268,8 @@ def _mean(operand: LocalValue) -> Change:
 
 
 def _counted(state: State, node: Node, count: int, divisor: float, partial: list[int]) -> Change:
-    """A sum over a split dim, divided by how many elements there are: of this shard, or of all."""
+    """The change where a sum over a split dim is divided by the number of elements, of this shard
+    or of all shards."""
     matches = axes_of_size(state.sizes, partial, divisor / count)
     if len(matches) == 1:
         left = [k for k in partial if k not in matches[0]]
@@ -283,7 +286,7 @@ def _counted(state: State, node: Node, count: int, divisor: float, partial: list
 
 
 def _of_reduced(state: State, node: Node, operand: LocalValue, divisor: float) -> Change:
-    """What a division of a sum over devices does: -1 where parts were averaged, 1 where the
+    """The change by a division of a sum over devices: -1 where parts were averaged, 1 where the
     divisor counts the elements of one shard only."""
     summed = [
         k
@@ -314,8 +317,8 @@ def _directly(node: Node, reduced: Node | None) -> bool:
 def _counts(
     state: State, operand: LocalValue, summed: list[int]
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Every count that a mean may be divided by: along some of the summed dims, with the axes whose
-    divisor leaves out."""
+    """The counts that a mean may be divided by, along some of the summed dims, each with the mesh
+    axes whose size the count leaves out."""
     for some in itertools.chain.from_iterable(
         itertools.combinations(operand.lengths, k) for k in range(1, len(operand.lengths) + 1)
     ):

@@ -1,5 +1,5 @@
-"""Edits of a program: reductions dropped, added, moved, or made of another kind; the edited program
-is checked as the first one was."""
+"""Edits of a traced program that drop, add, move or replace reductions. The edited program is
+checked like the original."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Reduce:
     """An all-reduce of one operand of a node, or of one result of a region's body.
 
     Arguments:
-      node: the id of the node that reads it.
-      operand: which of its operands; of a region, or `after` the node, which of its results.
-      mesh_axes: over which axes.
-      collective: `psum`, `pmax` or `pmin`; `reduce_scatter` or `all_gather` of a region's result.
-      divisor: what the result is divided by; 1 for a plain reduction.
+      node: the id of the node that reads the value.
+      operand: the position of the operand; for a region, or with `after`, of the result.
+      mesh_axes: the mesh axes to reduce over.
+      collective: `psum`, `pmax` or `pmin`; `reduce_scatter` or `all_gather` for a region's result.
+      divisor: the number that divides the result; 1 for a plain reduction.
       dim: the dim that is scattered or gathered.
-      after: the node is the one that makes it, and all its readers get the reduced one.
+      after: whether `node` makes the value; all readers then get the reduced value.
     """
 
     node: int
@@ -45,20 +45,20 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdit:
-    """What is done to a program.
+    """An edit of a program.
 
     Arguments:
-      text: the same in words.
-      source: the same as edits of the source.
-      options: the same as other values of arguments of `jax.shard_map`.
+      text: the edit in words.
+      source: the edit as edits of the source.
+      options: the edit as new values of arguments of `jax.shard_map`.
       reduce: collectives that are added.
       drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that
-          belongs to it goes by its own id.
+          belongs to it has an entry of its own.
       divide: divisors of results, by the id of the reduction.
       rename: other collectives, by the id of the node.
       over: the mesh axes that a reduction runs over now, by the id of its node.
       unsplit: (region id, result, mesh axis) that out_specs no longer name.
-      split: (region id, result, mesh axis, dim) that out_specs name now.
+      split: (region id, result, mesh axis, dim) that out_specs name after the edit.
     """
 
     text: str
@@ -77,7 +77,7 @@ class GraphEdit:
         return replace(self, options=(*self.options, option))
 
     def touched(self) -> frozenset[int]:
-        """The nodes that it is about, by their ids."""
+        """The ids of the nodes that it changes."""
         return frozenset(
             (
                 *(r.node for r in self.reduce),
@@ -106,7 +106,7 @@ def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
 
 
 def bytes_sent(graph: Graph) -> float:
-    """Bytes one device sends in the collectives of all regions of a program, loop trips counted."""
+    """Bytes that one device sends in the collectives of all regions, times the trips of loops."""
     total = 0.0
     for node in graph.nodes:
         inner = [bytes_sent(region) for region in node.regions]
@@ -131,8 +131,8 @@ class _Editor:
     node_ids: Iterator[int]
 
     def graph(self, graph: Graph, region: Node | None) -> Graph:
-        """A graph with the edits that concern its nodes; `region` is the shard_map whose body it
-        is."""
+        """A graph after the edits of its nodes; `region` is the shard_map that the graph is a body
+        of."""
         alias: dict[int, Operand] = {}
         nodes: list[Node] = []
 
@@ -168,7 +168,7 @@ class _Editor:
         return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), avals=self.avals)
 
     def renewed(self, node: Node) -> Node:
-        """A node with edited bodies and parameters."""
+        """A node after the edits of its bodies and parameters."""
         if node.op == SHARD_MAP:
             node = replace(
                 node,

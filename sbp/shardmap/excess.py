@@ -1,5 +1,5 @@
-"""The excess of results: a power of the axis size by which a value is off multiplies, adds up and
-divides as the value does."""
+"""The excess of an operation's results, from the excess of its operands: products add it, quotients
+subtract it, and the terms of a sum must agree."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def excess_of(
     Arguments:
       op: the primitive's name.
       params: its parameters.
-      found: excess of each operand, as it is read.
-      free: operands of any excess: zeros, and constants in a sum.
+      found: the excess of each operand under the chosen reading.
+      free: whether an operand fits any excess: zeros, and constants in a sum.
 
     Returns:
-      None when it is not known; "clash" when operands that have one excess have two, or an excess
-      meets a function that shows it.
+      None when it is not known; "clash" when operands that need one excess differ, or an operand
+      with an excess enters a function that does not scale with it.
 
     >>> excess_of("mul", {}, [1, 1], [False, False])
     2

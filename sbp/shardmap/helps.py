@@ -1,5 +1,5 @@
-"""Helps: edits of the source that rid a program of a finding and bring no other, priced by what the
-edited program sends."""
+"""Helps: edits of the source that remove a finding and add none, with the bytes that the edited
+program sends as their price."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sbp.trace.graph import Graph
 MAX_HELPS = 3
 
 TRIED = 24
-"""Repairs that are tried for one finding."""
+"""The largest number of repairs that are tried for one finding."""
 
 _ONE = ("copies-as-split", "doubled", "missing", "pending")
-"""Findings whose candidates are one repair in several words: the first that is accepted is
-offered."""
+"""Kinds of faults whose candidates are one repair in several spellings: only the first accepted one
+is offered."""
 
 
 class Helper:
@@ -29,7 +29,7 @@ class Helper:
     Arguments:
       graph: the program.
       mesh: its mesh.
-      found: what is wrong with it, and what could not be decided.
+      found: its findings and doubts.
     """
 
     def __init__(self, graph: Graph, mesh: MeshSpec, found: Analysis) -> None:
@@ -60,8 +60,8 @@ class Helper:
         return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
 
     def ways(self, finding: Finding, repair: RepairCandidate) -> list[Help]:
-        """The one way of a repair that is right, or each with its condition where the checker
-        cannot decide."""
+        """The accepted variants of a repair, as helps: one, or several with a condition each where
+        the checker cannot decide between them."""
         made = [(e, self.accepted(finding, e)) for e in repair.edits]
         right = [(k, e, g) for k, (e, g) in enumerate(made) if g is not None]
         if any(self.accepted(finding, e) is not None for e in repair.contrary if right):
@@ -76,8 +76,8 @@ class Helper:
         Arguments:
           finding: what it repairs.
           edit: the edit.
-          made: the program after it.
-          condition: what has to be so for it to be right.
+          made: the edited program.
+          condition: the condition under which it is right; empty for none.
         """
         return Help(
             text=f"{edit.text}, {condition}" if condition else edit.text,
@@ -89,8 +89,8 @@ class Helper:
         )
 
     def accepted(self, finding: Finding, edit: GraphEdit) -> Graph | None:
-        """The edited program, where the finding is gone, nothing else is, and nothing that the edit
-        has to do with is left open; None too where the source does not show where to edit."""
+        """The edited program. None where the finding remains, another one appears, something about
+        the edited values is unknown, or the source does not show the place of the edit."""
         if not (edit.source or edit.options):
             return None
         made = edited(self.graph, edit, dict(self.mesh.axes))
@@ -103,8 +103,8 @@ class Helper:
         return None if self.open(found, finding, edit) else made
 
     def open(self, found: Analysis, finding: Finding, edit: GraphEdit) -> bool:
-        """Whether something is not known of the edited program: nothing vouches for the edit
-        then."""
+        """Whether something about the edited values is unknown, so that the edit is not shown to be
+        right."""
         maker = self.sites.maker(finding.region, finding.result)
         claimed = set[int]() if maker is None or finding.claim is None else {maker.id}
         near = self.sites.connected(edit.touched() | claimed)
@@ -115,8 +115,8 @@ class Helper:
 
 
 def _follows(other: Finding, finding: Finding) -> bool:
-    """Whether a finding counts as a consequence of another one: in a gradient, of what is wrong
-    forward. It has to go with its cause."""
+    """Whether a finding in a gradient is a consequence of another one in the forward part; a repair
+    must remove both."""
     return (
         primary(other).backward
         and not primary(finding).backward

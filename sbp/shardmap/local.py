@@ -65,7 +65,8 @@ def _constant(node: Node, ins: Sequence[LocalValue]) -> Any:
 def _lengths(
     state: State, node: Node, ins: Sequence[LocalValue]
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], Node | None]:
-    """Along which dims each element of the result is a sum, and the operation that summed."""
+    """The lengths of the dims that the result's elements are sums along, and the operation that
+    summed."""
     if sums_dims(node):
         shape = state.graph.aval(node.inputs[0]).shape
         summed = [
@@ -142,7 +143,7 @@ def _on_axis(state: State, node: Node, ins: Sequence[LocalValue], axis: int) -> 
 def _excess(
     node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution], way: Atoms
 ) -> Any:
-    """The excess of the results, when the operands are read so."""
+    """The excess of the results, if the operands have the types of `way`."""
     taken = [a == P and P not in h.atoms for a, h in zip(way, given, strict=True)]
     found = [None if h.excess is None else h.excess + t for h, t in zip(given, taken, strict=True)]
     free = [v.zero or (t and h.share) for v, t, h in zip(ins, taken, given, strict=True)]
@@ -230,7 +231,7 @@ def _unreadable(
     every: Sequence[Atoms],
     axis: int,
 ) -> Distribution:
-    """No signature for any reading."""
+    """The result of an operation that has no row for any reading of its operands."""
     partial = tuple(i for i, h in enumerate(given) if h.partial)
     split = [i for i, h in enumerate(given) if h.split]
     if rule_for(node.op) is None or traits_of(node.op).opaque:
@@ -265,8 +266,7 @@ def _unreadable(
 
 
 def _own_slice(state: State, node: Node, h: Distribution) -> bool:
-    """Whether a device takes the one element that it has along a split dim: that dim numbers the
-    devices."""
+    """Whether a device takes its only element along a split dim, which then numbers devices."""
     shape = state.graph.aval(node.inputs[0]).shape
     one = h.split is not None and h.split.dim < len(shape) and shape[h.split.dim] == 1
     traits = traits_of(node.op)

@@ -28,15 +28,14 @@ _EQUALITY = (np.equal, np.not_equal)
 AND, OR, MAX, MIN = (Unreduced(m) for m in ("and", "or", "max", "min"))
 
 _OF_PARTS = ("nonlinear", "product", "ratio", "mixed", "added", "scales")
-"""Faults of values that a device computes from its own part; a check whether they are finite is
-allowed."""
+"""Kinds of faults of values that a device computes from its own part; checking whether such a value
+is finite is right."""
 
 
 def put_right(
     state: State, node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution], axis: int
 ) -> Distribution | None:
-    """The result of an operation that checks a part, or compensates an earlier operation on it.
-
+    """The result of an operation that checks a part, or compensates an earlier operation on it;
     None for any other operation.
 
     Arguments:
@@ -59,7 +58,7 @@ def put_right(
 def _check(
     state: State, node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution]
 ) -> Distribution | None:
-    """A check of each part, or a choice by one."""
+    """The result of a check of each part, or of a choice by such a check."""
     first = given[0]
     function, traits = function_of(node), traits_of(node.op)
     if function is np.isfinite and first.fault and first.fault.kind in _OF_PARTS:
@@ -97,7 +96,7 @@ def _chosen(node: Node, given: Sequence[Distribution]) -> Distribution | None:
 
 
 def _is_check(node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution]) -> bool:
-    """Whether a comparison asks of a partial value if it is NaN, or infinite."""
+    """Whether a comparison tests a partial value for NaN or infinity."""
     if not any(h.partial for h in given):
         return False
     if node.inputs[0] == node.inputs[1] and not isinstance(node.inputs[0], Constant):
@@ -106,7 +105,7 @@ def _is_check(node: Node, ins: Sequence[LocalValue], given: Sequence[Distributio
 
 
 def _kept(state: State, node: Node, given: Sequence[Distribution]) -> Distribution | None:
-    """Checks joined: of the same kind, or with what every device has."""
+    """The conjunction or disjunction of checks, or of a check and a value that is B."""
     for row in (
         state.reader.rows(node, tuple(h.partial or B for h in given), 2)
         if all(h.partial or B in h.atoms for h in given)
@@ -124,8 +123,7 @@ def _kept(state: State, node: Node, given: Sequence[Distribution]) -> Distributi
 
 
 def _log_sum_exp(node: Node, given: Sequence[Distribution]) -> Distribution | None:
-    """The log of a sum of exponentials that were shifted by the shard's own maximum, and what is
-    made of it."""
+    """The result of a step of a log-sum-exp that a shard computes with its own maximum."""
     first = given[0]
     function = function_of(node)
     if function is np.log and first.fault and first.fault.kind == "mixed":
@@ -157,7 +155,7 @@ def _log_sum_exp(node: Node, given: Sequence[Distribution]) -> Distribution | No
 
 
 def _weighted(node: Node, given: Sequence[Distribution]) -> Distribution | None:
-    """What a device found of its own shard, times the weight of the shard."""
+    """The product of a shard's own result and the weight of the shard, or a sum of such parts."""
     if function_of(node) is np.add and len(given) == 2:
         return _spread(node, given)
     if not traits_of(node.op).multiplies or len(given) != 2:
@@ -181,7 +179,7 @@ def _weighted(node: Node, given: Sequence[Distribution]) -> Distribution | None:
 
 
 def _spread(node: Node, given: Sequence[Distribution]) -> Distribution | None:
-    """The spread within a shard and that of the shards' means: the two parts of a variance."""
+    """The sum of the variance within a shard and the variance of the shards' means."""
     one, other = (h.fault for h in given)
     if (
         one is None
@@ -198,7 +196,7 @@ def _spread(node: Node, given: Sequence[Distribution]) -> Distribution | None:
 
 
 def _same(one: Node | None, other: Node | None) -> bool:
-    """Whether two operations compute the same of the same."""
+    """Whether two operations are equal, with equal operands and parameters."""
     if one is None or other is None or one is other:
         return one is other
     values = all(isinstance(i, int) for i in (*one.inputs, *other.inputs))
@@ -215,8 +213,8 @@ def _of_shards(node: Node) -> Doubt:
 def _of_stack(
     state: State, node: Node, given: Sequence[Distribution], axis: int
 ) -> Distribution | None:
-    """Parts that a gather put side by side: along that dim they are reduced as a psum does; of
-    anything else nothing is followed."""
+    """The result of an operation on stacked parts of an all-gather: a sum along the stacked dim is
+    a psum; None for operations that are not followed."""
     stack = given[0].stack
     if stack is None or len(given) != 1:
         return None
@@ -254,8 +252,8 @@ def unknown(node: Node, given: Sequence[Distribution]) -> Distribution:
 
 
 def off_and_unknown(node: Node, given: Sequence[Distribution]) -> Doubt | None:
-    """Of a product: that one operand is too large or too small, and of the other it is not known
-    whether it makes that good."""
+    """The doubt about a product or quotient of a value with an excess and one of unknown excess,
+    which may compensate it."""
     if (
         node.backward
         or not (traits_of(node.op).multiplies or divides(node))

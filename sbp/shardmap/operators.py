@@ -1,4 +1,4 @@
-"""What the checker asks of an operation, in terms of the traits of its rule."""
+"""Questions of the checker about an operation, answered by the traits of its rule."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def multiplies(node: Node) -> bool:
 
 
 def sums_dims(node: Node) -> bool:
-    """Whether it adds up elements along whole dims, those of its parameter `axes`."""
+    """Whether it sums elements along the dims of its parameter `axes`."""
     return traits_of(node.op).reduces == "sum" and "axes" in node.params and node.op not in SUMS
 
 
 def sums(node: Node) -> bool:
-    """Whether it adds up elements along whole dims, or parts over devices."""
+    """Whether it sums elements along dims, or parts over devices."""
     return node.op in SUMS or sums_dims(node)
 
 

@@ -1,9 +1,9 @@
-"""Readings of local operations: a row of the operation's signature for each way to read its
-operands.
+"""Readings of local operations: the rows of an operation's signature for each combination of its
+operands' types.
 
-A body's equations are on local shapes, and the rows of `sbp.signatures` are about global ones: the
-dims that a reading splits are made n times as long, in the operands and, tried in turn, in the
-results. Parameters stay as they are, for rules read no size from them.
+The equations of a body have local shapes, and the rows of `sbp.signatures` are for global shapes.
+So a dim that a reading splits is made n times as long, in the operands and, one after the other, in
+the results. Parameters stay, because rules read no sizes from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sbp.types import Atom, B, Split, Unreduced
 Atoms = tuple[Atom, ...]
 
 WHOLE_DIM = frozenset({"candidates", "masked_gather", "pair", "prefix", "sorting_network"})
-"""Kernels of operations that need a dim whole."""
+"""Kernels of operations that read a whole dim."""
 
 _IDEMPOTENT = ("max", "min", "and", "or")
 
@@ -42,7 +42,7 @@ class Reader:
         self.known: dict[Any, tuple[Row, ...]] = {}
 
     def rows(self, node: Node, ins: Atoms, n: int) -> tuple[Row, ...]:
-        """The rows in which the plain local operation takes operands that are read so."""
+        """The rows with operands of these types that run the primitive itself on the shards."""
         key = node.id, ins, n
         if key not in self.known:
             local = (row for row in self._all_rows(node, ins, n) if row.kernel == "local")
@@ -52,8 +52,7 @@ class Reader:
         return self.known[key]
 
     def reorders(self, node: Node, ins: Atoms, n: int) -> bool:
-        """Whether the results are split, but so that the elements of the shards come in another
-        order."""
+        """Whether the results are split, with the elements of the shards in another order."""
         return (
             reshapes(node)
             and bool(self.rows(node, ins, n))
@@ -61,8 +60,7 @@ class Reader:
         )
 
     def whole_dim(self, node: Node, ins: Atoms, n: int) -> str:
-        """The kernel that an operation on a split dim needs, because it needs that dim whole; empty
-        when there is none."""
+        """The kernel of an operation on a split dim that reads the whole dim; empty for none."""
         kernels = {row.kernel for row in self._all_rows(node, ins, n)} & WHOLE_DIM
         return min(kernels, default="")
 
@@ -107,8 +105,8 @@ class Reader:
                     yield row
 
     def _regrouped(self, node: Node, ins: Atoms) -> Iterator[Row]:
-        """A reshape of a split dim that is not the leading one of its group: the elements come in
-        another order, which no sum minds."""
+        """Rows of a reshape whose split dim does not lead its group: they reorder elements, which
+        changes no sum."""
         if (
             not reshapes(node)
             or node.params.get("dimensions") is not None
@@ -124,8 +122,8 @@ class Reader:
                 yield from (Row(ins, (Split(d),)) for d in right if target[d] > 1)
 
     def _rounded(self, node: Node, ins: Atoms) -> Iterator[Row]:
-        """A sum whose parts are rounded to fewer bits: less exact, as mixed precision is meant to
-        be, and a sum still."""
+        """Rows of a conversion that rounds the parts of a sum to fewer bits, as mixed precision
+        does."""
         if (
             traits_of(node.op).carries == "rounded"
             and isinstance(ins[0], Unreduced)
@@ -137,8 +135,8 @@ class Reader:
 
 
 def _together(split: Any, ins: Atoms, avals: Sequence[Any], out: Sequence[int]) -> bool:
-    """Whether all operands that have a dim, rather than broadcast it from size 1, are split on it:
-    a rule cannot decide this by sizes."""
+    """Whether all operands with the full dim, rather than size 1 to broadcast, are split on it;
+    rules cannot decide this by sizes."""
     whole = [len(v.shape) == len(out) and v.shape[split.dim] == out[split.dim] for v in avals]
     return any(whole) and all((a == split) == w for a, w in zip(ins, whole, strict=True))
 

@@ -1,5 +1,5 @@
-"""The regions of a program: what goes into each, what each claims of its results, and what autodiff
-passes from one to another."""
+"""The regions (`shard_map`s) of a program: their operands, the claims of their out_specs, and the
+residuals and cotangents that autodiff passes between them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sbp.types import B, Split
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What was found in a program.
+    """The analysis of a program.
 
     Arguments:
-      findings: what is wrong.
-      doubts: what could not be decided.
+      findings: the faults that count.
+      doubts: the operations that could not be decided.
     """
 
     findings: tuple[Finding, ...]
@@ -70,8 +70,8 @@ def _under(graph: Graph, mesh: MeshSpec, divisions: Divisions) -> _Program:
 
 
 def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> Analysis:
-    """The findings of an analysis; one that goes, and nothing comes, when a division's number is
-    read as another one depends on that reading.
+    """The findings of an analysis. A finding depends on the reading of a division if it goes, and
+    no other comes, when the division's number is read as another one.
 
     Arguments:
       graph: the program.
@@ -142,8 +142,7 @@ def outside(entry: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """All regions under analysis: what one found about the divisions of a line holds in its
-    gradient, too."""
+    """All regions under analysis; a gradient uses what its forward part knows of divisions."""
 
     mesh: MeshSpec
     divisions: Divisions
@@ -213,8 +212,8 @@ class _Program:
         makers: dict[int, Node],
         links: dict[Operand, tuple[Any, LocalValue]],
     ) -> LocalValue:
-        """An operand of a region: distributed as its spec says, or, if autodiff passes it on, as in
-        the forward region."""
+        """An operand of a region: distributed as its spec says or, for a residual or cotangent of
+        autodiff, as in the forward region."""
         if node.backward and operand in links and links[operand][0] == spec:
             return links[operand][1]
         if isinstance(operand, Constant):
@@ -255,7 +254,7 @@ class _Program:
         shape: tuple[int, ...],
         maker: Node | None,
     ) -> None:
-        """Reports a result whose distribution is not the one that out_specs claim."""
+        """Reports a result whose distribution contradicts out_specs."""
         params = state.region.params
         manual = params.get("newly_manual_axes", params.get("manual_axes", self.names))
         for k, (name, h) in enumerate(zip(self.names, value.per_axis, strict=True)):
@@ -279,8 +278,8 @@ class _Program:
 
 
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
-    """Whether what reads a region's result is the region of a gradient that takes it as it was: a
-    residual, which claims nothing."""
+    """Whether only the region of a gradient reads a region's result, with the same spec: a
+    residual, whose spec claims nothing."""
     return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken
 
 

@@ -1,9 +1,9 @@
 """Candidates for the repair of a finding: reductions dropped, added, moved or replaced, each as an
 edit of the program and of its source.
 
-An edit is offered where the source shows what it is tried at: an expression, a variable or a call
-of the user's own, at every call of its line. What is differentiated inside of a region is left as
-it is, for its gradient was traced before.
+An edit is offered only where the source shows its place: an expression, a variable or a call of the
+user, in every call of its line. Functions that are differentiated inside a region are not edited,
+because their gradient is already traced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Repairs:
 
     Arguments:
       mesh: the mesh.
-      sites: the program, by what the source shows of it.
+      sites: the places of the program's values in the source.
     """
 
     def __init__(self, mesh: MeshSpec, sites: Sites) -> None:
@@ -94,7 +94,7 @@ class Repairs:
             yield _one(GraphEdit(text, late.source, drop=late.drop, divide=late.divide))
 
     def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
-        """A mean in place of a sum."""
+        """A mean instead of a sum."""
         call = self.call(node)
         n = self.size(axes)
         if call is None:
@@ -108,7 +108,8 @@ class Repairs:
             yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))
 
     def sum_up(self, division: Node) -> Iterator[RepairCandidate]:
-        """A sum in place of a mean: a division by hand may be meant, but by another count."""
+        """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
+        may be meant."""
         call = self.call(division)
         if call is not None and call.name == CALLED["mean"]:
             gone: dict[int, tuple[str, ...]] = {d.id: () for d in call.nodes}
@@ -127,8 +128,7 @@ class Repairs:
             yield _one(GraphEdit(text, source, rename=made, drop=gone))
 
     def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
-        """A sum over another axis than the one that is meant, along which the result stays
-        split."""
+        """A sum over another mesh axis; the result stays split along the first one."""
         body: Graph = finding.region.params["body"]
         for node in body.walk():
             others = tuple(a for a in self.mesh.names if a in _over(node) - set(finding.mesh_axes))
@@ -148,7 +148,7 @@ class Repairs:
     # ---- a reduction more -----------------------------------------------------------------------
 
     def reduce(self, finding: Finding) -> Iterator[RepairCandidate]:
-        """A reduction where a value became partial, or of what is returned."""
+        """A reduction of a value where it becomes partial, or of a region's result."""
         op = reduction_of(finding.fault)
         maker = self.sites.maker(finding.region, finding.result)
         sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
@@ -162,13 +162,13 @@ class Repairs:
         op: str,
         late: LateReduction | None = None,
     ) -> RepairCandidate:
-        """A reduction of some values: a sum or a mean, where it may be either.
+        """A reduction of some values, as a sum and, where either may be meant, as a mean.
 
         Arguments:
-          finding: what is wrong.
-          places: what is reduced.
-          op: with which collective.
-          late: another reduction that comes too late: left out, or kept.
+          finding: the finding.
+          places: the values to reduce.
+          op: the collective.
+          late: the change of another reduction that comes too late; None for none.
         """
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
         what, named = " and ".join(p.text for p in places), quoted(finding.mesh_axes)
@@ -245,7 +245,7 @@ class Repairs:
         return self.specified(finding, made)
 
     def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
-        """An edit with what it changes about out_specs."""
+        """An edit with its change of out_specs."""
         spec = respecified(finding.region, edit)[finding.result]
         option = OptionEdit(
             option="out_specs", value=spec, position=finding.result, function="jax.shard_map"
@@ -255,16 +255,15 @@ class Repairs:
     # ---- a reduction before the operation that is at fault --------------------------------------
 
     def reduce_earlier(self, finding: Finding) -> Iterator[RepairCandidate]:
-        """A reduction where the value became partial, or of what the operation takes; the one that
-        comes too late is dropped, or kept."""
+        """A reduction where the value becomes partial, or of the operation's operand; the later
+        reduction is dropped or kept."""
         op = reduction_of(finding.fault) or CALLED["sum"]
         for late in self.late(finding.observer, finding.mesh_axes):
             for places in self.places(finding, op):
                 yield self.reduction(finding, places, op, late)
 
     def late(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[LateReduction]:
-        """What may become of a reduction once there is an earlier one: a kept sum that counts for
-        nothing is none."""
+        """The changes of a reduction that may follow from an earlier one: dropped, or kept."""
         call = self.call(observer) if observer is not None else None
         if observer is not None and call is not None:
             gone = self.without(call, axes)
@@ -274,8 +273,8 @@ class Repairs:
         yield LateReduction(kept=kept if call is not None and call.name == CALLED["sum"] else {})
 
     def places(self, finding: Finding, op: str) -> Iterator[tuple[ReducedPlace, ...]]:
-        """Where a value may be reduced before an operation: for all that read it, or for that
-        operation."""
+        """The places where a value may be reduced before an operation: for all its readers, or for
+        that operation only."""
         fault = finding.fault
         made = self.sites.value(fault.made) if fault.made is not None else None
         if made is not None and not self.sites.leads_to(made, fault.node):
@@ -304,8 +303,8 @@ class Repairs:
     # ---- parts of candidates --------------------------------------------------------------------
 
     def call(self, node: Node) -> CollectiveCall | None:
-        """The call of a collective, with all that it made; None where the user has no such line, or
-        a gradient hangs on it."""
+        """The call of a collective, with all operations that it made; None where no line of the
+        user calls it, or a gradient depends on it."""
         span, nodes = users_span(node), self.sites.alike(node)
         named = called_name(call_at(span)) in {*REDUCING_CALLS, CALLED["scattered"]}
         if span is None or not nodes or node.backward or not named:
@@ -313,8 +312,8 @@ class Repairs:
         return CollectiveCall(f"{_expression(node)} at line {span.line}", span, nodes)
 
     def without(self, call: CollectiveCall, axes: tuple[str, ...]) -> LateReduction | None:
-        """A collective without some mesh axes, and what it is divided by then: a pmean over fewer
-        axes has another divisor."""
+        """A collective without some mesh axes, and its new divisor: a pmean over fewer axes has
+        another one."""
         gone: dict[int, tuple[str, ...]] = {}
         divide: dict[int, int] = {}
         for node in call.nodes:
@@ -354,7 +353,7 @@ class Repairs:
         return tuple(body.aval(body.outputs[finding.result]).shape)
 
     def size(self, axes: tuple[str, ...]) -> int:
-        """How many devices there are along some mesh axes."""
+        """The number of devices along some mesh axes."""
         return math.prod(self.mesh.size(a) for a in axes)
 
 

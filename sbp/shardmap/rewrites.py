@@ -1,8 +1,7 @@
 """Edits of the user's source text that add, drop, move or rename collectives.
 
-Each function returns `SourceEdit`s in terms of the text before any of them. An expression is put
-into a call by two insertions, and a call is dropped by two deletions, so that the edits of one help
-may stand inside of one another.
+Each function returns `SourceEdit`s with spans of the original text. Two insertions wrap an
+expression in a call, and two deletions remove a call, so the edits of one help may nest.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Edits = tuple[SourceEdit, ...]
 
 
 def call_at(span: Span | None) -> ast.Call | None:
-    """The call that stands at a span; None where something else does."""
+    """The call at a span; None where the span is no call."""
     expression = expression_at(span)[0]
     return expression if isinstance(expression, ast.Call) else None
 
@@ -34,7 +33,7 @@ def called_name(call: ast.Call | None) -> str:
 
 
 def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
-    """What a file calls `jax.lax`, and the import statements that it needs for that."""
+    """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
     tree = parsed_file(file).tree
     for node in tree.body if tree is not None else ():
         match node:
@@ -96,7 +95,7 @@ def dropped(span: Span, axes: tuple[str, ...]) -> Edits:
 
     Arguments:
       span: the call.
-      axes: the mesh axes that are left; with none left, its operand takes its place.
+      axes: the remaining mesh axes; if there are none, the operand replaces the call.
 
     Returns:
       The edits; none where the source does not show the call and its arguments.
@@ -116,7 +115,8 @@ def dropped(span: Span, axes: tuple[str, ...]) -> Edits:
 
 
 def axes_replaced(span: Span, axes: tuple[str, ...]) -> Edits:
-    """A collective over other mesh axes; no edit where the call does not show its axes."""
+    """The edits that run a collective over other mesh axes; none where the call does not show its
+    axes."""
     call = call_at(span)
     if call is None:
         return ()
@@ -126,7 +126,7 @@ def axes_replaced(span: Span, axes: tuple[str, ...]) -> Edits:
 
 
 def renamed(span: Span, function: str) -> Edits:
-    """Another function of `jax.lax` in place of the one that is called."""
+    """The edits that call another function of `jax.lax`."""
     call = call_at(span)
     if call is None:
         return ()
@@ -136,7 +136,7 @@ def renamed(span: Span, function: str) -> Edits:
 
 
 def divided(span: Span, divisor: int) -> Edits:
-    """An expression divided by a number."""
+    """The edits that divide an expression by a number."""
     return (
         SourceEdit(span=_start(span), replacement="("),
         SourceEdit(span=_end(span), replacement=f" / {divisor})"),

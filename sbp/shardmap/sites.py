@@ -1,10 +1,8 @@
-"""Where an edit of the source stands in a program: the values of a user's expression, each time
-that its line runs.
+"""The values of a user's expression in a traced program, for each call of its line.
 
-A program is traced once, a line of it as often as it is called, and a gradient brings operations
-that no line shows. An edit is tried at all that its line made, and only where the line is all that
-it changes: what is differentiated inside of a region has a gradient that was traced already, which
-the edit would change unseen.
+An edit of a line changes all equations of that line: one for each call, and those of its gradient.
+An edit is tried on all equations that the line made. It is not tried where the line is
+differentiated inside a region: the gradient is already traced, and the edit would not show there.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ class Site:
     """An expression or a variable of the source.
 
     Arguments:
-      text: what it is called, with its line.
-      values: what it stands for: ids of nodes, and which of their results.
-      span: the expression; of a variable, the one in the statement that sets it.
+      text: its source text, with its line.
+      values: its values in the program: ids of nodes, and positions of their results.
+      span: the expression; for a variable, the expression in the statement that sets it.
       name: the variable; empty for an expression.
     """
 
@@ -45,8 +43,8 @@ class WrittenOperand:
 
     Arguments:
       text: its source text.
-      spans: where it stands in the expression; a variable may stand there several times.
-      operands: which operands of the operation it is.
+      spans: its places in the expression; a variable may occur several times.
+      operands: its positions among the operands of the operation.
     """
 
     text: str
@@ -71,8 +69,8 @@ class Sites:
         self._enter(graph, None, None)
 
     def _enter(self, graph: Graph, region: Node | None, real: set[int] | None) -> None:
-        """Enters a graph; `real` are the results that something other than a gradient takes, all
-        where it is None."""
+        """Enters a graph. `real` are the positions of the results that not only gradients read;
+        None means all."""
         for node in graph.nodes:
             self.home[node.id] = graph, region
             self.nodes[node.id] = node
@@ -98,16 +96,14 @@ class Sites:
                 self._enter(inner, region, None)
 
     def graph(self, node: Node) -> Graph:
-        """The graph that a node belongs to: a region's body, or that of a loop or a branch in
-        it."""
+        """The graph of a node: the body of a region, or of a loop or branch in it."""
         return self.home[node.id][0]
 
     def differentiated(self, node: Node) -> bool:
-        """Whether a node is part of a function that is differentiated inside of a region, or of a
-        gradient. Its source line made other nodes, too.
+        """Whether a node belongs to a function that is differentiated inside a region, or to a
+        gradient, or is outside of all regions. Its source line made other nodes as well.
 
-        A region that is differentiated as a whole has the right gradient once it is right itself:
-        JAX sees to that.
+        If a region is differentiated as a whole, JAX makes its gradient from the edited region.
         """
         region = self.home[node.id][1]
         if region is None or region.backward:
@@ -115,8 +111,8 @@ class Sites:
         return node.backward or node.scope.count("jvp(") > region.scope.count("jvp(")
 
     def alike(self, node: Node) -> tuple[Node, ...]:
-        """What the same line made in the same way, in every call; none where one of them is
-        differentiated inside of a region."""
+        """The nodes of the same operation and source line, in every call; none where one of them is
+        differentiated inside a region."""
         span = users_span(node)
         if span is None:
             return ()
@@ -125,7 +121,7 @@ class Sites:
         return () if any(self.differentiated(n) for n in found) else tuple(found)
 
     def _of_outer_gradient(self, node: Node) -> bool:
-        """Whether a node is of the gradient of a region: that follows the region."""
+        """Whether a node is in the gradient of a region, which follows from the region."""
         region = self.home[node.id][1]
         return region is not None and region.backward
 
@@ -142,19 +138,19 @@ class Sites:
         return made is not None and site.values == ((made[0].id, made[1]),)
 
     def only(self, site: Site, reader: Node, read: WrittenOperand) -> bool:
-        """Whether an operand is the value of a site that nothing else reads: to reduce the one is
-        to reduce the other."""
+        """Whether an operand is the value of a site and has no other reader, so that reducing the
+        operand reduces the value."""
         values = {v for v, (node, k) in self.makers.items() if (node.id, k) in site.values}
         origins = {self._origin(reader, i) for i in read.operands}
         return origins <= values and all(len(self.readers[v]) == 1 for v in values)
 
     def alone(self, reader: Node, read: WrittenOperand) -> bool:
-        """Whether nothing else reads an operand."""
+        """Whether an operand has no other reader."""
         origins = {self._origin(reader, i) for i in read.operands}
         return all(len(self.readers[v]) == 1 for v in origins)
 
     def leads_to(self, site: Site, node: Node) -> bool:
-        """Whether an operation takes a site's value, or what is made of it."""
+        """Whether an operation depends on a site's value."""
         taken = frozenset(
             r.id
             for n, k in site.values
@@ -164,7 +160,7 @@ class Sites:
         return node.id in self._closure(taken, self._readers)
 
     def connected(self, nodes: frozenset[int]) -> set[int]:
-        """The nodes that some nodes depend on, or that depend on them, in all of their region."""
+        """The nodes of a region that some nodes depend on, or that depend on them."""
         down = self._closure(nodes, self._readers)
         up = self._closure(
             nodes,
@@ -178,7 +174,8 @@ class Sites:
         return [r for v in node.outputs for r in self.readers[v] if r is not None]
 
     def _closure(self, nodes: frozenset[int], step: Callable[[Node], list[Node]]) -> set[int]:
-        """What some nodes lead to, through the loops and branches that hold them."""
+        """The nodes that `step` reaches from some nodes, through the loops and branches that
+        contain them."""
         seen: set[int] = set()
         todo = [self.nodes[i] for i in nodes]
         while todo:
@@ -197,8 +194,8 @@ class Sites:
     # ---- values ---------------------------------------------------------------------------------
 
     def value(self, node: Node) -> Site | None:
-        """The expression whose value a node computes, or, inside of a gradient, the variable that
-        holds what the gradient returns."""
+        """The expression whose value a node computes or, inside a gradient, the variable that is
+        set to the gradient's result."""
         if self.differentiated(node):
             return self.returned(node)
         span = users_span(node)
@@ -220,7 +217,7 @@ class Sites:
         return Site(f"`{text}` at line {span.line}", tuple(found), span) if found else None
 
     def _connected(self, group: dict[int, Node]) -> Iterator[list[Node]]:
-        """The nodes of a group, those together that read one another."""
+        """The connected parts of a group of nodes, by who reads whom."""
         label = {i: i for i in group}
 
         def top(i: int) -> int:
@@ -239,7 +236,7 @@ class Sites:
         yield from parts.values()
 
     def _leaving(self, part: list[Node]) -> Iterator[tuple[int, int]]:
-        """The values of some nodes that others take, gradients of the region apart."""
+        """The values of some nodes that other nodes read, except gradients of the region."""
         inside = {n.id for n in part}
         for node in part:
             for i, v in enumerate(node.outputs):
@@ -249,16 +246,16 @@ class Sites:
                     yield node.id, i
 
     def returned(self, node: Node) -> Site | None:
-        """The variable or the call that holds what a node inside of a gradient adds to, where the
-        gradient has been taken."""
+        """The variable or call whose value is the gradient that a node inside a gradient
+        contributes to."""
         if self._of_outer_gradient(node):
             return None
         sites = {self._exit(v, reader, node.backward) for v, reader in self._exits(node)}
         return sites.pop() if len(sites) == 1 else None
 
     def _exits(self, node: Node) -> Iterator[tuple[int, Node | None]]:
-        """The values of a gradient that depend on a node and that others take, each with one that
-        does."""
+        """The values of a gradient that depend on a node and that other nodes read, each with one
+        such reader."""
         seen: set[int] = set()
         todo = [node]
         while todo:
@@ -273,8 +270,8 @@ class Sites:
                         todo.append(reader)
 
     def _exit(self, value: int, reader: Node | None, gradient: bool) -> Site | None:
-        """What the user calls the result of a call that has a gradient in it, as the function that
-        makes the call sees it."""
+        """The user's name or expression for the result of a call with a gradient inside, in the
+        function that makes the call."""
         maker = self.makers[value][0]
         graph, region = self.home[maker.id]
         if region is None or (
@@ -327,7 +324,8 @@ class Sites:
     # ---- operands -------------------------------------------------------------------------------
 
     def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[WrittenOperand, ...] | None:
-        """Operands as the line of an operation writes them; None where it shows one of them not."""
+        """Operands as the line of an operation writes them; None where the line does not show one
+        of them."""
         expression = expression_at(node.span)[0]
         if expression is None or users_span(node) != node.span or node.span is None:
             return None
@@ -355,7 +353,7 @@ class Sites:
         return operand
 
     def _written(self, value: Operand, line: Span, parts: list[ast.expr]) -> list[ast.expr]:
-        """The parts of an expression that a value is; of a variable, each that reads it."""
+        """The parts of an expression whose value is `value`; for a variable, every read of it."""
         maker = self.makers.get(value) if isinstance(value, int) else None
         for frame in maker[0].stack if maker else ():
             name = expression_at(frame)[1]
@@ -368,7 +366,7 @@ class Sites:
 
 
 def _parts(expression: ast.expr) -> Iterator[ast.expr]:
-    """What an expression computes with: operands, arguments, what a method is called on."""
+    """The parts of an expression: operands, arguments, and the object of a method call."""
     match expression:
         case ast.BinOp(left=left, right=right):
             yield from (left, right)

@@ -1,5 +1,4 @@
-"""What the checker carries along a body: the mesh axes, the divisions it knows, and what it has
-found."""
+"""The state of the checker in a body: the mesh axes, the known divisions, and the findings."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from sbp.types import Atom
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One of two readings of a division: that its number is a count.
+    """The reading of a division under which its number is a count.
 
     Arguments:
       node: the division.
-      counts: what the number may count: devices, or the elements of one shard.
+      counts: the things that the number may count: devices, or the elements of one shard.
       number: the number.
     """
 
@@ -31,14 +30,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
-    """Something wrong, and what makes it count.
+    """A fault that counts, because an operation reduces the faulty value or a region returns it.
 
     Arguments:
-      fault: what is wrong.
-      mesh_axes: on which mesh axes.
-      observer: the reduction that takes the value; None when it is returned.
+      fault: the fault.
+      mesh_axes: the mesh axes on which it occurs.
+      observer: the reduction that reads the value; None when a region returns it.
       region: the shard_map.
-      result: which result of the region, where the value is returned.
+      result: the position of the region's result, if a region returns the value.
       claim: the type that out_specs give that result on the mesh axis; None when the finding is not
           about out_specs.
       reading: the reading of a division under which this is wrong, where nothing is wrong if the
@@ -60,7 +59,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two findings one: the same fault of one call in the program."""
+        """Two findings are one if their keys are equal: the same fault of one call."""
         f = self.fault
         where = (
             (f.node.span or f.node.id, f.node.op, f.node.backward)
@@ -72,7 +71,7 @@ class Finding:
 
 @dataclass(slots=True, eq=False)
 class Divisions:
-    """What the divisions of a program do.
+    """The divisions of a program.
 
     A gradient divides by the same numbers as its forward part, and its equations carry the same
     call path: the user's frames from the equation outwards.
@@ -93,12 +92,12 @@ class Divisions:
     known: dict[tuple[Any, float], dict[int, dict[int, int | None]]] = field(default_factory=dict)
 
     def enter(self, node: Node, divisor: float, change: dict[int, int | None]) -> None:
-        """Remembers what a division of the forward pass did to the excess, by mesh axis."""
+        """Stores the change of the excess by a division of the forward pass, by mesh axis."""
         self.known.setdefault((node.stack, divisor), {})[node.id] = change
 
     def of_gradient(self, node: Node, divisor: float) -> dict[int, int | None] | None:
-        """What the gradient of a division does: None when no division is known, an axis is None
-        where there are several that differ."""
+        """The change of the excess by the gradient of a division. None when the forward division is
+        not known; None on a mesh axis where several forward divisions differ."""
         changes = list(self.known.get((node.stack, divisor), {}).values())
         if not changes:
             return None
@@ -122,9 +121,9 @@ class State:
       graph: its body.
       names: mesh axes of more than one device over which the region is manual.
       sizes: their sizes.
-      divisions: what the divisions of the program do.
-      findings: what is wrong, by its key.
-      doubts: what cannot be decided.
+      divisions: the divisions of the program.
+      findings: the findings by their keys.
+      doubts: the doubts by source line, operation and severity.
       turns: the lengths of the scans around the operation that is analysed.
     """
 
@@ -158,10 +157,10 @@ class State:
         """Enters a finding; the same one on several axes is entered once.
 
         Arguments:
-          fault: what is wrong.
+          fault: the fault.
           axis: the position of the mesh axis.
-          observer: the reduction that takes the value; None when it is returned.
-          result: which result of the region, where the value is returned.
+          observer: the reduction that reads the value; None when the region returns it.
+          result: the position of the region's result, if the region returns the value.
           claim: the type that out_specs give that result.
         """
         found = Finding(fault, (self.names[axis],), observer, self.region, result, claim)

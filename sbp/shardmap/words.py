@@ -33,7 +33,7 @@ _CODES: dict[Kind, str] = {
     "wrong-dim": "wrong-placement",
     "wrong-gather": "wrong-placement",
 }
-"""The code of each kind; the others are reductions that come too late, or not at all."""
+"""The diagnostic code of a kind of fault; for other kinds see `code_of`."""
 
 
 def code_of(finding: Finding) -> str:
@@ -48,9 +48,9 @@ def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Dia
     """A finding in words.
 
     Arguments:
-      finding: what is wrong.
+      finding: the finding.
       mesh: the mesh.
-      helps: edits that were tried.
+      helps: its helps.
     """
     words = _Words(finding, mesh)
     return Diagnostic(
@@ -65,7 +65,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Dia
 
 
 def doubt_diagnostic(doubt: Doubt) -> Diagnostic:
-    """Something that the checker cannot decide, in words."""
+    """A doubt in words."""
     span = users_span(doubt.node)
     text = "nothing is known of this" if doubt.kind in _ENDS else ""
     return Diagnostic(
@@ -86,7 +86,7 @@ def doubt_diagnostic(doubt: Doubt) -> Diagnostic:
 
 
 _ENDS: tuple[DoubtKind, ...] = ("collective", "groups", "nested", "no-rule")
-"""Operations with which the analysis ends."""
+"""Kinds of doubts after which the analysis ends."""
 
 _DOUBTS: dict[DoubtKind, str] = {
     "added-shards": (
@@ -157,7 +157,7 @@ _KERNELS = {
     "prefix": "runs over each shard alone",
     "sorting_network": "sorts each shard alone",
 }
-"""What an operation does to a split dim, by the kernel that it needs."""
+"""For each kernel, the text about an operation that needs it on a split dim."""
 
 
 def _source(node: Node) -> str:
@@ -188,11 +188,11 @@ class _Words:
 
     @property
     def types(self) -> str:
-        """The types of the operand that is at fault."""
+        """The types of the faulty operand, in words."""
         return _types(self.fault.atoms)
 
     def dims(self) -> list[str]:
-        """The dims along which that operand is split."""
+        """The dims along which the faulty operand is split."""
         return [str(a.dim) for a in self.fault.atoms if isinstance(a, Split)]
 
     def subject(self, node: Node) -> str:
@@ -201,7 +201,7 @@ class _Words:
         return f"the gradient of {text}" if node.backward else text
 
     def title(self) -> str:
-        """What is wrong; of a warning, under which reading."""
+        """The title; that of a warning names the reading under which the program is wrong."""
         if self.finding.reading is None:
             return self.wrong()
         return f"{self.wrong()}, if {self.counted(self.finding.reading)}"
@@ -310,7 +310,7 @@ class _Words:
                 return f"this is B: the result would hold {self.n} copies"
 
     def labels(self) -> Iterator[Label]:
-        """The primary label, then where the value comes from and what takes it."""
+        """The primary label, then the maker of the value and its reader."""
         main = primary(self.finding)
         span = users_span(main) or users_span(self.finding.region)
         if span is None:

@@ -13,8 +13,8 @@ from sbp.trace.graph import Node
 
 
 def annotation_span(node: Node) -> Span | None:
-    """The line that annotates. Where a function of the user does nothing but annotate its argument,
-    that is the line that calls the function."""
+    """The user's line that annotates. Where a function of the user only annotates its argument, it
+    is the line that calls this function."""
     for span, caller in itertools.pairwise(node.stack):
         parameters = _wrappers(file_text(span.file)).get((span.line, span.column - 1), ())
         if not (annotated_text(span) in parameters and _calls(caller, span.function)):
@@ -24,8 +24,8 @@ def annotation_span(node: Node) -> Span | None:
 
 @functools.cache
 def _wrappers(source: str) -> dict[tuple[int, int], frozenset[str]]:
-    """The functions of a file that do nothing but return an expression: the position of the
-    expression, and the parameters of the function."""
+    """The functions of a source text whose body is one `return`: by the position (line, column) of
+    the returned expression, the parameters of the function."""
     found: dict[tuple[int, int], frozenset[str]] = {}
     try:
         tree = ast.parse(source)

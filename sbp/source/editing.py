@@ -1,4 +1,4 @@
-"""Edits of the user's source: an annotation changed, taken out or put in."""
+"""Edits of the user's source that change, remove or add an annotation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbp.source.text import ParsedSource, contains, exact_text, line_text, parse
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
 Part = Literal["result", "cotangent", "whole"]
-"""What of an annotation an edit is about: the type of its result, that of the cotangent, or
+"""The part of an annotation that an edit changes: the type of its result, that of the cotangent, or
 both."""
 
 _OPERATORS = (
@@ -34,10 +34,10 @@ _SIMPLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedPart:
-    """What an annotation pins after an edit.
+    """The atoms that an annotation pins after an edit.
 
     Arguments:
-      atoms: the atoms, by mesh axis; empty to take the part out.
+      atoms: the new atoms by mesh axis; empty removes the part.
       part: the part of the annotation that changes. The rest of the call stays.
       free: mesh axes that a cotangent's type leaves free.
       reduce_dtype: the annotation's `reduce_dtype`.
@@ -50,11 +50,11 @@ class PinnedPart:
 
 
 def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
-    """Edits after which an annotation pins other atoms.
+    """Edits that make an annotation pin other atoms.
 
     Arguments:
       span: the annotation's call.
-      pinned: what it pins afterwards.
+      pinned: the part of the annotation that changes, and its new atoms.
 
     Returns:
       The edits; none where the source shows no annotation at the span.
@@ -77,12 +77,12 @@ def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
 def _repinned_call(
     call: ast.Call, argument: str, pinned: PinnedPart, module: str, file: str
 ) -> str:
-    """The text of an annotation that pins other atoms; empty where it pins nothing.
+    """The source text of an annotation that pins other atoms; empty where it pins nothing.
 
     Arguments:
       call: the annotation.
-      argument: the text of what it annotates.
-      pinned: what it pins afterwards.
+      argument: the source text of its argument.
+      pinned: the part of the annotation that changes, and its new atoms.
       module: the name of sbp in the file.
       file: the file.
     """
@@ -113,7 +113,7 @@ def _repinned_call(
 
 
 def _annotated(call: ast.Call, names: SbpNames, *, taken_out: bool) -> ast.expr | None:
-    """The argument that an annotating call pins; of a map over a tree, the tree."""
+    """The argument that an annotating call pins; for a map over a tree, the tree."""
     arguments = call.args
     if names.of_library(call.func):
         maps = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "tree_map")
@@ -123,7 +123,7 @@ def _annotated(call: ast.Call, names: SbpNames, *, taken_out: bool) -> ast.expr 
 
 
 def _alone(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
-    """An argument in the place of the call, in parentheses where it needs them."""
+    """The source text of an argument that replaces its call, in parentheses where it needs them."""
     parent = source.parents.get(call)
     called = isinstance(parent, ast.Call) and parent.func is call
     bare = isinstance(argument, _CLOSED) or (isinstance(argument, ast.Tuple) and text[:1] == "(")
@@ -132,7 +132,8 @@ def _alone(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) 
 
 
 def _call(argument: str, atoms: Mapping[str, Atom], module: str) -> str:
-    """An annotation as a user writes it: split, replicate or partial where all axes agree."""
+    """The source text of an annotation: split, replicate or partial where all axes have one atom,
+    else annotate."""
     axes = "".join(f', "{axis}"' for axis in atoms)
     first = next(iter(atoms.values()))
     if any(atom != first for atom in atoms.values()):
@@ -168,16 +169,15 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
 
 
 def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[SourceEdit, ...]:
-    """Edits after which a line, and what follows it, reads a value with an annotation more.
+    """Edits that annotate a value for the line that reads it, and for later lines.
 
-    A local variable gets a statement of its own before the line. What has no name in the line's
-    function (an expression, a variable of an outer function, the parameter of a lambda) is
-    annotated where it is read.
+    A local variable gets a new statement before the line. An expression, a variable of an outer
+    function or the parameter of a lambda is annotated where it is read.
 
     Arguments:
       line: the expression that reads the value.
       read: the value.
-      atoms: what to pin, by mesh axis.
+      atoms: the atoms to pin, by mesh axis.
 
     Returns:
       The edits; none where the source does not show the value.
@@ -224,7 +224,7 @@ def reads(line: Span | None, name: str) -> bool:
 
 
 def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
-    """Where a scope reads a name, or a part of one such as `params["w"]`."""
+    """The expressions of a scope that read a name, or an item of it such as `params["w"]`."""
     try:
         wanted = ast.parse(name, mode="eval").body
     except SyntaxError:
@@ -236,8 +236,8 @@ def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
 
 
 def _before(statement: ast.stmt, file: str) -> str | None:
-    """What separates a new statement from one that it is put before; None when it cannot stand
-    there."""
+    """The text between a new statement and the one after it: a semicolon, or a newline with the
+    indent; None where no statement can be inserted."""
     line = (line_text(file, statement.lineno) or "").encode()
     head, tail = line[: statement.col_offset], line[statement.col_offset :]
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

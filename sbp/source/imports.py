@@ -13,17 +13,18 @@ ANNOTATIONS = frozenset({"annotate", "split", "replicate", "shard", "partial"})
 
 
 LIBRARIES = frozenset({"jax", "functools", "equinox", "flax", "optax", "chex", "haiku", "builtins"})
-"""Modules whose functions call what they are given, such as `jax.tree.map`."""
+"""Modules with functions that call their arguments, such as `jax.tree.map`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SbpNames:
-    """What a file calls things of sbp.
+    """The names that a file has for `sbp` and its functions.
 
     Arguments:
       module: the name of the package, `sbp` or an alias; empty when the file does not import it.
-      functions: by the file's own name, the function of sbp that it imports.
-      others: by the file's own name, the module that it imports from or empty for what it defines.
+      functions: by name in the file, the function of sbp that it imports.
+      others: by name in the file, the module that the name is imported from; empty for a name that
+          the file defines.
     """
 
     module: str
@@ -33,8 +34,8 @@ class SbpNames:
     def function(self, func: ast.expr) -> str:
         """The function of sbp that an expression names; empty when it names another one.
 
-        A notebook cell may use what another cell imports: there `sbp.split` and `split` have their
-        usual meaning, unless the cell defines them otherwise.
+        A notebook cell may use names that another cell imports. In a cell, `sbp.split` and `split`
+        count as sbp's, unless the cell defines these names.
         """
         match func:
             case ast.Attribute(value=ast.Name(id=module), attr=name):
@@ -57,7 +58,7 @@ class SbpNames:
 
 
 def names_of_sbp(file: str) -> SbpNames:
-    """What a file calls things of sbp."""
+    """The names that a file has for `sbp` and its functions."""
     return _names(file_text(file), file)
 
 

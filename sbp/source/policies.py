@@ -1,4 +1,4 @@
-"""Edits of the user's source: regions of `sbp.policy` put around a statement, or changed."""
+"""Edits of the user's source that put `sbp.policy` around a statement, or change its policy."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Region:
     """A statement under a policy.
 
     Arguments:
-      edits: what puts it there.
-      statement: where it stands.
-      inner: lambdas in it, which run where they are called.
+      edits: the edits that put the policy around the statement.
+      statement: the span of the statement.
+      inner: spans of lambdas in it, which run where they are called.
     """
 
     edits: tuple[SourceEdit, ...]
@@ -39,8 +39,8 @@ class Region:
 
 
 def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
-    """The statement of a line in a region of its own, on one mesh axis; None where it has no lines
-    of its own."""
+    """The statement of a line, with a policy around it on one mesh axis; None where the statement
+    has statements inside, or shares a line with another one."""
     source, names = parsed_file(line.file), names_of_sbp(line.file)
     parts = (
         node
@@ -83,7 +83,7 @@ def _at(file: str, line: int) -> Span:
 
 
 def _in_text(statement: ast.stmt, line: int) -> bool:
-    """Whether a line begins inside of a string, which an indent would change."""
+    """Whether a line begins inside a string, which an indent would change."""
     return any(
         isinstance(node, ast.Constant | ast.JoinedStr)
         and node.lineno < line <= (node.end_lineno or node.lineno)
@@ -105,11 +105,11 @@ class PolicyEdit:
 
 
 def loosened_policies(file: str, old: Policy, new: Policy, axis: str) -> Iterator[PolicyEdit]:
-    """Edits after which regions of a file have another policy on one mesh axis.
+    """Edits that change the policy of a file's regions on one mesh axis.
 
     Arguments:
       file: the file.
-      old: the policy to replace; regions that set it on all axes get one on `axis` inside.
+      old: the policy to replace; a region that sets it on all axes gets a policy on `axis` inside.
       new: the policy in its place.
       axis: the mesh axis.
     """
@@ -126,7 +126,14 @@ def loosened_policies(file: str, old: Policy, new: Policy, axis: str) -> Iterato
 
 
 def _changed(call: ast.expr, names: SbpNames, change: tuple[Policy, Policy, str], file: str) -> str:
-    """A policy call after a change; empty when the change does not concern it."""
+    """The new source text of a policy call; empty where the call stays.
+
+    Arguments:
+      call: the call.
+      names: the names that the file has for sbp.
+      change: the old policy, the new one and the mesh axis.
+      file: the file.
+    """
     old, new, axis = change
     if not isinstance(call, ast.Call) or names.function(call.func) != "policy":
         return ""

@@ -1,5 +1,4 @@
-"""What the user calls things: names, expressions and places, read from the source text under a
-span."""
+"""The names and expressions of the user, read from the source text at a span."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def character_index(text: str, column: int) -> int:
-    """The index in a line of a 1-based column as Python counts columns: in UTF-8 bytes.
+    """The index of a character in a line, from its 1-based column in UTF-8 bytes.
 
     >>> character_index("é = x", 4)
     2
@@ -85,8 +84,7 @@ def character_index(text: str, column: int) -> int:
 
 
 def expression_text(span: Span) -> str:
-    """The user's expression at a span on one line, written as in one line; empty where there is no
-    source."""
+    """The user's expression at a span, joined to one line; empty where there is no source."""
     text = source_text(span, limit=sys.maxsize)
     return text.replace("( ", "(").replace(", )", ")").replace(" )", ")")
 
@@ -105,8 +103,8 @@ _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 
 
 def users_span(node: Node) -> Span | None:
-    """The innermost line of a node that is the user's own: the call, where an installed library
-    does the work."""
+    """The innermost line of a node outside of installed libraries: for the work of a library, the
+    user's line that calls it."""
     return next((s for s in node.stack if not in_library(s.file)), node.span)
 
 
@@ -116,7 +114,7 @@ class SourceRead:
 
     Arguments:
       code: its source text on one line.
-      span: where that stands; None for a name, which is the same value wherever it stands.
+      span: the place of an expression; None for a name, which is the same value in all places.
     """
 
     code: str
@@ -129,7 +127,7 @@ class SourceRead:
 
 
 def operand_expressions(node: Node) -> list[ast.expr]:
-    """The expressions of a node's operands, when its line shows one for each."""
+    """The expressions of a node's operands; empty where the line does not show one for each."""
     match expression_at(node.span)[0]:
         case ast.BinOp(left=left, right=right):
             parts: list[ast.expr] = [left, right]
@@ -150,7 +148,7 @@ def operand_expressions(node: Node) -> list[ast.expr]:
 
 
 def read_of(part: ast.expr, file: str) -> SourceRead:
-    """What an expression reads; an annotation reads what it annotates."""
+    """The value that an expression reads; for an annotation, the annotated value."""
     names = names_of_sbp(file)
     while isinstance(part, ast.Call) and part.args and names.function(part.func) in ANNOTATIONS:
         part = part.args[0]
@@ -159,7 +157,7 @@ def read_of(part: ast.expr, file: str) -> SourceRead:
 
 
 def called_text(part: ast.expr, file: str) -> str:
-    """The source text of an expression; of an annotation, that of what it annotates."""
+    """The source text of an expression; for an annotation, of the annotated value."""
     return read_of(part, file).code
 
 

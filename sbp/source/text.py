@@ -1,7 +1,7 @@
-"""The text of source files, and what stands at each position of it.
+"""The text of source files, their syntax trees, and positions in them.
 
-The only module that reads source files: `linecache` knows files, notebook cells and texts that
-exist in memory alone.
+This is the only module that reads source files. It uses `linecache`, which has files, notebook
+cells, and texts that exist only in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sbp.errors import Span
 
 Targets = tuple[tuple[str, ...], ...]
-"""The names on the left of an assignment, flat: those of each element of a tuple on its own; one
+"""The names on the left of an assignment: a tuple of names for each element of a tuple target, one
 element for a single name."""
 
 Position = tuple[int, int, int, int]
@@ -31,7 +31,7 @@ class ParsedSource:
       tree: the module; None for a text that does not parse, such as a notebook cell with magics.
       expressions: the outermost expression at each position, without names and constants.
       assigned: the names that the expression or statement at a position is assigned to.
-      parents: for each part of the tree, the part that it stands in.
+      parents: for each node of the tree, the node that contains it.
     """
 
     tree: ast.Module | None
@@ -40,7 +40,7 @@ class ParsedSource:
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The parts that a part stands in, the innermost first."""
+        """The nodes of the tree that contain a node, the innermost first."""
         while node in self.parents:
             node = self.parents[node]
             yield node
@@ -111,7 +111,7 @@ def _name(target: ast.expr) -> str:
 
 
 def position_of(part: ast.expr | ast.stmt) -> Position:
-    """Where a part of a syntax tree stands."""
+    """The position of a node of a syntax tree."""
     return part.lineno, part.col_offset, part.end_lineno or 0, part.end_col_offset or 0
 
 
@@ -121,7 +121,7 @@ def position_at(span: Span) -> Position:
 
 
 def span_of(part: ast.expr | ast.stmt, file: str) -> Span:
-    """Where a part of a file's syntax tree stands, as a span."""
+    """The span of a node of a file's syntax tree."""
     return Span(
         file=file,
         line=part.lineno,
@@ -132,7 +132,7 @@ def span_of(part: ast.expr | ast.stmt, file: str) -> Span:
 
 
 def contains(outer: Span, inner: Span) -> bool:
-    """Whether a span stands inside another one, or is the same."""
+    """Whether `inner` lies in `outer`, or equals it."""
     first, last = position_at(outer), position_at(inner)
     return outer.file == inner.file and first[:2] <= last[:2] and last[2:] <= first[2:]
 

@@ -1,5 +1,5 @@
-"""Function -> Graph: traces on ShapeDtypeStructs, inlines calls, keeps control flow as regions and
-the user's lines on nodes."""
+"""Traces a function on ShapeDtypeStructs and makes a `Graph` of its jaxpr: calls are inlined, loops
+and branches become nodes with regions, and every node keeps the user's source line."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _INLINED = {
     "custom_vmap_call": "call",
     "linear_call": "callee",
 }
-"""Primitives that only call a jaxpr, with the parameter that holds it (one of several names); names
-of several JAX releases."""
+"""Primitives that only call a jaxpr, with the name of the parameter that is the jaxpr. Releases of
+JAX differ; where a parameter has several names, blanks separate them."""
 
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
 
@@ -53,7 +53,7 @@ def trace(
       The graph, and the pytree of output ShapeDtypeStructs.
 
     Raises:
-      SbpError: `unsupported-effect` for an effect that a distributed program cannot keep.
+      SbpError: `unsupported-effect` for an `io_callback` with results.
       Whatever `fn` raises, unchanged.
 
     >>> import jax, jax.numpy as jnp
@@ -69,17 +69,18 @@ def trace(
 
 
 def body_graph(jaxpr: Any) -> Graph:
-    """The graph of a jaxpr that is at hand, such as the body of a hand-written region."""
+    """The graph of a jaxpr, such as the body of a hand-written region."""
     return _Builder().graph(jaxpr)
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """Where equations stand.
+    """The place in the program of a jaxpr's equations.
 
     Arguments:
-      frames: the user's frames of an equation, or of the call or loop around it, innermost first.
-      scope: JAX's name stack.
+      frames: the user's frames of the call or loop around them, innermost first; an equation
+        without frames of its own takes these.
+      scope: JAX's name stack of the call or loop.
     """
 
     frames: tuple[Span, ...] = ()
@@ -155,7 +156,7 @@ class _Builder:
     def inlined(
         self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
     ) -> tuple[Operand, ...]:
-        """The results of an equation that only calls a jaxpr, whose nodes stand in its place."""
+        """The results of an equation that only calls a jaxpr; the jaxpr's nodes replace it."""
         name = eqn.primitive.name
         recomputed = name in _REMAT and eqn.params.get("differentiated")
         if name == "custom_linear_solve":
@@ -203,8 +204,8 @@ class _Builder:
     def barrier(
         self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
     ) -> tuple[Operand, ...]:
-        """The barrier that rematerialisation needs: without it XLA merges the second computation
-        with the first (pitfall 4.3.4)."""
+        """Puts an `optimization_barrier` on the operands of a rematerialised computation: without
+        it XLA merges that computation with the forward one."""
         prevent = eqn.params["prevent_cse"]
         held = [
             isinstance(o, int) and p
@@ -272,8 +273,8 @@ class _Builder:
 
 
 def _solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """What the solve of a custom_linear_solve takes: its own constants and the right-hand sides;
-    the others are for derivatives."""
+    """The operands of a custom_linear_solve that its solve reads: the constants of the solve and
+    the right-hand sides. Derivatives read the others."""
     before = lengths.matvec + lengths.vecmat
     return operands[before : before + lengths.solve] + operands[sum(lengths) :]
 

@@ -1,5 +1,5 @@
-"""The table of collectives: the primitives that are about named mesh axes, and the functions of
-`jax.lax` that call them."""
+"""The table of collectives: the primitives that name mesh axes, and the functions of `jax.lax` that
+bind them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Literal
 from sbp.trace.graph import Node
 
 SHARD_MAP = "shard_map"
-"""The primitive of a region."""
+"""The primitive of `jax.shard_map`."""
 
 AXIS_INDEX = "axis_index"
-"""The primitive that says where a device is along a mesh axis."""
+"""The primitive that gives the index of a device along a mesh axis."""
 
 Collective = Literal["reduce", "scattering", "gathering", "exchange", "permute", "broadcast"]
 
@@ -27,7 +27,7 @@ KINDS: dict[str, Collective] = {
     "ppermute": "permute",
     "pbroadcast": "broadcast",
 }
-"""The collectives that are analysed."""
+"""The collectives that `check_shard_map` and `manual` know, each with its kind."""
 
 NAMED = frozenset(
     {
@@ -39,7 +39,8 @@ NAMED = frozenset(
         "preduced",
     }
 )
-"""All primitives about named axes, but for those that have a common start or end of their name."""
+"""The primitives that name mesh axes and that `is_collective` does not know by the start or end of
+their name."""
 
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
 """Collectives that reduce to B, with their monoids."""
@@ -58,7 +59,7 @@ CALLED = {
 """The functions of `jax.lax` that call collectives, by what they do."""
 
 REDUCING_CALLS = frozenset(CALLED[name] for name in ("sum", "max", "min", "mean"))
-"""Those of them that reduce to B."""
+"""The functions of `CALLED` whose result is B."""
 
 
 def names_of(node: Node) -> Any:
@@ -67,7 +68,7 @@ def names_of(node: Node) -> Any:
 
 
 def is_collective(op: str) -> bool:
-    """Whether a primitive is about named axes.
+    """Whether a primitive names mesh axes.
 
     >>> is_collective("psum"), is_collective("all_gather_start"), is_collective("dot_general")
     (True, True, False)

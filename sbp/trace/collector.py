@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 YOUNG = 50_000
-"""Objects that are made before the collector looks; Python's own figure is 700 (2,000 from 3.12
+"""Number of new objects after which the collector runs; Python's default is 700 (2,000 from 3.12
 on)."""
 
 _lock = threading.Lock()
@@ -18,11 +18,11 @@ _before: tuple[int, int, int] = (0, 0, 0)
 
 @contextlib.contextmanager
 def collecting_less() -> Iterator[None]:
-    """The collector comes less often inside, also as a decorator.
+    """Makes the garbage collector run less often inside; also a decorator.
 
-    Graphs, rows and costs are millions of small objects that live on and hold no cycles; to look
-    through them again and again takes a third of the time of planning. Threads may be inside at
-    once; the last that leaves puts back what was.
+    Graphs, rows and costs are millions of small objects without cycles that stay alive, and
+    repeated collections would take a third of the planning time. Several threads may be inside; the
+    last one to leave restores the threshold.
 
     >>> with collecting_less():
     ...     gc.get_threshold()[0] >= YOUNG

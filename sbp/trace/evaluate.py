@@ -1,5 +1,5 @@
-"""Runs a graph on values as it stands: the body of a hand-written region on one device's shards,
-where named axes are bound."""
+"""Runs a graph on values: the body of a hand-written region on the shards of one device, inside the
+`shard_map` that binds the mesh axes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import interface_of
 
 Special = Mapping[str, Callable[[Node, Sequence[Any]], list[Any]]]
-"""Primitives to run in another way, by name."""
+"""Functions that replace primitives, by the name of the primitive."""
 
 _WITHOUT_MESH = ("sharding", "out_sharding")
-"""Parameters that name the mesh of the trace; the shards that an equation runs on have none."""
+"""Parameters that name the mesh of the trace. They are set to None, because shards have no mesh."""
 
 _UNREDUCED = (
     "unreduced_",
@@ -35,7 +35,7 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
     Arguments:
       graph: a body without annotations.
       args: values of its inputs.
-      special: primitives to run in another way.
+      special: functions that replace primitives.
 
     Raises:
       SbpError: for collectives of JAX's explicit mode, which have no meaning on plain shards.

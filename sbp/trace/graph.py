@@ -1,5 +1,5 @@
-"""The Graph: a traced step as nodes over numbered values, with control flow as rewritable
-regions."""
+"""The `Graph`: a traced function as nodes over numbered values. Bodies of loops and branches are
+graphs inside a node."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from sbp.errors import Span
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """A literal or closed-over array: known when the plan is made, B on every axis."""
+    """A literal or an array that the function closes over: known before the plan, B on every mesh
+    axis."""
 
     value: Any
     aval: Any
 
 
 BARRIER = "optimization_barrier"
-"""The operator that hands its operands on, and keeps XLA from merging what is on its two sides."""
+"""The operator that returns its operands; XLA does not merge computations across it."""
 
 DIM_AS_VALUE = "dim_as_value"
-"""The operator that yields a symbolic size as a number."""
+"""The operator whose result is the value of a symbolic size."""
 
 Operand = int | Constant
 """A value id, or a constant."""
@@ -31,7 +32,7 @@ Operand = int | Constant
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
-    """One equation: a primitive with parameters on operands, with regions where it has bodies.
+    """One equation: a primitive, its parameters and operands, and the regions of a loop or branch.
 
     Arguments:
       id: number of the node in its whole graph, unique over regions.
@@ -92,8 +93,12 @@ class Node:
         return self.op == "optimization_barrier"
 
     def params_key(self, kept: list[Any]) -> tuple[tuple[str, Any], ...]:
-        """The parameters as a dictionary key; those without a hash stand by identity, and go into
-        `kept`, which has to live as long."""
+        """The parameters as a dictionary key.
+
+        Arguments:
+          kept: a list that lives as long as the key; parameters without a hash are appended to it,
+              because the key has their `id`.
+        """
         items: list[tuple[str, Any]] = []
         for name in sorted(self.params):
             value = self.params[name]
@@ -113,7 +118,7 @@ class Graph:
 
     Arguments:
       inputs: value ids of the arguments (of a region: in the order of its primitive).
-      outputs: what it returns.
+      outputs: value ids or constants of the results.
       nodes: in program order.
       avals: shape and dtype of every value of this graph and its regions (one shared table).
       input_names: names of the arguments, for reports.

@@ -1,8 +1,9 @@
-"""What the trace leaves out of a program: shardings, devices and kinds of memory that the user asks
-for. `sbp.jit` chooses types itself, so each of these gets a warning with its line.
+"""Warnings of shardings, devices and kinds of memory that a program asks for and the trace leaves
+out, because `sbp.jit` chooses types and keeps all values in the devices' own memory.
 
-What JAX adds by itself is not the user's: the constraint on a cotangent has the line of the
-constraint, and one line gets one warning; a `reshard` that no line of the user calls gets none.
+Each line of the user gets one warning. Constraints that JAX adds get none of their own: the
+constraint on a cotangent has the line of the user's constraint, and a `reshard` counts only where
+the user calls it.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ LEFT_OUT = frozenset(
         "pcast",
     }
 )
-"""Primitives that compute nothing and say where or how a value lies."""
+"""Primitives that return their operands in another sharding or memory."""
 
 _CALLS = {
     "sharding_constraint": "with_sharding_constraint",
     "jit": "in_shardings or out_shardings of jax.jit",
     "pjit": "in_shardings or out_shardings of jax.jit",
 }
-"""What the user writes for a primitive, where that is not its name."""
+"""The call that a user writes, for primitives with another name."""
 
 
 class IgnoredPlaces:
-    """The places that a program asks for, in the order of its equations, one for each line."""
+    """The shardings, devices and kinds of memory that a program asks for, one for each line."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, Span | None], str] = {}
 
     def note(self, eqn: Any, span: Span | None) -> None:
-        """Looks at an equation.
+        """Notes the places that an equation asks for.
 
         Arguments:
-          eqn: an equation that the trace leaves out, or the call of a jit.
+          eqn: an equation of a primitive of `LEFT_OUT`, or one that calls a jaxpr.
           span: the user's line.
         """
         if eqn.primitive.name == "reshard" and not _jax.called_by_user(eqn.source_info, "reshard"):

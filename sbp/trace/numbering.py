@@ -1,9 +1,8 @@
-"""Value numbering: which values of a program are equal, since the same operations made them of the
-same values.
+"""Value numbering: two values have one number if the same operations make them from equal values.
 
-Gradients compute again what the forward pass has computed: `jax.checkpoint` in their scans, and the
-operations of one block that JAX traces twice. Slices of stacked values are followed into the loop
-that stacked them.
+Gradients repeat computations of the forward pass: in scans under `jax.checkpoint`, and where JAX
+traces the operations of one block twice. A slice of a stacked value has the number of the value in
+the loop that stacked it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ SAME = frozenset({"sbp_annotate", "optimization_barrier"})
 
 
 class Numbering:
-    """A number for each value: equal numbers, equal values (in a loop: at the same index of its
-    stacked operands)."""
+    """A number for each value. Values with one number are equal; inside loops they are equal at the
+    same index of the loops' stacked operands."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
@@ -37,7 +36,7 @@ class Numbering:
         self._inside: Any = None
 
     def of(self, operand: Operand) -> Hashable:
-        """The number of a value; of a constant what stands for it."""
+        """The number of a value, or a key for a constant."""
         if isinstance(operand, Constant):
             value = (
                 np.asarray(operand.value)
@@ -61,7 +60,7 @@ class Numbering:
         self._of[value] = self._number(("value", value))
 
     def enter(self, graph: Graph) -> None:
-        """Numbers a graph whose inputs are unlike anything, unless they have their numbers."""
+        """Numbers the values of a graph; inputs without a number get new ones."""
         for value in graph.inputs:
             if value not in self._of:
                 self._new(value)
@@ -121,11 +120,12 @@ class Numbering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twins:
-    """Values that a program makes more than once.
+    """Values that a program computes more than once.
 
     Arguments:
-      again: those that are equal to one made before, and what they are made of.
-      times: for those that are equal, the first of them included, how many there are.
+      again: value ids of the repeated computations: values equal to an earlier one, and the values
+          that gradients compute them from.
+      times: for each value with an equal one, the first included, the number of equal values.
     """
 
     again: frozenset[int]
@@ -133,10 +133,8 @@ class Twins:
 
 
 def twins(graph: Graph) -> Twins:
-    """What gradients make again, and what it equals: in the same block, or in scans of as many
-    trips.
-
-    What scans take is among it, where an earlier one takes the same.
+    """Finds the values that a program computes more than once: in one block, or in scans of equal
+    length. Operands of a scan count where an earlier scan takes equal ones.
     """
     numbers = Numbering()
     numbers.enter(graph)

@@ -1,7 +1,8 @@
-"""What enters and what leaves the regions of a `scan`, `while` or `cond`, as data.
+"""The operands and results of the regions of a `scan`, `while` or `cond`, as data.
 
-Readers loop over `interface_of(node)`. Two places read the parameters that count constants and
-carries: this module, and `plan.verify`, which checks plans without the code that made them.
+`interface_of(node)` says what enters and leaves each region. Two modules read the parameters that
+count constants and carries: this one, and `plan.verify`, which checks plans without the code that
+made them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sbp.errors import SbpInternalError
 from sbp.trace.graph import Graph, Node
 
 WHILE_TRIPS = 8
-"""Trips assumed of a `while` loop, whose count is unknown before it runs."""
+"""The number of trips assumed for a `while` loop; the true number is unknown before it runs."""
 
 SCAN = "scan"
 """The operator whose region runs a known number of times, on slices of its operands."""
@@ -29,7 +30,7 @@ CONTROL_FLOW = LOOPS | {"cond"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What one operand of a node is to its regions.
+    """How one operand of a node enters its regions.
 
     Arguments:
       kind: `predicate`: it chooses the branch and enters no region; `constant`: each trip and each
@@ -53,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """What one output of a region is to its node.
+    """How one output of a region leaves its node.
 
     Arguments:
       kind: `carry`: the next trip reads it; `stacked`: the results of all trips are stacked along a
@@ -74,7 +75,7 @@ class Exit:
     entry: Entry | None = None
 
     def entered(self, region: int) -> int:
-        """Of a carry, its position among the inputs of a region."""
+        """The position of a carry among the inputs of a region."""
         assert self.entry is not None
         return next(position for r, position in self.entry.inputs if r == region)
 
@@ -104,7 +105,15 @@ class Interface:
         return tuple(e for e in self.exits if e.region == region)
 
     def operands(self, kind: str, operands: Sequence[Any]) -> list[Any]:
-        """Of something that stands for each operand, what stands for those of a kind."""
+        """Selects the operands of a kind.
+
+        Arguments:
+          kind: `predicate`, `constant`, `carry` or `slice`.
+          operands: one item for each operand of the node.
+
+        Returns:
+          The items of the operands of that kind, in order.
+        """
         return [operands[e.operand] for e in self.entering(kind)]
 
     def inputs(
@@ -115,13 +124,13 @@ class Interface:
         carries: Sequence[Any] | None = None,
         slices: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """What the inputs of a region are, in order.
+        """The inputs of a region, in order, made of items for the operands of the node.
 
         Arguments:
           region: number of the region.
-          operands: what stands for each operand of the node.
-          carries: what stands for each carry in this trip; None for the operands.
-          slices: what stands for each slice in this trip; None for the operands.
+          operands: one item for each operand of the node.
+          carries: one item for each carry in this trip; None takes those of `operands`.
+          slices: one item for each slice in this trip; None takes those of `operands`.
         """
         given = {"carry": carries, "slice": slices}
 
@@ -132,12 +141,12 @@ class Interface:
         return [of(entry) for entry in self.fed[region]]
 
     def exit_to(self, result: int) -> Exit:
-        """The exit that becomes a result of the node; of a `cond` the first branch's."""
+        """The exit that becomes a result of the node; for a `cond` that of the first branch."""
         return next(e for e in self.exits if e.result == result)
 
 
 def interface_of(node: Node) -> Interface:
-    """What enters and what leaves the regions of a node; nothing of a node without regions.
+    """The interface of a node's regions; an empty one for a node without regions.
 
     Raises:
       SbpInternalError: for a node with regions that is no scan, while or cond.
@@ -245,14 +254,14 @@ def bodies_of(node: Node, operand: int) -> list[tuple[Graph, int]]:
 
 
 def amount(node: Node, of_regions: Sequence[float]) -> float:
-    """What the regions of a node send or take when the node runs once.
+    """The bytes that the regions of a node send when the node runs once.
 
     Arguments:
       node: the node.
-      of_regions: what each of its regions sends or takes when it runs once.
+      of_regions: the bytes that each region sends when it runs once.
 
     Returns:
-      Of a `cond` the most of any branch, of a loop the sum over its trips.
+      For a `cond` the largest of its branches, for a loop the sum over its trips.
     """
     if not of_regions:
         return 0.0
