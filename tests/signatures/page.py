@@ -40,7 +40,7 @@ operands and results B, which holds for every primitive, is not counted.
 FALLBACK_HEAD = """
 ## Without a rule
 
-Held all B with the warning `missing-rule` where they occur, unless the trace takes them apart.
+Computed on whole operands (all B) with the warning `missing-rule`, unless the trace decomposes them.
 
 | primitives | because |
 |---|---|"""
