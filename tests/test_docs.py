@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sbp.signatures import known_primitives, unregister
+
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
@@ -66,6 +68,16 @@ def test_pages_have_examples():
     assert len(EXAMPLES) == sum(page.read_text("utf-8").count("```python\n") for page in PAGES)
 
 
+@pytest.fixture
+def own_signatures() -> Iterator[None]:
+    """Removes the signatures that an example registers, which other tests of this process list."""
+    before = set(known_primitives())
+    yield
+    for name in set(known_primitives()) - before:
+        unregister(name)
+
+
+@pytest.mark.usefixtures("own_signatures")
 @pytest.mark.parametrize(("code", "shown"), EXAMPLES)
 def test_example_runs(
     code: str,

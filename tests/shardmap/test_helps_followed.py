@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap import faulty, test_subtle, wrong
+from tests.shardmap import faulty, subtle, wrong
 from tests.shardmap.follow_help import followed, module, respecified
 from tests.shardmap.pair import Pair, mesh
 
-SUBTLE = {name: pair for name, pair in test_subtle.PAIRS.items() if name not in wrong.PAIRS}
+SUBTLE = {name: pair for name, pair in subtle.PAIRS.items() if name not in wrong.PAIRS}
 
 
 def shapes(program):
@@ -99,7 +99,7 @@ def test_the_helps_of_a_fault(name, check_vma, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "name"), [*((wrong, n) for n in wrong.PAIRS), *((test_subtle, n) for n in SUBTLE)]
+    ("where", "name"), [*((wrong, n) for n in wrong.PAIRS), *((subtle, n) for n in SUBTLE)]
 )
 def test_the_helps_of_the_wrong_programs(where, name, tmp_path):
     pair = where.PAIRS[name]

@@ -17,13 +17,13 @@ from sbp.shardmap.check import traced
 from sbp.shardmap.regions import analyse
 from sbp.shardmap.words import code_of
 from sbp.trace.graph import Graph
-from tests.shardmap import accepted, faulty, right, test_subtle, wrong, wrong_counts
+from tests.shardmap import accepted, faulty, right, subtle, wrong, wrong_counts
 from tests.shardmap.pair import mesh
 from tests.shardmap.respell import STYLES, load, respelled, shared
 
 ORIGINAL = {
     module.__name__.rpartition(".")[2]: module
-    for module in (wrong, wrong_counts, faulty, accepted, right, test_subtle)
+    for module in (wrong, wrong_counts, faulty, accepted, right, subtle)
 }
 
 

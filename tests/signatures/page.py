@@ -40,7 +40,8 @@ operands and results B, which holds for every primitive, is not counted.
 FALLBACK_HEAD = """
 ## Without a rule
 
-Computed on whole operands (all B) with the warning `missing-rule`, unless the trace decomposes them.
+Computed on whole operands (all B) with the warning `missing-rule`, unless the trace decomposes
+them.
 
 | primitives | because |
 |---|---|"""

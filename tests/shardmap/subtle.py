@@ -1,0 +1,245 @@
+"""Wrong programs that take more than types to find (divisions by hand, the order of mesh axes,
+faults beside unknown values, elements that shards chose), and programs whose verdict is a note."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.pair import N_DATA, Pair, draw
+
+X, W, Y = draw(16, 32, seed=50), draw(32, 24, seed=51), draw(16, 24, seed=52)
+STEP, BOTH = (PS(), PS("data"), PS("data")), PS("data", "model")
+
+
+def squared(w, x, y):
+    return ((x @ w - y) ** 2).mean()
+
+
+def clipped_by_shard(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
+    n = jnp.sqrt((g * g).sum())
+    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * g.shape[0], g.shape[0], 0)
+    return lax.all_gather(mine - g / n, "data", axis=0, tiled=True)
+
+
+def clipped_by_all(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
+    n = jnp.sqrt(lax.psum((g * g).sum(), "data"))
+    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * g.shape[0], g.shape[0], 0)
+    return lax.all_gather(mine - g / n, "data", axis=0, tiled=True)
+
+
+def clipped(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    return w - g / jnp.sqrt((g * g).sum())
+
+
+def moment_of_sum(v, w, x, y):
+    g = lax.psum_scatter(jax.grad(squared)(w, x, y), "data", scatter_dimension=0, tiled=True)
+    return 0.9 * v + g * g
+
+
+def moment_of_mean(v, w, x, y):
+    g = lax.psum_scatter(
+        jax.grad(squared)(w, x, y), "data", scatter_dimension=0, tiled=True
+    ) / lax.axis_size("data")
+    return 0.9 * v + g * g
+
+
+def top(x):
+    return lax.top_k(lax.all_gather(lax.top_k(x, 4)[0], "model", axis=1, tiled=True), 4)[0]
+
+
+def top_within_shard(x):
+    return lax.top_k(x, 4)[0]
+
+
+def over_devices(x):
+    return lax.psum(x.sum(0), "data") / lax.axis_size("data")
+
+
+def over_shard(x):
+    return lax.psum(x.sum(0), "data") / x.shape[0]
+
+
+def over_all(x):
+    return lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))
+
+
+def over_shard_of_two(x):
+    return lax.psum(x.sum(), "data") / x.size
+
+
+def over_all_of_two(x):
+    return lax.psum(x.sum(), "data") / (x.size * lax.axis_size("data"))
+
+
+def over_devices_by_literal(x):
+    return lax.psum(x.sum(1), "model") / 4.0
+
+
+def sum_only(x):
+    return lax.psum(x.sum(1), "model")
+
+
+def doubled(x):
+    return x * 2
+
+
+def added(x, y):
+    return x + y
+
+
+def gathered_inside_out(x):
+    return lax.all_gather(x, ("model", "data"), axis=0, tiled=True)
+
+
+def gathered_in_order(x):
+    return lax.all_gather(x, ("data", "model"), axis=0, tiled=True)
+
+
+PAIRS = {
+    "clipped_by_shard": Pair(
+        "missing-reduction",
+        ("data",),
+        "jnp.sqrt((g * g)",
+        clipped_by_shard,
+        clipped_by_all,
+        clipped,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
+    ),
+    "top_within_shard": Pair(
+        "local-result",
+        ("model",),
+        "lax.top_k(x, 4)",
+        top_within_shard,
+        top,
+        lambda x: lax.top_k(x, 4)[0],
+        (X,),
+        (BOTH,),
+        PS("data"),
+        vma=False,
+    ),
+    "moment_of_sum": Pair(
+        "wrong-reduction",
+        ("data",),
+        "lax.psum_scatter",
+        moment_of_sum,
+        moment_of_mean,
+        lambda v, w, x, y: 0.9 * v + jax.grad(squared)(w, x, y) ** 2,
+        (np.ones_like(W), W, X, Y),
+        (PS("data"), *STEP),
+        PS("data"),
+        vma=False,
+    ),
+    "over_devices": Pair(
+        "wrong-reduction",
+        ("data",),
+        "lax.axis_size",
+        over_devices,
+        over_all,
+        lambda x: x.mean(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+        severity="warning",
+    ),
+    "over_shard": Pair(
+        "wrong-reduction",
+        ("data",),
+        "x.shape[0]",
+        over_shard,
+        over_all,
+        lambda x: x.mean(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+    ),
+    "over_shard_of_two": Pair(
+        "wrong-reduction",
+        ("data",),
+        "x.size",
+        over_shard_of_two,
+        over_all_of_two,
+        lambda x: x.mean(),
+        (X,),
+        (PS("data"),),
+        PS(),
+    ),
+    "over_devices_by_literal": Pair(
+        "wrong-reduction",
+        ("model",),
+        "/ 4.0",
+        over_devices_by_literal,
+        sum_only,
+        lambda x: x.sum(1),
+        (X,),
+        (BOTH,),
+        PS("data"),
+    ),
+    "order_of_result": Pair(
+        "wrong-placement",
+        ("data", "model"),
+        "",
+        doubled,
+        doubled,
+        lambda x: x * 2,
+        (X,),
+        (PS(("data", "model")),),
+        PS(("data", "model")),
+        wrong_outs=PS(("model", "data")),
+    ),
+    "order_of_operands": Pair(
+        "wrong-placement",
+        ("data", "model"),
+        "x + y",
+        added,
+        added,
+        lambda x, y: x + y,
+        (X, X[::-1]),
+        (PS(("data", "model")),) * 2,
+        PS(("data", "model")),
+        wrong_ins=(PS(("data", "model")), PS(("model", "data"))),
+    ),
+    "order_of_gather": Pair(
+        "wrong-placement",
+        ("data", "model"),
+        "lax.all_gather",
+        gathered_inside_out,
+        gathered_in_order,
+        lambda x: x,
+        (X,),
+        (PS(("data", "model")),),
+        PS(),
+        vma=False,
+    ),
+}
+
+SQUARE = draw(16, 16, seed=53)
+NOT_TOLD = {
+    "flattened": (lambda x: x.reshape(-1), lambda x: x.reshape(-1), PS(None, "model"), PS("model")),
+    "positions": (
+        lambda x: x + jnp.arange(x.shape[0])[:, None],
+        lambda x: x + jnp.arange(x.shape[0])[:, None],
+        PS("data"),
+        PS("data"),
+    ),
+    "mask": (jnp.tril, jnp.tril, PS("data"), PS("data")),
+    "rolled": (lambda x: jnp.roll(x, 1, 0), lambda x: jnp.roll(x, 1, 0), PS("data"), PS("data")),
+    "turned": (lambda x: x[::-1], lambda x: x[::-1], PS("data"), PS("data")),
+    "one_row": (lambda x: lax.psum(x[0], "data") / N_DATA, lambda x: x[0], PS("data"), PS()),
+    "random": (
+        lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
+        lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
+        PS("data"),
+        PS("data"),
+    ),
+}
+"""Programs whose verdict is a note: body, plain function, in_specs, out_specs."""
