@@ -133,7 +133,7 @@ def _cell_number(path: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A span with what is to be said of it; primary labels get carets, secondary ones dashes."""
+    """A span with a remark. Carets mark the span of a primary label, dashes that of others."""
 
     span: Span
     text: str
@@ -187,12 +187,12 @@ class Help:
 
     Arguments:
       text: the change in words; nothing reads it.
-      edits: the change itself, in source order; it can be made by these fields alone.
+      edits: the change itself, in source order. These fields are enough to make it.
       bytes_per_device: bytes that one device sends per call after the change.
       peak_memory_bytes: memory of one device after the change; None where no plan was made.
       clears_all_errors: whether the program has no error left after the change.
-      condition: what has to be so of the program for the change to be right, where the checker
-          cannot decide that; of the helps with conditions that a diagnostic has, one is right.
+      condition: the condition under which the change is right, where the checker cannot decide
+          that. Of the helps of one diagnostic that have a condition, one is right.
     """
 
     text: str

@@ -28,12 +28,12 @@ class Refusal:
     Arguments:
       kind: "joint": each mesh axis has types, all together have none; "memory": no plan fits the
         memory limit; "exceeds memory": the cheapest plan does not fit it; "rows": no row reaches
-        the type; "result": the program would return what it may not; "reader": a node does not take
+        the type; "result": the program may not return the value so; "reader": a node does not take
         what arrives; "not there": the conversion reads a node that the program has only after
         conversions were taken together; "no row": no row of the reader takes the other type.
       mesh_axis: the mesh axis without types; empty where no single axis is to blame.
       node: the reader.
-      arriving: what the reader or the result could be, in codes.
+      arriving: the codes in which the value could arrive at the reader or the result.
       boxing, axis_policies, axes: the policy, the policies of mesh axes and the names of the axes,
         where the policy is to blame; `boxing` is None elsewhere.
     """
@@ -49,7 +49,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What planning a changed program gave.
+    """The result of planning a changed program.
 
     Arguments:
       type: the type of the value in that plan; None when there is no plan.

@@ -17,7 +17,7 @@ class Alternative:
     """The program planned with another type of the value.
 
     Arguments:
-      wanted: (mesh axis, atom) of what was pinned; empty where a pin was dropped.
+      wanted: the pinned atoms as (mesh axis, atom); empty where a pin was dropped.
       freed: the mesh axis on which the value's pin was dropped; empty where there was none.
       outcome: the plan's figures, or why there is no plan.
     """
@@ -38,7 +38,7 @@ class Alternative:
 
     @property
     def cost(self) -> Cost | None:
-        """What a call of that plan costs; None when there is no plan."""
+        """The cost of a call of that plan; None when there is no plan."""
         return self.outcome.cost
 
 
@@ -79,7 +79,7 @@ class Why:
       bytes_per_device: bytes of one device's shard.
       cost: of the plan.
       axes: one story for each mesh axis of more than one device.
-      alternatives: other types, each with its plan, cheapest first; those without a plan last.
+      alternatives: other types, each with its plan, cheapest first; types without a plan last.
       untried: number of types with another atom on one mesh axis that were not tried, to save time.
       untried_pairs: number of types with other atoms on two mesh axes that were not tried, to save
         time. Both atoms were tried one by one.

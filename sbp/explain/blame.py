@@ -18,7 +18,7 @@ from sbp.trace.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class BlamedFault:
-    """A fault with what was tried on its program.
+    """A fault with the trials on its program.
 
     Arguments:
       trials: the program and its faults.
@@ -72,7 +72,7 @@ class BlamedFault:
         )
 
     def pin_text(self, pin: Constraint, node: Node) -> str:
-        """What a pin asks, and what the split dim is to the node."""
+        """The atom that a pin asks, and the role of a split dim in the node."""
         assert pin.site is not None
         text = f"{self.names.site(pin.site)} is {decode(pin.code)!r} on `{self.axis}`"
         if pin.code > 0:

@@ -1,4 +1,4 @@
-"""Budgets that no plan keeps, and the nearest ones that a plan does."""
+"""Budgets that no plan meets, and the nearest budgets that a plan meets."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def nearest_budget(request: Request, number: int, *, plans: int) -> NearestBudge
     budget = request.budgets[number]
 
     def within(above: float | None) -> Program | None:
+        """The plan with another size of the budget; None for the plan without the budget."""
         budgets = list(request.budgets)
         if above is None:
             del budgets[number]

@@ -1,5 +1,5 @@
-"""The conversions of one value: why each stands where it does, and what the program costs with it
-elsewhere."""
+"""The conversions of one value: the reason for the place of each, and the cost of the program with
+the conversion elsewhere."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Group = list[PlannedBox]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedConversion:
-    """A conversion of a value, with what forces it.
+    """A conversion of a value with its reason.
 
     Arguments:
       steps: its collectives and local steps.
       mesh: the mesh, for names.
       runs: executions per call.
       bytes_per_device: bytes that one device sends for it per call.
-      value: what is converted.
-      reason: what makes the value and what needs it converted.
+      value: the converted value.
+      reason: the maker of the value, and the reader that needs it converted.
       is_tried: whether the program was planned with the conversion elsewhere. A forced conversion
         cannot stand elsewhere, and of the others only some are tried, to save time.
       instead: that plan; None when `is_tried` is false.
       others: further readers of the converted value.
-      onward: whether it converts what is made of the value, which is partial like the value.
+      onward: whether it converts a value that is computed from the subject and partial like it.
     """
 
     steps: tuple[Step, ...]
@@ -68,8 +68,8 @@ class SubjectConversions:
     origins: Origins
 
     def groups(self) -> list[Group]:
-        """The conversions of the value, alike ones together, most bytes first; then those of what
-        is made of it and is partial like it."""
+        """The conversions of the value, alike ones together, most bytes first; then the conversions
+        of partial values that are computed from it."""
         groups: dict[object, Group] = {}
         for planned in self.program.boxes():
             box = planned.box
@@ -88,7 +88,7 @@ class SubjectConversions:
         )
 
     def is_onward(self, group: Group) -> bool:
-        """Whether a conversion is of what is made of the value."""
+        """Whether a conversion converts a partial value that is computed from the subject."""
         return group[0].box.source.value in self.onward
 
     def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
@@ -134,8 +134,8 @@ class SubjectConversions:
         return frozenset(mine)
 
     def _is_last_step(self, node: Node) -> bool:
-        """Whether a node belongs to one expression of the user with what it reads, as the transpose
-        after a product does; an annotation belongs to what it annotates."""
+        """Whether a node and the maker of its operand belong to one expression of the user, as a
+        product and the transpose after it do. An annotation belongs to the annotated expression."""
         if len(node.inputs) != 1 or node.regions or not isinstance(node.inputs[0], int):
             return False
         maker = self.origins.names.makers.get(node.inputs[0])
@@ -146,7 +146,7 @@ class SubjectConversions:
 
     @functools.cached_property
     def onward(self) -> frozenset[int]:
-        """What is made of the value and is partial on a mesh axis where the value is."""
+        """The values that are computed from the subject and are partial on the same mesh axis."""
         values, mine = self.program.typing.values, self.aliases
         axes = [
             k
@@ -162,7 +162,13 @@ class SubjectConversions:
         return frozenset(reached - mine)
 
     def _made_of(self, node: Node, values: set[int], axes: list[int]) -> set[int]:
-        """What a node makes of values that it reads partial, and what it returns of them."""
+        """The results of a node that are computed from partial operands.
+
+        Arguments:
+          node: the node.
+          values: the partial values.
+          axes: positions of the mesh axes on which an operand must be partial.
+        """
         made = set[int]()
         ins = self.program.typing.rows[node.id].ins
         for number, operand in enumerate(node.inputs):
@@ -178,7 +184,7 @@ class SubjectConversions:
 
 
 def _end_of(planned: PlannedBox) -> object:
-    """What conversions that are alike have in common at their end: the reader, or the region."""
+    """The end that alike conversions have in common: the reader, or the region."""
     reader = planned.box.reader
     if reader is not None:
         return reader.op, reader.span or reader.id, reader.backward

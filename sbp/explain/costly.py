@@ -1,5 +1,4 @@
-"""What makes a plan dear, when there is one: annotations that cost time, and values that fill the
-memory."""
+"""Annotations that make a plan more expensive, and values that fill the memory."""
 
 from __future__ import annotations
 
@@ -109,8 +108,13 @@ class CostSearch:
         return None if typing is None else typing.seconds
 
     def cheaper(self, pins: Sequence[PinSite], limit: float) -> list[PinSite]:
-        """Those of some annotations without which alone the program takes at most so many
-        seconds."""
+        """The annotations without which the program takes at most `limit` seconds. Each is dropped
+        on its own.
+
+        Arguments:
+          pins: the annotations to look at.
+          limit: in seconds.
+        """
         spent = self.made >= self.most
         found = self.seconds(pins, limit)
         if spent:
@@ -124,12 +128,18 @@ class CostSearch:
 
 
 def _solutions(size: int) -> int:
-    """The number of choices of types for a program of so many nodes."""
+    """The number of choices of types that are made for a program with `size` operations."""
     return MAX_SOLUTIONS if size <= 300 else max(MIN_SOLUTIONS, NODES_SOLVED // size)
 
 
 def _unchecked(count: int, of: int, reason: str) -> Diagnostic:
-    """Says that the cost of some annotations was not looked at, and why."""
+    """The note about annotations whose cost was not looked at.
+
+    Arguments:
+      count: the number of these annotations.
+      of: the number of all annotations.
+      reason: why they were not looked at.
+    """
     return Diagnostic(
         code="costly-annotation",
         severity="note",
@@ -158,7 +168,13 @@ def _spent(most: int, size: int) -> str:
 
 def _matters(program: Program, whole: float, without: Program) -> bool:
     """Whether the cost of an annotation is large enough to be reported: a tenth of a plan may be a
-    microsecond."""
+    microsecond.
+
+    Arguments:
+      program: the plan.
+      whole: seconds of the plan, without a memory limit.
+      without: the plan without the annotation.
+    """
     sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
     return whole - without.cost.seconds >= FLOOR_SECONDS or (
         sent > FLOOR_BYTES and left <= DEARER * sent
@@ -256,7 +272,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
 
 
 def _told(maker: Node | None) -> str:
-    """A value without a name, by what makes it."""
+    """A description of a value without a name, by the expression that makes it."""
     span = maker and users_span(maker)
     if maker is None or span is None:
         return "a value"
@@ -271,7 +287,13 @@ def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
 
 
 def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
-    """Types with one more split, on a mesh axis where the value is whole and a dim that divides."""
+    """Types with one more split: of a dim that divides, on a mesh axis where the value is B.
+
+    Arguments:
+      shape: the shape of the value.
+      codes: its type.
+      mesh: the mesh.
+    """
     for k, n in enumerate(mesh.sizes):
         local = local_shape(shape, codes, mesh.sizes)
         for dim, size in enumerate(local):

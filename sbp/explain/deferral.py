@@ -1,5 +1,5 @@
-"""What a program costs with a conversion deferred: without the pin that asks for it, carried or
-returned unconverted, read by another row, or reduced one consumer later."""
+"""The cost of a program with a conversion deferred: without the pin that asks for it, with the
+value carried or returned unconverted, read by another row, or reduced one consumer later."""
 
 from __future__ import annotations
 

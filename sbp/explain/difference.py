@@ -1,5 +1,4 @@
-"""What differs between two plans: what was asked, what they cost, the types of values, the
-conversions.
+"""The differences between two plans: settings, costs, types of values, conversions.
 
 The programs need not be the same. Values are matched by the user's names and by the text of their
 line, not by its number.
@@ -46,7 +45,7 @@ class ValueDifference:
     """A value whose type is not the same in both plans.
 
     Arguments:
-      name: what the user calls it.
+      name: the user's name or expression.
       is_gradient: whether it is the gradient of that expression.
       this, other: the value in each plan.
     """
@@ -59,7 +58,7 @@ class ValueDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one plan sends in collectives of one kind at one place.
+    """The bytes that one plan sends in collectives of one kind at one place.
 
     Arguments:
       runs: executions per call.
@@ -72,7 +71,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficEnd:
-    """What makes or reads something that is sent.
+    """The maker or the reader of a value that is sent.
 
     Arguments:
       op: the operation; empty for an argument and for the end of a body or of the program.
@@ -90,11 +89,11 @@ class TrafficKey:
     """Collectives that two plans may have in common.
 
     Arguments:
-      kind: the collective; "by hand" for what a region written by hand sends.
+      kind: the collective; "by hand" for the collectives of a region written by hand.
       mesh_axes: names of its mesh axes.
       before, after: of a conversion, the codes on those axes; empty for other collectives.
-      maker: what makes the value, or the operation that sends.
-      reader: what reads it; None where an operation sends itself.
+      maker: the maker of the value, or the operation that sends.
+      reader: the reader of the value; None where an operation sends itself.
       kernel: of an operation that sends itself, its kernel.
     """
 
@@ -114,7 +113,7 @@ class TrafficDifference:
     Arguments:
       key: which collectives.
       made_at, read_at: the lines of the maker and of the reader; None where there is no node.
-      this, other: what each plan sends; None where it has none.
+      this, other: the traffic of each plan; None where it has none.
     """
 
     key: TrafficKey
@@ -191,7 +190,7 @@ def compare(this: Side, other: Side) -> Difference:
 
 @dataclass(frozen=True, slots=True)
 class ValueKey:
-    """What values of two programs are matched by.
+    """The key by which values of two programs are matched.
 
     Arguments:
       label: the user's name or expression.
@@ -240,8 +239,8 @@ def _outputs(side: Side) -> dict[ValueKey, ComparedValue]:
 
 
 def _values(side: Side) -> dict[ValueKey, ComparedValue]:
-    """What the expressions of a program make, each value under its innermost expression, values of
-    one label by their order."""
+    """The values that the expressions of a program make. Each value belongs to its innermost
+    expression; values with one label are numbered in order."""
     subjects = Subjects.of(side.program.request.graph, side.output_names)
     seen: set[tuple[int, ...]] = set()
     found: list[Subject] = []
@@ -276,7 +275,7 @@ def _differing(
     )
 
 
-# ---- what is sent -------------------------------------------------------------------------------
+# ---- traffic ------------------------------------------------------------------------------------
 
 
 def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
@@ -294,7 +293,7 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """What a plan sends, and where the maker and the reader of each stand first."""
+    """The traffic of a plan, with the first place of the maker and of the reader of each key."""
 
     traffic: dict[TrafficKey, Traffic]
     places: dict[TrafficKey, tuple[SourcePlace | None, SourcePlace | None]]
@@ -324,7 +323,7 @@ class _Sending:
         return found
 
     def add_conversions(self, program: Program) -> None:
-        """Adds what the conversions of a plan send."""
+        """Adds the traffic of a plan's conversions."""
         names = Names.of(program.graph)
         for planned in program.boxes():
             box = planned.box
@@ -347,12 +346,12 @@ class _Sending:
     def add(
         self, key: TrafficKey, one: Traffic, maker: Node | None, reader: Node | None = None
     ) -> None:
-        """Adds what is sent at one place.
+        """Adds the traffic of one place.
 
         Arguments:
-          key: what it has in common with other places.
-          one: what is sent.
-          maker, reader: the nodes that make and read it.
+          key: the key of the place.
+          one: the traffic.
+          maker, reader: the nodes that make and read the value.
         """
         old = self.traffic.get(key, Traffic(runs=0, bytes_per_device=0.0))
         self.traffic[key] = Traffic(

@@ -42,7 +42,13 @@ def pinned_value(graph: Graph, site: PinSite) -> Operand:
 
 
 def drop_pin(request: Request, site: PinSite, position: int | None = None) -> Request:
-    """The request without a pin, on the mesh axis at a position or on all axes."""
+    """The request without a pin.
+
+    Arguments:
+      request: the request.
+      site: the pin.
+      position: of the mesh axis on which the pin is dropped; None for all axes.
+    """
     return _with_codes(
         request, site, tuple(None if position in (None, k) else c for k, c in enumerate(site.codes))
     )
@@ -55,7 +61,7 @@ def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Requ
       request: the request.
       site: the pin.
       position: of the mesh axis.
-      code: what the pin asks there.
+      code: the code that the pin asks there.
     """
     return _with_codes(
         request, site, tuple(code if k == position else c for k, c in enumerate(site.codes))
@@ -101,7 +107,7 @@ def insert_pin(request: Request, node: Node, operand: int, position: int, code: 
       node: the reader.
       operand: which operand of the node.
       position: of the mesh axis.
-      code: what the annotation asks there.
+      code: the code that the annotation asks there.
     """
     pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
     graph = request.graph
@@ -161,11 +167,11 @@ def rewrite(
 
     Arguments:
       graph: the program.
-      at: by node id, annotations that say something else, or None for those that are taken out.
-      before: by node id, the number of an operand and its pin: an annotation before the node, which
-          all that follows reads.
-      after: by value, its pin: an annotation behind what makes it.
-      own: reads that stay what they are, as (node id, value).
+      at: by the node id of an annotation, its new pin; None takes the annotation out.
+      before: by node id, the number of an operand and a pin: a new annotation of the operand before
+          the node. The node and everything after it read the annotated value.
+      after: by value, a pin: a new annotation after the node that makes the value.
+      own: reads that do not read an annotated value, as (node id, value).
     """
     avals = dict(graph.avals)
     values = itertools.count(max(avals, default=0) + 1)
@@ -173,11 +179,13 @@ def rewrite(
     same: dict[int, Operand] = {}
 
     def of(operand: Operand) -> Operand:
+        """The operand after the edits."""
         while isinstance(operand, int) and operand in same:
             operand = same[operand]
         return operand
 
     def note(operand: int, pin: Pin, like: Node) -> Node:
+        """A new annotation of an operand, at the line of a node."""
         value = next(values)
         avals[value], same[operand] = avals[operand], value
         params = {"pin": pin, "cotangent": None}
@@ -187,6 +195,7 @@ def rewrite(
         return replace(made, inputs=(operand,), outputs=(value,))
 
     def visit(g: Graph) -> Graph:
+        """The program or the body of a region after the edits."""
         nodes: list[Node] = []
         for node in g.nodes:
             if node.id in before:

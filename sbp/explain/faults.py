@@ -175,8 +175,14 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
 
 
 def _is_conflict(fault: BlamedFault, node: Node, arriving: Arriving) -> bool:
-    """Whether pins conflict that do not stand on the operands of the node itself. Where a partial
-    value arrives, a reduction is missing, which is no conflict."""
+    """Whether pins conflict that are not on operands of the node itself. Where a partial value
+    arrives, a reduction is missing, which is no conflict.
+
+    Arguments:
+      fault: the fault.
+      node: the node at which it shows.
+      arriving: the codes that arrive at its operands.
+    """
     pins = fault.found.pins
     if len(pins) < 2 or fault.found.sink[0].kind == "region":
         return len(pins) > 1

@@ -271,7 +271,14 @@ class Repair:
                 )
 
     def splits(self, base: Request, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
-        """A split moved to each other dim that divides. The user does not see the dims of vmap."""
+        """A split moved to each other dim that divides. Dims of `jax.vmap`, which the user does not
+        see, are left out.
+
+        Arguments:
+          base: the program without the pins of its other faults.
+          pin: the constraint of the pin.
+          site: the pin in `base`.
+        """
         request, k, where = self.trials.request, self.position, self.where(site)
         behind = behind_vmap(site, pin.code)
         if pin.code <= 0 or behind is None:

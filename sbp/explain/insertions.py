@@ -31,13 +31,25 @@ from sbp.trace.graph import Node
 
 
 def policy_at(request: Request, node: Node, position: int) -> Policy:
-    """The policy that holds for what a node reads on one mesh axis: that of its region, of the axis
-    or of the program."""
+    """The policy for the operands of a node on one mesh axis: the policy of its region, of the axis
+    or of the program.
+
+    Arguments:
+      request: the program.
+      node: the node.
+      position: the position of the mesh axis.
+    """
     return request.rules(node).policies[position]
 
 
 def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
-    """The rows of a node on one mesh axis that the policy there allows."""
+    """The rows of a node on one mesh axis that the policy there allows.
+
+    Arguments:
+      request: the program.
+      node: the node.
+      position: the position of the mesh axis.
+    """
     ins, outs = (
         [request.graph.aval(o) for o in node.inputs],
         [request.graph.avals[o] for o in node.outputs],
@@ -54,17 +66,17 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A change that may give a typing: its words, its edits, and what it does to the constraints.
+    """A change that may give a typing: its words, its edits, and its effect on the constraints.
 
     Arguments:
       text: the change in words.
       edits: the change itself.
       make: the program after it.
       without: (mesh axis, name) of constraints that the change takes away.
-      assumed: literals of states on the fault's mesh axis, one of which holds after the change;
-          empty for any.
-      inserts: whether it is an annotation more, which leaves all pins as they are.
-      instead: a smaller change; where that is accepted, this one is not needed.
+      assumed: literals of states on the fault's mesh axis. The program is in one of these states
+          after the change; empty for any state.
+      inserts: whether it only adds an annotation and changes no pin.
+      instead: a smaller change; where it is accepted, this change is not offered.
     """
 
     text: str
@@ -82,10 +94,10 @@ class Insertions:
 
     Arguments:
       base: the program.
-      fault: what is wrong.
-      made: for each operand of the line the codes that it comes in.
-      node: where it shows.
-      names: of the program's values.
+      fault: the fault.
+      made: for each operand of the line the codes in which it arrives.
+      node: the node at which the fault shows.
+      names: the names of the program's values.
       system: the constraints of the fault's mesh axis.
       large: whether candidates are few.
     """
@@ -99,8 +111,8 @@ class Insertions:
     large: bool
 
     def candidates(self) -> Iterator[Candidate]:
-        """Annotations before the line: on the operands that do not fit a row that the others fit,
-        then on what enters the line."""
+        """Annotations before the line: first on operands that do not fit a row which the other
+        operands fit, then on values that enter the line."""
         node = self.node
         if self.fault.sink[0].kind == "region":
             yield from self.at_region()
@@ -139,7 +151,7 @@ class Insertions:
                 )
 
     def at_region(self) -> Iterator[Candidate]:
-        """Annotations of what enters a loop or branch."""
+        """Annotations of the values that enter a loop or a branch."""
         for c, wanted in zip(self.fault.sink, self.fault.wanted, strict=True):
             value = c.convert.value if c.convert else -1
             entered = [i for i, o in enumerate(self.node.inputs) if o == value]
@@ -176,8 +188,8 @@ class Insertions:
         return list(found)
 
     def codes(self, value: int) -> list[Code]:
-        """What a value may be annotated as: B, and splits of a dim that divides. Under vmap the
-        user does not see all dims."""
+        """The codes that a value may be annotated with: B, and splits of a dim that divides. Under
+        `jax.vmap` there are no splits, since the user does not see all dims."""
         shape = self.base.graph.avals[value].shape
         n = self.base.mesh.sizes[self.system.position]
         split = not self.large and not self.node.is_batched
@@ -190,7 +202,7 @@ class Insertions:
         show one of them.
 
         Arguments:
-          values: for each value, how the line reads it and what to annotate it as.
+          values: for each value, how the line reads it and the code to annotate it with.
         """
         line = users_span(self.node)
         readers = [
@@ -225,7 +237,7 @@ class Insertions:
         Arguments:
           value: the value.
           read: how the line reads it.
-          code: what to annotate it as.
+          code: the code to annotate it with.
           readers: the nodes of the line.
         """
         axis, line = self.fault.mesh_axis, users_span(self.node)
@@ -245,7 +257,7 @@ class Insertions:
             return None
         number = reader.inputs.index(value)
         values = {n.inputs[number]: n for n in readers if alike(n, reader)}
-        # What a library does to each leaf of a tree in one line is annotated on each leaf.
+        # A library may do the same to each leaf of a tree in one line: each leaf is annotated.
         others = {o: n for o, n in values.items() if o != value and read.variable}
         every = dict.fromkeys((read, *self.variables(others, line)))
         edits = [converted(line, each, {axis: decode(code)}) for each in every]
@@ -296,7 +308,7 @@ class _Annotated:
     Arguments:
       reader: the node that reads it.
       number: position among the operands of the node.
-      code: what it is annotated as.
+      code: the code that it is annotated with.
       variable: whether a statement before the line annotates it.
       calls: the annotation in words, one for each variable of the line that means the same.
       edits: the annotation as edits.
@@ -315,14 +327,26 @@ class _Annotated:
 
 
 def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request:
-    """The program with annotations more on one mesh axis."""
+    """The program with new annotations.
+
+    Arguments:
+      base: the program.
+      found: the annotations.
+      position: the position of their mesh axis.
+    """
     for one in found:
         base = insert_pin(base, one.reader, one.number, position, one.code)
     return base
 
 
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
-    """The literals of the states in which an end has a code."""
+    """The literals of the states in which an end has a code.
+
+    Arguments:
+      system: the constraints of a mesh axis.
+      end: the end of a value.
+      code: the code.
+    """
     return tuple(
         state_literal(end.variable, i)
         for i, s in enumerate(system.variables[end.variable].states)

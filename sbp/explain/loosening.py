@@ -30,7 +30,8 @@ class Blamed:
     """The policy that a fault is due to.
 
     Arguments:
-      node: what reads under it, where the fault shows if it holds there.
+      node: the node that reads under the policy: where the fault shows, if the policy applies
+          there.
       policy: which.
       origin: whether it is the program's, that of the mesh axis, or that of a region around the
           node.
@@ -42,8 +43,8 @@ class Blamed:
 
 
 def blamed(request: Request, fault: CheckResult) -> Blamed | None:
-    """The policy that a fault is due to, if it is to one: where the fault shows, else the last
-    place before that has one."""
+    """The policy that is to blame for a fault: the one where the fault shows, else the one at the
+    last place before it. None when no policy is to blame."""
     if not fault.policy:
         return None
     position = request.mesh.names.index(fault.mesh_axis)
@@ -77,11 +78,16 @@ class Looser:
 
 
 def loosened(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
-    """The policies that allow more in place of one that is to blame, on one mesh axis; those of the
-    program on all that have no other.
+    """The policies that allow more than the one that is to blame. The policy of the program changes
+    on all mesh axes without a policy of their own, another policy on one axis.
 
-    Regions have no names, and what two of them share is not told apart: so a region's policy gives
-    way at the line alone, or in all regions that have it.
+    Regions have no names, so two regions with one policy look alike in the program. A region's
+    policy therefore changes only for the line, or in all regions that set it.
+
+    Arguments:
+      request: the program.
+      found: the policy that is to blame.
+      position: the position of the mesh axis.
     """
     names = request.mesh.names
     per_axis: tuple[Policy | None, ...] = request.axis_policies or (None,) * len(names)
@@ -169,9 +175,16 @@ def _on_axes(policies: tuple[Policy | None, ...], request: Request) -> Request:
 
 
 def _under(region: Region, mark: str, request: Request) -> Request:
-    """The program with a statement in a region of its own, and so all that is called from there."""
+    """The program with a statement, and everything called from it, in a region of its own.
+
+    Arguments:
+      region: the statement.
+      mark: the mark of the region's policy in a scope.
+      request: the program.
+    """
 
     def visit(graph: Graph, inside: bool) -> Graph:
+        """The program or a body, which `inside` says is in the region."""
         nodes: list[Node] = []
         for node in graph.nodes:
             here = inside or region.runs(node.stack)
@@ -185,9 +198,17 @@ def _under(region: Region, mark: str, request: Request) -> Request:
 
 
 def _everywhere(old: Policy, new: Policy, axis: str, request: Request) -> Request:
-    """The program with another policy in all regions that have one on a mesh axis."""
+    """The program with another policy in all regions that set one on a mesh axis.
+
+    Arguments:
+      old: the policy of these regions.
+      new: the policy in its place.
+      axis: the mesh axis.
+      request: the program.
+    """
 
     def visit(graph: Graph) -> Graph:
+        """The program or a body with the new policy."""
         nodes = (
             replace(
                 n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))

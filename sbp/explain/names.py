@@ -1,4 +1,4 @@
-"""What a report calls the values of a program: the user's own names, or what makes the value."""
+"""Names of a program's values in reports: the user's own, or the operation that makes the value."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from sbp.trace.graph import Constant, Graph, Node, Operand
 
 
 def behind_vmap(site: PinSite, code: Code) -> int | None:
-    """How many dims of vmap stand before those that the user sees where a pin is written; None when
-    that is not known.
+    """The number of dims that `jax.vmap` puts before the dims that the user sees where a pin is
+    written; None when that is not known.
 
     Arguments:
       site: the pin.
-      code: what it asks on one mesh axis.
+      code: the code that it asks on one mesh axis.
     """
     if not any(n.is_batched for n in site.nodes):
         return 0
@@ -49,12 +49,12 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
     batch = code - 1 - written.value
     return (
         batch if batch > 0 else None
-    )  # behind dims of vmap, or beside them: the first is what `in_axes=0` gives
+    )  # `in_axes=0` puts the dims of vmap in front, the only place that is known
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the user calls the values of a program.
+    """The user's names of a program's values.
 
     Arguments:
       graph: the program.
@@ -68,6 +68,7 @@ class Names:
 
     @classmethod
     def of(cls, graph: Graph) -> Names:
+        """Reads the makers and the inputs off a program."""
         makers = {v: node for node in graph.walk() for v in node.outputs}
         return cls(graph, makers, {v: number for number, v in enumerate(graph.inputs)})
 
@@ -97,8 +98,8 @@ class Names:
         return denotes(name, line, node.stack[node.stack.index(line) :], one)
 
     def value(self, operand: Operand) -> str:
-        """The name of a value: of an input, or what its line assigns it to; empty when it has
-        none."""
+        """The name of a value: the input's, or that of the variable to which its line assigns it;
+        empty when it has none."""
         if isinstance(operand, Constant):
             return ""
         if operand in self.inputs and self.graph.input_names:
@@ -141,7 +142,13 @@ class Names:
         return read if len(read.code) <= 40 else None
 
     def _named(self, name: str, node: Node, value: Operand) -> SourceRead | None:
-        """A value by its name, unless that is another value where the node's line stands."""
+        """A value by its name; None where the name is another value at the node's line.
+
+        Arguments:
+          name: the name.
+          node: the node that reads the value.
+          value: the value.
+        """
         if not name or len(name) > 40:
             return None
         other = name.isidentifier() and self.denotes(name, node, value) is False
@@ -149,7 +156,13 @@ class Names:
 
     def _read_part(self, parts: list[ast.expr], number: int, node: Node) -> SourceRead | None:
         """An operand as one of the expressions of a call: the one at its position, unless that is
-        another value. `jnp.where(p, a, b)` has its operands in the order p, b, a."""
+        another value. `jnp.where(p, a, b)` has its operands in the order p, b, a.
+
+        Arguments:
+          parts: the expressions.
+          number: of the operand.
+          node: the node of the call.
+        """
         assert node.span is not None
         part, value = parts[number], node.inputs[number]
         if not isinstance(part, ast.Name) or self.denotes(part.id, node, value) is not False:
@@ -158,8 +171,8 @@ class Names:
         return next((SourceRead(n) for n in names if self.denotes(n, node, value)), None)
 
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
-        """The operands of an einsum of two, which may have changed sides: one of them has to be
-        known by its name."""
+        """The operands of an einsum of two, in the order of the node, which may have swapped them.
+        Empty when neither operand is known by its name."""
         call = expression_at(node.span)[0]
         if (
             not traits_of(node.op).contracts
@@ -179,8 +192,8 @@ class Names:
         return parts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
 
     def shown(self, node: Node) -> tuple[str, ...]:
-        """What each operand of a node is called where it is told of: none without a word, no two
-        values alike."""
+        """The name of each operand of a node in a diagnosis. Each operand has one, and different
+        values have different ones."""
         names = [self._word(node, number) for number in range(len(node.inputs))]
         for number in _ambiguous(names, node):
             operand = node.inputs[number]
@@ -192,7 +205,7 @@ class Names:
         return tuple(names)
 
     def _word(self, node: Node, number: int) -> str:
-        """What an operand is called, by what makes it when the user has no name for it."""
+        """The name of an operand; without a name, the operation that makes it."""
         operand = node.inputs[number]
         name = self.operand(node, number)
         if isinstance(operand, Constant):
@@ -208,19 +221,19 @@ class Names:
             and maker.span == node.span
             and traits_of(maker.op).unnamed
         ):
-            return self._word(maker, 0)  # what it was before
+            return self._word(maker, 0)  # the value before this step of the library
         if not name and maker is not None and maker.span == node.span and not maker.regions:
             return f"the result of its {maker.op}"
         return name or self.entering(operand, node) or f"operand {number}"
 
     def entering(self, value: int, reader: Node, *, alone: bool = False) -> str:
-        """The name of what a call returns and a node outside of it reads, as `g` of `g =
-        jax.grad(loss)(w)`.
+        """The name of a call's result that a node outside of the call reads, as `g` of
+        `g = jax.grad(loss)(w)`.
 
         Arguments:
-          value: what is read.
+          value: the value.
           reader: the node that reads it.
-          alone: whether the name must be that of one array, not of a tree of them.
+          alone: whether the name must be that of one array, not of a tree of arrays.
         """
         maker = self.makers.get(value)
         if maker is None:
@@ -254,7 +267,7 @@ class Names:
         )
 
     def site(self, site: PinSite) -> str:
-        """The name of what a pin stands on."""
+        """The name of the pinned value."""
         match site.source:
             case "input":
                 names = self.graph.input_names
@@ -281,7 +294,7 @@ class Names:
 
 
 def _ambiguous(names: list[str], node: Node) -> list[int]:
-    """The operands whose name is that of another value, too."""
+    """The operands that share their name with another value."""
     return [
         i
         for i, name in enumerate(names)
@@ -290,7 +303,7 @@ def _ambiguous(names: list[str], node: Node) -> list[int]:
 
 
 def scope_of(node: Node) -> str:
-    """What a node belongs to, such as `ffn/expert_mlp, forward`, as words that follow "in"."""
+    """The scope of a node, such as `ffn/expert_mlp, forward`, as words that follow "in"."""
     span = users_span(node)
     if node.backward and span:
         return f"the gradient of line {span.line}"
@@ -303,7 +316,7 @@ def scope_of(node: Node) -> str:
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec) -> str:
-    """What a pin asks, such as `data:S(0) tensor:B`."""
+    """The atoms that a pin asks, such as `data:S(0) tensor:B`."""
     return " ".join(
         f"{axis}:{decode(c)!r}"
         for axis, c in zip(mesh.names, site.codes, strict=True)

@@ -79,7 +79,13 @@ def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:
 
 
 def _is_short(fault: BlamedFault, node: Node, codes: Mapping[int, Code]) -> bool:
-    """Whether a row splits a dim of an operand that is shorter than the mesh axis."""
+    """Whether a row splits a dim of an operand that is shorter than the mesh axis.
+
+    Arguments:
+      fault: the fault.
+      node: the node of the row.
+      codes: for each operand the code that the row takes.
+    """
     n = fault.request.mesh.sizes[fault.position]
     return any(
         c > 0 and fault.request.graph.aval(node.inputs[i]).shape[c - 1] < n

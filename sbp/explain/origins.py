@@ -72,7 +72,7 @@ class Link:
       atom: its code on the mesh axis.
       node: the annotation, operation or region; None at the boundary.
       row: of an operation, its row on the mesh axis.
-      kernel: what the row runs where that is not the primitive itself.
+      kernel: the kernel that the row runs; empty for the primitive itself.
       partners: of an operation, other operands that decide the atom.
       made: of a conversion, the code before it.
       donor: of a donated output, the input.
@@ -180,7 +180,7 @@ class Origins:
     # ---- names ----------------------------------------------------------------------------------
 
     def label(self, value: Operand) -> ValueName:
-        """What the user calls a value; its expression when it has no name."""
+        """The user's name of a value; its expression when it has no name."""
         if not isinstance(value, int):
             return ValueName("a constant", is_source=False)
         name = self.names.value(value)
@@ -190,7 +190,7 @@ class Origins:
         if maker is None:
             return self._argument(value)
         text = source_text(maker.span, 44)
-        if maker.op == annotate_p.name:  # the user's function calls it: what is annotated
+        if maker.op == annotate_p.name:  # its line is the annotation: the annotated expression
             expression, _ = expression_at(maker.span)
             text = (
                 ast.unparse(expression.args[0])
@@ -201,12 +201,12 @@ class Origins:
         return ValueName(text) if text else ValueName(maker.op, is_source=False)
 
     def operand(self, node: Node, number: int) -> ValueName:
-        """What an operand of a node is called there."""
+        """The name of an operand at the line of its node."""
         text = self.names.operand(node, number)
         return ValueName(text, is_source=False) if text else self.label(node.inputs[number])
 
     def _argument(self, value: int) -> ValueName:
-        """What an input of the program or of a body is called that has no name."""
+        """A description of an input of the program or of a body that has no name."""
         if value not in self.fed:
             return ValueName("an input", is_source=False)
         node, entry = self.fed[value]
@@ -261,7 +261,13 @@ class Origins:
         return pin is not None and pinned_codes(pin, self.typing.mesh)[k] is not None
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
-        """The numbers of the operands that a result's atom comes from."""
+        """The numbers of the operands that a result's atom comes from.
+
+        Arguments:
+          node: the node.
+          code: the result's code.
+          k: position of the mesh axis.
+        """
         ins = [t[k] for t in self.typing.rows[node.id].ins]
         leads = [i for i, c in enumerate(ins) if c and isinstance(node.inputs[i], int)]
         if not leads and not code:
@@ -270,7 +276,13 @@ class Origins:
         return sorted(leads, key=lambda i: self.is_carry(node.inputs[i]))
 
     def _lead_of_row(self, node: Node, code: Code, k: int) -> int | None:
-        """The number of the operand with which a chain goes on."""
+        """The number of the operand with which a chain goes on.
+
+        Arguments:
+          node: the node.
+          code: the code of its result.
+          k: position of the mesh axis.
+        """
         ins, leads = [t[k] for t in self.typing.rows[node.id].ins], self._leads(node, code, k)
         if code or not leads:
             return leads[0] if leads else None
@@ -319,7 +331,14 @@ class Origins:
         return isinstance(operand, int) and self.typing.values[operand][k] != wanted
 
     def _converted(self, node: Node, number: int, wanted: Code, k: int) -> list[Link]:
-        """The conversion of an operand before a node, if there is one on the axis."""
+        """The conversion of an operand before a node; empty where the axis has none.
+
+        Arguments:
+          node: the node.
+          number: of the operand.
+          wanted: the code that the node takes.
+          k: position of the mesh axis.
+        """
         operand = node.inputs[number]
         if not isinstance(operand, int) or not self._is_converted(node, number, wanted, k):
             return []

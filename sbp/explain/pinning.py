@@ -1,5 +1,5 @@
-"""What-ifs: a program with a value, an operand, an input or an output pinned to another type, as an
-annotation in the source would."""
+"""Programs with a value, an operand, an input or an output pinned to another type, as an annotation
+in the source would pin it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ Wanted = Mapping[int, Code]
 
 
 def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
-    """The request with a subject pinned on some mesh axes. A pin of the subject on those axes gives
-    way; pins on other axes stay."""
+    """The request with a subject pinned on some mesh axes. The new pin replaces the user's pins of
+    the subject on these axes; pins on other axes stay.
+
+    Arguments:
+      request: the request.
+      subject: the subject.
+      wanted: the code to pin, by position of the mesh axis.
+    """
     match subject.kind:
         case "input" | "output":
             return _demanding(request, subject, wanted)
@@ -33,7 +39,13 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
 
 
 def unpin_subject(request: Request, subject: Subject, position: int) -> Request:
-    """The request with a pinned subject left free on a mesh axis."""
+    """The request with a pinned subject left free on one mesh axis.
+
+    Arguments:
+      request: the request.
+      subject: the subject.
+      position: the position of the mesh axis.
+    """
     if subject.kind == "annotation":
         return _repinned(request, subject, {}, (position,))
     return _demanding(request, subject, {position: None})
@@ -77,8 +89,8 @@ def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request
     read = {o for n in graph.walk() for o in n.inputs if (n.id, o) not in own} | {
         o for g in _graphs(graph) for o in g.outputs
     }
-    # Readers inside of the expression, which are the operation's own gradient, read what the
-    # operation makes, as they do when the source annotates its result.
+    # Readers inside of the expression belong to the operation's own gradient. They read its result
+    # without the annotation, as they do when the source annotates the result.
     after = {v: pin for v in subject.values if v in read}
     return replace(request, graph=rewrite(graph, after=after, own=own))
 
@@ -114,8 +126,8 @@ class Types:
         return cls(program, asked, found)
 
     def type_of(self, subject: Subject) -> NdSbp:
-        """The type of a subject. A plan may have less in it: conversions that are not repeated take
-        what only fed them along."""
+        """The type of a subject. Values may be missing in the plan: a conversion that is not
+        repeated takes with it the operations that only fed it."""
         if subject.kind == "output":
             return self.program.output_types[subject.position]
         typing, values = self.program.typing, set(subject.values)
@@ -124,7 +136,7 @@ class Types:
             if pinned:
                 return typing.type_of(min(pinned)[1])
         present = [v for v in subject.values if v in typing.values]
-        if not present:  # the annotation was taken out; what it annotated stands for it
+        if not present:  # the annotation was taken out: take its operand
             inputs = (
                 o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
             )
@@ -133,11 +145,11 @@ class Types:
 
 
 def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:
-    """Where an expression reads what it has made itself: (node id, value).
+    """Where an expression reads its own results: (node id, value).
 
-    In a Python loop the next turn reads it as well, on the same line. So the nodes of the
-    expression are sorted by turns: of nodes alike the first belong to the first turn, in a backward
-    pass to the last one.
+    In a Python loop the next turn reads a result too, on the same line. So the nodes of the
+    expression are sorted by turns. Of alike nodes the first belong to the first turn; in a backward
+    pass the first belong to the last turn.
     """
     frame, makers = subject.frame, {v: node for node in graph.walk() for v in node.outputs}
     alike: dict[object, list[Node]] = defaultdict(list)

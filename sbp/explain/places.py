@@ -1,4 +1,4 @@
-"""What answers point at: source places, values by the user's name, rows of signatures."""
+"""Source places, names of values, rows and changes of atoms, as answers quote them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class SourcePlace:
 
 @dataclass(frozen=True, slots=True)
 class ValueName:
-    """What a value is called.
+    """The name of a value.
 
     Arguments:
       name: the user's name or expression, or a description.
       is_source: whether it is the user's own: a name or an expression.
-      slices: of how many loops the value is one slice of what is named.
+      slices: the number of loops around the value in each of which it is one slice of the named
+          value.
     """
 
     name: str
@@ -62,13 +63,18 @@ class AxisRow:
 
     @classmethod
     def of(cls, ins: Sequence[Codes], outs: Sequence[Codes], position: int) -> AxisRow:
-        """The part of a row that belongs to the mesh axis at a position."""
+        """The part of a row that belongs to one mesh axis.
+
+        Arguments:
+          ins, outs: the types of the row's operands and results, in codes.
+          position: the position of the mesh axis.
+        """
         return cls(tuple(t[position] for t in ins), tuple(t[position] for t in outs))
 
 
 @dataclass(frozen=True, slots=True)
 class AtomChange:
-    """What a conversion does on one mesh axis.
+    """The change that a conversion makes on one mesh axis.
 
     Arguments:
       axis: position of the mesh axis.

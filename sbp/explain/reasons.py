@@ -1,4 +1,5 @@
-"""Why a conversion of a plan stands where it does: what makes the value, what needs it converted.
+"""Why a conversion of a plan stands where it does: the maker of the value and the readers that need
+it converted.
 
 `Reasons.of` is the one answer to that question. Reports and `plan.why` put it into words.
 """
@@ -60,7 +61,7 @@ class PartnerRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionNeed:
-    """What needs a converted value.
+    """A need of a converted value.
 
     Arguments:
       kind: "pin": an annotation; "predicate": of a cond or while; "carry": a loop carries it so;
@@ -71,7 +72,7 @@ class ConversionNeed:
         "pinned output", "donated output": it takes the type of a donated input, "whole output": a
         result is not partial unless its type says so, "free output". "conversion": only another
         conversion, whose result is returned.
-      change: what the conversion does on one mesh axis.
+      change: the change that the conversion makes on one mesh axis.
       node: the reader, or the region whose body returns the value; None at the program's end.
       number: of the operand, of the body's result or of the program's result.
       is_read: whether a node reads the value; False where a body or the program returns it.
@@ -79,7 +80,7 @@ class ConversionNeed:
       region: number of the body that returns the value.
       row: the chosen row of the reader.
       partners: of the kind "partners".
-      result: what the reader makes of the partial value; None where it takes no partial value.
+      result: the code of the reader's result from the partial value; None where no row takes it.
       blocker: of a carry, the first node that reads it and has no row for the partial value.
       donor: of a donated output, the input.
     """
@@ -130,8 +131,9 @@ class ConversionReason:
     Arguments:
       maker: the node that makes the value; None for an argument.
       row: the chosen row of the maker.
-      argument: what the value is when no node makes it.
-      needs: who needs the converted value: readers in program order, then what returns it.
+      argument: the value when no node makes it.
+      needs: the needs of the converted value: readers in program order, then bodies and the program
+        that return it.
     """
 
     maker: Node | None
@@ -164,7 +166,7 @@ class Reasons:
 
         Arguments:
           planned: the conversion.
-          change: what it, or one of its steps, does on one mesh axis.
+          change: the change that it, or one of its steps, makes on one mesh axis.
         """
         maker, value = planned.box.maker, planned.box.source.value
         needs = [self._reader(node, number, change) for node, number in planned.readers()]
@@ -177,7 +179,7 @@ class Reasons:
         )
 
     def _between(self, planned: PlannedBox, change: AtomChange) -> ConversionNeed:
-        """What needs a value that only another conversion reads."""
+        """The need of a value that only another conversion reads."""
         box = planned.box
         if box.reader is not None:
             number = box.reader.inputs.index(box.target.value)
@@ -188,7 +190,7 @@ class Reasons:
         )
 
     def argument(self, value: int) -> Argument:
-        """What an input of the program or of a body is."""
+        """An input of the program or of a body, described."""
         names = self.origins.names
         if value in names.inputs:
             return Argument(kind="input", name=names.value(value))
@@ -241,7 +243,13 @@ class Reasons:
     # ---- readers --------------------------------------------------------------------------------
 
     def _reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
-        """Why a node needs an operand converted."""
+        """Why a node needs an operand converted.
+
+        Arguments:
+          reader: the node.
+          number: of the operand.
+          change: the change on one mesh axis.
+        """
         kind: NeedKind = "row"
         if reader.op == annotate_p.name:
             kind = "pin"
@@ -254,7 +262,13 @@ class Reasons:
         return ConversionNeed(kind=kind, change=change, node=reader, number=number, row=row)
 
     def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
-        """Why a reader has a partial operand reduced first."""
+        """Why a reader needs a partial operand reduced.
+
+        Arguments:
+          reader: the node.
+          number: of the operand.
+          change: the change on one mesh axis.
+        """
 
         def need(
             kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None
@@ -301,10 +315,16 @@ class Reasons:
         )
         return need("partners", rows[0], beside)
 
-    # ---- what returns it ------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------
 
     def _return(self, planned: PlannedBox, number: int, change: AtomChange) -> ConversionNeed:
-        """Why a body or the program needs what it returns converted."""
+        """Why a body or the program needs a returned value converted.
+
+        Arguments:
+          planned: the conversion.
+          number: of the result.
+          change: the change on one mesh axis.
+        """
         if not planned.regions:
             return self._output(number, change)
         node, region = planned.regions[-1]

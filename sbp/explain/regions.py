@@ -1,4 +1,4 @@
-"""What is wrong at the edge of a loop or branch, in words: predicates, carries, results of
+"""Titles and labels of faults at the edge of a loop or branch: predicates, carries, results of
 branches, scanned operands."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def atoms_text(codes: Sequence[Code]) -> str:
 
 
 def left(codes: Sequence[Code]) -> str:
-    """How a value arrives that should be whole."""
+    """How a value that should be B arrives: "partial" or "split"."""
     return "partial" if codes and all(c < 0 for c in codes) else "split"
 
 
@@ -36,8 +36,8 @@ def region_words(node: Node, fault: CheckResult, names: Names, subject: str) -> 
     Arguments:
       node: the scan, while or cond.
       fault: a fault whose sink is conversions into one variable of the region.
-      names: what the user calls the values.
-      subject: what the title calls the node.
+      names: the user's names of the values.
+      subject: the name of the node in the title.
     """
     first = _read(fault.sink[0])
     entry, left_by = first.entry, first.exit
@@ -61,7 +61,13 @@ def region_words(node: Node, fault: CheckResult, names: Names, subject: str) -> 
 
 
 def _predicate_words(fault: CheckResult, names: Names, subject: str) -> tuple[str, str]:
-    """A predicate that is not whole, or a constant that the predicate of a while reads."""
+    """A predicate that is not B, or a constant that the predicate of a while reads.
+
+    Arguments:
+      fault: the fault.
+      names: the user's names of the values.
+      subject: the name of the node in the title.
+    """
     made = fault.made[0]
     hint = "; reduce it first" if left(made) == "partial" else ""
     what, said = f"the predicate of {subject}", "the predicate"
@@ -82,7 +88,14 @@ def _predicate_words(fault: CheckResult, names: Names, subject: str) -> tuple[st
 def _carry_words(
     first: ReadBecause, fault: CheckResult, names: Names, subject: str
 ) -> tuple[str, str]:
-    """A carry that enters a step otherwise than it leaves it."""
+    """A carry that enters a step in another type than it leaves it.
+
+    Arguments:
+      first: why the first constraint of the fault stands.
+      fault: the fault.
+      names: the user's names of the values.
+      subject: the name of the node in the title.
+    """
     initial, after = list[Sequence[Code]](), list[Sequence[Code]]()
     name = ""
     for constraint, codes in zip(fault.sink, fault.made, strict=True):
@@ -110,7 +123,13 @@ def _carry_words(
 
 
 def _result_words(node: Node, fault: CheckResult, subject: str) -> tuple[str, str]:
-    """A result that the branches of a cond return in different types."""
+    """A result that the branches of a cond return in different types.
+
+    Arguments:
+      node: the cond.
+      fault: the fault.
+      subject: the name of the node in the title.
+    """
     told = [
         f"{_branch(node, _read(c))} returns {atoms_text(codes)}"
         for c, codes in zip(fault.sink, fault.made, strict=True)
@@ -128,7 +147,7 @@ def _read(constraint: Constraint) -> ReadBecause:
 
 
 def carry_of(constraint: Constraint) -> int | None:
-    """The number among the carries of what enters or leaves a step; None for what is no carry."""
+    """The number of the carry that enters or leaves a step; None for a value that is no carry."""
     return _read(constraint).carry
 
 
@@ -142,5 +161,5 @@ def _branch(node: Node, because: ReadBecause) -> str:
 
 
 def _value(constraint: Constraint, names: Names) -> str:
-    """What the user calls the value that enters or leaves."""
+    """The user's name of the value that enters or leaves."""
     return names.value(constraint.convert.value) if constraint.convert else ""

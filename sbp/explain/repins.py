@@ -23,7 +23,7 @@ def edits_of(
       request: the program, and what its types are chosen by.
       site: the pin.
       position: the mesh axis on which it changes; None for all.
-      code: what it asks there; None leaves the axis free.
+      code: the code that it asks there; None leaves the axis free.
 
     Returns:
       The edits; none where the source does not show the pin.
@@ -95,7 +95,7 @@ def carried_inputs(request: Request, site: PinSite) -> dict[int, NdSbp]:
 
 
 def carried_text(request: Request, site: PinSite) -> str:
-    """What a help about an input says of the other inputs; empty when they stay as they are.
+    """The part of a help about one input that is about the other inputs; empty when they stay.
 
     Arguments:
       request: the program, and what its types are chosen by.
@@ -109,15 +109,15 @@ def carried_text(request: Request, site: PinSite) -> str:
 
 
 def _hidden_dims(site: PinSite, codes: list[Code | None]) -> int | None:
-    """How many dims of vmap stand before those that the user sees; None when that is not known and
-    matters."""
+    """The number of dims that `jax.vmap` puts before the dims that the user sees; None when that is
+    not known and a split depends on it."""
     split = [c for c in codes if c is not None and c > 0]
     asked = [c for c in site.codes if c is not None and c > 0]
     return behind_vmap(site, asked[0]) if split and asked else 0
 
 
 def _part(request: Request, site: PinSite) -> Part:
-    """What of its annotation a pin is: `annotate` may pin a result and its cotangent."""
+    """The part of its annotation that a pin is: `annotate` may pin a result and its cotangent."""
     call, _ = expression_at(site.span)
     keywords = call.keywords if isinstance(call, ast.Call) else []
     if not any(k.arg == "cotangent" for k in keywords):

@@ -1,5 +1,5 @@
-"""What was asked differently of two plans: mesh, hardware, policies, limits, budgets, donation and
-pins."""
+"""The settings that differ between two plans: mesh, hardware, policies, limits, budgets, donation
+and pins."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SettingKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Something that was asked differently of two plans.
+    """A setting that differs between two plans.
 
     Arguments:
-      kind: what was asked. "figure": a figure of the hardware; "network": that of a mesh axis;
+      kind: which setting. "figure": a figure of the hardware; "network": that of a mesh axis;
         "policy": the policies around a line; "input", "output" and "annotation": a pin.
-      subject: the figure, the mesh axis, the text of the line, or the name of what is pinned; empty
-        for other kinds.
-      this, other: what each plan was asked for, by kind. Names, numbers, bytes, budgets and dtypes
+      subject: the figure, the mesh axis, the text of the line, or the name of the pinned value;
+        empty for other kinds.
+      this, other: the setting of each plan, by kind. Names, numbers, bytes, budgets and dtypes
         are themselves, or None; a mesh is (mesh axis, size) pairs, hardware a `HardwareName`, a
         figure a number or a `Network`, boxing a `ProgramPolicies`, the policies around a line
         `LinePolicies`, pins `PinnedAtoms` for each pin.
@@ -66,7 +66,7 @@ class HardwareName:
 
     Arguments:
       name: the name.
-      is_known: whether its figures are those of the table.
+      is_known: whether it has the figures of the table.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Side:
 
 
 def settings(this: Side, other: Side) -> Iterator[Setting]:
-    """What was asked differently of two plans."""
+    """The settings that differ between two plans."""
     a, b = this.program.request, other.program.request
     yield from _differing("function", this.title, other.title)
     meshes = [tuple(zip(q.mesh.names, q.mesh.sizes, strict=True)) for q in (a, b)]
@@ -199,8 +199,8 @@ PinnedAtoms = tuple[tuple[str, Atom], ...]
 
 
 def _pins(side: Side) -> dict[tuple[PinKind, str], tuple[PinnedAtoms, ...]]:
-    """The user's pins by what they stand on, each pin once. Types of inputs and outputs are
-    complete, so B is left out there."""
+    """The user's pins by the pinned value, each pin once. Types of inputs and outputs are complete,
+    so B is left out there."""
     request = side.program.request
     names = Names.of(request.graph)
     found: dict[tuple[PinKind, str], tuple[PinnedAtoms, ...]] = {}

@@ -1,4 +1,4 @@
-"""What a user means by a name: the values of a variable, an input, an output or a source line."""
+"""The values that a user's name stands for: a variable, an input, an output or a source line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line
 
 
 def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
-    """What nodes have in common that are traced from one place: a line that runs in each turn of a
+    """Equal for nodes that are traced from one place: from a line that runs in each turn of a
     Python loop, or that rematerialisation repeats.
 
     The operations inside a library's function are one line of the user; JAX's own traceback
@@ -46,10 +46,10 @@ class Subject:
     layers is one subject.
 
     Arguments:
-      label: what the user calls it; the source text where it has no name.
+      label: the user's name; the source text where it has no name.
       kind: how a type can be asked of it: at an input, an output, an annotation, or after the
           operation that makes it.
-      values: value ids: those of the forward pass in program order, then repeated ones.
+      values: value ids: first the forward pass in program order, then repeated values.
       frame: the user's expression; readers inside of it belong to the operation itself.
       position: of the input or output.
       gradient: whether it is a cotangent.
@@ -70,7 +70,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a name stands for: the subject it means, and others of the same name or line."""
+    """The subject that a name stands for, and other subjects of the same name or line."""
 
     subject: Subject
     others: tuple[Subject, ...] = ()
@@ -92,9 +92,9 @@ class Subjects:
     Arguments:
       graph: the program.
       output_names: names of the results.
-      readers: for each value, the nodes that read it; a region's node for what its body returns,
+      readers: for each value, the nodes that read it; the region's node for a result of its body,
           None for a program output.
-      places: for each expression of the user, what is traced below it.
+      places: for each expression of the user, the nodes that are traced from it.
     """
 
     graph: Graph
@@ -109,6 +109,7 @@ class Subjects:
         places: dict[Span, _Place] = {}
 
         def visit(g: Graph, holder: Node | None) -> None:
+            """Reads the program, or the body of a region that `holder` has."""
             for node in g.nodes:
                 for operand in node.inputs:
                     if isinstance(operand, int):
@@ -186,8 +187,8 @@ class Subjects:
         return found
 
     def _on_line(self, asked: re.Match[str]) -> list[Subject]:
-        """The subjects of a line, the one that its number means last: what its outermost expression
-        makes, not a gradient."""
+        """The subjects of a line. The last one is the subject that the line's number stands for:
+        the forward result of its outermost expression."""
         number, file, gradient = int(asked["line"]), asked["file"], bool(asked["gradient"])
         at = [
             p
@@ -231,8 +232,8 @@ class Subjects:
     # ---- subjects of an expression --------------------------------------------------------------
 
     def subjects_of(self, at: _Place) -> list[Subject]:
-        """What leaves an expression, in the order in which it is first made: alike values are one
-        subject."""
+        """The values that leave an expression, in the order in which they are first made. Alike
+        values are one subject."""
         inside = {n.id for n in at.nodes}
         made: dict[Any, list[int]] = defaultdict(list)
         repeated: dict[Any, list[int]] = defaultdict(list)
@@ -274,7 +275,8 @@ class Subjects:
 
 
 def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
-    """The variable that each value is assigned to; the source text for those that have none."""
+    """The variable that each value is assigned to; the source text for values without a
+    variable."""
     labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].op)
     targets = names_at(at.span)
     forward, backward = (
@@ -297,8 +299,13 @@ def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
 
 
 def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> list[list[Any]]:
-    """For each of several targets, what it takes of the results of the one node that makes them
-    all."""
+    """The results that each target of an assignment takes, where one node makes all of them.
+
+    Arguments:
+      kinds: the keys of the results.
+      makers: the node of each key.
+      targets: the targets.
+    """
     if not kinds or len({makers[k].id for k in kinds}) > 1:
         return []
     node = makers[kinds[0]]

@@ -87,7 +87,7 @@ def _size(request: Request) -> str:
 
 
 def _limit_notes(request: Request, pins: ConflictingPins) -> Iterator[str]:
-    """What limits left out of the pins."""
+    """Notes about pins that limits left out."""
     if not pins.is_minimal:
         yield f"not all of these pins need be part of the conflict: {_size(request)}"
     if pins.unshown:
@@ -113,7 +113,7 @@ def _conflicting_pins(request: Request, limits: DiagnosisLimits) -> ConflictingP
 
 
 def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label], list[str]]:
-    """What each pin asks: a label at its line or at that of its first reader, else a note.
+    """The atoms that each pin asks: a label at its line or at its first reader's, else a note.
 
     Arguments:
       request: the program.

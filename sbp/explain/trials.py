@@ -1,4 +1,4 @@
-"""A program without a typing, with its faults and what has been tried on it."""
+"""A program without a typing, with its faults and the edits that were tried on it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sbp.plan.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """What arrives at the operands of a node on one mesh axis: the findings of the checker that end
-    at that node, merged."""
+    """The codes that arrive at the operands of a node on one mesh axis: the findings of the checker
+    that end at the node, merged."""
 
     parts: tuple[CheckResult, ...]
 
@@ -63,7 +63,7 @@ class IndependentFaults:
 
 @dataclass(slots=True)
 class Trials:
-    """A program without a typing, and what has been tried on it.
+    """A program without a typing, and the edits that were tried on it.
 
     A plan of a large program takes seconds. So every edit is first checked against the constraints
     at hand: its constraints are left out and its states are assumed, which builds nothing. That
@@ -132,8 +132,8 @@ class Trials:
         Arguments:
           mesh_axis: the axis of the fault.
           without: (mesh axis, name) of the constraints that the edit takes away.
-          assumed: literals of states, one of which holds on `mesh_axis` after the edit; empty for
-            any.
+          assumed: literals of states on `mesh_axis`. The program is in one of these states after
+            the edit; empty for any state.
         """
         for system in self.checker.systems:
             mine = frozenset(name for axis, name in without if axis == system.mesh_axis)

@@ -83,6 +83,7 @@ class _Inquiry:
 
     @property
     def subject(self) -> Subject:
+        """The value that the question is about."""
         return self.found.subject
 
     @property
@@ -93,14 +94,17 @@ class _Inquiry:
 
     @property
     def mesh(self) -> MeshSpec:
+        """The mesh."""
         return self.program.mesh
 
     @property
     def request(self) -> Request:
+        """The program, and what its types are chosen by."""
         return self.program.request
 
     @property
     def nodes(self) -> int:
+        """The number of the program's operations."""
         return self.request.size
 
     @property
@@ -109,6 +113,7 @@ class _Inquiry:
         return [k for k, n in enumerate(self.mesh.sizes) if n > 1]
 
     def answer(self) -> Why:
+        """The answer."""
         subject, typing = self.subject, self.program.typing
         aval = self.request.graph.avals[subject.values[0]]
         codes = self.codes(subject)
@@ -170,7 +175,7 @@ class _Inquiry:
         return codes is not None and codes[position] is not None
 
     def planned(self, request: Request) -> Outcome:
-        """What planning a changed program gives."""
+        """The result of planning a changed program."""
         self.left -= 1
         return Outcome.of(planned(request), self.request, self.subject)
 
@@ -283,8 +288,14 @@ class _Inquiry:
         )
 
     def returned(self, position: int, code: Code, links: tuple[Link, ...]) -> tuple[Link, ...]:
-        """The links of an output: its own, then those of what is returned unless a pin ends the
-        chain."""
+        """The links of an output: its own, then the links of the returned value unless a pin ends
+        the chain.
+
+        Arguments:
+          position: the position of the mesh axis.
+          code: the code of the output.
+          links: the links of the returned value.
+        """
         own = ValueName(self.subject.label)
         tied = dict(self.request.demand.tied).get(self.subject.position)
         if self.is_pinned(position):
