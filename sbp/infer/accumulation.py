@@ -1,7 +1,8 @@
-"""Which values' 16-bit parts are summed in float32: `reduce_dtype` of `sbp.jit` and `sbp.annotate`.
+"""Which sums of 16-bit parts over devices are accumulated in float32: `reduce_dtype` of `sbp.jit`
+and `sbp.annotate`.
 
-Without `reduce_dtype`, a sum of 16-bit parts over devices is the platform's own collective, as in
-`jax.jit` (a TPU adds in bfloat16).
+Without `reduce_dtype`, such a sum is the platform's own collective, as in `jax.jit` (a TPU adds in
+bfloat16).
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp.annotations import Pin, annotate_p
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import interface_of
+from sbp.infer.flow import Flow
+from sbp.trace.graph import Node
 
 Carried = Callable[[Node], Iterator[int]]
-"""The positions of the operands of a node whose parts of a sum may go on as parts of its
-results."""
+"""For a node with rows, the positions of operands that some row takes as parts of a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +27,30 @@ class Float32Sum:
     """A sum of 16-bit parts for which the user chose float32 (`reduce_dtype`).
 
     Arguments:
-      dim: the tensor dim that is cut into one block for each device: an all-to-all along it, a
-        local sum in float32, and for an all-reduce an all-gather along it. None where no dim is as
-        large as the devices are many: the platform sums natively.
+      dim: the tensor dim that is cut into one block for each device. An all-to-all exchanges the
+        blocks, each device sums its blocks in float32, and for an all-reduce an all-gather joins
+        the sums. None where no dim has as many elements as there are devices: then the platform
+        sums natively.
     """
 
     dim: int | None
 
 
 TILE = (8, 128)
-"""Rows and columns of a tile of a TPU's memory: the last two dims of an array lie in such tiles."""
+"""Rows and columns of a tile in a TPU's memory. The last two dims of an array are stored in
+tiles."""
 
 
 def block_dim(part: Sequence[int], n: int) -> int | None:
-    """The dim along which `n` devices each sum one block of their parts.
+    """The dim along which a sum of parts is cut into blocks, one for each device.
 
     Arguments:
       part: the shape of one device's part.
-      n: how many devices sum.
+      n: the number of devices.
 
     Returns:
-      The dim with the least padding; among equals one whose blocks are whole tiles, one that is not
-      the last, the first. None when no dim has `n` elements.
+      The dim with the least padding; of equals one whose blocks are whole tiles; of equals one that
+      is not the last; of equals the first. None when no dim has `n` elements.
 
     >>> block_dim((2048, 8192), 16), block_dim((16, 8192), 16), block_dim((3,), 16)
     (0, 1, None)
@@ -71,25 +73,26 @@ def is_narrow(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
 
 
-def float32_sums(graph: Graph, reduce_dtype: str | None, carried: Carried) -> frozenset[int]:
+def float32_sums(flow: Flow, reduce_dtype: str | None, carried: Carried) -> frozenset[int]:
     """The values whose partial sums are accumulated in float32.
 
     Arguments:
-      graph: the program, its regions included.
-      reduce_dtype: "float32" for every 16-bit value of the program; None for those that reach an
-        annotation with `reduce_dtype`.
-      carried: which operands of a node outside of regions hand their parts on.
+      flow: the decisions and edges of the program.
+      reduce_dtype: "float32" for every 16-bit value of the program; None for the values whose parts
+        may reach an annotation with `reduce_dtype`.
+      carried: says which operands of a node may be parts of a sum whose results are parts, too.
 
     Returns:
       Value ids. Where an annotation chooses, these are its operand and all values whose parts may
-      arrive there: a sum that is taken earlier, such as ahead of a transpose or of a loop, is in
-      float32 as well.
+      reach it: a sum that the plan makes earlier, such as before a transpose or before a loop, is
+      in float32 as well.
     """
+    graph = flow.graph
     if reduce_dtype is not None:
         return frozenset(v for v, aval in graph.avals.items() if is_narrow(aval.dtype))
     waiting = [o for n in graph.walk() if _chooses(n) and isinstance(o := n.inputs[0], int)]
     found: set[int] = set()
-    sources = _sources(graph, carried) if waiting else {}
+    sources = _sources(flow, carried) if waiting else {}
     while waiting:
         value = waiting.pop()
         if value not in found and is_narrow(graph.avals[value].dtype):
@@ -105,30 +108,15 @@ def _chooses(node: Node) -> bool:
     return pin is not None and pin.reduce_dtype is not None
 
 
-def _sources(graph: Graph, carried: Carried) -> dict[int, list[int]]:
-    """For each value those whose parts may become its own."""
+def _sources(flow: Flow, carried: Carried) -> dict[int, list[int]]:
+    """For each value, the values whose parts may become its own."""
     found: dict[int, list[int]] = defaultdict(list)
-    for node in graph.walk():
-        pairs: Iterator[tuple[Operand, Operand]] = (
-            _through_region(node)
-            if node.regions
-            else ((node.inputs[k], result) for k in carried(node) for result in node.outputs)
-        )
-        for source, value in pairs:
-            if isinstance(source, int) and isinstance(value, int):
-                found[value].append(source)
+    for decision, edges in zip(flow.decisions, flow.into(), strict=True):
+        if decision.kind == "row" and decision.node is not None:
+            numbers = frozenset(carried(decision.node))
+            edges = [e for e in edges if e.number in numbers]
+        for edge in edges:
+            if isinstance(edge.operand, int) and edge.kind != "output":
+                for value in decision.makes:
+                    found[value].append(edge.operand)
     return found
-
-
-def _through_region(node: Node) -> Iterator[tuple[Operand, Operand]]:
-    """The operands of a loop or branch with the inputs of its bodies, and what the bodies return
-    with the results and, in a loop, with the inputs of the next turn."""
-    interface = interface_of(node)
-    for number, region in enumerate(node.regions):
-        yield from zip(interface.inputs(number, node.inputs), region.inputs, strict=True)
-    for out in interface.exits:
-        region = node.regions[out.region]
-        if out.result >= 0:
-            yield region.outputs[out.output], node.outputs[out.result]
-        if out.entry is not None:
-            yield region.outputs[out.output], region.inputs[out.entered(out.region)]

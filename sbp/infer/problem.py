@@ -34,7 +34,6 @@ from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
 from sbp.trace.graph import Graph, Node
-from sbp.trace.numbering import SAME
 from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
@@ -88,7 +87,7 @@ class Problem:
         """Fills `costs`: a variable for each decision, by its number, then the boxing between
         them."""
         self.native = self.request.native
-        self._float32 = float32_sums(self.graph, self.request.reduce_dtype, self._carried)
+        self._float32 = float32_sums(self.flow, self.request.reduce_dtype, self._carried)
         for number, decision in enumerate(self.flow.decisions):
             if decision.kind == "row":
                 assert decision.node is not None
@@ -216,10 +215,7 @@ class Problem:
             self.charged[variable] = self.charged.get(variable, 0.0) + costs
 
     def _carried(self, node: Node) -> Iterator[int]:
-        """The operands of a node whose parts of a sum some row of it hands on."""
-        if node.op in SAME:
-            yield from range(len(node.inputs))
-            return
+        """The operands of a node that some row takes as parts of a sum."""
         rows = self._rows(node)
         for k in range(len(node.inputs)):
             if any(c < 0 for row in rows for c in row.ins[k]):
