@@ -16,11 +16,11 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError
-from sbp.report import pages
 from sbp.report.collectives import collectives
 from sbp.report.report import Report, render_error
 from sbp.report.terminal import wrap
 from sbp.report.wording import bytes_text, seconds_text
+from tests.explain.answers import planned, shape
 from tests.report import golden
 from tests.report.golden import assert_golden
 from tests.report.programs import PROGRAMS, plan
@@ -168,17 +168,29 @@ def test_a_refusal_has_the_same_facts():
     assert html_facts(REFUSED.html()) == _facts(REFUSED.text(WIDE))
 
 
-def test_large_programs_fold(monkeypatch):
-    monkeypatch.setattr(pages, "SHOWN_COLLECTIVES", 1)
-    monkeypatch.setattr(pages, "SHOWN_TENSORS", 2)
-    report = report_of("layers")
+def many(count):
+    """The plan of a program with so many inputs, annotations and reductions, each on its line."""
+    args = ", ".join(f"x{k}" for k in range(count))
+    lines = [f"    y{k} = sbp.annotate(x{k} @ x{k}.T, 'B')\n" for k in range(count)]
+    returned = ", ".join(f"y{k}" for k in range(count))
+    source = f"def f({args}):\n{''.join(lines)}    return {returned}\n"
+    shapes = [shape(8, 16 + 16 * k) for k in range(count)]
+    return planned(source, shapes, in_types=("model:S(1)",) * count, out_types="B")
+
+
+def test_large_programs_fold():
+    made = many(18)
+    report = Report(program=made.program)
     text = report.text(WIDE)
-    assert re.search(r"and 2 more groups: \d+\.\d KiB per device", text)
-    assert "and 1 smaller one" not in text
-    assert "and 1 smaller one: 4.0 B per device" in report_of("megatron_step").text(WIDE)
+    assert len(collectives(made.program)) == 18
+    assert "and 6 more groups: 7.9 KiB per device" in text  # the smallest collectives
+    assert "and 2 smaller ones: 384.0 B per device" in text  # inputs
+    assert "and 2 smaller ones: 512.0 B per device" in text  # outputs
+    assert re.search(r"18 annotated tensors\n(.*\n){17} +and 2 more\n", text)
     assert html_facts(report.html()) == _facts(text)
-    assert "made by scan" not in text
-    assert "made by scan" in report.html()  # the folded rows are there
+    assert "made by input x0;" not in text
+    assert "made by input x0;" in report.html()  # the folded rows are there
+    assert "more groups" not in Report(program=many(12).program).text(WIDE)
 
 
 @pytest.mark.parametrize("name", ["layers", "choose"])
