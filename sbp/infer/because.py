@@ -1,4 +1,4 @@
-"""Why a constraint stands, as fields; its words are made of them last."""
+"""The reasons of constraints, as fields; their text is made from the fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sbp.trace.graph import Node
 from sbp.trace.regions import Entry, Exit, interface_of
 
 PinSource = Literal["annotation", "input", "output"]
-"""What a pin stands on."""
+"""What the user pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class PinBecause:
     """A pin that the user wrote.
 
     Arguments:
-      source: what it stands on.
+      source: what it pins.
       span: the annotation's line; None for inputs and outputs.
       position: of the input or output; -1 for an annotation.
-      code: what it asks on the mesh axis.
+      code: the pinned code on the mesh axis.
     """
 
     source: PinSource
@@ -67,13 +67,13 @@ class BudgetBecause:
 
 @dataclass(frozen=True, slots=True)
 class ReadBecause:
-    """A value that is read.
+    """A read of a value.
 
     Arguments:
       node: the reader; None for an output of the program.
-      number: position among the operands of the node; of an exit among the outputs of its region;
-          of an output among those of the program.
-      entry, exit: what enters or leaves a region there; None for other reads.
+      number: position of the value among the operands of the node; of an exit, among the outputs of
+          its region; of a program's output, among the program's outputs.
+      entry, exit: of a read that enters or leaves a region; None for other reads.
     """
 
     node: Node | None
@@ -88,28 +88,29 @@ class ReadBecause:
 
     @property
     def predicate(self) -> bool:
-        """Whether it is the predicate of a cond or while."""
+        """Whether the value is the predicate of a cond or while."""
         return "predicate" in [e.kind for e in (self.entry, self.exit) if e is not None]
 
     @property
     def initial_carry(self) -> bool:
-        """Whether it enters a loop as a carry."""
+        """Whether the value enters a loop as a carry."""
         return self.entry is not None and self.entry.kind == "carry"
 
     @property
     def returned_carry(self) -> bool:
-        """Whether the body of a loop returns it as a carry."""
+        """Whether the body of a loop returns the value as a carry."""
         return self.exit is not None and self.exit.kind == "carry"
 
     @property
     def carry(self) -> int | None:
-        """The number of the carry that it is; None for what is no carry."""
+        """The number of the carry; None for a value that is not a carry."""
         edge = self.exit if self.returned_carry else self.entry
         return edge.number if edge is not None and edge.kind == "carry" else None
 
     @property
     def role(self) -> str:
-        """What is read, in words: an operand, a carry, the result of a branch."""
+        """The role of the value for its reader, in words: an operand, a carry, the result of a
+        branch."""
         if self.node is None:
             return f"output {self.number}"
         if self.node.primitive is annotate_p:
@@ -130,7 +131,7 @@ class ReadBecause:
 
 
 def _entry_text(node: Node, entry: Entry) -> str:
-    # Where all operands enter one region, they are counted together; else those of a kind are.
+    # With one region, the number counts all operands; with several, the operands of one kind.
     number = entry.operand if len(node.regions) == 1 else entry.number
     match entry.kind:
         case "predicate":
@@ -156,4 +157,4 @@ def _exit_text(left: Exit) -> str:
 
 
 Because = PinBecause | PolicyBecause | BudgetBecause | ReadBecause
-"""Why a constraint stands; each has the user's line (`span`) and words (`text`)."""
+"""The reason of a constraint, with the user's line (`span`) and a text."""

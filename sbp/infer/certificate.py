@@ -1,8 +1,9 @@
-"""The chosen typing is evaluated once more: each constraint on each mesh axis, each row and each
-conversion over all axes.
+"""The certificate of a typing: all constraints are evaluated on it, without the chooser and without
+costs.
 
-It reads the same decisions and edges as the chooser (`infer.flow`), and no costs. `plan.verify`
-checks the plan without them.
+Evaluated are each constraint on each mesh axis, each row over all axes, and each conversion over
+all axes. The certificate reads the same decisions and edges as the chooser (`infer.flow`).
+`plan.verify` checks the plan without these.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from sbp.types import MONOIDS
 
 def certify(typing: Typing) -> None:
     """Evaluates every constraint on a typing: each node has one of its rows, each conversion is
-    allowed, each pin holds.
+    allowed, each pinned value has its type.
 
     Raises:
-      SbpInternalError: naming the first constraint that does not hold.
+      SbpInternalError: names the first constraint that the typing breaks.
     """
     request = typing.graph_request
     systems = constraints_of(request)
@@ -56,8 +57,12 @@ def certify(typing: Typing) -> None:
 
 
 def _certify_rows(typing: Typing, request: Request) -> None:
-    """Over all axes together: rows of inner axes are found on shapes that the outer ones have
-    localised."""
+    """Checks that each node has one of its rows over all mesh axes. The rows of an inner axis
+    depend on the shapes that the outer axes leave.
+
+    Raises:
+      SbpInternalError: names the first node with another row.
+    """
     graph, native = request.graph, request.native
     for decision in request.flow.decisions:
         node = decision.node
@@ -82,8 +87,17 @@ def _certify_rows(typing: Typing, request: Request) -> None:
 def _certify_boxing(
     typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]
 ) -> None:
-    """Over all axes at once: a split is entered or left only while no inner axis splits the same
-    dim."""
+    """Checks each conversion over all mesh axes together: a step may split or join a dim on one
+    axis only while no inner axis splits the same dim.
+
+    Arguments:
+      typing: the typing.
+      systems: its constraints, by mesh axis.
+      states: for each system the state of each variable.
+
+    Raises:
+      SbpInternalError: names the first conversion that has no path.
+    """
     spaces = typing.request.spaces
     seen: dict[tuple[Any, ...], bool] = {}
     for parallel in zip(
@@ -117,8 +131,8 @@ def _conversions(system: System) -> int:
 
 
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
-    """The state that a typing gives a variable on one mesh axis; None when it is none of its
-    states."""
+    """The state of a variable on one mesh axis under a typing; None when the variable has no such
+    state."""
     kind, key = variable.decision.place
     if kind == "row":
         row = typing.rows[key]

@@ -1,4 +1,5 @@
-"""The costs of conversions between the ends of values, as pairs of a cost graph."""
+"""Enters the costs of conversions into a cost graph, as pairwise costs between where a value is
+made and where it is read."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ class PricedEnd:
     """An end of a value, as its conversions are priced.
 
     Arguments:
-      variable: the variable that decides its type.
-      codes: its type in each state of the variable.
+      variable: the variable that decides the type.
+      codes: the type in each state of the variable.
       weight: how often the value is made or read there in one run of the program.
-      rules: the conversions that a reader allows; None allows all.
+      rules: the conversions that are allowed for the reader; None allows all.
     """
 
     variable: int
@@ -34,13 +35,14 @@ class PricedEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConversionCharges:
-    """Charges conversions to a cost graph.
+    """Enters the seconds of conversions into a cost graph.
 
     Arguments:
       costs: the cost graph.
-      hbm_bytes_per_second: how fast a device reads or writes its memory.
-      shares: for values that are made more than once: the share of a conversion's time that is
-        charged where it exceeds the time to keep the result of the first one.
+      hbm_bytes_per_second: the rate at which a device reads or writes its memory.
+      shares: for each value that is computed more than once, the share of a conversion's seconds
+        that is charged, from 0 to 1. The seconds to store the result of the first conversion are
+        charged in any case.
       waived: for each pair of variables, the seconds that were not charged for this reason.
     """
 
@@ -51,29 +53,27 @@ class ConversionCharges:
     _matrices: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def charge(self, value: int, space: TypeSpace, source: PricedEnd, end: PricedEnd) -> None:
-        """Charges the conversions of a value from one end to another, as far as its share goes.
+        """Charges the conversions of a value from one end to another: the share of it in `shares`.
 
         Arguments:
           value: the value.
-          space: types between which it is converted.
-          source: where it is taken from.
+          space: its types and their conversions.
+          source: where the value comes from.
           end: where it is read; its rules limit the conversions. A conversion runs as often as
-            its less frequent end.
+            the end that runs less often.
         """
         weight = min(source.weight, end.weight)
         costs = weight * self._matrix(space, source.codes, end.codes, end.rules)
         share = self.shares.get(value)
         if share is not None:
             rate = self.hbm_bytes_per_second
-            held = np.array([space.local_bytes[space.index[t]] for t in end.codes])
-            kept = (
-                2 * end.weight * held / rate if end.weight > 1 else 0.0
-            )  # written by one loop, read by the other
-            whole = np.array(
-                [not any(c < 0 for c in t) for t in end.codes]
-            )  # what is partial is not kept
+            local_bytes = np.array([space.local_bytes[space.index[t]] for t in end.codes])
+            # One loop writes the result to memory, the other loop reads it.
+            stored = 2 * end.weight * local_bytes / rate if end.weight > 1 else 0.0
+            # A partial result is not reused.
+            whole = np.array([not any(c < 0 for c in t) for t in end.codes])
             finite = np.where(np.isfinite(costs) & whole, costs, 0.0)
-            waived = (1 - share) * (finite - np.minimum(finite, kept))
+            waived = (1 - share) * (finite - np.minimum(finite, stored))
             self.waived.append((source.variable, end.variable, waived))
             costs = costs - waived
         self.costs.add_pair(source.variable, end.variable, costs)
@@ -86,15 +86,15 @@ class ConversionCharges:
         ends: Sequence[PricedEnd],
         types: tuple[Codes, ...],
     ) -> list[PricedEnd]:
-        """Charges the conversions of a value with several readers: it is brought into a type once
-        for all readers under the same rules.
+        """Charges the conversions of a value with several readers. Readers under the same rules
+        share one conversion; each may convert its result further.
 
         Arguments:
           value: the value.
-          space: types between which it is converted.
+          space: its types and their conversions.
           maker: where it is made.
           ends: where it is read.
-          types: the types into which it can be brought.
+          types: the types of the shared result.
 
         Returns:
           One end for each set of rules, with a new variable for the type that its readers share.
@@ -104,8 +104,7 @@ class ConversionCharges:
             groups[end.rules].append(end)
         copies: list[PricedEnd] = []
         for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
-            # What was converted under strict rules is there for readers that allow more; not the
-            # other way round.
+            # A result that strict rules allow serves readers whose rules allow more, too.
             within = (
                 copy
                 for copy in reversed(copies)
@@ -127,8 +126,8 @@ class ConversionCharges:
         target: tuple[Codes, ...],
         rules: Rules | None,
     ) -> np.ndarray:
-        """Seconds of one conversion, for each state of the source and of the target; found once for
-        equal arguments."""
+        """Seconds of one conversion, an array [state of the source, state of the target]. Equal
+        arguments are computed once."""
         key = (id(space), source, target, rules)
         if key not in self._matrices:
             rows = np.array([space.index[t] for t in source], dtype=int)
@@ -138,5 +137,6 @@ class ConversionCharges:
 
 
 def _strictness(rules: Rules | None) -> int:
-    """A number that is larger for rules that lie within others."""
+    """A number to sort rules by: if rules A allow nothing that rules B forbid, A's is at least
+    B's."""
     return 0 if rules is None else sum(POLICIES.index(p) for p in rules.policies) + len(rules.bans)

@@ -1,4 +1,4 @@
-"""Request -> Typing: the cheapest types on the hardware of the mesh, all mesh axes together."""
+"""Request -> Typing: the cheapest types in the cost model, on all mesh axes together."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def choose(
     shares: Mapping[int, float] = NOTHING,
     cutoff: float = math.inf,
 ) -> Typing | None:
-    """The cheapest typing of a program.
+    """Chooses the cheapest typing of a program.
 
     Arguments:
-      request: the program, and what its types are chosen by.
+      request: the program with its mesh, demand, policies and limits.
       byte_price: seconds charged per byte that inputs, outputs and `live` take on a device.
-      live: further values that are charged: (value, whether in the type that its readers take
-        instead of the type it is made in).
-      shares: for values that are made more than once, the share of a conversion's seconds that each
-        pays beyond the seconds of keeping its result.
-      cutoff: seconds. Where a bound shows that no typing takes fewer, any typing may be returned.
+      live: further values that are charged, as (value, False) in the type they are made in, as
+        (value, True) in the type that their readers take.
+      shares: for each value that is computed more than once, the share of a conversion's seconds
+        that is charged, from 0 to 1. The seconds to store the result are charged in any case.
+      cutoff: seconds. Where a bound shows that every typing takes more, any typing may be returned.
 
     Returns:
       The typing, or None when there is none under the policy.

@@ -1,5 +1,5 @@
-"""The cheapest typing under conditions on single ends of values, such as one reader that takes an
-operand in another type."""
+"""The cheapest typing under conditions on types at single places, such as the operand of one
+reader."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from sbp.infer.typing import Typing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndCondition:
-    """A condition on the type of a value at one end. An annotation says less: any reader may
-    convert its result.
+    """A condition on the type of a value at one end.
+
+    An annotation cannot express it, since any reader may convert the result of an annotation.
 
     Arguments:
-      end: "operand" for the operand of a node as it is read, "made" for a value as it is made or
-        enters a region, "returned" for a result of a region.
+      end: "operand": the operand of a node, in the type that its row reads; "made": a value, in the
+        type in which it is made or enters a region; "returned": a result of a region.
       at: (node id, operand), (value,), or (node id, region, number).
       codes: a code for each mesh axis, None for any.
       differs: whether the type must differ from `codes` on one of these axes; otherwise it must
@@ -46,11 +47,11 @@ def choose_under(
 ) -> Typing | None:
     """The cheapest typing that meets all conditions, or None.
 
-    A row that costs no less than another row with conversions around it is not tried.
+    Rows that `sbp.infer.cost.undominated` leaves out are not tried.
 
     Arguments:
-      request: the program, and what its types are chosen by.
-      conditions: on ends of its values.
+      request: the program with its mesh, demand, policies and limits.
+      conditions: the conditions.
       shares: as for `sbp.infer.choose.choose`.
     """
     problem = Problem(request, shares=shares)

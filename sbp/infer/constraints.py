@@ -1,11 +1,11 @@
 """A program as constraints, one system per mesh axis, each constraint with its `because`.
 
-A variable is what has to be decided on one axis: the row of a node, or the atom of a value that no
-row makes. A conversion links the end where a value is made to an end where it is read and allows
-what the boxing policy allows there. A pin fixes a state. The systems are projections of the
-chooser's problem: what it finds satisfies all of them. What they leave out is interaction between
-axes (a nested split that is too small, two monoids in one type), so a program may pass here and
-still have no typing.
+A variable is one decision on one axis: the row of a node, or the atom of a value that no row makes.
+A conversion links the end where a value is made to an end where it is read, and allows the
+conversions that the boxing policy allows there. A pin fixes a state. The systems are projections of
+the chooser's problem: each typing that the chooser finds satisfies all of them. They leave out how
+axes depend on each other (a nested split that is too small, two monoids in one type), so a program
+may satisfy every system and still have no typing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sbp.infer.literals import POLICY_LITERAL, budget_literal, edge_literal, pin
 from sbp.infer.pins import pinned_codes
 from sbp.infer.policy import Rules
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, allowed_rows
+from sbp.infer.rows import EMPTY
+from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Code
 from sbp.trace.graph import Constant, Node
 from sbp.types import MONOIDS
@@ -43,11 +44,11 @@ class PinSite:
 
     Arguments:
       name: the name of its constraint, the same on every mesh axis.
-      source, span: what it stands on; the annotation's line, None for inputs and outputs.
-      codes: what it asks on each mesh axis; None where it asks nothing.
-      nodes: the annotation's nodes: one line may be traced many times (unrolled layers,
+      source, span: what it pins; the annotation's line, None for inputs and outputs.
+      codes: the pinned code on each mesh axis; None where the axis is not pinned.
+      nodes: the nodes of an annotation: one line may be traced many times (unrolled layers,
           rematerialisation).
-      position: of the input or output.
+      position: of the input or output; -1 for an annotation.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PinSite:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What is decided on one mesh axis: one of `states`, each a tuple of codes."""
+    """A decision on one mesh axis: one of `states`, each a tuple of codes."""
 
     decision: Decision
     states: tuple[tuple[Code, ...], ...]
@@ -68,10 +69,15 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """What is made at `source` is read at `target`, converted as the rules allow.
+    """A read of a value: it is made at `source` and read at `target`, converted as the rules allow.
 
-    While one of the pins named in `unless` holds, this is an annotation, where the budgets alone
-    forbid.
+    Arguments:
+      value: the value.
+      source: the end at which it is made.
+      target: the end at which it is read.
+      rules: the conversions that are allowed.
+      unless: names of pins. While one of them is asserted, the reader is an annotation, where the
+        policy forbids nothing and budgets still forbid.
     """
 
     value: int
@@ -83,18 +89,19 @@ class Convert:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Constraint:
-    """One fact that a typing meets, with the reason for it.
+    """One fact that every typing meets, with its reason.
 
     Arguments:
       name: unique in its system.
-      kind: `pin`, `policy`, `budget` (what these forbid, they forbid in every conversion),
-          `equation` or `region` (an operand).
-      because: the user's line and the reason.
-      node: the node whose operand is read; None for pins, the policy and program outputs.
-      operand: which operand of the node.
+      kind: `pin`; `policy` or `budget`, which limit every conversion; `equation` for a read by a
+          node without regions or by the program's output; `region` for a read by a node with
+          regions.
+      because: the reason, with the user's line.
+      node: the node whose operand is read; None for pins, the policy, budgets and program outputs.
+      operand: the position of the operand.
       convert: the conversion of an equation or region.
-      fixed, code, site: the ends that a pin fixes, to what, and the pin.
-      budget: which of the program's budgets.
+      fixed, code, site: the ends that a pin fixes, their code, and the pin.
+      budget: the number of the budget.
     """
 
     name: str
@@ -116,10 +123,11 @@ class System:
     Arguments:
       mesh_axis: the axis.
       position: its position in the mesh.
-      request: the program, and what its types are chosen by.
+      request: the program with its mesh, demand, policies and limits.
       avals: shape and dtype of every value.
-      conversions: what can be converted on this axis.
-      variables, constraints: pins, policy and budgets come first, then the program's order.
+      conversions: the conversions that rules allow on this axis.
+      variables: one for each decision.
+      constraints: pins, policy and budgets first, then the program's order.
       makers: the end where each value is made.
       native: for each value, the monoids it can be partial under.
     """
@@ -136,8 +144,8 @@ class System:
 
 
 def pin_sites(request: Request) -> tuple[PinSite, ...]:
-    """All pins of a program in program order, inputs first; nodes traced from one annotation are
-    one pin."""
+    """All pins of a program in program order: inputs, annotations, outputs. Nodes that were traced
+    from one annotation are one pin."""
     graph, mesh, demand = request.graph, request.mesh, request.demand
     sites: list[PinSite] = []
     for position, codes in enumerate(demand.inputs):
@@ -254,14 +262,14 @@ class _SystemBuilder:
         return found
 
     def conversions(self) -> list[Constraint]:
-        """The reads, each with its own freedom: what an annotation converts for itself is not there
-        for the other readers."""
+        """The reads, each with a conversion of its own: other readers cannot use the conversion
+        that an annotation makes."""
         found: list[Constraint] = []
         for edge in self.flow.edges:
             if isinstance(edge.operand, Constant):
                 continue
-            # A conversion point: while its pin holds, the operand may have any type; without the
-            # pin it is the identity.
+            # While the pin of an annotation is asserted, its operand may have any type. Without the
+            # pin, the annotation is the identity.
             site = self.annotations.get(edge.node.id) if edge.node else None
             rules = self.request.rules(
                 edge.node,
@@ -293,7 +301,7 @@ class _SystemBuilder:
         return self.boundary_sites.get((decision.kind, decision.position))
 
     def states(self, decision: Decision) -> tuple[tuple[Code, ...], ...]:
-        """What can be decided on this axis."""
+        """The states of a decision on this axis."""
         if decision.kind == "row":
             assert decision.node is not None
             return self.projected(decision.node, decision.in_loop)
@@ -302,7 +310,7 @@ class _SystemBuilder:
         site = self.site(decision)
         pinned = (site.codes[self.position] if site else None) or 0
         codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
-        if decision.kind in ("input", "output"):  # partial only where asked for
+        if decision.kind in ("input", "output"):  # partial only where pinned
             codes = self.atoms(decision.aval, EMPTY, pinned)
             shape = decision.aval.shape
             codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
@@ -311,7 +319,14 @@ class _SystemBuilder:
         return tuple((c,) for c in codes)
 
     def atoms(self, aval: Any, monoids: frozenset[str], pinned: Code) -> tuple[Code, ...]:
-        """The codes a value may have on this axis: dims that are large enough, or pinned."""
+        """The codes that a value may have on this axis: splits of dims that have as many elements
+        as the axis has devices, partials, and the pinned code.
+
+        Arguments:
+          aval: shape and dtype of the value.
+          monoids: the monoids under which it may be partial.
+          pinned: the pinned code; 0 for none.
+        """
         codes = [
             0,
             *(1 + d for d, size in enumerate(aval.shape) if size >= self.n or pinned == 1 + d),
@@ -320,7 +335,7 @@ class _SystemBuilder:
         return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
 
     def projected(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
-        """What the rows of a node say on this axis."""
+        """The rows of a node on this axis, each as the codes of its operands and results."""
         rows = self.request.table.rows(
             node,
             [self.graph.aval(o) for o in node.inputs],

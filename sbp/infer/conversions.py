@@ -1,4 +1,4 @@
-"""What a policy and budgets allow to convert on one mesh axis, in any number of steps."""
+"""Which conversions a policy and budgets allow on one mesh axis, in any number of steps."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ def allowed(source: Code, target: Code, policy: Policy) -> bool:
 
 
 class Conversions:
-    """What rules allow to convert on one mesh axis, in any number of steps.
+    """Which conversions rules allow on one mesh axis, in any number of steps.
 
-    Bytes depend on how the other axes split a value; here they are what is left when all of them
-    do, which is the least. So a budget may be impossible though this finds it possible, never the
-    other way round; with one mesh axis both agree.
+    The bytes of a conversion depend on how the other mesh axes split the value. Here all of them
+    split it, which gives the fewest bytes. So with several mesh axes, a conversion that a budget
+    forbids may be allowed here; a conversion that is forbidden here is always forbidden.
+
+    Arguments:
+      mesh: the mesh.
+      position: of the mesh axis.
     """
 
     def __init__(self, mesh: MeshSpec, position: int) -> None:
         self.mesh, self.position = mesh, position
         self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
-        # Alone the axis would look like a whole mesh, which some compilers scatter over by an
-        # all-reduce.
+        # In a mesh of this axis only, the axis is the whole mesh. Some compilers reduce-scatter
+        # over a whole mesh by an all-reduce; that does not apply where the mesh has more axes.
         hardware = (
             mesh.hardware
             if self._others == 1
@@ -52,7 +56,14 @@ class Conversions:
         self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
 
     def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
-        """Whether a value made as `source` can be read as `target`."""
+        """Whether a value that is made as one code can be read as another one.
+
+        Arguments:
+          source: the code it is made in.
+          target: the code it is read in.
+          aval: its global shape and its dtype.
+          rules: the conversions that are allowed.
+        """
         if not rules.bans or source == target:
             return allowed(source, target, rules.policies[self.position])
         space, seconds = self._space(

@@ -1,4 +1,5 @@
-"""What a local operation costs: floating-point work of contractions, memory traffic of the rest."""
+"""The modelled seconds of local operations: floating-point work of contractions, memory traffic of
+the others."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from jax import lax
 
 from sbp import _jax
 from sbp.infer.policy import Rules
-from sbp.infer.rows import NdRow, row_sends, seen_codes
+from sbp.infer.rows import NdRow, seen_codes
+from sbp.infer.sends import row_sends
 from sbp.infer.space import Codes, Spaces, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import kernel_named, traits_of
@@ -19,24 +21,23 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS
 
 STEP_LATENCIES = 3.0
-"""Latencies that a step of a ring is charged: it starts a message, a smaller product than the
-whole, and a turn of a loop."""
+"""Latencies that one step of a ring is charged: it starts a message, a product that is smaller than
+the whole one, and a turn of a loop."""
 
 FUSED_FRACTION = 0.25
-"""Share of an elementwise operation's operands and results that reaches memory once XLA has fused
-it with its neighbours."""
+"""Share of an elementwise operation's bytes, operands and results, that a device still moves to or
+from memory after XLA has fused the operation with its neighbours."""
 
 FREE_FRACTION = 0.05
-"""The same share for an operation that XLA fuses into its consumers nearly always."""
+"""The same share for an operation that XLA nearly always fuses into its consumers."""
 
 
 def _precision(node: Node) -> Literal["default", "high", "highest"]:
-    """The dearest precision that a product asks for of its operands."""
+    """The most precise of the precisions that a product asks for, one for each operand."""
     asked = node.params.get("precision")
     of_each = asked if isinstance(asked, tuple) else (asked,)
-    named = {
-        p for p in of_each if isinstance(p, lax.Precision)
-    }  # an algorithm by name is priced as the default
+    # An algorithm given by name is priced as the default precision.
+    named = {p for p in of_each if isinstance(p, lax.Precision)}
     return (
         "highest"
         if lax.Precision.HIGHEST in named
@@ -47,15 +48,22 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
 
 
 def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
-    """Seconds of a node's kernel under a row: its work, redundant work of B operands included, and
-    its own collectives."""
+    """Seconds of a node's kernel under a row: its local work on one device, and its own
+    collectives. Work that several devices repeat, since an operand is B, is counted on each of
+    them.
+
+    Arguments:
+      graph: the program.
+      node: the node.
+      row: the row.
+      mesh: the mesh.
+    """
     seconds, hidden = _local_seconds(graph, node, row, mesh), 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
-            hidden = max(
-                hidden, sent.bytes * collective.seconds_per_byte
-            )  # one exchange goes on under the work, others before it
+            # One exchange runs at the same time as the work; other exchanges run before it.
+            hidden = max(hidden, sent.bytes * collective.seconds_per_byte)
             seconds += STEP_LATENCIES * sent.rounds * collective.seconds
         else:
             seconds += collective.of(sent.bytes, sent.rounds)
@@ -70,23 +78,27 @@ def undominated(
     spaces: Spaces,
     rules: Rules,
 ) -> np.ndarray:
-    """Which rows can be in a cheapest typing: those that no other row replaces with conversions
-    before and behind it.
+    """Which rows a cheapest typing may need. A row is left out if another row, with conversions of
+    the operands before it and of the results after it, costs no more.
+
+    Of rows that replace each other at the same cost, the first one stays. A type that splits a dim
+    into more parts than it has elements has no conversions here.
 
     Arguments:
       rows: the rows of a node.
-      seconds: what each costs.
+      seconds: the cost of each row.
       avals: of each operand, then of each result.
-      float32: for each of them, whether its partial sums are accumulated in float32.
+      float32: for each operand, then for each result, whether its partial sums are accumulated in
+        float32.
       spaces: type spaces of the mesh.
-      rules: the strictest rules on conversions in the program.
+      rules: rules that allow a conversion only where all places of the program allow it.
 
-    Of rows that replace each other at no cost the first one stays. A type too small for its mesh
-    axes has no conversions here.
+    Returns:
+      For each row, whether it stays.
     """
     operands = len(rows[0].ins) if rows else 0
-    # instead[k, l]: what row l costs where row k was, operands and results brought to its types and
-    # back.
+    # instead[k, l]: the cost of row l in the place of row k, with the conversions of operands and
+    # results.
     instead = np.broadcast_to(seconds, (len(rows), len(rows))).copy()
     for position, aval in enumerate(avals):
         is_operand = position < operands

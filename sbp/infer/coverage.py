@@ -1,4 +1,4 @@
-"""Which primitives of a program have a signature."""
+"""Checks that the primitives of a program have signatures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sbp.trace.graph import Graph
 from sbp.trace.regions import CONTROL_FLOW
 
 TYPED_ELSEWHERE = CONTROL_FLOW | {annotate_p.name} | REGION_OPS
-"""Nodes whose types come from their regions, pins or specs."""
+"""Nodes whose types follow from their regions, their pins or their specs."""
 
 
 def check_rules(graph: Graph) -> None:

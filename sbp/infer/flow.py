@@ -2,12 +2,13 @@
 
 A typing decides two things: the row of each node, and the type of each value that no row makes
 (inputs, annotations, carries, results of branches, ..). A value is made at one end of a decision
-and read at ends of others; each read is an edge, on which the value may be converted.
+and read at ends of other decisions. Each read is an edge, on which the value may be converted.
 
-`flow_of` is the one walk over a program that lists these. From its result are made: the cost tables
-(`infer.problem`), the Z3 constraints (`infer.constraints`), the monoids under which values can be
-partial (`infer.partials`), what a typing asks of symbolic sizes (`sizes.claims`), and what
-`infer.certificate` checks. `plan.verify` walks the plan without it.
+`flow_of` is the only walk over a program that lists these. Its result is the source of the cost
+tables (`infer.problem`), the Z3 constraints (`infer.constraints`), the monoids under which values
+can be partial (`infer.partials`), the sums that are accumulated in float32 (`infer.accumulation`),
+the claims of a typing about symbolic sizes (`sizes.claims`), and the certificate
+(`infer.certificate`). `plan.verify` walks the plan on its own.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from sbp.trace.numbering import SAME
 from sbp.trace.regions import Entry, Exit, interface_of, trips_of
 
 Place = tuple[Literal["row", "value", "read", "returned", "output"], Any]
-"""Where a `Typing` keeps a decision: the row of a node id; the type of a value; what a (node id,
-operand) is read as; what a (node id, region, output) is returned as; the type of an output."""
+"""Where a `Typing` stores a decision: the row of a node id; the type of a value; the type in which
+a (node id, operand) is read; the type in which a (node id, region, output) is returned; the type of
+an output of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,18 @@ class Decision:
 
     Arguments:
       kind: `input`, `output`: the type of a program's input or output; `row`: the row of a node;
-          `annotation`: the type of what is annotated; `value`: the type of a value that no row
-          makes; `predicate`: B, since all devices decide alike.
-      place: where a typing keeps it.
-      makes: the values it makes.
+          `annotation`: the type of an annotated value; `value`: the type of another value that no
+          row makes; `predicate`: always B, since all devices have to take the same branch.
+      place: where a typing stores it.
+      makes: the values whose type it decides where they are made.
       aval: shape and dtype of the value; of a slice when `sliced`; None for a row.
       node: the node it belongs to; None for inputs and outputs.
-      position: of an input or output.
-      sliced: whether its value is a slice or a stacked result: column 1 is the whole.
+      position: of an input or output; -1 for other kinds.
+      sliced: whether its value is one slice of a scanned operand or stacked result; column 1 is the
+          type of the whole array.
       reduced: whether the value is never partial, because only a predicate reads it.
       weight: how often it runs in one run of the program.
-      in_loop: whether it stands inside a loop.
+      in_loop: whether it is inside a loop.
     """
 
     kind: Literal["input", "output", "row", "annotation", "value", "predicate"]
@@ -90,12 +93,12 @@ class Edge:
     Arguments:
       kind: `operand` of a row, `annotated`, `barrier`, `entry` of a region, `exit` of a region, or
           `output` of the program.
-      operand: what is read.
+      operand: the value or constant that is read.
       end: the end at which it is read.
       node: the reader; None for an output of the program.
-      number: position among the operands of the node; of an exit among the outputs of its region;
-          of an output among those of the program.
-      entry, exit: what enters or leaves a region there; None for other kinds.
+      number: position among the operands of the node; of an exit, among the outputs of its region;
+          of a program's output, among the program's outputs.
+      entry, exit: of a read that enters or leaves a region; None for other kinds.
       weight: how often it is read in one run of the program.
       in_loop: whether it is read inside a loop.
     """
@@ -112,7 +115,8 @@ class Edge:
 
     @property
     def free(self) -> bool:
-        """Whether any policy allows every conversion here: annotations and the program's end."""
+        """Whether every policy allows every conversion here: at annotations and at outputs of the
+        program."""
         return self.kind in ("annotated", "output")
 
 
@@ -202,13 +206,16 @@ def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Here:
-    """Where the walk stands: how often it runs there, and whether inside a loop."""
+    """The place that the walk has reached: how often it runs in one run of the program, and whether
+    it is inside a loop."""
 
     weight: float = 1.0
     in_loop: bool = False
 
 
 class _Walk:
+    """Lists decisions and edges in program order."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.decisions: list[Decision] = []
@@ -286,8 +293,8 @@ class _Walk:
             )
 
     def regions(self, node: Node, here: _Here) -> None:
-        """A scan, while or cond. What leaves a loop is read once all its regions are walked, what
-        leaves a branch right after it."""
+        """A scan, while or cond. The results of a loop are read after all its regions are walked,
+        the results of a branch directly after the branch."""
         interface = interface_of(node)
         if interface.loop:
             inside = _Here(weight=here.weight * max(1, trips_of(node)), in_loop=True)
@@ -323,7 +330,8 @@ class _Walk:
                 waiting = []
 
     def enter(self, node: Node, entry: Entry, here: _Here, inside: _Here) -> End:
-        """An operand of regions: of one type wherever it enters, and where a carry leaves."""
+        """An operand of regions. It has one type in all regions that it enters; a carry has the
+        same type where it leaves."""
         values = tuple(node.regions[r].inputs[position] for r, position in entry.inputs)
         results = node.outputs[entry.result : entry.result + 1] if entry.kind == "carry" else ()
         if entry.kind == "predicate":
@@ -357,7 +365,7 @@ class _Walk:
         return end
 
     def results(self, node: Node, here: _Here) -> tuple[End, ...]:
-        """The results of branches: each of one type, whichever branch returns it."""
+        """The results of a cond. Each has one type for all branches."""
         return tuple(
             self.decide(
                 Decision(
@@ -373,7 +381,7 @@ class _Walk:
         )
 
     def left(self, node: Node, left: Exit, here: _Here) -> End:
-        """What a loop returns besides its carries: stacked results and the predicate."""
+        """A stacked result of a loop, or its predicate."""
         place: Place = ("returned", (node.id, left.region, left.output))
         if left.kind == "predicate":
             return self.decide(Decision(kind="predicate", place=place, node=node))

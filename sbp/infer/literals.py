@@ -1,6 +1,6 @@
 """The names of Z3 literals: one for each constraint, and one for each state of a variable.
 
-Constraints keep the name they were given; nothing reads a name.
+A constraint stores its name; nothing parses a name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Under which monoids each value of a program can be partial without a conversion to it."""
+"""The monoids under which each value of a program can be partial without a conversion to
+partial."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from sbp.types import Unreduced
 def native_partials(
     flow: Flow, table: RowTable, seeds: Mapping[int, frozenset[str]]
 ) -> Mapping[int, frozenset[str]]:
-    """For each value, the monoids under which some row yields it partial: the least fixpoint over
-    the edges.
+    """For each value, the monoids under which some row yields it partial, or a partial value
+    reaches it. It is the least fixpoint over the edges.
 
     Arguments:
       flow: the program's decisions and edges.
       table: the rows.
-      seeds: the monoids of inputs that are pinned partial.
+      seeds: for each input that is pinned partial, its monoids.
     """
     native: dict[int, frozenset[str]] = dict(seeds)
     positions = {n: k for k, n in enumerate(table.mesh.sizes) if n > 1}
@@ -57,14 +58,15 @@ def native_partials(
 
 
 def _native_of(native: Mapping[int, frozenset[str]], edge: Edge) -> frozenset[str]:
-    """The monoids that come along an edge; what the program returns makes no input partial."""
+    """The monoids of the value that an edge reads. An output whose type is tied to an input does
+    not make the input partial, so it has none."""
     if isinstance(edge.operand, int) and edge.kind != "output":
         return native.get(edge.operand, EMPTY)
     return EMPTY
 
 
 def _pinned_partial(node: Node | None) -> frozenset[str]:
-    """The monoids of an annotation's own pin."""
+    """The monoids under which an annotation pins its value partial."""
     pin: Pin | None = node.params.get("pin") if node is not None else None
     if pin is None:
         return EMPTY
@@ -78,7 +80,15 @@ def _native_of_rows(
     positions: Iterable[int],
     given: Sequence[frozenset[str]],
 ) -> dict[int, frozenset[str]]:
-    """For each result of a node, the monoids under which rows yield it partial."""
+    """For each result of a node, the monoids under which rows yield it partial.
+
+    Arguments:
+      graph: the program.
+      node: the node.
+      table: its rows.
+      positions: of the mesh axes.
+      given: for each operand, the monoids under which it can be partial.
+    """
     ins = [graph.aval(o) for o in node.inputs]
     outs = [graph.avals[o] for o in node.outputs]
     found: dict[int, frozenset[str]] = defaultdict(frozenset)

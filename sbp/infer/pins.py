@@ -1,4 +1,4 @@
-"""Annotations against a mesh: unknown axes are refused, device assignments become types."""
+"""Pins on a mesh: unknown axes are refused, device assignments become types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from sbp.types import NdSbp, Unreduced
 
 
 def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -> None:
-    """Raises `unknown-axis` when a type names an axis that the mesh lacks."""
+    """Checks that the mesh has all axes that a type names.
+
+    Arguments:
+      t: the type.
+      mesh: the mesh.
+      where: the place of the type, for the error.
+      span: the user's line.
+
+    Raises:
+      SbpError: `unknown-axis`.
+    """
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
             raise SbpError(
@@ -31,8 +41,18 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
 
 
 def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) -> None:
-    """Raises when a type is partial under a monoid that the dtype lacks: booleans have no sum,
-    floats no bits."""
+    """Checks that a dtype has all monoids of a type: booleans have no sum, floats no bitwise
+    monoid.
+
+    Arguments:
+      t: the type.
+      dtype: the dtype.
+      where: the place of the type, for the error.
+      span: the user's line.
+
+    Raises:
+      SbpError: `bad-argument`.
+    """
     for axis, atom in t.items():
         if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
             known = ", ".join(admissible(dtype)) or "no monoid"
@@ -45,14 +65,17 @@ def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) ->
 
 
 def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) -> Graph:
-    """The graph with every annotation checked against the mesh, device assignments turned into
-    types.
+    """The graph with annotations that fit the mesh. A device assignment becomes a type.
 
     Arguments:
       graph: the traced program.
       mesh: the mesh.
-      device_ids: ids of the mesh's devices in mesh shape; None for an abstract mesh (ids count from
-          0).
+      device_ids: ids of the mesh's devices in the shape of the mesh; None for an abstract mesh,
+          whose ids count from 0.
+
+    Raises:
+      SbpError: `unknown-axis`, `bad-argument` or `bad-placement` for an annotation that does not
+        fit the mesh or the dtype.
     """
     ids = np.arange(mesh.num_devices).reshape(mesh.sizes) if device_ids is None else device_ids
 
@@ -90,10 +113,19 @@ def placement(
     where: str,
     span: Span | None = None,
 ) -> NdSbp:
-    """The ND type whose placement on the mesh equals a GShard device assignment.
+    """The ND type that places slices on the devices of a mesh as a GShard device assignment does.
+
+    Arguments:
+      shape: the shape of the value.
+      assignment: the number of partitions along each dim, and the device ids of the slices in
+        row-major order.
+      mesh: the mesh.
+      ids: ids of the mesh's devices in the shape of the mesh.
+      where: the place of the annotation, for the error.
+      span: the user's line.
 
     Raises:
-      SbpError: `bad-placement` when there is none.
+      SbpError: `bad-placement` when no type does.
     """
     counts, flat = assignment
     wanted = np.array(flat).reshape(counts)
@@ -121,7 +153,7 @@ def placement(
 
 
 def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
-    """What a pin asks on each mesh axis; None where it leaves the axis to inference."""
+    """The code that a pin asks on each mesh axis; None where it leaves the axis to inference."""
     codes = from_type(pin.type, mesh)
     return tuple(
         c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None

@@ -1,5 +1,5 @@
-"""Which conversions are allowed where: the boxing policy of each mesh axis and region, and the
-budgets, as rules on single steps."""
+"""Rules on single boxing steps: the boxing policy of each mesh axis at one place of the program,
+and the budgets there."""
 
 from __future__ import annotations
 
@@ -19,20 +19,31 @@ POLICY_KINDS: dict[Policy, frozenset[str]] = {
     "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
     "explicit": frozenset({"slice", "mask"}),
 }
-"""Which steps each boxing policy allows outside annotations and the boundary."""
+"""The steps that each boxing policy allows. It limits neither annotations nor outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """What a budget forbids on a mesh: collectives of a kind (None: of any) over one of the axes
-    that send more bytes than `above`."""
+    """What a budget forbids on a mesh.
+
+    Arguments:
+      kind: the collective; None for all.
+      mesh_axes: positions of mesh axes. Collectives over one of them are forbidden.
+      above: bytes. Collectives in which a device sends more are forbidden.
+    """
 
     kind: str | None
     mesh_axes: frozenset[int]
     above: float
 
     def forbids(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
-        """Whether a step is one of them."""
+        """Whether it forbids a step.
+
+        Arguments:
+          kind: of the step.
+          mesh_axes: positions of the mesh axes it runs over.
+          bytes_sent: bytes that a device sends.
+        """
         return (
             bytes_sent > self.above
             and (self.kind is None or self.kind == kind)
@@ -42,13 +53,23 @@ class Ban:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is allowed at one place: a policy for each mesh axis, and bans."""
+    """The conversions that are allowed at one place of a program.
+
+    Arguments:
+      policies: the boxing policy of each mesh axis.
+      bans: what budgets forbid.
+    """
 
     policies: tuple[Policy, ...]
     bans: tuple[Ban, ...] = ()
 
     def allows(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
         """Whether a step is allowed.
+
+        Arguments:
+          kind: of the step.
+          mesh_axes: positions of the mesh axes it runs over.
+          bytes_sent: bytes that a device sends.
 
         >>> Rules(("auto", "reduce")).allows("all_gather", (1,), 8.0)
         False
@@ -58,21 +79,28 @@ class Rules:
         return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
 
     def allows_kernel(self, kernels: tuple[str, ...]) -> bool:
-        """Whether the policies allow what the kernels of a row send: collectives are conversions of
-        a kind."""
+        """Whether the policies allow the collectives of a row's kernels. Only "auto" allows any.
+
+        Arguments:
+          kernels: the name of the kernel on each mesh axis.
+        """
         return all(
             p == "auto" or not kernel_named(k).communicates
             for p, k in zip(self.policies, kernels, strict=True)
         )
 
     def allows_sent(self, sends: Iterable[tuple[int, Sent]]) -> bool:
-        """Whether no ban forbids what the kernels of a row send."""
+        """Whether the bans allow the collectives of a row's kernels.
+
+        Arguments:
+          sends: each collective with the position of its mesh axis.
+        """
         return not any(
             b.forbids(s.kind, (position,), s.bytes) for position, s in sends for b in self.bans
         )
 
     def within(self, other: Rules) -> bool:
-        """Whether all that is allowed here is allowed there."""
+        """Whether the other rules allow everything that these rules allow."""
         looser = all(
             POLICIES.index(a) >= POLICIES.index(b)
             for a, b in zip(self.policies, other.policies, strict=True)
@@ -81,13 +109,18 @@ class Rules:
 
     @property
     def unlimited(self) -> bool:
-        """Whether everything is allowed."""
+        """Whether they allow every conversion."""
         return not self.bans and all(p == "auto" for p in self.policies)
 
 
 def late_values(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[int]:
-    """The values that gradients make, and what is made of those: the backward pass and the
-    update."""
+    """The values of the backward pass and of the update: results of gradients, and values that are
+    computed from them.
+
+    Arguments:
+      graph: the program.
+      given: inputs of `graph` that are such values.
+    """
     late = set(given)
     for node in graph.nodes:
         is_late = node.backward or not late.isdisjoint(o for o in node.inputs if isinstance(o, int))
@@ -104,6 +137,12 @@ def late_values(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[
 
 
 def detour(dtype: Any, monoids: frozenset[str]) -> frozenset[str]:
-    """The monoids that conversions may go through where budgets forbid the straight way: S -> P ->
-    B needs no all-gather."""
+    """The monoids through which a conversion may go where a budget forbids the direct step: S -> P
+    -> B needs no all-gather.
+
+    Arguments:
+      dtype: of the value.
+      monoids: the monoids under which the value can be partial. If there are none, the first monoid
+        of the dtype is taken.
+    """
     return monoids or frozenset(admissible(dtype)[:1])

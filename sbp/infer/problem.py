@@ -1,10 +1,11 @@
-"""The choice of types as costs: one variable per node (its row) and per shared value (its type),
-boxing costs between them.
+"""The choice of types as a cost graph: a variable for each decision, with conversions as pairwise
+costs.
 
-A value with one reader needs no variable of its own: the pair (maker, reader) carries the boxing. A
-value with several readers has a variable for the type it is brought into *once*; readers take it
-from there. Types of loop carries and of region inputs are variables too, so a carry is typed by the
-optimum over all iterations and loop-invariant boxing moves out of the loop by itself.
+The conversions of a value with one reader are a pairwise cost of its maker and its reader. A value
+with several readers has a further variable: the type into which it is converted once, and from
+which the readers take it. The types of loop carries and of region inputs are variables, too. So the
+type of a carry is the best one over all iterations, and a conversion that no iteration needs is
+outside the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from sbp.infer.flow import Decision, Edge, End, Flow
 from sbp.infer.pins import pinned_codes
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, NdRow, allowed_rows
+from sbp.infer.rows import EMPTY, NdRow
+from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Codes, TypeSpace, is_even, stack
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
@@ -37,7 +39,7 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
-"""Seconds by which a row that carries a partial on is preferred to one that wants it reduced."""
+"""Seconds by which a row that takes a partial and yields a partial is preferred."""
 
 
 @dataclass(slots=True)
@@ -45,19 +47,19 @@ class Problem:
     """The costs of a program's typings, ready for the solver.
 
     Arguments:
-      request: the program, and what its types are chosen by.
-      byte_price: seconds charged per byte held by inputs, outputs and `held`, to meet a memory
-          limit.
-      held: values that are live when memory is fullest, and those of them that are live as another
-          type than they were made in.
-      shares: for values that are made more than once: the share of a conversion's time that is
-        charged where it exceeds what it takes to keep the result of the first one (`plan.saving`).
-        The typing's seconds have all of it.
+      request: the program with its mesh, demand, policies and limits.
+      byte_price: seconds charged per byte that inputs, outputs and `live` take on a device, to meet
+          a memory limit.
+      live: further values that are charged, as (value, False) in the type they are made in, as
+          (value, True) in the type that their readers take.
+      shares: for each value that is computed more than once, the share of a conversion's seconds
+        that is charged, from 0 to 1 (`plan.saving`). The seconds of the typing have all of it.
+      charged, waived: seconds that `byte_price` adds and that `shares` leaves out, by variable.
     """
 
     request: Request
     byte_price: float = 0.0
-    held: frozenset[tuple[int, bool]] = frozenset()
+    live: frozenset[tuple[int, bool]] = frozenset()
     shares: Mapping[int, float] = field(default_factory=dict)
     _float32: frozenset[int] = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
@@ -84,7 +86,7 @@ class Problem:
         return self.request.flow
 
     def build(self) -> None:
-        """Fills `costs`: a variable for each decision, by its number, then the boxing between
+        """Fills `costs`: a variable for each decision, by its number, then the conversions between
         them."""
         self.native = self.request.native
         self._float32 = float32_sums(self.flow, self.request.reduce_dtype, self._carried)
@@ -109,7 +111,7 @@ class Problem:
                     edge.end.variable, self.codes(edge.end), edge.weight, self._allowed(edge)
                 )
                 readers[edge.operand].append(end)
-        self._price_held(makers, readers)
+        self._price_live(makers, readers)
         self._connect(makers, readers)
 
     # ---- ends -----------------------------------------------------------------------------------
@@ -135,7 +137,8 @@ class Problem:
     def _boundary_types(
         self, aval: Any, wanted: tuple[int | None, ...] | None
     ) -> tuple[Codes, ...]:
-        """Types an input or output may have: even ones, partial only where asked for."""
+        """The types that an input or output may have: even splits, and partial only where
+        pinned."""
         wanted = wanted or (None,) * len(self.mesh.sizes)
         pinned = tuple(0 if c is None else c for c in wanted)
         space = self._space(aval, EMPTY, (pinned,))
@@ -158,7 +161,7 @@ class Problem:
         return tuple(stack(t) for t in types) if end.column else types
 
     def _types(self, decision: Decision) -> tuple[Codes, ...]:
-        """The types that a value may have which no row makes."""
+        """The types of a decision on a value that no row makes."""
         position, monoids = decision.position, decision.monoids(self.native)
         match decision.kind:
             case "input":
@@ -179,7 +182,7 @@ class Problem:
     def _pinned_types(
         self, aval: Any, wanted: tuple[int | None, ...], monoids: frozenset[str]
     ) -> tuple[Codes, ...]:
-        """The types that a pin leaves."""
+        """The types that agree with a pin; `wanted` has None on mesh axes without a pinned code."""
         filled = tuple(0 if c is None else c for c in wanted)
         return tuple(
             t
@@ -188,7 +191,7 @@ class Problem:
         )
 
     def _allowed(self, edge: Edge) -> Rules:
-        """What may be converted for a reader."""
+        """The conversions that are allowed for a reader."""
         return self.request.rules(
             edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
         )
@@ -202,8 +205,15 @@ class Problem:
         *,
         share: int = 1,
     ) -> None:
-        """Charges what an end holds on a device; of `share` ends that hold it together, one's
-        part."""
+        """Charges the bytes of a value on a device.
+
+        Arguments:
+          variable: decides the type of the value.
+          types: the type in each state of the variable.
+          aval: shape and dtype of the value.
+          monoids: the monoids under which it may be partial.
+          share: the number of readers that use the same buffer; each is charged an equal part.
+        """
         if self.byte_price and types:
             space = self._space(aval, monoids, sorted(set(types)))
             costs = (
@@ -224,7 +234,7 @@ class Problem:
     # ---- rows -----------------------------------------------------------------------------------
 
     def _rows(self, node: Node) -> tuple[NdRow, ...]:
-        """The rows of a node, whatever its rules allow."""
+        """The rows of a node, also rows that its rules forbid."""
         return self.request.table.rows(
             node,
             tuple(self.graph.aval(o) for o in node.inputs),
@@ -233,8 +243,8 @@ class Problem:
         )
 
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
-        """The rows of a node that its rules allow, less those that others replace at no more cost,
-        with the seconds of each."""
+        """The rows of a node that its rules allow and that are not dominated, with the seconds of
+        each."""
         graph, every = self.graph, self._rows(node)
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
@@ -242,8 +252,8 @@ class Problem:
         key = id(every), node.op, rules, float32
         if key not in self._row_costs:
             rows = allowed_rows(graph, node, every, rules, self.mesh)
-            # Among equals, reductions wait: a row that carries a partial on is ahead by less than
-            # any real cost.
+            # Of rows with equal costs, one that takes and yields a partial is preferred: the
+            # reduction comes later. The preference is less than any modelled cost.
             carries = np.array(
                 [
                     any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t)
@@ -257,7 +267,7 @@ class Problem:
             kept = undominated(
                 rows, seconds, avals, float32, self.request.spaces, self.request.strictest
             )
-            # `every` is kept alive, for its id.
+            # The entry keeps `every` alive, since its id is in the key.
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
                 seconds[kept],
@@ -267,12 +277,11 @@ class Problem:
 
     # ---- conversions ----------------------------------------------------------------------------
 
-    def _price_held(
+    def _price_live(
         self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]
     ) -> None:
-        """Charges what is live at the fullest moment: a value as it is made, or as its readers take
-        it."""
-        for value, converted in sorted(self.held):
+        """Charges the bytes of `live`."""
+        for value, converted in sorted(self.live):
             maker, reads = makers.get(value), readers.get(value, [])
             for end in reads if converted else (maker,) if maker is not None else ():
                 self._charge(
@@ -284,7 +293,7 @@ class Problem:
                 )
 
     def _connect(self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]) -> None:
-        """Charges boxing between the maker of each value and its readers."""
+        """Charges the conversions between the maker of each value and its readers."""
         charges = ConversionCharges(
             costs=self.costs,
             hbm_bytes_per_second=self.mesh.hardware.hbm_bytes_per_second,
@@ -311,8 +320,8 @@ class Problem:
     # ---- solution -------------------------------------------------------------------------------
 
     def solve(self, cutoff: float = math.inf) -> Typing | None:
-        """The cheapest typing, or None when there is none under the policy; any dearer one when
-        none takes `cutoff` seconds or less."""
+        """The cheapest typing, or None when there is none under the policy. When no typing takes
+        `cutoff` seconds or less, any typing."""
         if any(len(u) == 0 for u in self.costs.unary):
             return None
         solution = solve_axes(self.costs, self._profiles(), len(self.mesh.sizes), cutoff)
@@ -328,14 +337,14 @@ class Problem:
             graph=self.graph,
             **self._typed(states),
             float32=self._float32,
-            # Without what was charged for memory: no typing that holds as little is cheaper than
-            # this bound.
+            # Both without the price of memory: no typing that takes as few bytes costs less than
+            # the bound.
             seconds=solution.cost - charged + waived,
             lower_bound=solution.lower_bound - charged,
         )
 
     def _typed(self, states: Sequence[int]) -> dict[str, Any]:
-        """The parts of a typing that the states of the decisions say."""
+        """The fields of a `Typing` that follow from the states of the decisions."""
 
         def at(end: End) -> Codes:
             rows, state = self.rows.get(end.variable), states[end.variable]
@@ -365,8 +374,8 @@ class Problem:
         }
 
     def _profiles(self) -> list[np.ndarray]:
-        """For each variable an array [state, axis] that tells apart what a state says on an axis; 0
-        is all B."""
+        """For each variable an array [state, axis] of numbers: equal for states that have the same
+        atoms on the axis, 0 for B everywhere."""
         profiles = [np.zeros((len(u), len(self.mesh.sizes)), dtype=int) for u in self.costs.unary]
         for variable, rows in self.rows.items():
             profiles[variable] = _profile([(*r.ins, *r.outs) for r in rows], len(self.mesh.sizes))

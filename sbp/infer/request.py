@@ -1,4 +1,5 @@
-"""The request: a program, its mesh and everything its types are chosen by, as one frozen value."""
+"""The request: a program, its mesh and everything else that its types are chosen by, as one frozen
+value."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Demand:
     """The types asked for a program's inputs and outputs, in codes.
 
     Arguments:
-      inputs: for each input, a code per mesh axis, or None on an axis that is free; None for a free
-        input.
+      inputs: for each input, a code for each mesh axis, None on an axis that is free; None for an
+        input that is free on all axes.
       outputs: for each output the same.
       tied: (output, input) positions that have the same type: a donated argument and the output
         that takes its buffer.
@@ -59,8 +60,8 @@ class Demand:
 
 
 class RequestCaches:
-    """Row tables and type spaces by mesh. A request shares them with the requests edited from
-    it."""
+    """Row tables and type spaces, by mesh. A request shares them with all requests that are made
+    from it by edits."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[MeshSpec, bool], RowTable] = {}
@@ -80,14 +81,14 @@ class RequestCaches:
         return self._spaces[mesh]
 
     def clear(self) -> None:
-        """Frees the memory; what is asked for later is computed anew."""
+        """Frees their memory. Later requests compute them anew."""
         self._tables.clear()
         self._spaces.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A program, its mesh and everything its types are chosen by.
+    """A program, its mesh and everything else that its types are chosen by.
 
     Edit it with `dataclasses.replace`: the edited request shares `caches`.
 
@@ -95,15 +96,15 @@ class Request:
       graph: the program.
       mesh: the mesh and its hardware.
       demand: types asked for inputs and outputs.
-      boxing: the policy of mesh axes that `axis_policies` does not name.
+      boxing: the policy of mesh axes without a policy of their own.
       axis_policies: the policy of each mesh axis, None for `boxing`; empty for None on every axis.
-      budgets: collectives that no plan may have.
+      budgets: the collectives that they forbid occur in no plan.
       reduce_dtype: "float32" where all sums of 16-bit parts are accumulated in float32; None leaves
         them to the platform, except where an annotation asks for float32.
       memory_limit: bytes per device; None for no limit.
-      aliased: positions of donated inputs whose buffers hold outputs.
-      reuse: whether types are chosen with the reuse of forward conversions in the backward pass
-        in mind, which takes up to three times as long.
+      aliased: positions of donated inputs whose buffers outputs take.
+      reuse: whether the choice of types counts that the backward pass can reuse conversions of the
+        forward pass. Then it takes up to three times as long.
       caches: row tables and type spaces.
     """
 
@@ -128,7 +129,8 @@ class Request:
 
     @functools.cached_property
     def late(self) -> frozenset[int]:
-        """The values of the backward pass and of the update; empty where no budget asks."""
+        """The values of the backward pass and of the update; empty where no budget depends on the
+        pass."""
         passes = any(b.where in ("forward", "backward") for b in self.budgets)
         return late_values(self.graph) if passes else frozenset()
 
@@ -168,15 +170,15 @@ class Request:
         in_loop: bool = False,
         free: bool = False,
     ) -> Rules:
-        """The conversions allowed for what a node reads.
+        """The conversions that are allowed for a read.
 
         Arguments:
-          node: the reader; None for the program's results.
-          value: what it reads. Converting a value of the backward pass belongs to the backward
-            pass, whichever node reads it.
+          node: the reader; None for an output of the program.
+          value: the value that is read. The conversion of a value of the backward pass belongs to
+            the backward pass, whichever node reads it.
           in_loop: whether the reader is inside a loop.
-          free: whether the reader is an annotation or the boundary, where budgets hold and policies
-            do not.
+          free: whether the reader is an annotation or an output of the program. There budgets
+            forbid conversions, and policies do not.
         """
         scope = "" if node is None or free or "sbp_policy." not in node.scope else node.scope
         backward = value in self.late or (
@@ -207,7 +209,7 @@ class Request:
 
     @functools.cached_property
     def strictest(self) -> Rules:
-        """Rules that allow nothing that some place of the program forbids."""
+        """Rules that allow a conversion only where every place of the program allows it."""
         scopes = {n.scope for n in self.graph.walk() if "sbp_policy." in n.scope}
         every = [self.rules(None)]
         for scope in sorted(scopes):
@@ -219,15 +221,22 @@ class Request:
         return Rules(tuple(policies), tuple(self.ban(b) for b in self.budgets))
 
     def origin(self, node: Node | None, position: int) -> Literal["program", "axis", "region"]:
-        """Where the policy of a mesh axis for a node's operands is set: for the program, for the
-        axis, or by a region around the node."""
+        """Where the policy of a mesh axis comes from.
+
+        Arguments:
+          node: the reader.
+          position: of the mesh axis.
+
+        Returns:
+          "program" or "axis" for the options of `sbp.jit`, "region" for a region around the node.
+        """
         name = self.mesh.names[position]
         if node is not None and any(axis in ("", name) for _, axis in policies_in(node.scope)):
             return "region"
         return "axis" if any(self.axis_policies) and self.axis_policies[position] else "program"
 
     def ban(self, budget: Budget) -> Ban:
-        """A budget with the mesh axis as its position."""
+        """What a budget forbids on the mesh."""
         axes = (
             range(len(self.mesh.names))
             if budget.axis is None

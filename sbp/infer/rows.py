@@ -1,22 +1,20 @@
-"""ND rows of a node: one row for each mesh axis, the inner ones found on shapes that the outer ones
-have localised."""
+"""ND rows of a node: a row for each mesh axis. The rows of an inner axis are computed on the shapes
+that the rows of the outer axes leave on a device."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.policy import Rules
-from sbp.infer.space import Code, Codes, decode, encode, local_shape
+from sbp.infer.space import Code, Codes, encode
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import Kernel, Op, Row, Sent, all_b, kernel_named, rule_for
+from sbp.signatures import Kernel, Op, Row, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Node
 from sbp.types import MONOIDS, Unreduced
 
 EMPTY: frozenset[str] = frozenset()
@@ -31,14 +29,22 @@ class NdRow:
     kernels: tuple[str, ...] = ()
 
     def at(self, column: int) -> Codes:
-        """The type of an operand, or of a result: those are counted after the operands."""
+        """The type of an operand by its number, or of a result: results are counted after
+        operands."""
         count = len(self.ins)
         return self.ins[column] if column < count else self.outs[column - count]
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A row on one mesh axis in codes, and the shapes that it leaves for the axes inside of it."""
+    """A row on one mesh axis in codes.
+
+    Arguments:
+      ins, outs: the codes of operands and results.
+      kernel: what runs on the shards.
+      inner_ins, inner_outs: the shapes that inner mesh axes see.
+      goes_round: whether the kernel sends the shards of an operand round the axis.
+    """
 
     ins: tuple[Code, ...]
     outs: tuple[Code, ...]
@@ -50,7 +56,13 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _OuterRow:
-    """A row on the outer mesh axes in codes, and the shapes that it leaves for the axes inside."""
+    """A row on the outer mesh axes in codes.
+
+    Arguments:
+      inner_ins, inner_outs: the shapes that inner mesh axes see.
+      ins, outs: for each outer axis, the codes of operands and results.
+      kernels: for each outer axis, what runs on the shards.
+    """
 
     inner_ins: tuple[Any, ...]
     inner_outs: tuple[Any, ...]
@@ -59,15 +71,19 @@ class _OuterRow:
     kernels: tuple[str, ...] = ()
 
     def then(self, b: _Branch) -> _OuterRow:
-        """The row with one more axis."""
+        """The row with one more mesh axis."""
         done = (*self.ins, b.ins), (*self.outs, b.outs), (*self.kernels, b.kernel)
         return _OuterRow(b.inner_ins, b.inner_outs, *done)
 
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """A row on one mesh axis that yields something partial: what it takes, and (result, monoid) of
-    what it yields."""
+    """A row on one mesh axis with a partial result.
+
+    Arguments:
+      ins: the codes of its operands.
+      yields: for each partial result, its number and monoid.
+    """
 
     ins: tuple[Code, ...]
     yields: tuple[tuple[int, frozenset[str]], ...]
@@ -85,12 +101,12 @@ def _split_aval(shape: tuple[int, ...], dtype: Any, dim: int, n: int) -> Any:
 
 
 class RowTable:
-    """Finds and caches the rows of nodes on one mesh.
+    """The rows of nodes on one mesh, cached.
 
     Arguments:
       mesh: the mesh.
-      communicates: whether rows may be had whose kernels have collectives; a policy that forbids
-          conversions forbids them too.
+      communicates: whether it has rows whose kernels have collectives. A policy that forbids
+          conversions forbids these, too.
     """
 
     def __init__(self, mesh: MeshSpec, *, communicates: bool = True) -> None:
@@ -107,7 +123,14 @@ class RowTable:
     def axis_rows(
         self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int
     ) -> tuple[Row, ...]:
-        """The rows of a node on one mesh axis of size n, on given avals."""
+        """The rows of a node on one mesh axis.
+
+        Arguments:
+          node: the node.
+          ins: avals of its operands.
+          outs: avals of its results.
+          n: the size of the axis.
+        """
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), n)
         if key not in self._axis_cache:
             found = rule_for(node.op)
@@ -122,8 +145,9 @@ class RowTable:
         return self._axis_cache[key]
 
     def _is_offered(self, kernel: Kernel) -> bool:
-        """Kernels that compute while they send are of no use to hardware that cannot: it gathers
-        first, for the same bytes."""
+        """Whether rows with a kernel are in the table. Kernels that compute while they send are
+        left
+        out on hardware that cannot: it gathers first, for the same bytes."""
         return not kernel.communicates or (
             self.communicates and (self.mesh.hardware.overlaps or not kernel.overlaps)
         )
@@ -131,7 +155,14 @@ class RowTable:
     def rows_on(
         self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
     ) -> tuple[Row, ...]:
-        """The rows of a node on the mesh axis at a position, on given avals."""
+        """The rows of a node on the mesh axis at a position.
+
+        Arguments:
+          node: the node, which may be a hand-written region.
+          ins: avals of its operands.
+          outs: avals of its results.
+          position: of the mesh axis.
+        """
         name, n = self.mesh.axes[position]
         if node.op not in REGION_OPS:
             return self.axis_rows(node, ins, outs, n)
@@ -147,7 +178,8 @@ class RowTable:
     def partial_rows(
         self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
     ) -> tuple[_Partial, ...]:
-        """Of the rows of a node on one mesh axis those that yield something partial."""
+        """The rows of a node on one mesh axis that have a partial result; arguments as
+        `rows_on`."""
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = []
@@ -171,9 +203,8 @@ class RowTable:
           node: the node.
           ins: avals of its operands.
           outs: avals of its results.
-          native: for each operand, the monoids it can be partial under without a conversion. A row
-            that takes P from none of them is left out: what is B becomes P at no cost only to be
-            reduced again.
+          native: for each operand, the monoids under which it can be partial without a conversion.
+            Rows that `worth_having` refuses are left out.
         """
         key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
@@ -187,7 +218,14 @@ class RowTable:
     def _extended(
         self, operation: int, node: Node, native: tuple[frozenset[str], ...], outer: _OuterRow
     ) -> Iterator[NdRow]:
-        """The ND rows of a node that begin with a row on the outer mesh axes."""
+        """The ND rows of a node that begin with a row on the outer mesh axes.
+
+        Arguments:
+          operation: the number of the operation and its parameters, a key of the cache.
+          node: the node.
+          native: as for `rows`.
+          outer: the row on the outer axes.
+        """
         kernels = outer.kernels
         if len(kernels) == len(self._all_local):
             row = NdRow(
@@ -197,14 +235,22 @@ class RowTable:
                 yield row
             return
         for b in self._branches(operation, node, outer.inner_ins, outer.inner_outs, len(kernels)):
-            # An operand goes round one axis at most; over others it is gathered before.
+            # The shards of an operand go round one axis at most; over other axes the operand is
+            # gathered before.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 yield from self._extended(operation, node, native, outer.then(b))
 
     def _branches(
         self, operation: int, node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
     ) -> tuple[_Branch, ...]:
-        """The rows of a node on one mesh axis, with what they leave for the axes inside of it."""
+        """The rows of a node on one mesh axis, with the shapes that they leave for inner axes.
+
+        Arguments:
+          operation: the number of the operation and its parameters, a key of the cache.
+          node: the node.
+          ins, outs: avals of operands and results, as the outer axes leave them.
+          position: of the mesh axis.
+        """
         n = self.mesh.sizes[position]
         key = operation, _aval_key(ins), _aval_key(outs), position
         if key not in self._branch_cache:
@@ -239,22 +285,30 @@ class RowTable:
 
 
 def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
-    """Rows that take only P and B are worth having when an operand can be P by itself; with a split
-    operand the parts differ anyhow."""
+    """Whether a row on one mesh axis may be in a cheapest typing.
+
+    A row that takes P and B, but no split operand, is only of use if some operand can be P without
+    a conversion. Otherwise an operand would be converted from B to P, only to be reduced later.
+
+    Arguments:
+      codes: the codes of the operands.
+      native: for each operand, the monoids under which it can be partial without a conversion.
+    """
     partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
     return not partial or any(c > 0 for c in codes) or any(MONOIDS[-1 - c] in m for c, m in partial)
 
 
 def _one_monoid(row: NdRow) -> bool:
-    """Whether no value is partial under different monoids on different axes, which do not
-    commute."""
+    """Whether no value is partial under different monoids on different axes: their reductions do
+    not commute."""
     return all(
         min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1 for t in (*row.ins, *row.outs)
     )
 
 
 def nests(row: NdRow) -> bool:
-    """Whether kernels that take a dim for split over one axis alone have it so."""
+    """Whether all kernels of a row can run. Some kernels need that no other mesh axis splits the
+    dim that their axis splits."""
     for position, name in enumerate(row.kernels):
         kernel = kernel_named(name)
         if not kernel.nests:
@@ -267,8 +321,8 @@ def nests(row: NdRow) -> bool:
 
 
 def seen_codes(row: NdRow) -> tuple[Codes, ...]:
-    """The operands' types as the local computation sees them: whole over axes whose kernels gather
-    them."""
+    """The types of the operands as the local computation sees them: B on a mesh axis whose kernel
+    gathers the operand."""
     seen = [list(t) for t in row.ins]
     for position, name in enumerate(row.kernels):
         gathered = kernel_named(name).gathers
@@ -277,95 +331,9 @@ def seen_codes(row: NdRow) -> tuple[Codes, ...]:
     return tuple(map(tuple, seen))
 
 
-def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:
-    """What the kernels of a row send, with the position of the mesh axis: each on shapes that the
-    other axes have localised."""
-    placed = _PlacedRow(graph, node, row, mesh)
-    found: list[tuple[int, Sent]] = []
-    for position, name in enumerate(row.kernels):
-        sends = kernel_named(name).sends
-        if sends is not None:
-            op, on_axis = placed.on_axis(position)
-            ins = list(op.ins)
-            for other in range(len(row.kernels)):
-                ins = placed.widened(ins, other, position) if other != position else ins
-            found += [
-                (position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
-            ]
-    return tuple(found)
-
-
-def allowed_rows(
-    graph: Graph, node: Node, rows: tuple[NdRow, ...], rules: Rules, mesh: MeshSpec
-) -> tuple[NdRow, ...]:
-    """The rows whose kernels send nothing that rules forbid.
-
-    Arguments:
-      graph: the program.
-      node: the node.
-      rows: its rows.
-      rules: the rules at the node.
-      mesh: the mesh.
-    """
-    if rules.unlimited:
-        return rows
-    return tuple(
-        r
-        for r in rows
-        if rules.allows_kernel(r.kernels) and rules.allows_sent(row_sends(graph, node, r, mesh))
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PlacedRow:
-    """A row of a node on a mesh."""
-
-    graph: Graph
-    node: Node
-    row: NdRow
-    mesh: MeshSpec
-
-    def on_axis(self, position: int) -> tuple[Op, Row]:
-        """The operation and the row as one mesh axis has them, the others having localised the
-        shapes."""
-        node, row = self.node, self.row
-        ins = tuple(
-            _localised_by_others(self.graph.aval(o), c, self.mesh, position)
-            for o, c in zip(node.inputs, row.ins, strict=True)
-        )
-        outs = tuple(
-            _localised_by_others(self.graph.avals[v], c, self.mesh, position)
-            for v, c in zip(node.outputs, row.outs, strict=True)
-        )
-        atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
-        return Op(node.op, node.params, ins, outs, self.mesh.sizes[position]), Row(
-            *atoms, kernel=row.kernels[position]
-        )
-
-    def widened(self, ins: list[Any], other: int, position: int) -> list[Any]:
-        """Operands as they are once the kernel on another mesh axis has exchanged a dim before that
-        of this axis."""
-        widens = kernel_named(self.row.kernels[other]).widens
-        if widens is None:
-            return ins
-        op, on_axis = self.on_axis(other)
-        out = list(ins)
-        for operand, dim, size in widens(op, on_axis):
-            if dim + 1 < self.row.ins[operand][position]:
-                shape = list(out[operand].shape)
-                shape[dim] = size
-                out[operand] = _jax.empty_aval(shape, out[operand].dtype)
-        return out
-
-
-def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:
-    kept = tuple(0 if i == position else c for i, c in enumerate(codes))
-    return _jax.empty_aval(local_shape(aval.shape, kept, mesh.sizes), aval.dtype)
-
-
 def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
-    """Splits of dims smaller than the axis leave devices empty; they are only made where an
-    annotation asks."""
+    """Whether each split dim has at least one element for each device. Other splits leave devices
+    empty, and occur only where an annotation asks for them."""
     return all(c <= 0 or a.shape[c - 1] >= n for a, c in zip(avals, codes, strict=True))
 
 

@@ -1,7 +1,7 @@
-"""The types a value may have on a mesh, and what it costs to get from one to another (boxing).
+"""The types that a value may have on a mesh, and the costs of conversions between them (boxing).
 
-Types are tuples of small integers, one per mesh axis (0 is B, 1 + d is S(d), negative is P), so
-that tables are arrays.
+A type is a tuple of small integers, its codes, one for each mesh axis: 0 is B, 1 + d is S(d), and
+-1 - m is P with monoid number m.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Float32Sum, block_dim
 from sbp.infer.policy import Rules
-from sbp.limits import Policy as Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
@@ -68,8 +67,8 @@ def to_type(codes: Codes, mesh: MeshSpec) -> NdSbp:
 
 
 def from_type(t: NdSbp, mesh: MeshSpec) -> Codes:
-    """The codes of an ND type; axes that it does not name are B, and so are axes of size 1, where
-    S, B and P coincide."""
+    """The codes of an ND type. Axes that it does not name are B, and so are axes of size 1, on
+    which S, B and P are the same."""
     return tuple(encode(t.get(axis)) if n > 1 else 0 for axis, n in mesh.axes)
 
 
@@ -106,14 +105,14 @@ def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One boxing step: the atoms of some mesh axes change at once.
+    """One boxing step: one collective or local operation changes the atoms of some mesh axes.
 
     Arguments:
       kind: the collective, or the local operation.
       mesh_axes: positions of the mesh axes it runs over.
       source: codes before.
       target: codes after.
-      bytes_sent: bytes one device sends (ring optimum, padding counted).
+      bytes_sent: bytes that one device sends (ring optimum, padding included).
       seconds: alpha-beta time.
       float32: how the step sums where the user chose float32; None for the platform's own sum.
     """
@@ -156,8 +155,8 @@ class TypeSpace:
       itemsize: bytes of one element.
       mesh: the mesh.
       monoids: monoids that may occur.
-      forced: (mesh axis position, dim) splits that are wanted though the dim is smaller than the
-          axis.
+      forced: (mesh axis position, dim) of splits that a pin asks for, although the dim has fewer
+          elements than the axis has devices.
       float32: whether partial sums are accumulated in float32 (`Float32Sum`).
     """
 
@@ -200,8 +199,8 @@ class TypeSpace:
         self.unlimited = Rules(("auto",) * len(self.sizes))
 
     def _large_enough(self, t: Codes) -> bool:
-        """Nested splits must leave each device of the inner axis something, unless the split is
-        wanted."""
+        """Whether splits of one dim on several axes leave an element for each device; splits in
+        `forced` do not count."""
         parts: dict[int, int] = {}
         for position, (c, n) in enumerate(zip(t, self.sizes, strict=True)):
             if c > 0 and (position, c - 1) not in self.forced:
@@ -209,8 +208,8 @@ class TypeSpace:
         return all(self.shape[c - 1] >= n for c, n in parts.items())
 
     def steps_from(self, source: Codes) -> list[Step]:
-        """The single steps out of a type. A split may be entered or left only when no inner axis
-        splits the same dim."""
+        """The single steps out of a type. A step may split or join a dim on one axis only while no
+        inner axis splits the same dim."""
         steps: list[Step] = []
         here = float(self.local_bytes[self.index[source]])
         reduced = tuple(i for i, c in enumerate(source) if c < 0)
@@ -288,8 +287,8 @@ class TypeSpace:
         n: int,
         how: Float32Sum,
     ) -> Step:
-        """A sum in float32: an all-to-all, a pass that reads n blocks and writes one, and for an
-        all-reduce an all-gather."""
+        """A sum in float32: an all-to-all, a pass over memory that reads n blocks and writes one,
+        and for an all-reduce an all-gather."""
         assert how.dim is not None
         padded = float(self._exchanged(source, how.dim, n))
         sent = (n - 1) / n * padded
@@ -320,14 +319,14 @@ class TypeSpace:
         return self._collectives[kind, axes].of(sent) + COLLECTIVE_PASS * one_pass
 
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
-        """Bytes of one device's part, padded so that `dim` falls into n blocks."""
+        """Bytes of one device's part, padded so that `dim` has n equal blocks."""
         part = list(local_shape(self.shape, source, self.sizes))
         part[dim] = -(-part[dim] // n) * n
         return math.prod(part) * self.itemsize
 
     def seconds(self, rules: Rules | None = None) -> np.ndarray:
-        """Seconds of the cheapest way between every two types; infinite where the rules leave none.
-        None: everything is allowed."""
+        """Seconds of the cheapest steps between every two types, an array [from, to]. It is
+        infinite where the rules allow none. None allows all steps."""
         rules = rules or self.unlimited
         if rules not in self._seconds:
             count = len(self.types)
@@ -344,8 +343,12 @@ class TypeSpace:
         return self._seconds[rules]
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
-        """The cheapest steps from one type to another (ties by order of discovery, which is
-        fixed)."""
+        """The cheapest steps from one type to another. Of equal paths the first one found is taken,
+        in a fixed order.
+
+        Raises:
+          SbpInternalError: if the rules allow no path.
+        """
         if source == target:
             return ()
         rules = rules or self.unlimited

@@ -1,4 +1,4 @@
-"""The Typing: the chosen type of every value and the chosen row of every node."""
+"""The typing: the chosen type of every value and the chosen row of every node."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
 OPTIMAL_GAP = 1e-6
-"""Gap, as a share of the cost, up to which a typing counts as proved cheapest: rounding, and what
-`DEFERRAL` takes off."""
+"""Gap, as a share of the cost, up to which a typing counts as proved cheapest. Rounding and
+`problem.DEFERRAL` may leave a gap of that size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,21 +25,21 @@ class Typing:
     """A program with types.
 
     Arguments:
-      request: the program as it was traced, and what its types were chosen by.
-      graph: the program that has these types: that of the request, or what `plan.saving` made of
-        it.
-      values: the type each value is made in, in codes.
-      rows: for each node id, the types it takes its operands in and gives its results in (region
-          nodes included).
-      region_outputs: for (node id, region), the types in which that body returns its results.
+      request: the program as it was traced, with its mesh, demand, policies and limits.
+      graph: the program that has these types: the graph of the request, or the graph that
+        `plan.saving` made from it.
+      values: the type in which each value is made, in codes.
+      rows: for each node id, the types in which it takes its operands and gives its results, nodes
+          with regions included.
+      region_outputs: for (node id, region), the types in which the region returns its results.
       outputs: the types in which the program returns its results.
       float32: the values whose 16-bit parts are summed in float32 (`reduce_dtype`).
-      seconds: the modelled time of the program.
-      lower_bound: no typing is cheaper in the model.
-      saved_seconds: modelled time of the conversions that `plan.saving` took out; `seconds`
-        includes it.
-      bounds_reuse: whether `lower_bound` holds for `seconds - saved_seconds`; otherwise it holds
-        for `seconds`.
+      seconds: the modelled seconds of the program.
+      lower_bound: seconds. No typing takes fewer in the model.
+      saved_seconds: the modelled seconds of the conversions that `plan.saving` removed; `seconds`
+        includes them.
+      bounds_reuse: whether `lower_bound` bounds `seconds - saved_seconds`; otherwise it bounds
+        `seconds`.
     """
 
     request: Request
@@ -67,7 +67,11 @@ class Typing:
         return dataclasses.replace(self.request, graph=self.graph)
 
     def decided(self, decision: Decision) -> Codes:
-        """The type that a decision about one value has; the rows of nodes are in `rows`."""
+        """The type of a decision on a value.
+
+        Raises:
+          SbpInternalError: for a decision on a row; rows are in `rows`.
+        """
         kind, key = decision.place
         match kind:
             case "value":
@@ -89,12 +93,12 @@ class Typing:
 
     @property
     def gap(self) -> float:
-        """How far above the lower bound the typing may be, as a share of its cost; 0 is optimal in
+        """The distance of the typing from the lower bound, as a share of its cost; 0 is optimal in
         the model."""
         seconds = self.seconds - self.saved_seconds if self.bounds_reuse else self.seconds
         return max(0.0, (seconds - self.lower_bound) / seconds) if seconds > 0 else 0.0
 
     @property
     def optimal(self) -> bool:
-        """Whether the bound shows that no typing is cheaper in the model."""
+        """Whether the bound proves that no typing is cheaper in the model."""
         return self.gap <= OPTIMAL_GAP
