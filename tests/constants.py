@@ -58,6 +58,21 @@ def listed(page: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def witnesses(page: str) -> Iterator[tuple[str, str]]:
+    """The tests that the last column names, each with its file.
+
+    >>> list(witnesses("| x | `tests/a.py`: `test_b`, `test_c`; not measured |"))
+    [('tests/a.py', 'test_b'), ('tests/a.py', 'test_c')]
+    """
+    for row in page.splitlines():
+        file = ""
+        for name in re.findall(r"`(tests/[\w/]+\.py|test_\w+)`", row.rpartition(" | ")[2] or row):
+            if name.startswith("test_"):
+                yield file, name
+            else:
+                file = name
+
+
 @cache
 def table() -> dict[str, dict[str, Any]]:
     """The rows of the page."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests import house
-from tests.constants import NOT_TUNED, listed, table
+from tests.constants import NOT_TUNED, PAGE, listed, table, witnesses
 from tests.house import RULES, Module, module
 from tests.picture import arrows, imports_by_folder, pictured
 
@@ -143,6 +144,17 @@ def test_every_exemption_is_needed():
     assert house.PATTERNS.keys() <= paths
     for key in NOT_TUNED:
         assert any(path.startswith(key.split(": ")[0]) for path in paths)
+
+
+def test_the_table_of_constants_names_tests():
+    named = list(witnesses(PAGE.read_text("utf-8")))
+    assert len(named) > 40
+    gone = [f"{file}: {t}" for file, t in named if not _has_test(house.ROOT / file, t)]
+    assert not gone, "docs/constants.md names tests that are not there: " + ", ".join(gone)
+
+
+def _has_test(file: Path, test: str) -> bool:
+    return file.is_file() and f"def {test}(" in file.read_text("utf-8")
 
 
 def test_the_table_of_constants_names_modules():
