@@ -1,6 +1,7 @@
 """Reports: exact texts, the same facts in the terminal and in HTML, the same bytes in every
 process."""
 
+import dataclasses
 import io
 import os
 import re
@@ -166,6 +167,21 @@ def test_terminal_and_html_carry_the_same_facts(name):
 
 def test_a_refusal_has_the_same_facts():
     assert html_facts(REFUSED.html()) == _facts(REFUSED.text(WIDE))
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (1.0, "the types are proved cheapest in the cost model"),
+        (0.8, "the types are at most 25.0% above the cheapest"),
+        (0.0, "the types are the cheapest that were found, without a bound"),
+    ],
+)
+def test_the_bound_of_a_choice_is_said(share, said):
+    program = plan("chain").program
+    typing = program.typing
+    bounded = dataclasses.replace(typing, lower_bound=share * typing.seconds)
+    assert said in Report(program=dataclasses.replace(program, typing=bounded)).text(WIDE)
 
 
 def many(count):
