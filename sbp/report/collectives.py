@@ -1,5 +1,5 @@
-"""Program -> collectives: what is sent, which line makes the value, and what needs it converted
-there."""
+"""Program -> collectives: what they send, which line makes each value, and what needs it
+converted."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Collective:
     Arguments:
       kind: the collective.
       mesh_axes: names of the mesh axes it runs over.
-      changes: what becomes of the atoms on them.
+      changes: the atoms on these axes before and after, in words.
       runs: executions per call.
       bytes_per_device: bytes one device sends per call.
       tensors: dtype and global shape of the converted values.
-      line: the line that makes the value, or else the line that needs it.
-      made: what makes the values.
-      needed: what needs the values converted here; what returns results of the program is left out.
-      returned: the results of the program that are returned converted.
+      line: the line that makes the value; the line of the reader where there is none.
+      made: the makers of the values, in words.
+      needed: the readers that need the values converted, in words, without results of the program.
+      returned: names of the results of the program that are returned converted.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Collective:
 
 
 def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Collective]:
-    """The plan's collectives, most bytes first; equal ones in program order.
+    """The plan's collectives, grouped, most bytes first; groups of equal bytes in program order.
 
     Arguments:
       program: the plan.
@@ -77,7 +77,7 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
 
 
 def _written_by_hand(program: Program) -> Iterator[Collective]:
-    """What regions written by hand send: one entry for each region."""
+    """The collectives of regions written by hand: one entry for each region."""
     for node, runs in program.written_by_hand():
         sent = handwritten_bytes(node)
         if sent:
@@ -95,7 +95,7 @@ def _written_by_hand(program: Program) -> Iterator[Collective]:
 
 
 def _inside_kernels(program: Program) -> Iterator[Collective]:
-    """What the kernels of operations send: one entry for each mesh axis and operation."""
+    """The collectives inside kernels: one entry for each operation and mesh axis."""
     for operation, runs in program.kernels():
         node = operation.node
         for position, sent in operation.sends:
@@ -114,7 +114,7 @@ def _inside_kernels(program: Program) -> Iterator[Collective]:
 
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:
-    """The same, grouped by kind, mesh axes and source line only."""
+    """Groups of collectives merged by kind, mesh axes and source line."""
     groups: dict[tuple[str, str, str], list[Collective]] = {}
     for one in found:
         groups.setdefault((one.kind, one.mesh_axes, one.line), []).append(one)
@@ -135,11 +135,11 @@ def _merged(group: list[Collective]) -> Collective:
 
 
 def detail(one: Collective, limit: int = 2) -> str:
-    """Why a collective stands where it does, in a sentence.
+    """The makers and readers of a collective, in a sentence.
 
     Arguments:
       one: the collective.
-      limit: how many makers, needs and results are named.
+      limit: how many makers, readers and results are named; the others are counted.
     """
     returned = (f"returned as {listed(one.returned, limit)}",) if one.returned else ()
     needed = listed((*one.needed, *returned), limit)
@@ -172,7 +172,7 @@ def _collective(
 
 
 def _line(reason: ConversionReason) -> str:
-    """The line of the maker, or else of the reader."""
+    """The line of the maker; where it has none, that of the reader."""
     reader = reason.need.node if reason.need.is_read else None
     for node in (reason.maker, reader):
         if node is not None and node.span is not None:
@@ -186,7 +186,7 @@ def _line(reason: ConversionReason) -> str:
 
 
 def instructions(block: Block) -> int:
-    """How many local operations a block holds, regions included."""
+    """The number of local operations in a block and its regions."""
     total = 0
     for instruction in block.instructions:
         total += isinstance(instruction, Apply)

@@ -33,7 +33,7 @@ SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 6, 5, 6, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Shown):
-    """What `plan.diff(other)` returns: it shows itself; `difference` holds the figures."""
+    """The result of `plan.diff(other)`. It shows itself; `difference` has the figures."""
 
     difference: Difference
 
@@ -206,7 +206,7 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
 
 
 def _change(one: TrafficDifference) -> str:
-    """What becomes of the atoms, or what sends."""
+    """The atoms before and after; for kernels and manual regions, the sender."""
     key = one.key
     if key.reader is not None:
         return f"{atoms_text(key.before)} -> {atoms_text(key.after)}"
@@ -214,7 +214,7 @@ def _change(one: TrafficDifference) -> str:
 
 
 def _ends(one: TrafficDifference) -> str:
-    """Who makes and who reads what is sent."""
+    """The maker and the reader of a value that is sent."""
     key = one.key
     made = f"{_end(key.maker, 'an argument of a body')}{_at(one.made_at)}"
     if key.reader is None:

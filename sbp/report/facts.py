@@ -28,7 +28,7 @@ class Tensor:
 
     Arguments:
       name: the user's name.
-      shape, local_shape: dtype and shape of the whole and of one device's shard.
+      shape, local_shape: dtype and shape of the tensor and of one device's shard.
       type: its type.
       bytes_per_device: bytes of one device's shard.
       donated: whether it is a donated argument.
@@ -48,11 +48,11 @@ class AnnotatedTensor:
 
     Arguments:
       name: the source text of the tensor.
-      file, line: of the annotation.
-      pin: what the annotation asks.
+      file, line: file and line of the annotation.
+      pin: the type that the annotation asks for.
       tensor: the tensor with its inferred type.
-      global_shape: of the whole tensor.
-      is_repeat: whether it is a copy that a backward pass makes, of another type.
+      global_shape: its global shape.
+      is_repeat: whether it is a copy in a backward pass, with another type than the first.
     """
 
     name: str
@@ -71,10 +71,10 @@ class RegionFact:
     Arguments:
       op: scan, while or cond.
       place: its line.
-      trips: of a body each time the region runs.
-      trips_assumed: whether `trips` is a guess.
-      runs: of a body per call.
-      collectives: how many conversions and kernels in its bodies send something.
+      trips: runs of a body each time the region runs.
+      trips_assumed: whether `trips` is assumed, because it is known only when the region runs.
+      runs: runs of a body per call.
+      collectives: the number of conversions and kernels in its bodies that send something.
       bytes_per_device: bytes that one device sends in its bodies per call.
     """
 
@@ -88,7 +88,14 @@ class RegionFact:
 
 
 def tensor(program: Program, source: Source, name: str, *, donated: bool = False) -> Tensor:
-    """A register or constant as a fact."""
+    """A register or constant as a fact.
+
+    Arguments:
+      program: the plan.
+      source: the register or constant.
+      name: the user's name.
+      donated: whether it is a donated argument.
+    """
     aval = (
         program.graph.avals[source.value] if isinstance(source, Register) else source.constant.aval
     )
@@ -123,8 +130,8 @@ def outputs(program: Program, output_names: tuple[str, ...]) -> list[Tensor]:
 
 
 def annotated(program: Program) -> list[AnnotatedTensor]:
-    """The annotated tensors in program order. Copies that autodiff and rematerialisation make of an
-    annotation with the same type are one."""
+    """The annotated tensors in program order. Copies of an annotation that autodiff and
+    rematerialisation make are one where they have the same type."""
     found: dict[AnnotatedTensor, None] = {}
     for node in program.graph.walk():
         if node.op == annotate_p.name and node.params["pin"] is not None and node.stack:
@@ -182,12 +189,12 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
 def slices(
     program: Program, fact: AnnotatedTensor
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-    """The mesh axes that split a tensor (one or two) and the index range of each device; the outer
-    axis goes down the rows.
+    """The one or two mesh axes that split a tensor, and the index range of each device.
 
     Returns:
-      None when no axis or more than two split it, when some axis is partial, or when there are too
-      many devices to show.
+      The axes, and rows of index ranges: one row for each index of the outer of two axes. None
+      where no axis or more than two split the tensor, where it is partial, or where one of the axes
+      has more than 8 devices.
     """
     sizes = dict(program.mesh.axes)
     axes = tuple(

@@ -1,4 +1,4 @@
-"""Diagnostic -> ShownDiagnostic: source lines with marks, prices in words."""
+"""Diagnostic -> ShownDiagnostic: adds the source lines with marks, and words the prices."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
-    """What an error says, as findings: its own diagnostics, or its title at the user's line that it
-    names, else at the line that raised it."""
+    """The diagnostics of an error. An error without any becomes one, at the line that it names or
+    else at the user's line that raised it."""
     if isinstance(error, SbpTypeError):
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
@@ -73,8 +73,8 @@ def _lines(file: str, labels: list[Label]) -> Iterable[SourceLine]:
 
 
 def _mark(text: str | None, label: Label) -> Mark:
-    """Where a label stands in its line; an expression that goes on below is marked to the line's
-    end."""
+    """The columns of a label in its line. An expression of several lines is marked to the end of
+    its first line."""
     if text is None:
         return Mark(start=0, end=1, text=label.text, primary=label.primary)
     start = character_index(text, label.span.column)

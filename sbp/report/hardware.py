@@ -1,5 +1,5 @@
-"""The hardware table as a page: what costs are counted on, by the name that `sbp.jit(..,
-hardware=..)` takes."""
+"""The hardware table as a page: the figures that costs are modelled with, by the names that
+`sbp.jit(.., hardware=..)` takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sbp.report.parts import Column, Page, Table, TableRow
 
 
 def hardware_page() -> Page:
-    """All hardware that has a name; figures are of one JAX device, links those of a chip.
+    """All hardware that has a name. Figures are those of one JAX device, links those of a chip.
 
     >>> hardware_page().parts[0].rows[1].cells[:2]
     ('tpu-v3', '61.5')

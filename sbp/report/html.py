@@ -1,5 +1,7 @@
-"""Parts -> HTML: inline CSS, `<details>` folds, small SVG pictures, no script; readable without
-colour, light and dark."""
+"""Parts -> HTML with inline CSS, `<details>` folds, small SVG pictures and no script.
+
+It is readable on light and dark pages, and without colour.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ from sbp.report.parts import (
     TableRow,
 )
 
-# Text and background are the page's own, so that the report sits on light and dark themes; what is
-# added is half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and
-# wraps `pre` inside words: every property that it sets on an element used here is set here
-# (tests/report/test_jupyterlab.py), by rules that count three classes where its own count two.
+# Text and background have the colours of the page around the report, light or dark; other colours
+# are half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps
+# `pre` inside words. So every property that it sets on an element used here is set here
+# (tests/report/test_jupyterlab.py), by selectors of three classes, which win over its two.
 STYLE = """
 .sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left;overflow-x:auto}
 .sbp h3{font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em;scroll-margin-top:0}
@@ -66,7 +68,7 @@ overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
 _PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
 BAR_PIXELS = 72
 SHADES = ("3b82f6", "f59e0b", "10b981", "ef4444", "8b5cf6", "14b8a6", "ec4899", "84cc16")
-"""Colours of slices; each also bears its index range, so that colour is never needed to read it."""
+"""Colours of slices. Each slice also shows its index range, so it can be read without colour."""
 
 
 def page_html(page: Page, *, standalone: bool = False) -> str:
@@ -162,7 +164,7 @@ def _bar(share: Share) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    """The mesh as a grid of devices, each with the slice it holds; equal slices have one colour."""
+    """The mesh as a grid of devices, each with its slice. Equal slices have one colour."""
     texts = list(dict.fromkeys(cell for row in grid.cells for cell in row))
     wide = max(64, 16 + 7 * max(map(len, (*texts, *grid.column_names))))
     side = 7 * max(map(len, grid.row_names)) + 10 if any(grid.row_names) else 2

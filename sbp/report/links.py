@@ -1,4 +1,4 @@
-"""Where the atom of a value comes from, in words."""
+"""The origin of an atom of a value, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbp.source.reader import source_text
 
 
 def link_text(link: Link) -> str:
-    """How a value of a chain got its atom."""
+    """How one value of a chain of origins got its atom."""
     op = "" if link.node is None else link.node.op
     match link.kind:
         case "annotation":
@@ -46,7 +46,7 @@ def link_text(link: Link) -> str:
 
 
 def _row_text(link: Link, op: str) -> str:
-    """The row of an operation, with the origins of other operands that decide the atom."""
+    """The row of an operation, with the other operands that decide the atom and their origins."""
     assert link.row is not None
     kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
     text = (
@@ -59,7 +59,7 @@ def _row_text(link: Link, op: str) -> str:
 
 
 def _partner_text(partner: Partner) -> str:
-    """The atom of another operand, and where its chain ends."""
+    """The atom of another operand, and the end of its chain of origins."""
     atom, end = repr(decode(partner.atom)), partner.end
     if end.kind == "annotation" and end.place is not None:
         return f"{atom}, pinned {place_text(end.place)}"

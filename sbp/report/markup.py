@@ -1,6 +1,6 @@
 """The marks in the texts of a report: words in `backticks` are code.
 
-Renderers ask here which pieces of a text are code. Nothing else looks into a text.
+Only renderers call this module. No other code of sbp reads a text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plain(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, marks included; code is not taken apart.
+    """The words of a text with their marks. Code is not split.
 
     >>> words("made by `x @ w`, once")
     ['made', 'by', '`x @ w`,', 'once']

@@ -1,5 +1,4 @@
-"""What a report consists of, without saying how it looks: the same parts become terminal text and
-HTML.
+"""The parts of a report, without their looks: the same parts become terminal text and HTML.
 
 Words in `backticks` are code. Every renderer shows all facts of a part, in the order of its fields.
 """
@@ -13,7 +12,7 @@ from sbp.errors import RuleRow, Severity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A table cell that shows a part of a whole, between 0 and 1, as a bar."""
+    """A table cell that shows a fraction between 0 and 1 as a bar."""
 
     fraction: float
 
@@ -45,8 +44,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under headings; `folded` rows are summed up by `rest` and can be opened where the medium
-    allows."""
+    """Rows under headings. `rest` sums up the `folded` rows; HTML can open them."""
 
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
@@ -70,7 +68,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """How a mesh of one or two axes holds a tensor: the slice of each device."""
+    """The slice of a tensor on each device of one or two mesh axes."""
 
     caption: str
     column_names: tuple[str, ...]
@@ -80,8 +78,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """An underlined stretch of a source line: carets for what is at fault, dashes for what plays a
-    part."""
+    """An underlined part of a source line: primary with carets, others with dashes.
+
+    Arguments:
+      start, end: columns from 0, `end` excluded.
+      text: the label behind the marks.
+      primary: whether the diagnostic is about this part.
+    """
 
     start: int
     end: int
@@ -91,7 +94,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
-    """A numbered line with its marks; `text` is None when the source is not at hand."""
+    """A numbered line with its marks; `text` is None where the source cannot be read."""
 
     number: int
     text: str | None
@@ -100,7 +103,13 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """Lines of one file; `place` is file:line:column of what is at fault."""
+    """Lines of one file.
+
+    Arguments:
+      place: file:line:column of the primary mark, or of the first mark in the file.
+      scope: the function or region around it, and the pass; empty for files after the first.
+      lines: the lines.
+    """
 
     place: str
     scope: str
@@ -109,7 +118,7 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedHelp:
-    """An edit with the bytes that the plan then sends."""
+    """An edit, with the bytes that the plan sends after it."""
 
     text: str
     price: str
@@ -117,7 +126,7 @@ class PricedHelp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDiagnostic:
-    """A diagnostic, ready to show."""
+    """A diagnostic with its source lines, ready to be rendered."""
 
     severity: Severity
     code: str
@@ -139,7 +148,7 @@ Leaf = Table | Facts | Paragraph | Grid | ShownDiagnostic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with what belongs to it."""
+    """A heading with its parts; `opened` says whether HTML shows them at first."""
 
     title: str
     parts: tuple[Leaf, ...]
@@ -151,7 +160,7 @@ Part = Leaf | Section
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A whole report; without a title only the parts are shown."""
+    """A report. Without a title only the parts are shown."""
 
     title: str = ""
     parts: tuple[Part, ...]

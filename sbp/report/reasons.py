@@ -1,4 +1,4 @@
-"""The reason of a conversion in words: briefly for the report, in full for `plan.why`."""
+"""The reason of a conversion in words: short for the report, long for `plan.why`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sbp.trace.graph import Node
 
 
 def maker_text(reason: ConversionReason) -> str:
-    """What makes the value, as the report says it."""
+    """The maker of the value, for the report."""
     if reason.maker is not None:
         return node_text(reason.maker)
     assert reason.argument is not None
@@ -35,7 +35,7 @@ def maker_text(reason: ConversionReason) -> str:
 
 
 def argument_text(argument: Argument) -> str:
-    """What an input of the program or of a body is; empty for an input without a name."""
+    """An input of the program or of a body in words; empty for an input without a name."""
     if argument.node is None:
         return f"input {argument.name}" if argument.name else ""
     if argument.kind == "carry":
@@ -48,7 +48,8 @@ def argument_text(argument: Argument) -> str:
 
 
 def need_text(reason: ConversionReason) -> str:
-    """What needs the value converted, as the report says it; of the program's results no name."""
+    """The reader of the converted value and its reason, for the report. Results of the program are
+    not named."""
     need = reason.need
     if need.node is None:
         return "returned"
@@ -74,7 +75,7 @@ def need_text(reason: ConversionReason) -> str:
 
 
 def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
-    """What makes the value, with the row that makes it."""
+    """The maker of the value with its row, for `plan.why`."""
     maker = reason.maker
     if maker is None:
         return str(value)
@@ -86,10 +87,10 @@ def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
 
 
 def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
-    """What needs the value converted, and why it cannot stay as it is.
+    """The reader of the converted value, and why it does not take the value as it was made.
 
     Arguments:
-      need: the need that decides.
+      need: the need for the conversion.
       output_names: names of the program's results.
     """
     if need.is_between:
@@ -134,7 +135,7 @@ def _read_need(need: ConversionNeed, node: Node) -> str:
 
 
 def _partners(need: ConversionNeed) -> str:
-    """What a row takes beside the partial value, and what stands there."""
+    """The atoms that rows take beside the partial value, and the atoms that are there."""
     found = need.partners
     assert found is not None
     rows = sorted(
@@ -144,11 +145,12 @@ def _partners(need: ConversionNeed) -> str:
         }
     )
     have = ", ".join(f"{n} is {decode(c)!r}" for n, c in zip(found.names, found.atoms, strict=True))
-    return f"{' or '.join(rows[:3])}, and {have}"
+    more = [f"{len(rows) - 3} more"] if len(rows) > 3 else []
+    return f"{' or '.join([*rows[:3], *more])}, and {have}"
 
 
 def _returned_need(need: ConversionNeed, node: Node) -> str:
-    """Why a body returns the value converted."""
+    """Why the body of a region returns the value converted."""
     before, after = decode(need.change.before), decode(need.change.after)
     what = _node(node)
     match need.kind:
@@ -180,7 +182,12 @@ def _output_need(need: ConversionNeed, output_names: Sequence[str]) -> str:
 
 
 def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
-    """The program with the conversion elsewhere, as the start of a sentence."""
+    """The start of a sentence about the program with the conversion elsewhere.
+
+    Arguments:
+      need: the need for the conversion.
+      output_names: names of the program's results.
+    """
     before = decode(need.change.before)
     match need.kind:
         case "pin":
@@ -240,6 +247,6 @@ def _place(node: Node) -> str:
 
 
 def _expression(node: Node) -> str:
-    """The user's expression with a blank behind it; empty where there is no source."""
+    """The user's expression in backticks and a blank; empty where there is no source."""
     text = source_text(node.span, SEGMENT_LIMIT).replace("`", "'")
     return f"`{text}` " if text else ""

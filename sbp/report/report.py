@@ -1,5 +1,4 @@
-"""The report: what sbp found out about a program, for the terminal, for a notebook, and for other
-programs."""
+"""The report on a program: as text for a terminal, as HTML for a notebook, and as data."""
 
 from __future__ import annotations
 
@@ -16,18 +15,22 @@ from sbp.report.parts import Page
 from sbp.report.terminal import page_lines
 
 TEXT_WIDTH = 120
-"""Columns of plain text where nothing else is asked for."""
+"""Columns of plain text by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A page that shows itself: `print` and files get plain text, rich consoles styled text,
-    notebooks HTML."""
+    """A page that shows itself: `print` and files get plain text, rich consoles styled text, and
+    notebooks HTML.
+
+    Arguments:
+      page: the page.
+    """
 
     page: Page
 
     def text(self, width: int = TEXT_WIDTH) -> str:
-        """Plain text, the same on every terminal."""
+        """Plain text of at most `width` columns, the same on every terminal."""
         return "\n".join(self.lines(width))
 
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
@@ -53,12 +56,12 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What sbp says of a program.
+    """The report on a program.
 
     Arguments:
-      program: the plan's program; None when there is no plan.
-      diagnostics: findings, in source order.
-      title: the program's name.
+      program: the plan; None where there is none.
+      diagnostics: the findings, in source order.
+      title: the function's name.
       output_names: names of the results.
 
     >>> report = Report(program=None, title="step")
@@ -80,7 +83,7 @@ class Report:
         return self.ok
 
     def full(self) -> Shown:
-        """The whole report."""
+        """The full report."""
         if self.program is None:
             return Shown(page=pages.refusal(self.title, self.diagnostics))
         return Shown(page=pages.full(self.program, self.title, self.output_names, self.diagnostics))
@@ -119,8 +122,8 @@ class Report:
 
 
 def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
-    """The lines that stand for an sbp error instead of a stack trace (`_render_traceback_` of
-    notebooks and IPython)."""
+    """The lines that IPython and notebooks show for an sbp error in place of a stack trace
+    (`_render_traceback_`)."""
     return Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).lines(width)
 
 

@@ -1,4 +1,4 @@
-"""The registry as pages: which primitives have signatures, and the rows of one on a sample."""
+"""The registry as pages: the primitives that have signatures, and the rows of one primitive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status
 
 AXIS_SIZE = 4
-"""Size of the mesh axis that sample rows are shown for; it divides every dim of the samples."""
+"""Size of the mesh axis of the shown rows. It divides every dim of the samples."""
 
 KNOWN = {
     "proved": "Z3 proves the scalar law behind it",
@@ -27,7 +27,7 @@ KNOWN = {
 
 
 def signatures_page() -> Page:
-    """All primitives that have signatures, by family."""
+    """All primitives with signatures, by family."""
     rules = [rule for rule in map(rule_for, known_primitives()) if rule is not None]
     families = sorted({family(rule) for rule in rules})
     sections = tuple(_family(name, [r for r in rules if family(r) == name]) for name in families)
@@ -38,7 +38,7 @@ def signatures_page() -> Page:
 
 
 def _family(name: str, rules: list[Rule]) -> Section:
-    """The primitives of one family, and the reason of each that has only the all-B row."""
+    """The primitives of one family, with the reason of each whose only row is all B."""
     parts: list[Paragraph | Table] = []
     if split := [r.name for r in rules if not r.reason]:
         parts.append(Paragraph(text=", ".join(split)))
@@ -51,7 +51,7 @@ def _family(name: str, rules: list[Rule]) -> Section:
 
 
 def family(rule: Rule) -> str:
-    """The module that a rule stands in: elementwise, contraction, reduction, .."""
+    """The name of the module with a rule: elementwise, contraction, reduction, .."""
     rows: Any = rule.rows
     while isinstance(rows, functools.partial):
         rows = rows.args[0] if rows.args and callable(rows.args[0]) else rows.func
@@ -90,8 +90,8 @@ def signature_page(primitive: str) -> Page:
 
 
 def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
-    """Atoms, what runs on the shards, what that sends, and how the row is known; columns that say
-    nothing are left out."""
+    """A table of rows: atoms, the kernel, the bytes that it sends, and how the row is known. Empty
+    columns are left out."""
     cells = [
         (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
         for r in rows
@@ -115,7 +115,7 @@ def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
 
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
-    """What the names of kernels and of proofs mean."""
+    """The meaning of the names of kernels and proofs in a table of rows."""
     kernels = sorted({r.kernel for r in rows} - {"local"})
     statuses = {row_status(op, r) for r in rows}
     legends = (

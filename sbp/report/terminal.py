@@ -1,5 +1,4 @@
-"""Parts -> lines of a terminal. The same lines without their styles are the plain text, so both
-break alike."""
+"""Parts -> lines of a terminal. The plain text is the same lines without styles."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def page_lines(page: Page, width: int) -> Iterator[Text]:
-    """A page as lines of at most `width` cells (source lines and words that are longer stand
-    out)."""
+    """A page as lines of at most `width` cells. Source lines and single words may be longer."""
     width = max(width, MIN_WIDTH)
     started = after_finding = False
     if page.title:
@@ -79,8 +77,8 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Breaks a sentence at blanks into lines of at most `width` cells; a longer word, or `code`,
-    has a line of its own."""
+    """Breaks a sentence at blanks into lines of at most `width` cells. A word or `code` that is
+    longer has a line of its own."""
     lines = [""]
     for word in words(text):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -111,7 +109,8 @@ def bar(share: Share) -> str:
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> list[int]:
-    """Column widths; columns that wrap give way when the table is too wide, the widest first."""
+    """Column widths. Where the table is too wide, columns that wrap get narrower, the one with most
+    room first."""
     wanted = [
         max([cell_len(c.heading), *(cell_len(_cell(row.cells[i])) for row in rows)])
         for i, c in enumerate(columns)
@@ -252,7 +251,7 @@ def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterator[Text]:
-    """A note or help after `= kind:`; a price stands at the right edge."""
+    """A note or help after `= kind:`, with its price at the right edge."""
     head = f"{gutter}= {kind}: "
     room = width - cell_len(head)
     lines = wrap(text, room)

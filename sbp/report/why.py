@@ -1,5 +1,5 @@
-"""Why -> page: the type of a value, where it comes from, what other types cost, why its conversions
-are where they are."""
+"""Why -> page: the type of a value, its origin, the prices of other types, the reasons of its
+conversions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ less."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Shown):
-    """What `plan.why(name)` returns: it shows itself; `why` holds the figures.
+    """The result of `plan.why(name)`. It shows itself; `why` has the figures.
 
     Arguments:
       why: the answer as data: `why.type`, `why.alternatives`, `why.conversions`, ..
@@ -138,8 +138,8 @@ def _axis(why: Why, story: AxisStory) -> Section:
 def verdict(why: Why, story: AxisStory) -> str:
     """Whether an atom is pinned, forced or chosen by its cost, and then by how much.
 
-    A plan with an annotation more may be cheaper than a plan that is proved cheapest: policies do
-    not hold at annotations.
+    A plan with one more annotation may be cheaper than a plan that is proved cheapest, because
+    policies do not apply to annotations.
     """
     best = story.next_best
     if story.pinned:
@@ -176,7 +176,7 @@ def verdict(why: Why, story: AxisStory) -> str:
 
 
 def difference(cost: Cost, base: Cost) -> str:
-    """How much more one plan takes than another: time, and what is sent.
+    """The difference between two costs: time, its share, and bytes sent.
 
     >>> cost = lambda n: Cost(bytes_per_device=4 * n, seconds=n, peak_memory_bytes=0)
     >>> dear, cheap = cost(3.0), cost(2.0)
@@ -301,8 +301,8 @@ def _conversion(why: Why, one: ExplainedConversion) -> TableRow:
 
 
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
-    """What makes a converted value, what needs it converted, and the cost of the plan with the
-    conversion elsewhere."""
+    """The maker and the reader of a converted value, and the cost of the plan with the conversion
+    elsewhere."""
     made = full_maker_text(one.reason, one.value)
     needed = full_need_text(one.reason.need, why.output_names)
     takes = "take" if one.others > 1 else "takes"
@@ -323,7 +323,7 @@ def _outcome_text(outcome: Outcome, base: Cost) -> str:
 
 
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
-    """What else has the name or stands on the line."""
+    """Other values with the same name or line."""
     columns = (
         Column(heading="value", wraps=True),
         Column(heading="type", wraps=True),

@@ -1,4 +1,4 @@
-"""How figures, types and source lines are worded in every report."""
+"""The words for figures, types and source lines in every report."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def atoms_text(codes: Sequence[Code]) -> str:
 
 
 def change_text(step: Step) -> str:
-    """What a step of a conversion makes of the atoms on its mesh axes, `P(sum) -> S(0)`, and how it
-    sums where the user chose float32."""
+    """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
+    where the user chose float32."""
     before = dict.fromkeys(step.source[i] for i in step.mesh_axes)
     after = dict.fromkeys(step.target[i] for i in step.mesh_axes)
     how = f" ({float32_text(step.float32)})" if step.float32 else ""
@@ -85,7 +85,7 @@ def axes_text(step: Step, mesh: MeshSpec) -> str:
 
 
 def place_text(at: SourcePlace) -> str:
-    """A place in a sentence; for a gradient the forward line."""
+    """A place in a sentence. For a gradient it is the forward line."""
     if at.span is None:
         return "in generated code"
     return f"{'in the gradient of' if at.gradient else 'at'} {place(at.span)}"

@@ -207,6 +207,8 @@ def test_large_programs_fold():
     assert "made by input x0;" not in text
     assert "made by input x0;" in report.html()  # the folded rows are there
     assert "more groups" not in Report(program=many(12).program).text(WIDE)
+    short = Report(program=many(9).program).short().text(WIDE)  # it shows those of eight lines
+    assert re.search(r"and 1 more groups: \d+\.\d (B|KiB) per device", short)
 
 
 @pytest.mark.parametrize("name", ["layers", "choose"])
