@@ -92,7 +92,7 @@ PRESETS: dict[str, tuple[str, Callable[[int], Config]]] = {
 
 
 def tpu_mesh(topology: str) -> Mesh:
-    """A one-axis mesh over every core of a TPU topology, none of which need be present."""
+    """A one-axis mesh over every core of a TPU topology; the cores need not be present."""
     return Mesh(
         np.array(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices),
         (AXIS,),
@@ -154,7 +154,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[Config, Mesh], jax.stages.Compiled]]] =
 
 
 def measure(program: str, cfg: Config, mesh: Mesh) -> Measurement:
-    """Compiles one of `PROGRAMS` for `mesh` and reads off what it moves and holds."""
+    """Compiles one of `PROGRAMS` for `mesh` and reads its bytes sent and its memory."""
     title, compile_program = PROGRAMS[program]
     start = time.perf_counter()
     compiled = compile_program(cfg, mesh)

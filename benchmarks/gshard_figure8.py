@@ -79,8 +79,8 @@ def layer_pair(devices: int, hardware: sbp.Hardware) -> LayerPair:
 def figure8(
     hardware: sbp.Hardware = sbp.HARDWARE["tpu-v3"], devices: Sequence[int] = (128, 512, 2048)
 ) -> list[LayerPair]:
-    """Layer pairs by number of devices; what is linear in it takes `CUMSUM_SHARE` of the
-    largest."""
+    """Layer pairs by number of devices. The part linear in that number takes `CUMSUM_SHARE` of the
+    time for the most devices."""
     pairs = [layer_pair(d, hardware) for d in devices]
     linear = pairs[-1].seconds * CUMSUM_SHARE / (1 - CUMSUM_SHARE)
     return [dataclasses.replace(p, linear=linear * p.devices / devices[-1]) for p in pairs]

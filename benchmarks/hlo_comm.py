@@ -127,8 +127,8 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
             elif not (
                 name.startswith("async-collective-done") or "calls=%async_collective_fusion" in rhs
             ):
-                # Those two are, on TPU, a collective again that is counted where its asynchronous
-                # fusion starts.
+                # On TPU these two repeat a collective that is counted at the start of its
+                # asynchronous fusion.
                 for callee in callees(rhs):
                     walk(callee, executions)
 
@@ -162,7 +162,7 @@ def computations_of(hlo_text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def instructions(lines: list[str]) -> Iterable[tuple[str, str]]:
-    """The name of each instruction and what stands right of its `=`."""
+    """The name of each instruction and the text to the right of its `=`."""
     for line in lines:
         if match := _INSTRUCTION.match(line):
             yield match.group(1), match.group(2)

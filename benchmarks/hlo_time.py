@@ -59,7 +59,7 @@ def _cycles(
     known: dict[str, int],
     unknown: set[str],
 ) -> int:
-    """The cycles of one run of a computation; `known` has those that were added up before."""
+    """The cycles of one run of a computation; `known` caches those of other computations."""
     if computation not in known:
         total = 0
         for name, rhs in instructions(computations.get(computation, [])):

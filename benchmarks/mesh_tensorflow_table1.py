@@ -68,7 +68,7 @@ class TwoLayers:
 
     @property
     def kept_bytes(self) -> float:
-        """x, y and their gradients, w, v and theirs: what the function takes and returns."""
+        """Arguments and results: x, y and their gradients, w, v and their gradients."""
         b, io, h = self.parts
         return 4 * 4 * (b * io + io * h)
 
@@ -170,7 +170,7 @@ def local_flops(plan: sbp.Plan) -> float:
 
 
 def kept_bytes(plan: sbp.Plan) -> float:
-    """Bytes that a processor holds of what the function takes and returns."""
+    """Bytes of the function's arguments and results on one processor."""
     program = plan.program
     held = [(program.graph.avals[r.value].shape, r.codes) for r in program.block.inputs]
     held += [

@@ -73,7 +73,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Wall-clock seconds of each stage, and what came of it."""
+    """Wall-clock seconds of each stage, and its results."""
 
     trace: float
     check: float

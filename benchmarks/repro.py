@@ -173,7 +173,7 @@ class CompiledCase:
     Arguments:
         bytes_by_kind: bytes sent, by kind of collective.
         cycles: the compiler's estimate of the program's own work.
-        unknown: what has no estimate.
+        unknown: operations without an estimate.
     """
 
     bytes_by_kind: dict[str, float]

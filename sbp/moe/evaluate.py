@@ -42,7 +42,7 @@ class Evaluation:
     Attributes:
       overall: all languages together.
       groups: by rank of training text, most first.
-      languages: each language alone.
+      languages: the result of each language.
       samples: (pair, translation), a few languages spread over all ranks.
       left_out: held-out pairs longer than the model's sequences.
       signature: sacrebleu's, which makes the numbers reproducible.

@@ -168,7 +168,7 @@ class _Stack:
       tokens: [G, n, T] ids of the side's tokens, for the padding masks.
       key: randomness of dropout and routing; None evaluates.
       sharding: the mesh axes of groups and experts.
-      memory: what a decoder attends to; None for an encoder.
+      memory: the encoder's output, which a decoder attends to; None for an encoder.
     """
 
     cfg: ModelConfig

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies, trained on the corpus at hand."""
+"""SentencePiece vocabularies, trained on the corpus of the run."""
 
 from __future__ import annotations
 

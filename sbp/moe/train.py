@@ -233,7 +233,7 @@ def fit(
     """Initialise or resume, and train.
 
     Arguments:
-      run: what was asked for.
+      run: the options of the run.
       plan: the step.
       encoded: the training text.
       checkpoints: where the run is kept.

@@ -1,7 +1,7 @@
-"""What a variable stands for at a line of the user's source: an expression or a parameter.
+"""The expression or parameter that a variable names at a line of the user's source.
 
-Only the text is read. Where it does not decide, as for a variable that a loop or one branch
-assigns, there is no answer.
+The answer follows from the source text. There is none where the text does not decide, as for a
+variable that a loop or one branch assigns.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sbp.source.text import ParsedSource, file_text, parsed_file, position_at, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableBinding:
-    """What a variable stands for.
+    """The expression or parameter that a variable names.
 
     Arguments:
       span: the expression that was assigned to it; None for a parameter.
-      name: the name that this expression is; empty for other expressions and for a parameter.
-      whole: whether the variable is all of the expression, not an element of it.
-      function: of a parameter, the name of its function.
-      position: of a parameter, its position; -1 for one that is only given by keyword.
+      name: the expression's text, if it is a name; empty for others and for a parameter.
+      whole: whether the variable is the whole expression; False for an element of it.
+      function: for a parameter, the name of its function.
+      position: for a parameter, its position; -1 for a keyword-only parameter.
     """
 
     span: Span | None = None
@@ -35,7 +35,8 @@ class VariableBinding:
 
 
 def binding_of(name: str, at: Span) -> VariableBinding | None:
-    """What a variable stands for where an expression reads it; None where the text does not decide.
+    """The expression or parameter that a variable names where an expression reads it; None where
+    the text does not decide.
 
     Arguments:
       name: the variable.
