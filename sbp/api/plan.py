@@ -15,7 +15,7 @@ from sbp.api.call import CallReader, CallSignature, quick_key
 from sbp.api.tracing import Traced
 from sbp.errors import Diagnostic, SbpError, SbpWarning, users_stacklevel
 from sbp.explain.costly import costly_annotations
-from sbp.explain.settings import Side
+from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
 from sbp.plan.program import Cost, Program
 from sbp.report.compare import Comparison, comparison
@@ -197,8 +197,8 @@ class Plan:
         return comparison(self._side, other._side)
 
     @property
-    def _side(self) -> Side:
-        return Side(
+    def _side(self) -> ComparedPlan:
+        return ComparedPlan(
             title=self._reader.name,
             program=self.program,
             output_names=self._traced.out_names,

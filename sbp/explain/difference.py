@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sbp import _jax
 from sbp.explain.names import Names
 from sbp.explain.places import SourcePlace
-from sbp.explain.settings import Setting, Side, settings
+from sbp.explain.settings import ComparedPlan, Setting, settings
 from sbp.explain.subjects import Subject, Subjects
 from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.space import Code, Step, from_type, local_shape
@@ -163,7 +163,7 @@ class Difference:
         )
 
 
-def compare(this: Side, other: Side) -> Difference:
+def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
     """The differences of another plan from this one."""
     inputs, outputs, values = (
         (named(this), named(other)) for named in (_inputs, _outputs, _values)
@@ -205,7 +205,7 @@ class ValueKey:
     function: str = ""
 
 
-def _compared(side: Side, subject: Subject) -> ComparedValue:
+def _compared(side: ComparedPlan, subject: Subject) -> ComparedValue:
     program = side.program
     t = side.types.type_of(subject)
     aval = side.program.request.graph.avals[subject.values[0]]
@@ -216,7 +216,7 @@ def _compared(side: Side, subject: Subject) -> ComparedValue:
     )
 
 
-def _inputs(side: Side) -> dict[ValueKey, ComparedValue]:
+def _inputs(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     graph = side.program.request.graph
     pairs = zip(graph.inputs, graph.input_names, strict=False)
     return {
@@ -227,7 +227,7 @@ def _inputs(side: Side) -> dict[ValueKey, ComparedValue]:
     }
 
 
-def _outputs(side: Side) -> dict[ValueKey, ComparedValue]:
+def _outputs(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     pairs = zip(side.program.request.graph.outputs, side.output_names, strict=False)
     return {
         ValueKey(name): _compared(
@@ -238,7 +238,7 @@ def _outputs(side: Side) -> dict[ValueKey, ComparedValue]:
     }
 
 
-def _values(side: Side) -> dict[ValueKey, ComparedValue]:
+def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     """The values that the expressions of a program make. Each value belongs to its innermost
     expression; values with one label are numbered in order."""
     subjects = Subjects.of(side.program.request.graph, side.output_names)

@@ -98,7 +98,7 @@ class Repair:
             if trials.large and edits.found:
                 policies = _Accepted(skips=next(self.policies(), None) is not None)
             else:
-                policies = self.by_policy(base, edits.told)
+                policies = self.by_policy(base, edits.seen)
         unsearched: list[ChangeKind] = []
         if trials.huge and policies.found:
             unsearched.append("annotation")
@@ -125,17 +125,17 @@ class Repair:
         """
         enough, most = self.trials.limits.plans_of(self.trials.size, self.shown)
         found: list[_Found] = []
-        told: set[str] = set()
+        seen: set[str] = set()
         taken: list[Candidate] = []
         untried: set[str] = set()
         plans = 0
         for number, one in enumerate(self.candidates(base)):
-            if one.text in told or one.instead in taken:
+            if one.text in seen or one.instead in taken:
                 continue
             if plans >= (enough if found else most):
                 untried.add(one.text)
                 continue
-            told.add(one.text)
+            seen.add(one.text)
             if not self.trials.may_hold(self.fault.mesh_axis, gone | one.without, one.assumed):
                 continue
             plans += 1
@@ -146,7 +146,7 @@ class Repair:
                 help_ = priced(text, one.edits, program, clears_all_errors=whole)
                 found.append(_Found(number, help_, one.inserts))
                 taken.append(one)
-        return _Accepted(tuple(found), told=len(told), plans=plans, untried=len(untried))
+        return _Accepted(tuple(found), seen=len(seen), plans=plans, untried=len(untried))
 
     def by_policy(self, base: Request, number: int) -> _Accepted:
         """Policies that allow more. In a large program the first that gives a typing, and only with
@@ -348,14 +348,14 @@ class _Accepted:
 
     Arguments:
       found: the accepted helps.
-      told: the number of candidates that were looked at.
+      seen: the number of candidates that were looked at.
       plans: the number of plans made.
       untried: the number of candidates left when no more plans were made.
       skips: whether policies were left out because the program is large.
     """
 
     found: tuple[_Found, ...] = ()
-    told: int = 0
+    seen: int = 0
     plans: int = 0
     untried: int = 0
     skips: bool = False

@@ -101,8 +101,8 @@ class ProgramPolicies:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of the two plans.
+class ComparedPlan:
+    """One of the two plans that are compared, with the names that its user knows.
 
     Arguments:
       title: the function's name.
@@ -122,7 +122,7 @@ class Side:
         return Types.of(self.program, self.program.request.graph)
 
 
-def settings(this: Side, other: Side) -> Iterator[Setting]:
+def settings(this: ComparedPlan, other: ComparedPlan) -> Iterator[Setting]:
     """The settings that differ between two plans."""
     a, b = this.program.request, other.program.request
     yield from _differing("function", this.title, other.title)
@@ -198,7 +198,7 @@ PinnedAtoms = tuple[tuple[str, Atom], ...]
 """(mesh axis, atom) of a pin."""
 
 
-def _pins(side: Side) -> dict[tuple[PinKind, str], tuple[PinnedAtoms, ...]]:
+def _pins(side: ComparedPlan) -> dict[tuple[PinKind, str], tuple[PinnedAtoms, ...]]:
     """The user's pins by the pinned value, each pin once. Types of inputs and outputs are complete,
     so B is left out there."""
     request = side.program.request

@@ -272,6 +272,14 @@ class _Inquiry:
     def story(
         self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]
     ) -> AxisStory:
+        """Where the atom of the value on one mesh axis comes from.
+
+        Arguments:
+          position: the position of the mesh axis.
+          codes: the type of the value in the plan.
+          free: the plan without the value's pin on the axis; None where it has none.
+          singles: the plans with another atom on the axis.
+        """
         subject = self.subject
         links = self.origins.chain(self.present[0], position, most=self.limits.links)
         links = (dataclasses.replace(links[0], subject=ValueName(subject.label)), *links[1:])

@@ -14,7 +14,7 @@ from sbp.explain.difference import (
     compare,
 )
 from sbp.explain.places import SourcePlace
-from sbp.explain.settings import Setting, Side
+from sbp.explain.settings import ComparedPlan, Setting
 from sbp.plan.text import place
 from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.report import Shown
@@ -41,7 +41,7 @@ class Comparison(Shown):
         return self.text()
 
 
-def comparison(this: Side, other: Side) -> Comparison:
+def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
     """Two plans compared."""
     found = compare(this, other)
     return Comparison(page=page(found), difference=found)

@@ -184,6 +184,35 @@ def test_a_budget_that_was_not_searched_to_the_end_says_so():
     assert [isinstance(e, OptionEdit) and e.value for e in edits] == [12288, 8192]
 
 
+def test_pins_without_a_label_are_counted():
+    def program(a, b, c, d, e, f):
+        a = sbp.partial(a, "tensor")
+        b = sbp.partial(b, "tensor")
+        c = sbp.partial(c, "tensor")
+        d = sbp.partial(d, "tensor")
+        e = sbp.partial(e, "tensor")
+        f = sbp.partial(f, "tensor")
+        return jax.tree.map(jnp.tanh, [a, b, c, d, e, f])
+
+    (found,) = diagnosed(program, [shape(8 * n, 8) for n in range(1, 7)])
+    (note,) = [n for n in found.notes if "alone would end here" in n]
+    assert note.count(" as P(sum)") == 3 and "and 2 more pins each alone" in note
+
+
+def test_a_help_for_one_of_several_budgets_says_so():
+    def program(x, w):
+        return jnp.tanh(x @ w)
+
+    options = {
+        "in_types": ("tensor:S(1)", "tensor:S(0)"),
+        "boxing": "reduce",
+        "budgets": [sbp.forbid("all_reduce"), sbp.forbid("reduce_scatter")],
+    }
+    (found,) = diagnosed(program, (SQUARE, SQUARE), options=options)
+    assert sum(n.startswith("the budget: ") for n in found.notes) == 2
+    assert "a larger size was looked for in the first of these budgets only" in found.notes
+
+
 # ---- plan.why -----------------------------------------------------------------------------------
 
 
