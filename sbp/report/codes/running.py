@@ -104,6 +104,9 @@ sbp.jit(lambda x, w: jnp.tanh(x @ w) * 2.0, mesh, memory_limit=2**20).plan(x, w)
         Take the row out, or correct `local`, which computes a device's part of the result: most
         often it must not let the padding of an uneven split into a reduction (`even=True` leaves
         such splits out), or the operation is not linear, as P(sum) needs.
+
+        A note with this code names mesh axes of more than 64 devices, on which a signature is not
+        checked.
         """,
         """
 from jax.experimental import pallas as pl
