@@ -35,12 +35,15 @@ class Pin:
         with this placement on its mesh.
       reduce_dtype: "float32" to sum 16-bit parts in float32 on the way to the type; None for the
         `reduce_dtype` of `sbp.jit`.
+      input: the position of the input whose type this is, where an uneven split keeps JAX from
+        sharding the input itself so; -1 for what the user annotates.
     """
 
     type: NdSbp
     complete: bool = False
     device_assignment: tuple[Any, ...] | None = None
     reduce_dtype: str | None = None
+    input: int = -1
 
     def batched(self, dim: int) -> Pin:
         """The same pin on a tensor with a new dim at `dim`."""

@@ -4,7 +4,7 @@ else that its types are chosen by."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -68,11 +68,12 @@ def traced_call(
     refuse_symbolic(signature.avals, reader.name)
     boundary: list[NdSbp | None] = []
     inner: list[Pin | None] = []
-    for want, aval, name in zip(signature.wanted, signature.avals, signature.names, strict=True):
+    asked = zip(signature.wanted, signature.avals, signature.names, strict=True)
+    for position, (want, aval, name) in enumerate(asked):
         check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
         outer, pin = even_boundary(want, aval.shape, spec, f"input {name}")
         boundary.append(outer)
-        inner.append(pin)
+        inner.append(replace(pin, input=position) if pin else None)
 
     def call(*flat: Any) -> Any:
         pinned = [

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import Edit, Help, Span
+from sbp.errors import Edit, Help
 from sbp.infer.constraints import PinSite, pin_sites
+from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
-from sbp.source.reader import users_span
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
 
@@ -54,8 +54,9 @@ def drop_pin(request: Request, site: PinSite, position: int | None = None) -> Re
     )
 
 
-def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Request:
-    """The request with a pin that asks another code on one mesh axis.
+def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Request | None:
+    """The request with a pin that asks another code on one mesh axis; None where a value that is
+    pinned by the same line has too few dims for it.
 
     Arguments:
       request: the request.
@@ -63,6 +64,9 @@ def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Requ
       position: of the mesh axis.
       code: the code that the pin asks there.
     """
+    values = [n.outputs[0] for n in site.nodes] or [pinned_value(request.graph, site)]
+    if any(len(request.graph.aval(v).shape) < code for v in values):
+        return None
     return _with_codes(
         request, site, tuple(code if k == position else c for k, c in enumerate(site.codes))
     )
@@ -71,54 +75,72 @@ def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Requ
 def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
     wanted = None if all(c is None for c in codes) else codes
     demand = request.demand
+    if site.is_input:
+        return _with_input(request, site, codes)
     match site.source:
-        case "input":
-            inputs = tuple(wanted if i == site.position else t for i, t in enumerate(demand.inputs))
-            return replace(request, demand=replace(demand, inputs=inputs))
         case "output":
             outputs = tuple(
                 wanted if i == site.position else t for i, t in enumerate(demand.outputs)
             )
             return replace(request, demand=replace(demand, outputs=outputs))
         case _:
-            atoms = {
-                axis: decode(c)
-                for axis, c in zip(request.mesh.names, codes, strict=True)
-                if c is not None
-            }
-            pins = {
-                n.id: Pin(NdSbp(atoms), reduce_dtype=n.params["pin"].reduce_dtype)
-                if atoms
-                else None
-                for n in site.nodes
-            }
+            pins = {n.id: _changed(n.params["pin"], codes, request) for n in site.nodes}
             return replace(request, graph=rewrite(request.graph, at=pins))
 
 
-def insert_pin(request: Request, node: Node, operand: int, position: int, code: Code) -> Request:
-    """The request with an annotation on an operand of a node, before its line and wherever that
-    line was traced.
+def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
+    """The request with another type of an input. An input with an uneven split has two pins: what
+    JAX can shard, and the node behind it with the type that the user asks for."""
+    old = request.demand.inputs[site.position] or (None,) * len(codes)
+    changed = [new != before for new, before in zip(codes, site.codes, strict=True)]
 
-    It stands for `x = annotate(x)` there: readers from there on see it, gradients included.
-    Operands made in the line itself are not annotated.
+    def edited(pinned: tuple[Code | None, ...]) -> tuple[Code | None, ...]:
+        return tuple(
+            new if differs else kept
+            for new, differs, kept in zip(codes, changed, pinned, strict=True)
+        )
+
+    outer = edited(old)
+    demand = request.demand
+    wanted = None if all(c is None for c in outer) else outer
+    inputs = tuple(wanted if i == site.position else t for i, t in enumerate(demand.inputs))
+    behind = [
+        (n.id, n.params["pin"])
+        for n in request.graph.nodes
+        if n.op == annotate_p.name and n.params["pin"] and n.params["pin"].input == site.position
+    ]
+    pins = {i: _changed(pin, edited(pinned_codes(pin, request.mesh)), request) for i, pin in behind}
+    graph = rewrite(request.graph, at=pins) if pins else request.graph
+    return replace(request, demand=replace(demand, inputs=inputs), graph=graph)
+
+
+def _changed(pin: Pin, codes: tuple[Code | None, ...], request: Request) -> Pin | None:
+    """A pin that asks other codes; None where it asks nothing."""
+    named = zip(request.mesh.names, codes, strict=True)
+    atoms = {axis: decode(c) for axis, c in named if c is not None}
+    return replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
+
+
+def insert_pin(
+    request: Request, readers: Mapping[int, int], position: int, code: Code
+) -> Request | None:
+    """The request with annotations before some nodes; None where a value has too few dims for it.
+
+    An annotation stands for `x = annotate(x)` there: all that follows reads it, gradients included.
 
     Arguments:
       request: the request.
-      node: the reader.
-      operand: which operand of the node.
+      readers: for the id of each node, which of its operands is annotated.
       position: of the mesh axis.
       code: the code that the annotation asks there.
     """
-    pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
     graph = request.graph
-    made_at: dict[Operand, Span | None] = {
-        v: users_span(n) for n in graph.walk() for v in n.outputs
-    }
-    lines = [n for n in graph.walk() if alike(n, node)]
-    entered = [
-        n for n in lines if n.id == node.id or made_at.get(n.inputs[operand]) != users_span(n)
-    ]
-    return replace(request, graph=rewrite(graph, before={n.id: (operand, pin) for n in entered}))
+    pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
+    before = {n.id: (readers[n.id], pin) for n in graph.walk() if n.id in readers}
+    values = [n.inputs[readers[n.id]] for n in graph.walk() if n.id in readers]
+    if any(len(graph.aval(v).shape) < code for v in values):
+        return None
+    return replace(request, graph=rewrite(graph, before=before))
 
 
 def priced(

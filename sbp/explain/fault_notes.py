@@ -39,7 +39,7 @@ def notes(fault: BlamedFault, node: Node, pins: Sequence[Constraint]) -> Iterato
     if here != node.span and node.span is not None:
         yield (f"inside the call it is `{source_text(node.span) or node.op}` at {place(node.span)}")
     for c in pins:
-        if c.site and c.site.source == "input":
+        if c.site and c.site.is_input:
             where = (
                 f"{decode(c.code)!r} on `{fault.axis}` by in_types or by the sharding it arrives"
                 " with"

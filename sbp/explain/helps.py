@@ -138,8 +138,11 @@ class Repair:
             seen.add(one.text)
             if not self.trials.may_hold(self.fault.mesh_axis, gone | one.without, one.assumed):
                 continue
+            request = one.make()
+            if request is None:
+                continue
             plans += 1
-            program = best_program(one.make())
+            program = best_program(request)
             if program is not None:
                 text = one.text + self.became(program)
                 whole = not self.trials.several
@@ -244,8 +247,8 @@ class Repair:
         name, where, kept = self.names.site(site), self.where(site), carried_text(request, site)
         several = sum(c is not None for c in site.codes) > 1
         smaller: Candidate | None = None
-        if several or site.source != "annotation":
-            note = "" if site.source == "annotation" else f' ("{axis}:?"){kept}'
+        if several or not site.span:
+            note = "" if site.span else f' ("{axis}:?"){kept}'
             smaller = Candidate(
                 text=f"leave {name} free on `{axis}` {where}{note}",
                 edits=edits_of(request, site, k),
@@ -254,7 +257,7 @@ class Repair:
             )
             if smaller.edits:
                 yield smaller
-        if several or site.source == "annotation":
+        if several or site.span:
             text = (
                 f"drop `{source_text(site.span)}` {where}"
                 if site.span
@@ -319,7 +322,7 @@ class Repair:
     def where(self, site: PinSite) -> str:
         """The place of a pin, with its file when that is another one."""
         if site.span is None:
-            return "in in_types" if site.source == "input" else "in out_types"
+            return "in in_types" if site.is_input else "in out_types"
         line = users_span(self.node)
         here = line is None or line.file == site.span.file
         texts = [source_text(c.site.span) for c in self.twins(site) if c.site]

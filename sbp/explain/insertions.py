@@ -21,13 +21,11 @@ from sbp.infer.flow import End
 from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
-from sbp.limits import (
-    Policy,
-)
+from sbp.limits import Policy
 from sbp.signatures import rule_for, traits_of
 from sbp.source.editing import converted, reads
 from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.trace.graph import Node
+from sbp.trace.graph import Node, Operand
 
 
 def policy_at(request: Request, node: Node, position: int) -> Policy:
@@ -71,7 +69,7 @@ class Candidate:
     Arguments:
       text: the change in words.
       edits: the change itself.
-      make: the program after it.
+      make: the program after it; None where the change is none of a program that runs.
       without: (mesh axis, name) of constraints that the change takes away.
       assumed: literals of states on the fault's mesh axis. The program is in one of these states
           after the change; empty for any state.
@@ -81,7 +79,7 @@ class Candidate:
 
     text: str
     edits: tuple[Edit, ...]
-    make: Callable[[], Request]
+    make: Callable[[], Request | None]
     without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
     inserts: bool = False
@@ -266,9 +264,11 @@ class Insertions:
         assumed = states_of(self.system, end, code) if end else ()
         if not all(edits) or (end and not assumed):
             return None
+        first = dict[int, int]()
+        for each in (value, *others):
+            first |= self.first_readers(each, edits[0])
         return _Annotated(
-            reader=reader,
-            number=number,
+            readers=first,
             code=code,
             variable=read.variable,
             calls=tuple(
@@ -285,6 +285,51 @@ class Insertions:
             ),
             assumed=assumed,
         )
+
+    def first_readers(self, value: Operand, edits: Sequence[SourceEdit]) -> dict[int, int]:
+        """The nodes that are first to read a value after edits that annotate it, one for each time
+        that the lines are traced, with the position among their operands.
+
+        A statement before the line annotates all that the line reads, also in the functions that
+        it calls. The other edits annotate what they replace.
+
+        Arguments:
+          value: the value.
+          edits: the edits.
+        """
+        line = users_span(self.node)
+        assert line is not None
+        new = edits[0].span
+        inserted = (new.line, new.column) == (new.end_line, new.end_column)
+        start = (new.line, new.column) if inserted else (line.line, line.column)
+
+        def frame(node: Node) -> int | None:
+            """The position in the node's stack of the frame that reads what is annotated."""
+            found = (
+                k
+                for k, s in enumerate(node.stack)
+                if (s.file, s.function) == (line.file, line.function)
+                and (s.line, s.column) >= start
+            )
+            return next(found, None)
+
+        nodes = [n for n in self.base.graph.walk() if not n.in_gradient and frame(n) is not None]
+        first = next(n for n in nodes if value in n.inputs)
+        number, depth = first.inputs.index(value), frame(first)
+        assert depth is not None
+        path = first.stack[: depth + 1]
+
+        def enters(node: Node) -> bool:
+            operand = node.inputs[number]
+            maker = self.names.makers.get(operand) if isinstance(operand, int) else None
+            return maker is None or path[-1] not in maker.stack
+
+        return {first.id: number} | {
+            n.id: number
+            for n in nodes
+            if (n.op, len(n.inputs), n.stack[: depth + 1]) == (first.op, len(first.inputs), path)
+            and enters(n)
+        }
 
     def variables(self, values: Mapping[Any, Node], line: Span) -> list[SourceRead]:
         """The variables of a line that are some values; values without a variable are left out.
@@ -306,8 +351,7 @@ class _Annotated:
     """A new annotation of one value.
 
     Arguments:
-      reader: the node that reads it.
-      number: position among the operands of the node.
+      readers: for the id of each node that first reads it, position among its operands.
       code: the code that it is annotated with.
       variable: whether a statement before the line annotates it.
       calls: the annotation in words, one for each variable of the line that means the same.
@@ -316,8 +360,7 @@ class _Annotated:
       assumed: literals of the reader's states after it; empty for any.
     """
 
-    reader: Node
-    number: int
+    readers: Mapping[int, int]
     code: Code
     variable: bool
     calls: tuple[str, ...]
@@ -326,17 +369,18 @@ class _Annotated:
     assumed: tuple[str, ...]
 
 
-def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request:
-    """The program with new annotations.
+def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request | None:
+    """The program with new annotations; None where a value has too few dims for its annotation.
 
     Arguments:
       base: the program.
       found: the annotations.
       position: the position of their mesh axis.
     """
+    edited: Request | None = base
     for one in found:
-        base = insert_pin(base, one.reader, one.number, position, one.code)
-    return base
+        edited = edited and insert_pin(edited, one.readers, position, one.code)
+    return edited
 
 
 def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:

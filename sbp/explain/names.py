@@ -268,10 +268,10 @@ class Names:
 
     def site(self, site: PinSite) -> str:
         """The name of the pinned value."""
+        if site.is_input:
+            names = self.graph.input_names
+            return names[site.position] if names else f"input {site.position}"
         match site.source:
-            case "input":
-                names = self.graph.input_names
-                return names[site.position] if names else f"input {site.position}"
             case "output":
                 return f"output {site.position}"
             case _:

@@ -26,7 +26,8 @@ def edits_of(
       code: the code that it asks there; None leaves the axis free.
 
     Returns:
-      The edits; none where the source does not show the pin.
+      The edits; none where the source does not show the pin, or where the same call of
+      `annotate` pins other types when it is traced with other arguments.
     """
     codes = [code if position in (None, k) else asked for k, asked in enumerate(site.codes)]
     names = request.mesh.names
@@ -39,11 +40,13 @@ def edits_of(
         for axis, c in zip(names, codes, strict=True)
         if c is not None
     }
-    if site.source == "annotation":
+    if site.source == "annotation" and not site.is_input:
+        if _serves_others(request, site):
+            return ()
         wide = site.nodes[0].params["pin"].reduce_dtype
         pinned = PinnedPart(atoms=atoms, part=_part(request, site), free=free, reduce_dtype=wide)
         return repinned(site.span, pinned)
-    option = "in_types" if site.source == "input" else "out_types"
+    option = "in_types" if site.is_input else "out_types"
     value = repr(NdSbp(atoms, free)) if atoms else None
     edit = OptionEdit(option=option, value=value, position=site.position)
     return (edit,) if site.source == "output" else _input_edits(request, site, edit)
@@ -85,7 +88,7 @@ def carried_inputs(request: Request, site: PinSite) -> dict[int, NdSbp]:
       The type by position; empty when the edited input has its type from `in_types`.
     """
     demand, names = request.demand, request.mesh.names
-    if site.source != "input" or demand.source(site.position) != "argument":
+    if not site.is_input or demand.source(site.position) != "argument":
         return {}
     return {
         i: NdSbp({a: decode(c) for a, c in zip(names, codes, strict=True) if c is not None})
@@ -114,6 +117,19 @@ def _hidden_dims(site: PinSite, codes: list[Code | None]) -> int | None:
     split = [c for c in codes if c is not None and c > 0]
     asked = [c for c in site.codes if c is not None and c > 0]
     return behind_vmap(site, asked[0]) if split and asked else 0
+
+
+def _serves_others(request: Request, site: PinSite) -> bool:
+    """Whether the call that makes a pin makes another one, too: in a helper or a loop, where its
+    arguments differ from call to call."""
+    cotangent = all(n.backward for n in site.nodes)
+    return any(
+        s.span == site.span
+        and s.codes != site.codes
+        and all(n.backward for n in s.nodes) == cotangent
+        for s in pin_sites(request)
+        if s.source == "annotation"
+    )
 
 
 def _part(request: Request, site: PinSite) -> Part:

@@ -155,7 +155,7 @@ def _helps(
         if site.span:
             text = f"drop `{source_text(site.span)}` at line {site.span.line}"
         else:
-            where = "in" if site.source == "input" else "out"
+            where = "in" if site.is_input else "out"
             kept = carried_text(request, site)
             text = f"leave {names.site(site)} free in {where}_types{kept}"
         helps.append(priced(text, edits, program, clears_all_errors=True))

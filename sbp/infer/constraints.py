@@ -47,7 +47,7 @@ class PinSite:
       source, span: what it pins; the annotation's line, None for inputs and outputs.
       codes: the pinned code on each mesh axis; None where the axis is not pinned.
       nodes: the nodes of an annotation: one line may be traced many times (unrolled layers,
-          rematerialisation).
+          rematerialisation). For an input with an uneven split, the node that pins it.
       position: of the input or output; -1 for an annotation.
     """
 
@@ -57,6 +57,12 @@ class PinSite:
     codes: tuple[int | None, ...]
     nodes: tuple[Node, ...] = ()
     position: int = -1
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the type of an input asks for it: that of the input itself, or of the node that
+        pins an uneven split behind it."""
+        return self.source == "input" or (self.source == "annotation" and self.position >= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +171,15 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
             pin: Pin = node.params["pin"]
             groups.setdefault((node.span or node.id, pinned_codes(pin, mesh)), []).append(node)
     for number, ((_, codes), nodes) in enumerate(groups.items()):
+        position = nodes[0].params["pin"].input
         sites.append(
             PinSite(
                 name=pin_literal("annotation", number),
                 source="annotation",
-                span=nodes[0].span,
+                span=nodes[0].span if position < 0 else None,
                 codes=codes,
                 nodes=tuple(nodes),
+                position=position,
             )
         )
     for position, codes in enumerate(demand.outputs):

@@ -10,7 +10,7 @@ from typing import Literal
 from sbp.errors import SourceEdit, Span
 from sbp.source.imports import ANNOTATIONS, SbpNames, names_of_sbp
 from sbp.source.reader import SourceRead, expression_at
-from sbp.source.scopes import function_of, innermost, owner_of, statement_of
+from sbp.source.scopes import function_of, innermost, is_local, owner_of, statement_of
 from sbp.source.text import ParsedSource, contains, exact_text, line_text, parsed_file, span_of
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -57,14 +57,15 @@ def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
       pinned: the part of the annotation that changes, and its new atoms.
 
     Returns:
-      The edits; none where the source shows no annotation at the span.
+      The edits; none where the source shows no annotation at the span, or where the name of sbp
+      is a local variable there.
     """
     call, _ = expression_at(span)
     if span is None or not isinstance(call, ast.Call):
         return ()
     source, names = parsed_file(span.file), names_of_sbp(span.file)
     argument = _annotated(call, names, taken_out=not pinned.atoms)
-    if argument is None:
+    if argument is None or (pinned.atoms and is_local(source, call, names.module or "sbp")):
         return ()
     text = exact_text(span_of(argument, span.file))
     new = _repinned_call(call, text, pinned, names.module or "sbp", span.file)
@@ -180,12 +181,13 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
       atoms: the atoms to pin, by mesh axis.
 
     Returns:
-      The edits; none where the source does not show the value.
+      The edits; none where the source does not show the value, or where the name of sbp is a
+      local variable.
     """
     source, names = parsed_file(line.file), names_of_sbp(line.file)
     here, module = innermost(source, line), names.module or "sbp"
     imports = () if names.module else ("import sbp",)
-    if here is None:
+    if here is None or is_local(source, here, module):
         return ()
     if read.span is not None:
         text = _call(exact_text(read.span), atoms, module)

@@ -37,16 +37,43 @@ def owner_of(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
     """What binds a name that a part reads: its function, or a lambda or comprehension in it; None
     for what lies further out."""
     for scope in source.around(part):
-        if isinstance(scope, ast.Lambda) and name in parameters_of(scope.args):
-            return scope
-        if isinstance(scope, COMPREHENSIONS) and any(
-            name in stored_in(g.target) for g in scope.generators
-        ):
+        if isinstance(scope, ast.Lambda | COMPREHENSIONS) and name in _bound_in(scope):
             return scope
         if isinstance(scope, FUNCTIONS | ast.Module):
-            given = set[str]() if isinstance(scope, ast.Module) else parameters_of(scope.args)
-            return scope if name in given | stored_in(scope) else None
+            return scope if name in _bound_in(scope) else None
     return None
+
+
+def is_local(source: ParsedSource, part: ast.AST, name: str) -> bool:
+    """Whether a function around a part binds a name, so that the module of that name cannot be used
+    there. An import of it inside the function counts where it follows the part."""
+    line = getattr(part, "lineno", 0)
+    scopes = [
+        scope
+        for scope in source.around(part)
+        if isinstance(scope, FUNCTIONS | ast.Lambda | COMPREHENSIONS)
+    ]
+    late = [
+        alias.asname or alias.name.split(".")[0]
+        for scope in scopes
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.lineno >= line
+        for alias in node.names
+    ]
+    return name in late or any(name in _bound_in(scope) for scope in scopes)
+
+
+def _bound_in(scope: ast.AST) -> set[str]:
+    """The names that a scope binds, without those of functions inside it and without imports."""
+    match scope:
+        case ast.Lambda():
+            return parameters_of(scope.args)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return parameters_of(scope.args) | stored_in(scope)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return {n for g in scope.generators for n in stored_in(g.target)}
+        case _:
+            return stored_in(scope)
 
 
 def parameters_of(arguments: ast.arguments) -> set[str]:
