@@ -3,6 +3,8 @@ other calls of a helper, names that mean something else there."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -79,8 +81,8 @@ def alias_taken(x, w):
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_helps_do_what_they_say(program, mesh, options, args):
-    options = {"boxing": "explicit", **options}
+def test_helps_do_what_they_say(program, mesh, options: dict[str, Any], args):
+    options = options | {"boxing": "explicit"}
     args = tuple(SQUARE if a == "m" else VECTOR for a in args)
     found = sbp.jit(program, mesh, **options).check(*args).diagnostics
     errors = [d for d in found if d.severity == "error"]
@@ -100,7 +102,8 @@ def test_an_uneven_type_of_an_input_is_changed_in_in_types():
     def program(x):
         return jnp.cumsum(x, 0)
 
-    args, options = (shape(15, 16),), {"boxing": "explicit", "in_types": ("tensor:S(0)",)}
+    args = (shape(15, 16),)
+    options: dict[str, Any] = {"boxing": "explicit", "in_types": ("tensor:S(0)",)}
     found = sbp.jit(program, MESH, **options).check(*args).diagnostics
     assert any("leave x free" in h.text for d in found for h in d.helps)
     check_helps(program, MESH, options, args, [d for d in found if d.severity == "error"])
