@@ -113,7 +113,7 @@ class Jitted:
 
         Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at
         one choice of sizes, and `report.sizes`, a `sbp.sizes.conditions.Decided`, says for which
-        sizes that typing holds.
+        sizes that typing holds. The report on a program without a typing has no `sizes`.
         """
         try:
             signature = self._reader.read(args, kwargs)[0]
