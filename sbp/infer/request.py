@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sbp.infer.completeness import check_complete
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
@@ -153,7 +154,9 @@ class Request:
     @functools.cached_property
     def flow(self) -> Flow:
         """The program's decisions and the edges between them."""
-        return flow_of(self.graph, self.demand.ties)
+        flow = flow_of(self.graph, self.demand.ties)
+        check_complete(flow)
+        return flow
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:

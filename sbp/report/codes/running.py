@@ -8,8 +8,8 @@ RUNNING = (
     CodePage(
         "unsupported-effect",
         """
-        A side effect that a distributed program cannot keep: an io_callback whose result the program
-        uses. Printing and callbacks without results see the whole, reduced
+        A side effect that a distributed program cannot keep: an io_callback whose result the
+        program uses. Printing and callbacks without results see the whole, reduced
         values and run once, on the first device. For a result take jax.pure_callback.
         """,
         """
