@@ -3,17 +3,20 @@ program sends as their price."""
 
 from __future__ import annotations
 
+from itertools import islice
+
 from sbp.errors import Help
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.edits import GraphEdit, bytes_sent, edited
 from sbp.shardmap.regions import Analysis, analyse
 from sbp.shardmap.repairs import RepairCandidate, Repairs
 from sbp.shardmap.sites import Sites
-from sbp.shardmap.state import Finding
+from sbp.shardmap.state import Finding, FoundRepairs
 from sbp.shardmap.words import primary
 from sbp.trace.graph import Graph
 
 MAX_HELPS = 3
+"""The most repairs that are offered for one finding."""
 
 TRIED = 24
 """The largest number of repairs that are tried for one finding."""
@@ -30,24 +33,28 @@ class Helper:
       graph: the program.
       mesh: its mesh.
       found: its findings and doubts.
+      tried: the largest number of repairs that are tried for one finding.
     """
 
-    def __init__(self, graph: Graph, mesh: MeshSpec, found: Analysis) -> None:
+    def __init__(
+        self, graph: Graph, mesh: MeshSpec, found: Analysis, *, tried: int = TRIED
+    ) -> None:
+        self.tried = tried
         self.graph, self.mesh = graph, mesh
         self.sites = Sites(graph)
         self.keys = frozenset(f.key for f in found.findings)
         self.doubts = frozenset(d.key for d in found.doubts)
 
-    def helps(self, finding: Finding) -> tuple[Help, ...]:
-        """The accepted repairs, cheapest first."""
+    def helps(self, finding: Finding) -> FoundRepairs:
+        """The accepted repairs."""
         found: dict[str, Help] = {}
         places: set[object] = set()
         if finding.region.backward:  # it follows from the region that is differentiated
-            return ()
+            return FoundRepairs()
         most = 1 if finding.fault.kind in _ONE else MAX_HELPS
         accepted = 0
         repairs = Repairs(self.mesh, self.sites).of(finding)
-        for repair, _ in zip(repairs, range(TRIED), strict=False):
+        for repair in islice(repairs, self.tried):
             if repair.place in places or (repair.spare and found):
                 continue
             new = {h.text: h for h in self.ways(finding, repair) if h.text not in found}
@@ -57,7 +64,10 @@ class Helper:
                 accepted += 1
                 if accepted == most:
                     break
-        return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
+        return FoundRepairs(
+            helps=tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)),
+            untried=most > 1 and next(repairs, None) is not None,
+        )
 
     def ways(self, finding: Finding, repair: RepairCandidate) -> list[Help]:
         """The accepted variants of a repair, as helps: one, or several with a condition each where

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbp.errors import Severity, Span
+from sbp.errors import Help, Severity, Span
 from sbp.shardmap.distribution import Doubt, Fault
 from sbp.shardmap.readings import Reader
 from sbp.trace.graph import Graph, Node, Operand
@@ -183,3 +183,16 @@ class State:
         """Positions of the mesh axes that a collective names."""
         listed: Sequence[Any] = named if isinstance(named, tuple | list) else (named,)
         return tuple(self.names.index(a) for a in listed if a in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRepairs:
+    """The helps of one finding.
+
+    Arguments:
+      helps: the accepted repairs, cheapest first.
+      untried: whether the search for repairs stopped at a limit before all were tried.
+    """
+
+    helps: tuple[Help, ...] = ()
+    untried: bool = False

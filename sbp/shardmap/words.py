@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from sbp.errors import Diagnostic, Help, Label
+from sbp.errors import Diagnostic, Label
 from sbp.explain.names import scope_of
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.distribution import Doubt, DoubtKind, Kind
-from sbp.shardmap.state import Finding, Reading
+from sbp.shardmap.state import Finding, FoundRepairs, Reading
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collectives import SUMS
 from sbp.trace.graph import Node
@@ -44,22 +44,23 @@ def code_of(finding: Finding) -> str:
     )
 
 
-def diagnostic(finding: Finding, mesh: MeshSpec, helps: tuple[Help, ...]) -> Diagnostic:
+def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagnostic:
     """A finding in words.
 
     Arguments:
       finding: the finding.
       mesh: the mesh.
-      helps: its helps.
+      repairs: its helps, and whether there may be more.
     """
+    more = ("other repairs were not tried",) if repairs.untried else ()
     words = _Words(finding, mesh)
     return Diagnostic(
         code=code_of(finding),
         severity=finding.severity,
         title=words.title(),
         labels=tuple(words.labels()),
-        notes=tuple(words.notes()),
-        helps=helps,
+        notes=(*words.notes(), *more),
+        helps=repairs.helps,
         scope=scope_of(primary(finding)),
     )
 

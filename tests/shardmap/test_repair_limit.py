@@ -1,0 +1,25 @@
+"""A finding says where the search for its repairs stopped at a limit."""
+
+import jax
+import pytest
+
+from sbp.machine.mesh import mesh_spec
+from sbp.shardmap.check import traced
+from sbp.shardmap.helps import Helper
+from sbp.shardmap.regions import analyse
+from sbp.shardmap.words import diagnostic
+from tests.shardmap.pair import mesh
+from tests.shardmap.wrong import PAIRS
+
+
+@pytest.mark.parametrize("name", ["bias_before", "tanh_before", "partial_as_split"])
+def test_repairs_that_are_not_tried_are_said(name):
+    pair, spec = PAIRS[name], mesh_spec(mesh())
+    args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args)
+    graph = traced(pair.program("wrong", False), args, mesh())
+    found = analyse(graph, spec)
+    (finding,) = found.findings
+    for tried, said in ((1, True), (24, False)):
+        repairs = Helper(graph, spec, found, tried=tried).helps(finding)
+        notes = diagnostic(finding, spec, repairs).notes
+        assert ("other repairs were not tried" in notes) == said, (tried, notes)
