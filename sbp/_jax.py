@@ -71,8 +71,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def no_mesh() -> Iterator[None]:
-    """Hides the caller's mesh context, so that traced equations carry no mesh (pitfall 4.3.1 of the
-    interpreters' list)."""
+    """Hides the caller's mesh context, so that traced equations carry no mesh."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         yield
 
