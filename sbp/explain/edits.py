@@ -10,6 +10,7 @@ from typing import Any
 
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Edit, Help
+from sbp.explain.placed import Placed
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
@@ -121,26 +122,22 @@ def _changed(pin: Pin, codes: tuple[Code | None, ...], request: Request) -> Pin 
     return replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
 
 
-def insert_pin(
-    request: Request, readers: Mapping[int, int], position: int, code: Code
-) -> Request | None:
-    """The request with annotations before some nodes; None where a value has too few dims for it.
-
-    An annotation stands for `x = annotate(x)` there: all that follows reads it, gradients included.
+def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> Request | None:
+    """The request with new annotations; None where a value has too few dims for them.
 
     Arguments:
       request: the request.
-      readers: for the id of each node, which of its operands is annotated.
+      placed: where they stand.
       position: of the mesh axis.
-      code: the code that the annotation asks there.
+      code: what they ask there.
     """
     graph = request.graph
     pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
-    before = {n.id: (readers[n.id], pin) for n in graph.walk() if n.id in readers}
-    values = [n.inputs[readers[n.id]] for n in graph.walk() if n.id in readers]
-    if any(len(graph.aval(v).shape) < code for v in values):
+    if any(len(graph.aval(v).shape) < code for v in (*placed.before.values(), *placed.after)):
         return None
-    return replace(request, graph=rewrite(graph, before=before))
+    before = {node: (value, pin) for node, value in placed.before.items()}
+    after = dict.fromkeys(placed.after, pin)
+    return replace(request, graph=rewrite(graph, before=before, after=after))
 
 
 def priced(
@@ -181,7 +178,7 @@ def rewrite(
     graph: Graph,
     *,
     at: Mapping[int, Pin | None] = _NOTHING,
-    before: Mapping[int, tuple[int, Pin]] = _NOTHING,
+    before: Mapping[int, tuple[Operand, Pin]] = _NOTHING,
     after: Mapping[int, Pin] = _NOTHING,
     own: frozenset[tuple[int, Operand]] = frozenset(),
 ) -> Graph:
@@ -190,8 +187,8 @@ def rewrite(
     Arguments:
       graph: the program.
       at: by the node id of an annotation, its new pin; None takes the annotation out.
-      before: by node id, the number of an operand and a pin: a new annotation of the operand before
-          the node. The node and everything after it read the annotated value.
+      before: by node id, a value and a pin: a new annotation of the value before the node. The node
+          and everything after it read the annotated value.
       after: by value, a pin: a new annotation after the node that makes the value.
       own: reads that do not read an annotated value, as (node id, value).
     """
@@ -221,8 +218,8 @@ def rewrite(
         nodes: list[Node] = []
         for node in g.nodes:
             if node.id in before:
-                number, pin = before[node.id]
-                operand = of(node.inputs[number])
+                value, pin = before[node.id]
+                operand = of(value)
                 if isinstance(operand, int):
                     nodes.append(note(operand, pin, node))
             inputs = tuple(o if (node.id, o) in own else of(o) for o in node.inputs)

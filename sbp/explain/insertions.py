@@ -13,6 +13,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import Edit, SourceEdit, Span
 from sbp.explain.edits import alike, insert_pin
 from sbp.explain.names import Names
+from sbp.explain.placed import Placed, Placement
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import System
@@ -25,7 +26,7 @@ from sbp.limits import Policy
 from sbp.signatures import rule_for, traits_of
 from sbp.source.editing import converted, reads
 from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.trace.graph import Node, Operand
+from sbp.trace.graph import Node
 
 
 def policy_at(request: Request, node: Node, position: int) -> Policy:
@@ -264,11 +265,9 @@ class Insertions:
         assumed = states_of(self.system, end, code) if end else ()
         if not all(edits) or (end and not assumed):
             return None
-        first = dict[int, int]()
-        for each in (value, *others):
-            first |= self.first_readers(each, edits[0])
+        placement = Placement(self.base.graph, self.names.makers, line, edits[0][0])
         return _Annotated(
-            readers=first,
+            places=tuple(placement.of(each) for each in (value, *others)),
             code=code,
             variable=read.variable,
             calls=tuple(
@@ -285,51 +284,6 @@ class Insertions:
             ),
             assumed=assumed,
         )
-
-    def first_readers(self, value: Operand, edits: Sequence[SourceEdit]) -> dict[int, int]:
-        """The nodes that are first to read a value after edits that annotate it, one for each time
-        that the lines are traced, with the position among their operands.
-
-        A statement before the line annotates all that the line reads, also in the functions that
-        it calls. The other edits annotate what they replace.
-
-        Arguments:
-          value: the value.
-          edits: the edits.
-        """
-        line = users_span(self.node)
-        assert line is not None
-        new = edits[0].span
-        inserted = (new.line, new.column) == (new.end_line, new.end_column)
-        start = (new.line, new.column) if inserted else (line.line, line.column)
-
-        def frame(node: Node) -> int | None:
-            """The position in the node's stack of the frame that reads what is annotated."""
-            found = (
-                k
-                for k, s in enumerate(node.stack)
-                if (s.file, s.function) == (line.file, line.function)
-                and (s.line, s.column) >= start
-            )
-            return next(found, None)
-
-        nodes = [n for n in self.base.graph.walk() if not n.in_gradient and frame(n) is not None]
-        first = next(n for n in nodes if value in n.inputs)
-        number, depth = first.inputs.index(value), frame(first)
-        assert depth is not None
-        path = first.stack[: depth + 1]
-
-        def enters(node: Node) -> bool:
-            operand = node.inputs[number]
-            maker = self.names.makers.get(operand) if isinstance(operand, int) else None
-            return maker is None or path[-1] not in maker.stack
-
-        return {first.id: number} | {
-            n.id: number
-            for n in nodes
-            if (n.op, len(n.inputs), n.stack[: depth + 1]) == (first.op, len(first.inputs), path)
-            and enters(n)
-        }
 
     def variables(self, values: Mapping[Any, Node], line: Span) -> list[SourceRead]:
         """The variables of a line that are some values; values without a variable are left out.
@@ -351,7 +305,7 @@ class _Annotated:
     """A new annotation of one value.
 
     Arguments:
-      readers: for the id of each node that first reads it, position among its operands.
+      places: where it stands in the program; one for each value that the line reads alike.
       code: the code that it is annotated with.
       variable: whether a statement before the line annotates it.
       calls: the annotation in words, one for each variable of the line that means the same.
@@ -360,7 +314,7 @@ class _Annotated:
       assumed: literals of the reader's states after it; empty for any.
     """
 
-    readers: Mapping[int, int]
+    places: tuple[Placed, ...]
     code: Code
     variable: bool
     calls: tuple[str, ...]
@@ -379,7 +333,8 @@ def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Requ
     """
     edited: Request | None = base
     for one in found:
-        edited = edited and insert_pin(edited, one.readers, position, one.code)
+        for placed in one.places:
+            edited = edited and insert_pin(edited, placed, position, one.code)
     return edited
 
 

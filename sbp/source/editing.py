@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sbp.errors import SourceEdit, Span
@@ -213,6 +213,21 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
         for span in sorted(span_of(part, line.file) for part in _reads(scope, read.code))
         if (span.line, span.column) >= (line.line, line.column)
     )
+
+
+def statement_span(line: Span) -> Span | None:
+    """The statement that an expression stands in, a compound one up to its body; None where the
+    source does not show it."""
+    source = parsed_file(line.file)
+    here = innermost(source, line)
+    statement = statement_of(source, here) if here is not None else None
+    if statement is None:
+        return None
+    span, body = span_of(statement, line.file), getattr(statement, "body", None)
+    if not isinstance(body, list) or not body:
+        return span
+    first = span_of(body[0], line.file)
+    return replace(span, end_line=first.line, end_column=first.column)
 
 
 def reads(line: Span | None, name: str) -> bool:

@@ -51,6 +51,22 @@ def read_in_a_helper(x):
     return x + turned(x)
 
 
+def results_of_one_line(x, w):
+    return jnp.sin(sbp.split(x, 0, "tensor")) + jnp.cos(sbp.split(w, 1, "tensor").T).T
+
+
+def product_before_the_read(h, a, v):
+    h = sbp.split(jnp.sin(h), 0, "tensor")
+    o = (a * 2.0) @ h + v
+    return sbp.split(o, 1, "tensor") + sbp.split(a, 0, "tensor")
+
+
+def carried_by_a_loop(x):
+    for _ in range(3):
+        x = sbp.split(x, 0, "tensor") + jnp.cos(x).T
+    return x
+
+
 def one_pin_for_all(x, w, z):
     def pin(t, dim, axis):
         t = sbp.split(t, dim, axis)
@@ -76,6 +92,9 @@ def alias_taken(x, w):
         (shared_helper, MESH, {}, "mmv"),
         (read_through_a_view, MESH, {}, "m"),
         (read_in_a_helper, MESH, {}, "m"),
+        (results_of_one_line, MESH, {}, "mm"),
+        (product_before_the_read, MESH, {}, "mmv"),
+        (carried_by_a_loop, MESH, {}, "m"),
         (one_pin_for_all, MESH_2D, {}, "mmm"),
         (alias_taken, MESH, {}, "mm"),
     ],
