@@ -133,9 +133,10 @@ def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> R
     """
     graph = request.graph
     pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
-    if any(len(graph.aval(v).shape) < code for v in (*placed.before.values(), *placed.after)):
+    values = (*itertools.chain(*placed.before.values()), *placed.after)
+    if any(len(graph.aval(v).shape) < code for v in values):
         return None
-    before = {node: (value, pin) for node, value in placed.before.items()}
+    before = {node: tuple((v, pin) for v in found) for node, found in placed.before.items()}
     after = dict.fromkeys(placed.after, pin)
     return replace(request, graph=rewrite(graph, before=before, after=after))
 
@@ -178,7 +179,7 @@ def rewrite(
     graph: Graph,
     *,
     at: Mapping[int, Pin | None] = _NOTHING,
-    before: Mapping[int, tuple[Operand, Pin]] = _NOTHING,
+    before: Mapping[int, tuple[tuple[Operand, Pin], ...]] = _NOTHING,
     after: Mapping[int, Pin] = _NOTHING,
     own: frozenset[tuple[int, Operand]] = frozenset(),
 ) -> Graph:
@@ -187,8 +188,8 @@ def rewrite(
     Arguments:
       graph: the program.
       at: by the node id of an annotation, its new pin; None takes the annotation out.
-      before: by node id, a value and a pin: a new annotation of the value before the node. The node
-          and everything after it read the annotated value.
+      before: by node id, values and pins: new annotations of the values before the node. The node
+          and everything after it read the annotated values.
       after: by value, a pin: a new annotation after the node that makes the value.
       own: reads that do not read an annotated value, as (node id, value).
     """
@@ -217,8 +218,7 @@ def rewrite(
         """The program or the body of a region after the edits."""
         nodes: list[Node] = []
         for node in g.nodes:
-            if node.id in before:
-                value, pin = before[node.id]
+            for value, pin in before.get(node.id, ()):
                 operand = of(value)
                 if isinstance(operand, int):
                     nodes.append(note(operand, pin, node))

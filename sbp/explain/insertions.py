@@ -267,7 +267,7 @@ class Insertions:
             return None
         placement = Placement(self.base.graph, self.names.makers, line, edits[0][0])
         return _Annotated(
-            places=tuple(placement.of(each) for each in (value, *others)),
+            placed=placement.of((value, *others)),
             code=code,
             variable=read.variable,
             calls=tuple(
@@ -305,7 +305,7 @@ class _Annotated:
     """A new annotation of one value.
 
     Arguments:
-      places: where it stands in the program; one for each value that the line reads alike.
+      placed: where it stands in the program, also for values that the line reads alike.
       code: the code that it is annotated with.
       variable: whether a statement before the line annotates it.
       calls: the annotation in words, one for each variable of the line that means the same.
@@ -314,7 +314,7 @@ class _Annotated:
       assumed: literals of the reader's states after it; empty for any.
     """
 
-    places: tuple[Placed, ...]
+    placed: Placed
     code: Code
     variable: bool
     calls: tuple[str, ...]
@@ -333,8 +333,7 @@ def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Requ
     """
     edited: Request | None = base
     for one in found:
-        for placed in one.places:
-            edited = edited and insert_pin(edited, placed, position, one.code)
+        edited = edited and insert_pin(edited, one.placed, position, one.code)
     return edited
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sbp.errors import SourceEdit, Span
@@ -15,11 +15,11 @@ class Placed:
     """New annotations in a program. All that follows reads what is annotated.
 
     Arguments:
-      before: by node id, the value that is annotated before the node.
+      before: by node id, the values that are annotated before the node.
       after: the values that are annotated where they are made.
     """
 
-    before: Mapping[int, Operand]
+    before: Mapping[int, tuple[Operand, ...]]
     after: frozenset[int] = frozenset()
 
 
@@ -43,11 +43,26 @@ class Placement:
     line: Span
     edit: SourceEdit
 
-    def of(self, value: Operand) -> Placed:
-        """The places of an annotation of a value.
+    def of(self, values: Iterable[Operand]) -> Placed:
+        """The places of an annotation of some values.
 
         Arguments:
-          value: what the line reads.
+          values: what the line reads.
+        """
+        before, after = dict[int, dict[Operand, None]](), set[int]()
+        for value in values:
+            self.place(value, before, after)
+        return Placed(before={n: tuple(v) for n, v in before.items()}, after=frozenset(after))
+
+    def place(
+        self, value: Operand, before: dict[int, dict[Operand, None]], after: set[int]
+    ) -> None:
+        """Adds the places of one value.
+
+        Arguments:
+          value: the value.
+          before: by node id, the values that are annotated before the node, in order.
+          after: the values that are annotated where they are made.
         """
         nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
         first = next(n for n in nodes if value in n.inputs)
@@ -60,7 +75,6 @@ class Placement:
             if (n.op, len(n.inputs), n.stack[: depth + 1]) == (first.op, len(first.inputs), path)
             and not self.made_by(n.inputs[number], path[-1])
         }
-        before, after = dict[int, Operand](), set[int]()
         for siblings in _siblings(self.graph):
             for k, node in enumerate(siblings):
                 if node.id not in readers:
@@ -68,12 +82,11 @@ class Placement:
                 operand = node.inputs[number]
                 maker = self.makers.get(operand) if isinstance(operand, int) else None
                 if self.inserts:
-                    before[self.start(siblings, k, maker).id] = operand
+                    before.setdefault(self.start(siblings, k, maker).id, {})[operand] = None
                 elif maker is not None and self.frame(maker) is not None:
                     after.update(v for v in maker.outputs if v == operand)
                 else:
-                    before[node.id] = operand
-        return Placed(before=before, after=frozenset(after))
+                    before.setdefault(node.id, {})[operand] = None
 
     @property
     def inserts(self) -> bool:
