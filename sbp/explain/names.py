@@ -26,6 +26,7 @@ from sbp.source.reader import (
 )
 from sbp.source.text import within
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.scopes import scope_names
 
 
 def behind_vmap(site: PinSite, code: Code) -> int | None:
@@ -307,7 +308,7 @@ def scope_of(node: Node) -> str:
     span = users_span(node)
     if node.backward and span:
         return f"the gradient of line {span.line}"
-    parts = _jax.scope_names(node.scope)
+    parts = scope_names(node.scope)
     named = [p for p in parts if "->" not in p and not policies_in(p)]
     called = [
         s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")

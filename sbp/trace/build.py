@@ -13,6 +13,7 @@ from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.ignored import LEFT_OUT, IgnoredPlaces
+from sbp.trace.scopes import REMATTED
 
 _INLINED = {
     "jit": "jaxpr",
@@ -171,7 +172,7 @@ class _Builder:
         for var, value in zip(body.constvars, consts, strict=True):
             env[var] = Constant(value, _jax.plain_aval(var.aval))
         env.update(zip(body.invars, operands, strict=True))
-        inside = f"{at.scope}/{_jax.REMATTED}" if recomputed else at.scope
+        inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
         self.equations(body, env, nodes, _Within(at.frames, inside))
         return tuple(self.read(env, out) for out in body.outvars)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sbp import _jax
 from sbp.errors import Span
+from sbp.trace import scopes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,13 +67,13 @@ class Node:
     @property
     def backward(self) -> bool:
         """Whether the node belongs to a backward pass."""
-        return _jax.in_transpose(self.scope)
+        return scopes.in_transpose(self.scope)
 
     @property
     def is_recomputed(self) -> bool:
         """Whether the node repeats a forward operation in a backward pass, for
         rematerialisation."""
-        return _jax.in_recomputation(self.scope)
+        return scopes.in_recomputation(self.scope)
 
     @property
     def in_gradient(self) -> bool:
@@ -84,7 +85,7 @@ class Node:
     def is_batched(self) -> bool:
         """Whether the node was traced under `jax.vmap`, so that its arrays have dims that the user
         does not see."""
-        return _jax.in_vmap(self.scope)
+        return scopes.in_vmap(self.scope)
 
     @property
     def is_barrier(self) -> bool:

@@ -1,0 +1,53 @@
+"""JAX's name stacks: the names of scopes and transformations around an equation."""
+
+from __future__ import annotations
+
+import re
+
+REMATTED = "rematted_computation"
+"""The part of a name stack that marks rematerialisation: JAX puts it around the forward operations
+that a differentiated `checkpoint` repeats, `sbp.trace.build` around the whole call."""
+
+
+def in_transpose(scope: str) -> bool:
+    """Whether a name stack is that of a backward pass.
+
+    >>> in_transpose("transpose(jvp(mlp))"), in_transpose("jvp(mlp)")
+    (True, False)
+    """
+    return "transpose(" in scope
+
+
+def in_recomputation(scope: str) -> bool:
+    """Whether a name stack is that of a forward operation which a backward pass repeats.
+
+    >>> in_recomputation("transpose(jvp(f))/rematted_computation/rematted_computation")
+    True
+    >>> in_recomputation("rematted_computation/rematted_computation/transpose(jvp(f))")
+    False
+    """
+    last = scope.rpartition(REMATTED)[2]
+    return in_transpose(scope) and scope.count(REMATTED) > 1 and not in_transpose(last)
+
+
+def in_vmap(scope: str) -> bool:
+    """Whether a name stack is that of an operation under `jax.vmap`.
+
+    >>> in_vmap("jvp(vmap(mlp))")
+    True
+    """
+    return "vmap(" in scope
+
+
+_TRANSFORMS = re.compile(r"\b(transpose|jvp|vmap|jit)\(|\)")
+_REGION_SCOPES = frozenset([REMATTED, "checkpoint", "while", "body", "cond", "scan", "closed_call"])
+
+
+def scope_names(scope: str) -> list[str]:
+    """The names that a user or a library gave to parts of a name stack.
+
+    >>> scope_names("transpose(jvp(ffn))/while/body/expert_mlp")
+    ['ffn', 'expert_mlp']
+    """
+    parts = _TRANSFORMS.sub("", scope).split("/")
+    return [p for p in parts if p and p not in _REGION_SCOPES]
