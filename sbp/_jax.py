@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.lax import lax as _lax_internal
@@ -253,13 +254,19 @@ def raising_span(error: BaseException) -> Span | None:
 
 
 @contextlib.contextmanager
-def source_context(source_info: Any) -> Iterator[None]:
+def source_context(source_info: Any, scope: str | None = None) -> Iterator[None]:
     """Operations bound inside carry the user's traceback and name stack (profiles and HLO metadata
-    point home)."""
+    point home).
+
+    Arguments:
+      source_info: JAX's record of an equation; None for none.
+      scope: the name stack as a text; None for that of `source_info`.
+    """
     if source_info is None:
         yield
         return
-    with _source_info.user_context(source_info.traceback, name_stack=source_info.name_stack):
+    stack = source_info.name_stack if scope is None else _source_info.new_name_stack(scope)
+    with _source_info.user_context(source_info.traceback, name_stack=stack):
         yield
 
 
@@ -283,6 +290,32 @@ def empty_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Sha
 def plain_aval(aval: Any) -> ShapedArray:
     """An aval's shape, dtype and weak type, without sharding."""
     return empty_aval(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def called(fn: Callable[..., Any], name: str, arguments: Sequence[str]) -> Callable[..., Any]:
+    """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
+    theirs."""
+    fn.__name__ = fn.__qualname__ = name
+    info = _api_util.debug_info("jit", fn, (), {})
+    _api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
+    return fn
+
+
+def without_elements(shape: Sequence[int], dtype: Any) -> Any:
+    """An array of a shape that has no elements."""
+    if is_extended(dtype):
+        return wrap_key(jnp.zeros((*shape, *key_shape(dtype)), jnp.uint32), dtype)
+    return jnp.zeros(shape, dtype)
+
+
+def with_weak_type(x: Any, weak_type: bool) -> Any:
+    """A traced array with another weak type. Keys have none and stay as they are."""
+    aval = jax.typeof(x)
+    if bool(getattr(aval, "weak_type", False)) == weak_type or is_extended(aval.dtype):
+        return x
+    return _lax_internal.convert_element_type_p.bind(
+        x, new_dtype=aval.dtype, weak_type=weak_type, sharding=None
+    )
 
 
 def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:

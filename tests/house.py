@@ -197,6 +197,7 @@ PATTERNS: Mapping[str, str] = {
     "sbp/moe/counting.py": "a corpus",
     "sbp/plan/parse.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
+    "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",
 }
 """Modules that may use regular expressions, with what they read; also all of `sbp/source/`."""

@@ -165,7 +165,8 @@ def even_boundary(
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     even = NdSbp(atoms, t.free)
-    text = f"does not divide under {t!r}; it is held {even!r} there and sliced or gathered inside"
+    why = f"does not divide under {t!r}" if 0 not in shape else f"has no elements to split {t!r}"
+    text = f"{why}; it is held {even!r} there and sliced or gathered inside"
     warn("uneven-boundary", f"{where} of shape {shape}", text)
     return even, Pin(t, complete=True)
 

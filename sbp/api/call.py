@@ -3,6 +3,7 @@ inputs."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,10 @@ class CallReader:
     @property
     def name(self) -> str:
         """The function's name, for reports."""
-        return getattr(self._fn, "__name__", "function")
+        fn = self._fn
+        while isinstance(fn, functools.partial) and not hasattr(fn, "__name__"):
+            fn = fn.func
+        return getattr(fn, "__name__", "function")
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

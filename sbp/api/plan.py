@@ -21,7 +21,7 @@ from sbp.plan.program import Cost, Program
 from sbp.report.compare import Comparison, comparison
 from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
-from sbp.run.execute import Executable
+from sbp.run.execute import Compiling, Executable
 from sbp.run.partial import Partial
 from sbp.types import NdSbp, Unreduced
 
@@ -54,7 +54,11 @@ class Plan:
 
     @functools.cached_property
     def _executable(self) -> Executable:
-        return Executable(self.program, self._reader.mesh, self._signature.donated)
+        return Executable(
+            self.program,
+            self._reader.mesh,
+            Compiling(name=self._reader.name, donated=self._signature.donated),
+        )
 
     @property
     def cost(self) -> Cost:

@@ -95,12 +95,13 @@ def stack(codes: Codes) -> Codes:
 
 
 def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
-    """Whether every split divides: such a type is a JAX sharding."""
+    """Whether JAX can hold a type: splits divide, and none is of an array without elements."""
     parts = [1] * len(shape)
     for code, n in zip(codes, sizes, strict=True):
         if code > 0:
             parts[code - 1] *= n
-    return all(size % n == 0 for size, n in zip(shape, parts, strict=True))
+    divides = all(size % n == 0 for size, n in zip(shape, parts, strict=True))
+    return divides and (max(parts, default=1) == 1 or all(size != 0 for size in shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,6 @@ class TypeSpace:
             dtype=float,
         )
         self.partial = np.array([any(c < 0 for c in t) for t in self.types])
-        self.even = np.array([is_even(shape, t, self.sizes) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
         self._collectives: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
         self.unlimited = Rules(("auto",) * len(self.sizes))

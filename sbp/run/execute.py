@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -43,18 +44,33 @@ def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
     return Mesh(mesh.devices, mesh.axis_names)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """How JAX compiles a plan.
+
+    Arguments:
+      name: the name of the program in HLO and in profiles, behind `jit_`.
+      donated: flat positions of donated arguments.
+      keep_unused: whether arguments that the program does not read are passed to it.
+      compiler_options: options of XLA; None for its own.
+    """
+
+    name: str
+    donated: tuple[int, ...] = ()
+    keep_unused: bool = False
+    compiler_options: dict[str, Any] | None = None
+
+
 class Executable:
     """A plan ready to run.
 
     Arguments:
       program: the plan.
       mesh: the user's mesh; outputs live on it.
-      donated: flat positions of donated arguments.
+      compiling: how JAX compiles it.
     """
 
-    def __init__(
-        self, program: Program, mesh: Mesh | AbstractMesh, donated: tuple[int, ...]
-    ) -> None:
+    def __init__(self, program: Program, mesh: Mesh | AbstractMesh, compiling: Compiling) -> None:
         self.program = program
         self.mesh = mesh
         self.inner = own_mesh(mesh)
@@ -69,19 +85,6 @@ class Executable:
             partition_spec(c, spec, len(graph.aval(o).shape))
             for c, o in zip(out_codes, graph.outputs, strict=True)
         )
-        interpreter = Interpreter(graph, spec)
-
-        def body(*shards: Any) -> tuple[Any, ...]:
-            args = [
-                x.reshape(x.shape[_partials(c) :]) if _partials(c) else x
-                for x, c in zip(shards, in_codes, strict=True)
-            ]
-            outs = interpreter.block(program.block, args)
-            return tuple(
-                y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y
-                for y, c in zip(outs, out_codes, strict=True)
-            )
-
         self.in_shardings = tuple(NamedSharding(self.inner, s) for s in in_specs)
         self.out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
         # A host callback is lowered with the mesh of the body, and JAX wants one mesh in a program.
@@ -92,11 +95,13 @@ class Executable:
             if self._rehome
             else self.out_shardings
         )
-        mapped = jax.shard_map(
-            body, mesh=self.inner, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
         self.jitted = jax.jit(
-            mapped, in_shardings=self.in_shardings, out_shardings=leaving, donate_argnums=donated
+            self._whole(compiling.name, in_specs, out_specs),
+            in_shardings=self.in_shardings,
+            out_shardings=leaving,
+            donate_argnums=compiling.donated,
+            keep_unused=compiling.keep_unused,
+            compiler_options=compiling.compiler_options,
         )
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
@@ -106,6 +111,49 @@ class Executable:
             and mesh.devices.flat[0].platform == "cpu"
         )
         self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
+
+    def _whole(
+        self, name: str, in_specs: Sequence[PartitionSpec], out_specs: tuple[PartitionSpec, ...]
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The program as a function of flat global arrays."""
+        program, graph = self.program, self.program.graph
+        interpreter = Interpreter(graph, program.mesh)
+        in_codes = [r.codes for r in program.block.inputs]
+        out_codes = program.typing.outputs
+        # XLA refuses a region whose operands have no elements. Such operands are made inside.
+        avals = [graph.avals[v] for v in graph.inputs]
+        passed = [i for i, aval in enumerate(avals) if 0 not in aval.shape]
+
+        def body(*shards: Any) -> tuple[Any, ...]:
+            given = dict(zip(passed, shards, strict=True))
+            args = [
+                _jax.without_elements(interpreter.local(avals[i].shape, c), avals[i].dtype)
+                if i not in given
+                else given[i].reshape(given[i].shape[_partials(c) :])
+                if _partials(c)
+                else given[i]
+                for i, c in enumerate(in_codes)
+            ]
+            outs = interpreter.block(program.block, args)
+            return tuple(
+                y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y
+                for y, c in zip(outs, out_codes, strict=True)
+            )
+
+        mapped = jax.shard_map(
+            body,
+            mesh=self.inner,
+            in_specs=tuple(in_specs[i] for i in passed),
+            out_specs=out_specs,
+            check_vma=False,
+        )
+        weak = [bool(graph.aval(o).weak_type) for o in graph.outputs]
+
+        def whole(*flat: Any) -> tuple[Any, ...]:
+            outs = mapped(*(flat[i] for i in passed))
+            return tuple(map(_jax.with_weak_type, outs, weak))
+
+        return _jax.called(whole, name, graph.input_names)
 
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the

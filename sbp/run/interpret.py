@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions
 from sbp.trace.graph import Graph, Node
+from sbp.trace.scopes import scope_within
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +108,14 @@ class Interpreter:
         self.graph = graph
         self.mesh = mesh
         self.boxing = Boxing(mesh)
+        self.scope = ""  # the name stack of the region that runs
+
+    def at(self, node: Node | None) -> AbstractContextManager[None]:
+        """Operations inside carry a node's line, and its name stack within the region that
+        runs."""
+        if node is None:
+            return nullcontext()
+        return _jax.source_context(node.source_info, scope_within(node.scope, self.scope))
 
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""
@@ -120,14 +130,13 @@ class Interpreter:
                     results = self.apply(instruction, [read(s) for s in instruction.ins])
                     env.update(zip(instruction.outs, results, strict=True))
                 case Box():
-                    info = instruction.reader or instruction.maker
-                    with _jax.source_context(info.source_info if info else None):
+                    with self.at(instruction.reader or instruction.maker):
                         shape = self.graph.avals[instruction.source.value].shape
                         env[instruction.target] = self.boxing.run(
                             env[instruction.source], shape, instruction.steps
                         )
                 case Loop():
-                    with _jax.source_context(instruction.node.source_info):
+                    with self.at(instruction.node):
                         results = self.loop(instruction, [read(s) for s in instruction.ins])
                     env.update(zip(instruction.outs, results, strict=True))
         return [read(s) for s in block.outputs]
@@ -183,7 +192,7 @@ class Interpreter:
             row.ins,
             row.outs,
         )
-        with _jax.source_context(node.source_info):
+        with self.at(node):
             if found is None or found.local is None:
                 results = _jax.bind(node.primitive, args, node.params)
             else:
@@ -211,7 +220,7 @@ class Interpreter:
         """A node of a hand-written region: the user's `shard_map` body, whose collectives run over
         the same axis names, or the conversion of an operand or result to or from parts."""
         node = instruction.node
-        with _jax.source_context(node.source_info):
+        with self.at(node):
             if node.op == SHARD_MAP:
                 return evaluate(node.params["body"], args)
             (x,) = args
@@ -226,5 +235,11 @@ class Interpreter:
 
     def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
         """Runs a `scan`, `while` or `cond` by JAX's control flow over the blocks."""
-        blocks = instruction.blocks
-        return run_regions(instruction.node, args, lambda n, values: self.block(blocks[n], values))
+        blocks, outer = instruction.blocks, self.scope
+        self.scope = instruction.node.scope
+        try:
+            return run_regions(
+                instruction.node, args, lambda n, values: self.block(blocks[n], values)
+            )
+        finally:
+            self.scope = outer

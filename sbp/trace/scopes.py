@@ -51,3 +51,14 @@ def scope_names(scope: str) -> list[str]:
     """
     parts = _TRANSFORMS.sub("", scope).split("/")
     return [p for p in parts if p and p not in _REGION_SCOPES]
+
+
+def scope_within(scope: str, outer: str) -> str:
+    """The part of a name stack inside of an outer one.
+
+    >>> scope_within("jvp(f)/while/mlp", "jvp(f)/while"), scope_within("f", "f")
+    ('mlp', '')
+    """
+    if outer and (scope == outer or scope.startswith(f"{outer}/")):
+        return scope[len(outer) + 1 :]
+    return scope
