@@ -9,6 +9,7 @@ from sbp.annotations import split as split
 from sbp.api.jit import Jitted as Jitted
 from sbp.api.jit import jit as jit
 from sbp.api.plan import Plan as Plan
+from sbp.api.shard_map import check_shard_map as check_shard_map
 from sbp.errors import Diagnostic as Diagnostic
 from sbp.errors import SbpError as SbpError
 from sbp.errors import SbpInternalError as SbpInternalError
@@ -24,7 +25,6 @@ from sbp.machine.mesh import Hardware as Hardware
 from sbp.machine.mesh import make_mesh as make_mesh
 from sbp.report.report import Report as Report
 from sbp.run.partial import Partial as Partial
-from sbp.shardmap.check import check_shard_map as check_shard_map
 from sbp.types import B as B
 from sbp.types import NdSbp as NdSbp
 from sbp.types import P as P

@@ -334,11 +334,11 @@ def noting() -> Iterator[list[Diagnostic]]:
         _NOTED.reset(token)
 
 
-def note(code: str, message: str) -> None:
-    """Adds a note to the report that is made later: one of `CODES`, and what the note says."""
+def note(found: Diagnostic) -> None:
+    """Adds a note to the report that is made later."""
     noted = _NOTED.get()
     if noted is not None:
-        noted.append(Diagnostic(code=code, severity="note", title=message))
+        noted.append(found)
 
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")

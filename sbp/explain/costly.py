@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, OptionEdit, bytes_text
 from sbp.explain.edits import drop_pin, priced
-from sbp.explain.names import Names, pinned_text, scope_of
+from sbp.explain.names import Names, pinned_text
 from sbp.explain.repins import edits_of
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
@@ -21,7 +21,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program
 from sbp.plan.ir import Register
 from sbp.plan.program import Program
-from sbp.source.reader import source_text, users_span
+from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.graph import Graph, Node
 
 DEARER = 0.9

@@ -16,11 +16,11 @@ from sbp.explain.names import Names
 from sbp.explain.places import SourcePlace
 from sbp.explain.settings import ComparedPlan, Setting, settings
 from sbp.explain.subjects import Subject, Subjects
-from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.space import Code, Step, from_type, local_shape
 from sbp.plan.program import Cost, Program
 from sbp.source.reader import source_text
 from sbp.trace.graph import Node
+from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
 
 

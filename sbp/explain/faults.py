@@ -18,7 +18,7 @@ from sbp.explain.edits import drop_pin, pinned_value, priced
 from sbp.explain.fault_notes import budget_notes, limit_notes, more_text, notes
 from sbp.explain.helps import FoundHelps, Repair
 from sbp.explain.limits import DiagnosisLimits
-from sbp.explain.names import Names, scope_of
+from sbp.explain.names import Names
 from sbp.explain.near_rows import NearRows, near_rows, rule
 from sbp.explain.regions import atoms_text, left, region_words
 from sbp.explain.repins import carried_text, edits_of
@@ -31,7 +31,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
 from sbp.plan.fit import best_program
-from sbp.source.reader import users_span
+from sbp.source.reader import scope_of, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
 from sbp.trace.numbering import twins

@@ -13,7 +13,6 @@ from sbp.errors import Span
 from sbp.explain.denotation import Denoted, SourcePosition, denotes, source_position
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
-from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.source.reader import (
@@ -22,11 +21,9 @@ from sbp.source.reader import (
     expression_at,
     operand_expressions,
     read_of,
-    users_span,
 )
 from sbp.source.text import within
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.scopes import scope_names
 
 
 def behind_vmap(site: PinSite, code: Code) -> int | None:
@@ -301,19 +298,6 @@ def _ambiguous(names: list[str], node: Node) -> list[int]:
         for i, name in enumerate(names)
         if any(n == name and node.inputs[k] != node.inputs[i] for k, n in enumerate(names))
     ]
-
-
-def scope_of(node: Node) -> str:
-    """The scope of a node, such as `ffn/expert_mlp, forward`, as words that follow "in"."""
-    span = users_span(node)
-    if node.backward and span:
-        return f"the gradient of line {span.line}"
-    parts = scope_names(node.scope)
-    named = [p for p in parts if "->" not in p and not policies_in(p)]
-    called = [
-        s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
-    ]
-    return f"{'/'.join(named or called)}, forward" if named or called else "forward"
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec) -> str:

@@ -58,24 +58,15 @@ class ClaimedArray:
         return localised(self.shape, self.atoms, sizes)
 
 
-def stacked(
-    ins: Sequence[ClaimedArray], captured: int, mesh: MeshSpec, shards: Sequence[Any]
-) -> list[Any]:
-    """Shards in the shapes that a body takes: all but the first `captured` ones have a leading dim
-    of size 1 for each mesh axis.
+def without_leads(ins: Sequence[ClaimedArray], mesh: MeshSpec, shards: Sequence[Any]) -> list[Any]:
+    """Shards in the shapes that a body takes, without leading dims of size 1 for mesh axes.
 
     Arguments:
       ins: the operands of the body.
-      captured: how many of the first operands are arrays that the region closes over.
       mesh: the mesh.
       shards: one device's part of each operand.
     """
-    ones = (1,) * len(mesh.sizes)
-    shapes = [
-        h.local(mesh.sizes) if i < captured else ones + h.local(mesh.sizes)
-        for i, h in enumerate(ins)
-    ]
-    return [x.reshape(s) for x, s in zip(shards, shapes, strict=True)]
+    return [x.reshape(h.local(mesh.sizes)) for x, h in zip(shards, ins, strict=True)]
 
 
 def false_claims(
@@ -88,7 +79,7 @@ def false_claims(
     """The claims of a region that do not hold.
 
     Arguments:
-      graph: the body, from shards to shards as `stacked` makes them.
+      graph: the body, from shards to shards.
       ins: its operands.
       outs: its results.
       captured: how many of the first operands are arrays that it closes over.
@@ -111,8 +102,8 @@ def false_claims(
             f" {CHECKED_ELEMENTS:,} are tried"
         )
     try:
-        first = _outcome(graph, ins, captured, mesh, 0)
-        second = _outcome(graph, ins, captured, mesh, 1) if partial else first
+        first = _outcome(graph, ins, mesh, 0)
+        second = _outcome(graph, ins, mesh, 1) if partial else first
     except (NotImplementedError, AssertionError) as error:  # `vmap` has no rule for a collective
         reason = (str(error).splitlines() or ["?"])[0]
         return [], f"its collectives cannot be run without devices ({reason})"
@@ -156,23 +147,18 @@ def _unequal(values: Placed, claimed: ClaimedArray, number: int, mesh: MeshSpec)
                 break
 
 
-def _outcome(
-    graph: Graph, ins: Sequence[ClaimedArray], captured: int, mesh: MeshSpec, way: int
-) -> list[Placed]:
+def _outcome(graph: Graph, ins: Sequence[ClaimedArray], mesh: MeshSpec, way: int) -> list[Placed]:
     """The results of all devices on random operands.
 
     Arguments:
       graph: the body.
       ins: its operands.
-      captured: how many of the first operands are arrays that it closes over.
       mesh: the mesh.
       way: seed of the parts of P operands. The values of the operands do not depend on it.
     """
-    ones = len(mesh.sizes)
 
     def one(*shards: Any) -> list[Any]:
-        results = evaluate(graph, stacked(ins, captured, mesh, shards), _ONE_AXIS_AT_A_TIME)
-        return [y.reshape(y.shape[ones:]) for y in results]
+        return evaluate(graph, without_leads(ins, mesh, shards), _ONE_AXIS_AT_A_TIME)
 
     emulated: Callable[..., Any] = one
     for name in reversed(mesh.names):

@@ -1,5 +1,5 @@
 """`sbp.manual`: a region written by hand with named-axis collectives. Its claimed types are checked
-when it is traced.
+when it is traced (`checking.py`).
 
 The region becomes one `jax.shard_map` in which every operand and result mentions every mesh axis:
 for an axis that splits no dim, an array has a leading dim over the axis. A B operand is broadcast
@@ -30,13 +30,13 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Label, SbpError, SbpInternalError, SbpTypeError, Span, warn
+from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
-from sbp.handwritten.claims import ClaimedArray, false_claims, stacked
+from sbp.handwritten.claims import ClaimedArray, without_leads
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import reduced
 from sbp.signatures.region import parts_p, pick_p
-from sbp.trace.build import body_graph
 from sbp.types import NdSbp, Split, Unreduced
 
 
@@ -77,8 +77,8 @@ def manual(
       in_types: for each argument a pytree prefix of complete types, in which `fn` takes it. B: each
         device has the whole; P: each has a part, and `fn` must depend only on the reduction of the
         parts.
-      out_types: a pytree prefix of types for what `fn` returns. B: it is equal on all devices; P:
-          it is still to be reduced.
+      out_types: a pytree prefix of types for what `fn` returns. B: it is equal on all devices, and
+          the value that one device would compute; P: it is still to be reduced.
       padded: a split dim that does not divide comes in blocks rounded up, with padding of
         unspecified content; split results keep their padded length. Without it such a dim is an
         error.
@@ -88,7 +88,9 @@ def manual(
       on axes of size 1.
 
     Raises (when it is called):
-      SbpTypeError: `manual-types` when `fn` does not keep the types it claims.
+      SbpTypeError: `manual-types` when `fn` does not keep the types it claims: with findings of
+          `sbp.check_shard_map`, or a result that differs between devices when `fn` is run on random
+          values.
       SbpError: `unknown-axis`, `dim-out-of-range`, `type-syntax`, `bad-argument` for a dim that
           does not divide.
 
@@ -158,7 +160,6 @@ class _Region:
         self.fn, self.scope, self.mesh, self.padded, self.made = fn, scope, scope.mesh, padded, made
         names, sizes = self.mesh.names, self.mesh.sizes
         self.abstract = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
-        self.ones = (1,) * len(sizes)
         self.name = getattr(fn, "__name__", "the function")
         self.span: Span | None = _jax.caller_span()
 
@@ -185,11 +186,10 @@ class _Region:
             out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
         )
         outs = [self.whole(o, t) for o, t in zip(local_outs, out_claims, strict=True)]
-        captured = len(closed_over)
-        self.check(body, ins, outs, captured)
+        self.check(body, ins, outs, closed_over)
         encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
         mapped = jax.shard_map(
-            lambda *shards: self.shards(body, ins, outs, captured, shards),
+            lambda *shards: self.shards(body, ins, outs, shards),
             mesh=self.abstract,
             in_specs=tuple(self.spec(h) for h in ins),
             out_specs=tuple(self.spec(h) for h in outs),
@@ -249,11 +249,15 @@ class _Region:
             for name, atom in zip(self.mesh.names, claimed.atoms, strict=True)
             if not isinstance(atom, Split)
         ]
+        return PartitionSpec(*leading, *self.dims(claimed))
+
+    def dims(self, claimed: ClaimedArray) -> list[tuple[str, ...] | None]:
+        """The mesh axes that split each dim of an array."""
         dims: list[tuple[str, ...]] = [()] * len(claimed.shape)
         for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
             if isinstance(atom, Split):
                 dims[atom.dim] = (*dims[atom.dim], name)
-        return PartitionSpec(*leading, *(d or None for d in dims))
+        return [d or None for d in dims]
 
     def encode(self, x: Any, claimed: ClaimedArray) -> Any:
         for name, n, atom in reversed(
@@ -276,8 +280,7 @@ class _Region:
     # ---- the body -------------------------------------------------------------------------------
 
     def body(self, ins: Sequence[ClaimedArray], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
-        """The body as a jaxpr from shards to shards, each with one leading dim of size 1 per mesh
-        axis.
+        """The body as a jaxpr from the shards of one device to its shards of the results.
 
         Returns:
           The jaxpr; the arrays that `fn` closes over, which are its first operands; the tree of the
@@ -286,21 +289,19 @@ class _Region:
         seen: list[Any] = []
 
         def local(*shards: Any) -> Any:
-            out = self.fn(
-                *jax.tree.unflatten(tree, [x.reshape(x.shape[len(self.ones) :]) for x in shards])
-            )
+            out = self.fn(*jax.tree.unflatten(tree, shards))
             leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
             seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
-            return tuple(y.reshape(*self.ones, *y.shape) for y in leaves)
+            return tuple(leaves)
 
-        spec = PartitionSpec(*self.mesh.names)
         mapped = jax.shard_map(
-            local, mesh=self.abstract, in_specs=(spec,) * len(ins), out_specs=spec, check_vma=False
+            local,
+            mesh=self.abstract,
+            in_specs=tuple(PartitionSpec(*self.dims(h)) for h in ins),
+            out_specs=PartitionSpec(),
+            check_vma=False,
         )
-        shapes = [
-            jax.ShapeDtypeStruct((*self.mesh.sizes, *h.local(self.mesh.sizes)), h.dtype)
-            for h in ins
-        ]
+        shapes = [jax.ShapeDtypeStruct(h.shape, h.dtype) for h in ins]
         outer, consts = _jax.open_jaxpr(jax.make_jaxpr(mapped)(*shapes))
         out_tree, outs = seen[-1]
         if len(outer.eqns) != 1:
@@ -322,61 +323,40 @@ class _Region:
         body: Any,
         ins: Sequence[ClaimedArray],
         outs: Sequence[ClaimedArray],
-        captured: int,
         shards: Sequence[Any],
     ) -> tuple[Any, ...]:
-        """Runs the body on shards with the leading dims of `spec`; the body itself has one for each
-        mesh axis."""
-        results = _jax.eval_jaxpr(body, stacked(ins, captured, self.mesh, shards))
+        """Runs the body on shards with the leading dims of `spec`; the body itself takes and gives
+        shards without them."""
+        results = _jax.eval_jaxpr(body, without_leads(ins, self.mesh, shards))
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in outs]
-        return tuple(
-            y.reshape((1,) * k + y.shape[len(self.ones) :])
-            for y, k in zip(results, leading, strict=True)
-        )
-
-    # ---- the claims -----------------------------------------------------------------------------
+        return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))
 
     def check(
-        self, body: Any, ins: Sequence[ClaimedArray], outs: Sequence[ClaimedArray], captured: int
+        self,
+        body: Any,
+        ins: Sequence[ClaimedArray],
+        outs: Sequence[ClaimedArray],
+        closed_over: Sequence[Any],
     ) -> None:
-        """Checks the claims of a region on random values; warns of a region that cannot be run.
+        """Checks the claims of a region, unless this trace has checked the same ones.
 
         Raises:
           SbpTypeError: `manual-types`, with all claims that do not hold.
         """
-        key = f"{body}\n{[h.type for h in ins]}\n{[h.type for h in outs]}"
-        if key in self.scope.checked:
-            return
-        self.scope.checked.add(key)
-        found, untried = false_claims(body_graph(body), ins, outs, captured, self.mesh)
-        if untried:
-            warn(
-                "manual-types",
-                f"the types that manual region {self.name!r}",
-                f"claims are not checked: {untried}",
-                span=self.span,
-            )
-        if found:
-            at = self.span or self.made
-            labels = [Label(span=at, text=found[0], primary=True)] if at else []
-            if at and self.made and (self.made.file, self.made.line) != (at.file, at.line):
-                labels.append(Label(span=self.made, text="its types are claimed here"))
-            notes = (
-                *found[1 if labels else 0 :],
-                "the region was run on random values, device by device",
-            )
-            title = f"manual region `{self.name}` does not keep the types it claims"
-            raise SbpTypeError(
-                [
-                    Diagnostic(
-                        code="manual-types",
-                        severity="error",
-                        title=title,
-                        labels=tuple(labels),
-                        notes=notes,
-                    )
-                ]
-            )
+        region = ClaimingRegion(
+            name=self.name,
+            body=body,
+            ins=ins,
+            outs=outs,
+            closed_over=closed_over,
+            mesh=self.mesh,
+            abstract=self.abstract,
+            span=self.span,
+            made=self.made,
+        )
+        if region.key not in self.scope.checked:
+            self.scope.checked.add(region.key)
+            region.check()
 
 
 def _padded(x: Any, dim: int, counts: Sequence[int]) -> Any:

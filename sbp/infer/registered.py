@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import note
+from sbp.errors import Diagnostic, note
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.custom import custom_for
 from sbp.signatures.laws.refutation import Custom, Sample
@@ -53,11 +53,11 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
             continue
         if large and node.op not in noted:
             noted.add(node.op)
-            note(
-                "wrong-signature",
+            title = (
                 f"the registered signature of `{node.op}` is checked on mesh axes of at most"
-                f" {MAX_DEVICES} devices, not on {' and '.join(large)}",
+                f" {MAX_DEVICES} devices, not on {' and '.join(large)}"
             )
+            note(Diagnostic(code="wrong-signature", severity="note", title=title))
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs]
         key = (*((tuple(a.shape), a.dtype) for a in (*ins, *outs)), _hashable(node.params), *axes)
         if key in custom.checked:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.request import Request
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
@@ -19,6 +18,7 @@ from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import amount
+from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
 
 

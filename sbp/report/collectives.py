@@ -11,7 +11,6 @@ from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
-from sbp.handwritten.traffic import handwritten_bytes
 from sbp.infer.space import Step
 from sbp.plan.ir import Apply, Block, Loop
 from sbp.plan.program import PlannedBox, Program
@@ -20,6 +19,7 @@ from sbp.report.reasons import argument_text, maker_text, need_text, output_name
 from sbp.report.wording import axes_text, change_text, listed, node_text, place_cell, place_text
 from sbp.signatures import kernel_named
 from sbp.source.annotations import annotation_span
+from sbp.trace.traffic import handwritten_bytes
 
 LOCAL = frozenset({"slice", "mask", "zero_pad"})
 """Steps of conversions that send nothing."""

@@ -1,4 +1,4 @@
-"""`sbp.check_shard_map`: a type checker for programs that already use `jax.shard_map`."""
+"""The check of a program with `jax.shard_map`: its trace, and its findings as diagnostics."""
 
 from __future__ import annotations
 
@@ -10,75 +10,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp.errors import Diagnostic, SbpError
-from sbp.machine.mesh import MeshSpec, mesh_spec
-from sbp.report.report import Report
+from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.helps import Helper
-from sbp.shardmap.regions import Analysis, analyse
-from sbp.shardmap.state import Finding
+from sbp.shardmap.regions import Analysis
+from sbp.shardmap.state import Finding, FoundRepairs
 from sbp.shardmap.words import diagnostic, doubt_diagnostic, primary
 from sbp.trace.build import body_graph
 from sbp.trace.graph import Graph
-
-
-def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMesh) -> Report:
-    """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
-    results whose type is not the one that out_specs claim.
-
-    Every value of every region gets a type on each mesh axis, starting from in_specs: whole, split
-    or partial, with the divisor that a mean still needs. A psum with a division by hand is read as
-    a mean. A program that is wrong under every reading gets an error. A local operation on a split
-    dim that no rule covers (a slice, a roll, a local position, a random draw, a reshape that mixes
-    shards) gets a note, and so does a result that may be intended for each shard; `ok` does not
-    cover these.
-
-    The verdict depends on the traced equations, and on the functions of JAX that made them. A
-    division by `lax.axis_size` and one by an equal number are the same equation: where the program
-    is wrong if the number counts devices, and right if it is another number, the finding is a
-    warning that names both readings.
-
-    Values that are meant to differ by device are not checked, and get no note: values that depend
-    on `axis_index`, pass round a ring, or come from an all-to-all that does not exchange one split
-    dim for another, from a scan along a split dim, or from a branch or loop whose predicate differs
-    by device; parts that an all-gather without tiling puts side by side, unless they are added up
-    along that dim directly. A sum in place of a mean is not found if it only shows in gradients
-    that stay split. Nothing runs.
-
-    Arguments:
-      fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
-      *args: its arguments: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of
-          Explicit axes with their shardings.
-      mesh: the mesh of its regions.
-
-    Returns:
-      A report: `ok`, and `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
-      `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result` and
-      `not-analysed`; helps are edits that were checked in turn, with the bytes that each device
-      sends in the edited program's regions.
-
-    Raises:
-      SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
-      program without a `shard_map`. Whatever `fn` raises while it is traced, unchanged.
-
-    >>> import jax.numpy as jnp
-    >>> from jax.sharding import PartitionSpec
-    >>> mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
-    >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
-    >>> specs = {"in_specs": PartitionSpec("model"), "out_specs": PartitionSpec()}
-    >>> total = jax.shard_map(total, mesh=mesh, **specs)
-    >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)
-    >>> report.diagnostics[0].title
-    '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'
-    """
-    if not callable(fn):
-        raise SbpError(f"sbp.check_shard_map takes a function, got {fn!r}")
-    spec = mesh_spec(mesh)
-    graph = traced(fn, args, mesh)
-    found = analyse(graph, spec)
-    return Report(
-        program=None,
-        diagnostics=_diagnostics(graph, spec, found),
-        title=getattr(fn, "__name__", ""),
-    )
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
@@ -118,9 +56,22 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnostic, ...]:
-    helper = Helper(graph, mesh, found)
-    said = [diagnostic(f, mesh, helper.helps(f)) for f in _causes(found.findings)]
+def diagnostics_of(
+    graph: Graph, mesh: MeshSpec, found: Analysis, *, helped: bool = True
+) -> tuple[Diagnostic, ...]:
+    """The findings and doubts of a program in words, in source order.
+
+    Arguments:
+      graph: the program.
+      mesh: its mesh.
+      found: its findings and doubts.
+      helped: whether findings get helps.
+    """
+    helper = Helper(graph, mesh, found) if helped else None
+    said = [
+        diagnostic(f, mesh, helper.helps(f) if helper else FoundRepairs())
+        for f in _causes(found.findings)
+    ]
     said += [doubt_diagnostic(d) for d in found.doubts]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
@@ -128,14 +79,31 @@ def _diagnostics(graph: Graph, mesh: MeshSpec, found: Analysis) -> tuple[Diagnos
 
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Findings without consequences: a finding in a gradient is one where the forward part has a
-    finding on the same mesh axis."""
+    """Findings without consequences. A finding in a gradient is one where the forward part has a
+    finding on the same mesh axis; a doubled reduction is one where the value is left partial on
+    another mesh axis, over which the reduction was meant to run."""
     forward = [f for f in findings if not primary(f).backward]
 
     def follows(finding: Finding) -> bool:
         certain = finding.severity == "error"
         causes = [f for f in forward if f.severity == "error" or not certain]
         axes = {axis for f in causes for axis in f.mesh_axes}
-        return primary(finding).backward and bool(axes & set(finding.mesh_axes))
+        if primary(finding).backward and axes & set(finding.mesh_axes):
+            return True
+        return any(_misdirected(finding, f) for f in causes)
 
     return [f for f in findings if not follows(f)]
+
+
+def _misdirected(doubled: Finding, missing: Finding) -> bool:
+    """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
+    not reduced over the right one."""
+    if (doubled.fault.kind, missing.fault.kind) != ("doubled", "missing"):
+        return False
+    if doubled.region is not missing.region or set(doubled.mesh_axes) & set(missing.mesh_axes):
+        return False
+    reached = set(missing.fault.node.outputs)
+    for node in doubled.region.params["body"].nodes:
+        if reached & set(node.inputs):
+            reached |= set(node.outputs)
+    return bool(reached & set(doubled.fault.node.inputs))

@@ -46,6 +46,7 @@ Kind = Literal[
     "partial-as-split",
     "split-as-whole",
     "copies-as-split",
+    "copies-as-partial",
     "wrong-dim",
     "order",
 ]

@@ -18,6 +18,7 @@ from dataclasses import replace
 from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue
 from sbp.shardmap.excess import close
 from sbp.shardmap.operators import divides, multiplies, sums, sums_dims
+from sbp.shardmap.specs import divisor_of
 from sbp.shardmap.state import Reading, State
 from sbp.signatures import traits_of
 from sbp.trace.collectives import SUMS
@@ -333,8 +334,9 @@ def _counts(
 
 def _is_a_length(state: State, divisor: float) -> bool:
     """Whether an operand of the region has a dim of that length."""
-    for i, spec in zip(state.graph.inputs, state.region.params["in_specs"], strict=True):
-        for length, entry in itertools.zip_longest(state.graph.aval(i).shape, spec):
-            if close(divisor, length * math.prod(state.sizes[k] for k in state.axes_of(entry))):
-                return True
-    return False
+    sizes = dict(zip(state.names, state.sizes, strict=True))
+    return any(
+        close(divisor, length * divisor_of(spec, dim, sizes))
+        for i, spec in zip(state.graph.inputs, state.region.params["in_specs"], strict=True)
+        for dim, length in enumerate(state.graph.aval(i).shape)
+    )

@@ -13,11 +13,11 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.handwritten.traffic import handwritten_bytes
 from sbp.shardmap.divisions import PMEAN
 from sbp.trace.collectives import CALLED, SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
+from sbp.trace.traffic import handwritten_bytes
 
 
 @dataclass(frozen=True, slots=True)

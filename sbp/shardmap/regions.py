@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sbp.errors import SbpError, Span
+from sbp.errors import SbpError, Span, file_name
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.text import place
 from sbp.shardmap.body import run
-from sbp.shardmap.distribution import WHOLE, Distribution, Doubt, Fault, LocalValue, literal
+from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue, literal
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
 from sbp.shardmap.operators import divides
+from sbp.shardmap.specs import atom_of, outside
 from sbp.shardmap.state import Divisions, Finding, State
 from sbp.trace.collectives import SHARD_MAP, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.types import B, Split
+from sbp.types import Atom, B, Split, Unreduced
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
     for node in every:
         given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
         if given != dict(mesh.axes):
-            where = f" at {place(node.span)}" if node.span else ""
+            where = f" at {file_name(node.span.file)}:{node.span.line}" if node.span else ""
             own = " ".join(f"{k}={n}" for k, n in given.items())
             raise SbpError(
                 f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of"
@@ -119,25 +119,6 @@ def _pmeans(every: list[Node], mesh: MeshSpec) -> Pmeans:
                 listed = [a for a in names_of(node) if a in names]
                 found[node.stack][tuple(names.index(a) for a in listed)] = None
     return {path: tuple(axes) for path, axes in found.items()}
-
-
-def dim_of(spec: Any, mesh_axis: str) -> int | None:
-    """The dim that a PartitionSpec splits over a mesh axis; None when it names the axis nowhere."""
-    for dim, entry in enumerate(spec):
-        if mesh_axis in ((entry,) if isinstance(entry, str) else entry or ()):
-            return dim
-    return None
-
-
-def outside(entry: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int]:
-    """The mesh axes before a given one in an entry of a PartitionSpec; the first has the largest
-    shards.
-
-    >>> outside(("data", "model"), "model", ("data", "model"))
-    frozenset({0})
-    """
-    listed = (entry,) if isinstance(entry, str) else entry
-    return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
 
 
 @dataclass(slots=True, eq=False)
@@ -218,14 +199,14 @@ class _Program:
             return links[operand][1]
         if isinstance(operand, Constant):
             return literal(operand.value, operand.aval, len(self.names))
-        dims = [dim_of(spec, a) for a in self.names]
-        unders = [
-            None if d is None else outside(spec[d], a, self.names)
-            for d, a in zip(dims, self.names, strict=True)
-        ]
+        atoms = [atom_of(spec, a) for a in self.names]
         per_axis = tuple(
-            WHOLE if d is None else Distribution(frozenset({Split(d)}), under=u)
-            for d, u in zip(dims, unders, strict=True)
+            Distribution(
+                frozenset({atom}),
+                under=outside(spec, a, self.names),
+                made=node if isinstance(atom, Unreduced) else None,
+            )
+            for atom, a in zip(atoms, self.names, strict=True)
         )
         maker = makers.get(operand)
         if (
@@ -235,7 +216,7 @@ class _Program:
             and isinstance(maker.inputs[1], Constant)
         ):
             # The cotangent of what is B: without check_vma, JAX hands each device its share of it.
-            unsplit = [k for k, d in enumerate(dims) if d is None]
+            unsplit = [k for k, atom in enumerate(atoms) if atom == B]
             divisor = maker.inputs[1].value
             if maker.inputs[1].aval.shape == () and close(
                 float(divisor), math.prod(self.mesh.size(self.names[k]) for k in unsplit)
@@ -254,27 +235,27 @@ class _Program:
         shape: tuple[int, ...],
         maker: Node | None,
     ) -> None:
-        """Reports a result whose distribution contradicts out_specs."""
-        params = state.region.params
+        """Reports a result whose distribution contradicts the type that the region states."""
+        params, node = state.region.params, maker or state.region
         manual = params.get("newly_manual_axes", params.get("manual_axes", self.names))
         for k, (name, h) in enumerate(zip(self.names, value.per_axis, strict=True)):
-            dim = dim_of(spec, name)
-            if dim is not None and Split(dim) in h.atoms and h.under is not None and name in manual:
-                said = outside(spec[dim], name, self.names)
-                swapped = [j for j in said ^ h.under if dim_of(spec, self.names[j]) == dim]
+            claim = atom_of(spec, name)
+            said = outside(spec, name, self.names)
+            if said is not None and h.under is not None and claim in h.atoms and name in manual:
+                swapped = [j for j in said ^ h.under if atom_of(spec, self.names[j]) == claim]
                 if swapped:
-                    order = Fault("claimed-order", maker or state.region, None, dim)
-                    state.report(order, k, None, result, Split(dim))
+                    order = Fault("claimed-order", node, None, _dim(claim))
+                    state.report(order, k, None, result, claim)
                     continue
-            if name not in manual or (dim is not None and shape[dim] == 1):
+            if name not in manual or (isinstance(claim, Split) and shape[claim.dim] == 1):
                 continue  # one element for each device: what each of them has, side by side
-            fault = _broken(h, dim, maker or state.region)
+            fault = _broken(h, claim, value, node)
             if fault is not None:
-                state.report(fault, k, None, result, B if dim is None else Split(dim))
+                state.report(fault, k, None, result, claim)
             elif doubt := h.doubt or h.twice:
                 state.enter(doubt)
-            elif h.unknown and dim is None and not params.get("check_vma"):
-                state.enter(Doubt(maker or state.region, "claim", axis=name, result=result))
+            elif h.unknown and claim == B and not params.get("check_vma"):
+                state.enter(Doubt(node, "claim", axis=name, atoms=(claim,), result=result))
 
 
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
@@ -283,16 +264,36 @@ def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
     return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken
 
 
-def _broken(h: Distribution, dim: int | None, maker: Node) -> Fault | None:
-    """The fault of a claim that a value is split on a dim, or B; None if the claim is right."""
+def _broken(h: Distribution, claim: Atom, value: LocalValue, maker: Node) -> Fault | None:
+    """The fault of a claim that a value has a type on a mesh axis; None if the claim is right."""
     if h.fault or h.unknown:
         return h.fault
-    if (B if dim is None else Split(dim)) in h.atoms:
+    if isinstance(claim, Unreduced):
+        return _broken_partial(h, claim, value, maker)
+    if claim in h.atoms:
         return h.cause if h.excess else None
     made = h.made or maker
     if h.partial:
-        kind = "missing" if dim is None else "partial-as-split"
+        kind = "missing" if claim == B else "partial-as-split"
         return Fault(kind, made, made, 0, (h.partial,))
-    if dim is None:
+    if claim == B:
         return Fault("split-as-whole", maker, None, 0, h.readings)
-    return Fault("wrong-dim" if h.split else "copies-as-split", maker, h.reduced, dim, h.readings)
+    kind = "wrong-dim" if h.split else "copies-as-split"
+    return Fault(kind, maker, h.reduced, _dim(claim), h.readings)
+
+
+def _dim(claim: Atom) -> int:
+    return claim.dim if isinstance(claim, Split) else 0
+
+
+def _broken_partial(
+    h: Distribution, claim: Unreduced, value: LocalValue, maker: Node
+) -> Fault | None:
+    """The fault of a claim that a value is partial. The parts of B have their own maximum or
+    minimum; their sum is as many times too large as there are devices."""
+    if claim in h.atoms:
+        return h.cause if h.excess else None
+    if h.partial:
+        return Fault("wrong-dim", maker, None, 0, h.readings)
+    counted = claim.monoid in ("sum", "prod") and B in h.atoms and not (value.literal or h.share)
+    return Fault("copies-as-partial", maker, h.reduced) if counted and h.excess == 0 else None

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 
 from sbp.errors import Diagnostic, Label
-from sbp.explain.names import scope_of
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.distribution import Doubt, DoubtKind, Kind
+from sbp.shardmap.specs import outs_of, spec_text
 from sbp.shardmap.state import Finding, FoundRepairs, Reading
-from sbp.source.reader import source_text, users_span
+from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import SUMS
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, Split
@@ -20,6 +20,7 @@ _CODES: dict[Kind, str] = {
     "blocks": "wrong-placement",
     "claimed-order": "wrong-placement",
     "copies": "wrong-placement",
+    "copies-as-partial": "wrong-placement",
     "copies-as-split": "wrong-placement",
     "doubled": "doubled-reduction",
     "local": "local-result",
@@ -98,7 +99,7 @@ _DOUBTS: dict[DoubtKind, str] = {
         "what the shards picked is gathered; that one is picked from all of it is not shown"
     ),
     "carry": "the type of a carry of {op} differs with every turn",
-    "claim": "that result {result} is B on {name}, as out_specs say, is not shown",
+    "claim": "that result {result} is B on {name}, as the region states, is not shown",
     "collective": "{op} is not analysed",
     "compares-means": (
         "{op} compares what are means of one device's shard each; that this is meant is not shown"
@@ -242,8 +243,7 @@ class _Words:
             case "order":
                 return f"{what} meets shards in another order on {self.axes}"
             case "claimed-order":
-                spec = tuple(self.finding.region.params["out_specs"][self.finding.result])
-                claim = f"PartitionSpec{spec!r}"
+                claim = spec_text(self.finding.region.params["out_specs"][self.finding.result])
                 return f"{result} is split in another order than {claim} says on {self.axes}"
             case "copies":
                 return f"{what} moves {self.n} equal copies on {self.axes}"
@@ -266,7 +266,7 @@ class _Words:
                 )
             case "split-as-whole" | "wrong-dim":
                 return f"{result} is {self.types} on {self.axes} and returned as {claim}"
-            case "copies-as-split":
+            case "copies-as-split" | "copies-as-partial":
                 return f"{result} is whole on {self.axes} and returned as {claim}"
 
     def says(self) -> str:
@@ -309,6 +309,8 @@ class _Words:
                 return f"this is {self.types}"
             case "copies-as-split":
                 return f"this is B: the result would hold {self.n} copies"
+            case "copies-as-partial":
+                return f"this is B: each of {self.n} devices would add it"
 
     def labels(self) -> Iterator[Label]:
         """The primary label, then the maker of the value and its reader."""
@@ -340,7 +342,8 @@ class _Words:
             yield self.finding.observer, "taken here"
         if self.finding.claim is not None:
             claim = "whole" if self.finding.claim == B else repr(self.finding.claim)
-            yield self.finding.region, f"out_specs say that result {self.finding.result} is {claim}"
+            outs = outs_of(self.finding.region)
+            yield self.finding.region, f"{outs} say that result {self.finding.result} is {claim}"
 
     def notes(self) -> Iterator[str]:
         """Facts that no label shows."""

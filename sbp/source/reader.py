@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from jax import lax
 
 from sbp.errors import Span
+from sbp.limits import policies_in
 from sbp.source.imports import ANNOTATIONS, names_of_sbp
 from sbp.source.text import (
     ParsedSource,
@@ -21,6 +22,7 @@ from sbp.source.text import (
     span_of,
 )
 from sbp.trace.graph import Node
+from sbp.trace.scopes import scope_names
 
 
 def _at(span: Span) -> tuple[ParsedSource, Position]:
@@ -170,3 +172,16 @@ def first_argument(node: Node) -> SourceRead | None:
         if isinstance(expression, ast.Call) and expression.args and span
         else None
     )
+
+
+def scope_of(node: Node) -> str:
+    """The scope of a node, such as `ffn/expert_mlp, forward`, as words that follow "in"."""
+    span = users_span(node)
+    if node.backward and span:
+        return f"the gradient of line {span.line}"
+    parts = scope_names(node.scope)
+    named = [p for p in parts if "->" not in p and not policies_in(p)]
+    called = [
+        s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
+    ]
+    return f"{'/'.join(named or called)}, forward" if named or called else "forward"

@@ -45,8 +45,8 @@ def result_of_a_callback(x):
 
 @broken(f32(N, D), f32(D, D), cause="K21: a region by hand that claims B and forgets the psum", no_help="code by hand is not edited")
 def region_without_its_sum(x, w):
-    product = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")  # and: its types are claimed here
-    return product(x, w)  # error: manual-types: manual region `<lambda>` does not keep the types it claims
+    product = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")  # error: manual-types: `x @ w` is left partial on mesh axis `model`
+    return product(x, w)  # and: out_types say that result 0 is whole
 
 
 @broken(
@@ -57,8 +57,8 @@ def region_without_its_sum(x, w):
     no_help="code by hand is not edited",
 )
 def region_over_another_axis(x, w):
-    product = sbp.manual(lambda x, w: jax.lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B")  # and: its types
-    return product(x, w)  # error: manual-types: manual region `<lambda>` does not keep the types it claims
+    product = sbp.manual(lambda x, w: jax.lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B")  # error: manual-types: `x @ w` is left partial on mesh axis `model`
+    return product(x, w)  # and: out_types say that result 0 is whole
 
 
 @broken(

@@ -32,11 +32,11 @@ def test_a_missing_reduction_is_refused(mesh: Any):
     x, w = arrays((8, 16), (16, 4))
     g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")
     found = refused(lambda x, w: g(x, w) * 2, mesh, x, w)
-    assert found.labels[1].text == "its types are claimed here"
-    assert (
-        found.primary.text
-        == "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
-    )
+    assert [label.text for label in found.labels] == [
+        "P(sum) from here on",
+        "out_types say that result 0 is whole",
+    ]
+    assert found.title == "`x @ w` is left partial on mesh axis `model`"
     report = sbp.jit(g, mesh).check(x, w)
     assert not report.ok and report.diagnostics[0].code == "manual-types"
 
@@ -46,7 +46,9 @@ def test_a_reduction_over_the_wrong_axis_is_refused():
     g = sbp.manual(
         lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B"
     )
-    assert "`model`" in refused(g, mesh_of(TWO), x, w).primary.text
+    found = refused(g, mesh_of(TWO), x, w)
+    assert "is left partial on mesh axis `model`" in found.title
+    assert "runs over `data`" in found.notes[0]
 
 
 def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
@@ -56,14 +58,34 @@ def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
         lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B"
     )
     found = refused(wrong, mesh, x)
-    text = "result 0 depends on how operand 0 (model:P(sum)) is parted, not on its reduction alone"
-    assert text in (found.primary.text, *found.notes)
+    assert found.title == "`jnp.tanh(h)` takes a partial value on mesh axis `model`"
     right = sbp.manual(lambda h: lax.psum(2 * h, "model"), in_types="model:P(sum)", out_types="B")
     assert_close(sbp.jit(right, mesh)(x), 2 * x)
     through = sbp.manual(lambda h: 2 * h, in_types="model:P(sum)", out_types="model:P(sum)")
     assert_close(sbp.jit(through, mesh)(x), 2 * x)
     shifted = sbp.manual(lambda h: h + 1, in_types="model:P(sum)", out_types="model:P(sum)")
-    assert_close(sbp.jit(shifted, mesh_of(ONE))(x), x + 8)  # it may: 8 parts, each one more
+    assert "adds a whole value to a partial one" in refused(shifted, mesh, x).title
+
+
+def weighed_by_index(h):
+    """Weighs the parts by the index of the device, which no rule follows."""
+    return lax.psum(h * (lax.axis_index("model") + 1.0), "model")
+
+
+def first_only(x):
+    """Differs by device in a way that no rule follows."""
+    return x * (lax.axis_index("model") + 1.0)
+
+
+def test_the_run_refuses_what_the_reading_lets_pass(mesh: Any):
+    (x,) = arrays((8, 16))
+    wrong = sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B")
+    text = "result 0 depends on how operand 0 (model:P(sum)) is parted, not on its reduction alone"
+    found = refused(wrong, mesh, x)
+    assert text in (found.primary.text, *found.notes)
+    found = refused(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
+    text = "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
+    assert text in (found.primary.text, *found.notes)
 
 
 def test_what_cannot_be_checked_is_said(mesh: Any):

@@ -1,0 +1,150 @@
+"""Checks the types that a hand-written region claims: by what its operations make of them, as
+`sbp.check_shard_map` reads a `jax.shard_map`, then by running it on random values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from jax.sharding import AbstractMesh
+
+from sbp import _jax
+from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, warn
+from sbp.handwritten.claims import ClaimedArray, false_claims
+from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.check import diagnostics_of
+from sbp.shardmap.regions import analyse
+from sbp.trace.build import body_graph
+from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+CODE, NOT_ANALYSED = "manual-types", "not-analysed"
+CLAIMED = "its types are claimed here"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimingRegion:
+    """A call of a region with its claims.
+
+    Arguments:
+      name: the name of its function.
+      body: its body on the shards of one device, as a jaxpr.
+      ins: its operands; the arrays that it closes over come first.
+      outs: its results.
+      closed_over: the arrays that it closes over.
+      mesh: the mesh.
+      abstract: the same mesh, as JAX has it.
+      span: the user's line that calls it.
+      made: the user's line that calls `sbp.manual`.
+    """
+
+    name: str
+    body: Any
+    ins: Sequence[ClaimedArray]
+    outs: Sequence[ClaimedArray]
+    closed_over: Sequence[Any]
+    mesh: MeshSpec
+    abstract: AbstractMesh
+    span: Span | None
+    made: Span | None
+
+    @property
+    def key(self) -> str:
+        """Two regions with equal keys have the same claims about the same body."""
+        return f"{self.body}\n{[h.type for h in self.ins]}\n{[h.type for h in self.outs]}"
+
+    def check(self) -> None:
+        """Checks the claims; says what is not checked.
+
+        Raises:
+          SbpTypeError: `manual-types`, with all claims that do not hold.
+        """
+        graph = body_graph(self.body)
+        program = self._program(graph)
+        found = analyse(program, self.mesh)
+        read = diagnostics_of(program, self.mesh, found, helped=False)
+        wrong = [d for d in read if d.severity == "error"]
+        if wrong:
+            raise SbpTypeError([self._claimed(d) for d in wrong])
+        false, untried = false_claims(graph, self.ins, self.outs, len(self.closed_over), self.mesh)
+        if untried:
+            warn(
+                CODE,
+                f"the types that manual region {self.name!r}",
+                f"claims are not checked: {untried}",
+                span=self.span,
+            )
+        if false:
+            raise SbpTypeError([self._ran(false)])
+        for d in read:
+            if d.code == NOT_ANALYSED:
+                note(replace(d, severity="note"))
+            else:  # a division with two readings
+                warn(CODE, f"in manual region {self.name!r}", d.title, span=self.span)
+
+    def _program(self, body: Graph) -> Graph:
+        """The region as a program of its own, in which its operands and results have types."""
+        avals, values = dict(body.avals), count(max(body.avals, default=0) + 1)
+        inputs: list[int] = []
+
+        def operand(h: ClaimedArray, value: Any) -> Operand:
+            aval = _jax.empty_aval(h.shape, h.dtype)
+            if value is not None and not isinstance(value, _jax.Tracer):
+                return Constant(value, aval)
+            inputs.append(next(values))
+            avals[inputs[-1]] = aval
+            return inputs[-1]
+
+        unknown = (None,) * (len(self.ins) - len(self.closed_over))
+        operands = tuple(
+            operand(h, x) for h, x in zip(self.ins, (*self.closed_over, *unknown), strict=True)
+        )
+        results = tuple(next(values) for _ in self.outs)
+        avals |= {
+            v: _jax.empty_aval(h.shape, h.dtype) for v, h in zip(results, self.outs, strict=True)
+        }
+        region = Node(
+            id=max((n.id for n in body.walk()), default=0) + 1,
+            op=SHARD_MAP,
+            primitive=None,
+            params={
+                "mesh": self.abstract,
+                "body": body,
+                "in_specs": tuple(h.type for h in self.ins),
+                "out_specs": tuple(h.type for h in self.outs),
+                "manual_axes": frozenset(self.mesh.names),
+                "check_vma": False,
+            },
+            inputs=operands,
+            outputs=results,
+            span=self.span,
+            stack=(self.span,) if self.span else (),
+        )
+        return Graph(inputs=tuple(inputs), outputs=results, nodes=(region,), avals=avals)
+
+    def _claimed(self, found: Diagnostic) -> Diagnostic:
+        """A finding about the body as one about the claims."""
+        shown = {(label.span.file, label.span.line) for label in found.labels}
+        known = bool(self.made and (self.made.file, self.made.line) not in shown)
+        made = (Label(span=self.made, text=CLAIMED),) if self.made and known else ()
+        more = f"more on this kind of fault: sbp explain {found.code}"
+        return replace(found, code=CODE, labels=(*found.labels, *made), notes=(*found.notes, more))
+
+    def _ran(self, false: Sequence[str]) -> Diagnostic:
+        """The claims that the run on random values refutes."""
+        at = self.span or self.made
+        labels = [Label(span=at, text=false[0], primary=True)] if at else []
+        if at and self.made and (self.made.file, self.made.line) != (at.file, at.line):
+            labels.append(Label(span=self.made, text=CLAIMED))
+        return Diagnostic(
+            code=CODE,
+            severity="error",
+            title=f"manual region `{self.name}` does not keep the types it claims",
+            labels=tuple(labels),
+            notes=(
+                *false[1 if labels else 0 :],
+                "the region was run on random values, device by device",
+            ),
+        )

@@ -1,0 +1,68 @@
+"""The types that a region states for its operands and results: the PartitionSpecs of a
+`jax.shard_map`, and the `NdSbp` types of an `sbp.manual`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sbp.trace.graph import Node
+from sbp.types import Atom, B, NdSbp, P, Split
+
+
+def outs_of(region: Node) -> str:
+    """The argument that states the types of a region's results. A region without results and
+    operands is a `jax.shard_map`."""
+    stated = (*region.params["in_specs"], *region.params["out_specs"])
+    return "out_types" if any(isinstance(s, NdSbp) for s in stated) else "out_specs"
+
+
+def atom_of(spec: Any, mesh_axis: str) -> Atom:
+    """The atom that a spec or a type states on a mesh axis.
+
+    >>> from jax.sharding import PartitionSpec
+    >>> atom_of(PartitionSpec(None, "model"), "model"), atom_of(NdSbp({"model": P}), "model")
+    (S(1), P(sum))
+    """
+    if isinstance(spec, NdSbp):
+        return spec.get(mesh_axis)
+    for dim, entry in enumerate(spec):
+        if mesh_axis in _axes(entry):
+            return Split(dim)
+    return P if mesh_axis in (getattr(spec, "unreduced", None) or ()) else B
+
+
+def outside(spec: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int] | None:
+    """The mesh axes that split the same dim outside of a given one, by their positions in `names`;
+    None where the spec does not split a dim over the mesh axis. The first axis in an entry of a
+    PartitionSpec has the largest shards; in a type it is the first one of the mesh.
+
+    >>> from jax.sharding import PartitionSpec
+    >>> outside(PartitionSpec(("data", "model")), "model", ("data", "model"))
+    frozenset({0})
+    """
+    at = atom_of(spec, mesh_axis)
+    if not isinstance(at, Split):
+        return None
+    listed = (
+        [name for name in names if spec.get(name) == at]
+        if isinstance(spec, NdSbp)
+        else _axes(spec[at.dim])
+    )
+    return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
+
+
+def divisor_of(spec: Any, dim: int, sizes: dict[str, int]) -> int:
+    """The number of shards that a spec splits a dim into."""
+    n = 1
+    for name, size in sizes.items():
+        n *= size if atom_of(spec, name) == Split(dim) else 1
+    return n
+
+
+def spec_text(spec: Any) -> str:
+    """A spec as the user writes it."""
+    return repr(spec) if isinstance(spec, NdSbp) else f"PartitionSpec{tuple(spec)!r}"
+
+
+def _axes(entry: Any) -> tuple[Any, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -1,0 +1,178 @@
+"""`sbp.manual` reads the body of a region as `check_shard_map` does: the wrong programs of
+`tests/shardmap` are refused as manual regions, and the right ones are not."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from sbp.handwritten.region import tracing_for
+from sbp.machine.mesh import mesh_spec
+from tests.handwritten.regions import MESHES, TWO, arrays, assert_close, mesh_of
+from tests.shardmap import accepted, faulty, right, subtle, wrong, wrong_counts
+from tests.shardmap.pair import mesh as mesh_of_pairs
+
+PAIRS = {
+    f"{module.__name__.rpartition('.')[2]}-{name}": pair
+    for module in (wrong, wrong_counts, subtle)
+    for name, pair in module.PAIRS.items()
+    if pair.vma is not True  # JAX's own reductions in gradients, which a manual region has not
+}
+RIGHT = {
+    f"{module.__name__.rpartition('.')[2]}-{name}": program
+    for module in (accepted, right)
+    for name, program in module.PROGRAMS.items()
+    if False in program.vma
+}
+FAULTY = {name: p for name, p in faulty.PROGRAMS.items() if False in p.vma}
+
+AGAINST_THE_MESH = {"subtle-order_of_result", "subtle-order_of_operands"}
+"""Wrong programs whose types no manual region can claim: a dim that is split against the order of
+the mesh is refused before the body is read."""
+
+NOT_RUN = {"right-called_back"}
+"""Right programs that cannot be run without devices; a warning says so."""
+
+SHARD_MAP = jax.shard_map
+
+
+def region(body: Any, *, mesh: Any, in_specs: Any, out_specs: Any, check_vma: bool) -> Any:
+    """An `sbp.manual` in place of a `jax.shard_map`, with the same specs as types."""
+    if not isinstance(mesh, jax.sharding.Mesh):  # the `jax.shard_map` of a manual region
+        return SHARD_MAP(
+            body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
+        )
+
+    def call(*args: Any) -> Any:
+        types = in_specs if isinstance(in_specs, tuple) else (in_specs,) * len(args)
+        return sbp.manual(body, types, out_specs)(*args)
+
+    return call
+
+
+def check(make: Callable[[], Any], args: Any) -> None:
+    """Traces a program as `sbp.jit` does; its regions are checked then.
+
+    Arguments:
+      make: makes the program.
+      args: its arguments.
+    """
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
+    with pytest.MonkeyPatch.context() as patch, tracing_for(mesh_spec(mesh_of_pairs())):
+        patch.setattr(jax, "shard_map", region)
+        program = make()
+        jax.make_jaxpr(lambda *a: program(*a))(*shapes)
+
+
+def refused(make: Callable[[], Any], args: Any) -> sbp.SbpTypeError:
+    with pytest.raises(sbp.SbpTypeError) as caught:
+        check(make, args)
+    assert {d.code for d in caught.value.diagnostics} == {"manual-types"}
+    return caught.value
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_a_wrong_program_is_refused(name: str):
+    pair = PAIRS[name]
+    make = lambda: pair.program("wrong", False)
+    if name in AGAINST_THE_MESH:
+        with pytest.raises(sbp.SbpError, match="against the mesh order"):
+            check(make, pair.args)
+    elif pair.severity == "warning":
+        with pytest.warns(sbp.SbpWarning, match="manual-types"):
+            check(make, pair.args)
+    else:
+        (found,) = refused(make, pair.args).diagnostics
+        assert f"sbp explain {pair.code}" in found.notes[-1]
+        for axis in ("data", "model"):
+            assert (f"`{axis}`" in found.title) == (axis in pair.axes), found.title
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_its_twin_is_not(name: str):
+    pair = PAIRS[name]
+    check(lambda: pair.program("right", False), pair.args)
+
+
+@pytest.mark.parametrize("name", list(FAULTY))
+def test_a_fault_that_needs_a_help_is_refused(name: str):
+    program = FAULTY[name]
+    if name == "share_averaged":
+        with pytest.warns(sbp.SbpWarning, match="if the 2 in .* is the number of devices"):
+            check(lambda: program.program(False), program.args)
+    else:
+        refused(lambda: program.program(False), program.args)
+
+
+@pytest.mark.parametrize("name", list(RIGHT))
+def test_a_right_program_is_not_refused(name: str):
+    program = RIGHT[name]
+    if name in NOT_RUN:
+        with pytest.warns(sbp.SbpWarning, match="cannot be run without devices"):
+            check(lambda: program.make(False), program.args)
+    else:
+        check(lambda: program.make(False), program.args)
+
+
+# ---- what is claimed ----------------------------------------------------------------------------
+
+X, W = arrays((8, 16), (16, 4))
+MATMUL = ("model:S(1)", "model:S(0)")
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=["8", "2x4"])
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (lambda x, w: lax.pmean(lax.psum(x @ w, "model") * 2, "model"), ""),
+        (lambda x, w: lax.pmean(x @ w, "model"), "averages the parts of a sum"),
+        (lambda x, w: lax.psum(lax.psum(x @ w, "model"), "model"), "reduces what is whole already"),
+        (lambda x, w: lax.pmax(x @ w, "model"), "reduces a value that is P(sum)"),
+    ],
+)
+def test_a_result_that_depends_on_the_mesh_is_refused(axes: Any, body: Any, text: str):
+    """All devices hold the same, and not the product: `pmean` of parts, a second `psum`."""
+    report = sbp.jit(sbp.manual(body, MATMUL, "B"), mesh_of(axes)).check(X, W)
+    assert report.ok == (not text)
+    assert all(text in d.title for d in report.diagnostics)
+
+
+@pytest.mark.parametrize(
+    ("body", "out", "text"),
+    [
+        (lambda x, w: x @ w, "model:P(sum)", ""),
+        (lambda x, w: lax.psum(x @ w, "model"), "model:P(sum)", "is whole .* returned as P"),
+        (lambda x, w: lax.psum(x @ w, "model"), "model:P(max)", ""),
+        (lambda x, w: lax.pmean(x @ w, "model"), "model:P(sum)", ""),
+        (lambda x, w: x @ w + 1.0, "model:P(sum)", "adds a whole value to a partial one"),
+        (lambda x, w: x @ w, "model:P(max)", r"is P\(sum\) .* returned as P\(max\)"),
+        (lambda x, w: lax.psum(x @ w, "model"), "model:S(0)", "is whole .* returned as S"),
+    ],
+)
+def test_partial_claims(body: Any, out: str, text: str):
+    f = sbp.jit(sbp.manual(body, MATMUL, out), mesh_of(TWO), out_types="B")
+    report = f.check(X, W)
+    assert report.ok == (not text), report.text()
+    if text:
+        (found,) = report.diagnostics
+        assert re.search(text, found.title), found.title
+    else:
+        assert_close(f(X, W), X @ W)
+
+
+def test_what_the_reading_does_not_know_is_a_note():
+    """Shards added element by element: run on random values, all devices have the same."""
+    f = sbp.jit(sbp.manual(lambda x: lax.psum(x, "model"), "model:S(0)", "B"), mesh_of(TWO))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = f.plan(X)
+    assert [(d.code, d.severity) for d in plan.report().diagnostics] == [("not-analysed", "note")]
+    np.testing.assert_allclose(f(X), X.reshape(4, 2, 16).sum(0), rtol=1e-5)
