@@ -7,8 +7,6 @@ import difflib
 import functools
 import inspect
 import os
-import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax
+
+from sbp.spans import Span as Span
+from sbp.spans import file_name as file_name
 
 Severity = Literal["error", "warning", "note"]
 
@@ -84,51 +85,6 @@ CODES: dict[str, str] = {
     "manual-types": "a manual region whose claimed types do not hold",
 }
 """Every diagnostic code with its one-line meaning."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Span:
-    """A piece of the user's source: one expression, with 1-based line and column."""
-
-    file: str
-    line: int
-    column: int
-    end_column: int
-    end_line: int = 0
-    function: str = ""
-
-    def __str__(self) -> str:
-        return f"{file_name(self.file)}:{self.line}:{self.column}"
-
-
-def file_name(path: str) -> str:
-    """The name that a source file is shown under: relative to the working folder or to the
-    installed libraries, else its last two parts.
-
-    A cell of a notebook is shown by its number.
-    """
-    cell = _cell_number(path)
-    if cell is not None:
-        return f"cell [{cell}]"
-    if os.path.basename(os.path.dirname(path)).startswith("ipykernel_"):
-        return "cell"
-    installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
-    if len(installed) > 1:
-        return installed[-1].replace(os.sep, "/")
-    if not os.path.isabs(path):
-        return path
-    with contextlib.suppress(FileNotFoundError):  # the working folder may have been removed
-        here = os.path.join(os.getcwd(), "")
-        if path.startswith(here):
-            return os.path.relpath(path, here).replace(os.sep, "/")
-    return "/".join(path.split(os.sep)[-2:])
-
-
-def _cell_number(path: str) -> int | None:
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
-    return names.get(path) if isinstance(names, dict) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +260,38 @@ class SbpTypeError(SbpError):
 
     def __str__(self) -> str:
         return "\n\n".join(d.text() for d in self.diagnostics)
+
+
+class ArgumentTypeError(SbpError, TypeError):
+    """An error of sbp where `jax.jit` raises `TypeError`."""
+
+
+class ArgumentValueError(SbpError, ValueError):
+    """An error of sbp where `jax.jit` raises `ValueError`."""
+
+
+class ArgumentOverflowError(SbpError, OverflowError):
+    """An error of sbp where `jax.jit` raises `OverflowError`."""
+
+
+def refused(
+    title: str, kind: type[Exception] | Exception, *, code: str = "bad-argument"
+) -> SbpError:
+    """An error of sbp that is of the kind that `jax.jit` raises in its place too.
+
+    Arguments:
+      title: what is wrong and what to change, on one line.
+      kind: the exception of JAX, or its class.
+      code: one of `CODES`.
+
+    >>> isinstance(refused("f is no function", TypeError), TypeError)
+    True
+    """
+    raised = kind if isinstance(kind, type) else type(kind)
+    for own in (ArgumentTypeError, ArgumentOverflowError, ArgumentValueError):
+        if issubclass(raised, own.__bases__[1]):
+            return own(title, code=code)
+    return SbpError(title, code=code)
 
 
 class SbpInternalError(AssertionError):

@@ -191,12 +191,12 @@ def linecache_is_read_in_source(modules: tuple[Module, ...]) -> Iterator[Violati
 
 PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
-    "sbp/errors.py": "paths of installed libraries",
     "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/moe/counting.py": "a corpus",
     "sbp/plan/parse.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
+    "sbp/spans.py": "paths of installed libraries",
     "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",
 }
