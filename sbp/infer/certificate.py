@@ -8,6 +8,7 @@ all axes. The certificate reads the same decisions and edges as the chooser (`in
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from sbp import _jax
@@ -16,7 +17,6 @@ from sbp.infer.constraints import Constraint, System, Variable, constraints_of
 from sbp.infer.flow import End
 from sbp.infer.policy import detour
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY
 from sbp.infer.space import INFINITE, Code
 from sbp.infer.typing import Typing
 from sbp.types import MONOIDS
@@ -29,31 +29,73 @@ def certify(typing: Typing) -> None:
     Raises:
       SbpInternalError: names the first constraint that the typing breaks.
     """
-    request = typing.graph_request
-    systems = constraints_of(request)
-    states = [
-        [_state_of(v, typing, system.position) for v in system.variables] for system in systems
-    ]
-    for system, have in zip(systems, states, strict=True):
-        for constraint in system.constraints:
-            for end in constraint.fixed:
-                if _code(have, end) != constraint.code:
-                    raise _broken(system, constraint, f"it is {_code(have, end)}")
-            convert = constraint.convert
-            if convert is not None and not convert.unless:
-                source, target = _code(have, convert.source), _code(have, convert.target)
-                aval = request.graph.avals[convert.value]
-                if (
-                    source is None
-                    or target is None
-                    or not system.conversions.allows(source, target, aval, convert.rules)
-                ):
-                    raise _broken(
-                        system, constraint, f"made as code {source}, read as code {target}"
-                    )
-    if systems:
-        _certify_rows(typing, request)
-        _certify_boxing(typing, systems, states)
+    Certificate(typing.graph_request).certify(typing)
+
+
+class Certificate:
+    """The constraints of a request, which are written down once for all typings of its program.
+
+    Arguments:
+      request: the program with its mesh, demand, policies and limits.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @functools.cached_property
+    def systems(self) -> tuple[System, ...]:
+        """The constraints, by mesh axis."""
+        return constraints_of(self.request)
+
+    def certify(self, typing: Typing) -> None:
+        """As `sbp.infer.certificate.certify`.
+
+        Arguments:
+          typing: types of the request's program, not of a graph that `plan.saving` made from it.
+
+        Raises:
+          SbpInternalError: names the first constraint that the typing breaks.
+        """
+        assert typing.graph_request is self.request, "a certificate of another request"
+        systems = self.systems
+        states = [
+            [_state_of(v, typing, system.position) for v in system.variables] for system in systems
+        ]
+        for system, have in zip(systems, states, strict=True):
+            for constraint in system.constraints:
+                _certify_constraint(system, constraint, have)
+        if systems:
+            _certify_rows(typing, self.request)
+            _certify_boxing(typing, systems, states)
+
+
+def _certify_constraint(
+    system: System, constraint: Constraint, have: list[tuple[Code, ...] | None]
+) -> None:
+    """Checks one constraint on one mesh axis.
+
+    Arguments:
+      system: the constraints of the axis.
+      constraint: one of them.
+      have: the state of each variable.
+
+    Raises:
+      SbpInternalError: when the states break it.
+    """
+    for end in constraint.fixed:
+        if _code(have, end) != constraint.code:
+            raise _broken(system, constraint, f"it is {_code(have, end)}")
+    convert = constraint.convert
+    if convert is None or convert.unless:
+        return
+    source, target = _code(have, convert.source), _code(have, convert.target)
+    aval = system.avals[convert.value]
+    if (
+        source is None
+        or target is None
+        or not system.conversions.allows(source, target, aval, convert.rules)
+    ):
+        raise _broken(system, constraint, f"made as code {source}, read as code {target}")
 
 
 def _certify_rows(typing: Typing, request: Request) -> None:
@@ -63,18 +105,12 @@ def _certify_rows(typing: Typing, request: Request) -> None:
     Raises:
       SbpInternalError: names the first node with another row.
     """
-    graph, native = request.graph, request.native
+    graph, native, table = request.graph, request.native, request.table
     for decision in request.flow.decisions:
         node = decision.node
         if decision.kind != "row" or node is None:
             continue
-        given = tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs)
-        rows = request.table.rows(
-            node,
-            [graph.aval(o) for o in node.inputs],
-            [graph.avals[o] for o in node.outputs],
-            given,
-        )
+        rows = table.rows_in(graph, node, native)
         row = typing.rows[node.id]
         if not any(r.ins == row.ins and r.outs == row.outs for r in rows):
             where = f" at {node.span}" if node.span else ""

@@ -23,6 +23,7 @@ from sbp.infer.literals import POLICY_LITERAL, budget_literal, state_literal
 from sbp.infer.policy import Rules
 from sbp.infer.request import Request
 from sbp.infer.space import Code
+from sbp.trace.collector import collecting_less
 
 RLIMIT = 500_000_000
 """Z3's resource count of one question. The GShard step of 1,800 equations takes under a million."""
@@ -86,6 +87,7 @@ class Checker:
       rlimit: Z3's resource count of one question.
     """
 
+    @collecting_less()
     def __init__(self, request: Request, *, rlimit: int = RLIMIT) -> None:
         self.systems = constraints_of(request)
         self._rlimit = rlimit
@@ -97,6 +99,7 @@ class Checker:
             self._axes[system.mesh_axis] = _Axis(system, self._rlimit)
         return self._axes[system.mesh_axis]
 
+    @collecting_less()
     def check(
         self, without: Collection[tuple[str, str]] = (), *, explain: bool = True
     ) -> CheckResult:
@@ -146,6 +149,7 @@ class _Axis:
         self.by_name = {c.name: c for c in system.constraints}
         self.order = {c.name: i for i, c in enumerate(system.constraints)}
         self._context = z3.Context()
+        self._bool = z3.BoolSort(self._context)
         self._solver = z3.SolverFor("QF_FD", ctx=self._context)
         self._solver.from_string("\n".join(_text(system)))
         self._solver.set("rlimit", rlimit)
@@ -153,7 +157,10 @@ class _Axis:
 
     def literal(self, name: str) -> Any:
         if name not in self._literals:
-            self._literals[name] = z3.Bool(name, self._context)
+            # `z3.Bool` would make the sort anew for each name.
+            symbol = z3.to_symbol(name, self._context)
+            constant = z3.Z3_mk_const(self._context.ref(), symbol, self._bool.ast)
+            self._literals[name] = z3.BoolRef(constant, self._context)
         return self._literals[name]
 
     def check(self, names: Iterable[str]) -> tuple[Status, frozenset[str]]:

@@ -212,7 +212,7 @@ class _SystemBuilder:
 
     def __init__(self, request: Request, sites: tuple[PinSite, ...], position: int) -> None:
         self.request, self.graph, self.mesh = request, request.graph, request.mesh
-        self.flow, self.native = request.flow, request.native
+        self.flow, self.native, self.table = request.flow, request.native, request.table
         self.position, self.n = position, self.mesh.sizes[position]
         self.sites = [s for s in sites if s.codes[position] is not None]
         self.annotations = {node.id: s for s in self.sites for node in s.nodes}
@@ -344,12 +344,7 @@ class _SystemBuilder:
 
     def projected(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
         """The rows of a node on this axis, each as the codes of its operands and results."""
-        rows = self.request.table.rows(
-            node,
-            [self.graph.aval(o) for o in node.inputs],
-            [self.graph.avals[o] for o in node.outputs],
-            tuple(self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs),
-        )
+        rows = self.table.rows_in(self.graph, node, self.native)
         rules = self.request.rules(node, in_loop=in_loop)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:

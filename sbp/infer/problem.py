@@ -28,9 +28,9 @@ from sbp.infer.flow import Decision, Edge, End, Flow
 from sbp.infer.pins import pinned_codes
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, NdRow
+from sbp.infer.rows import EMPTY, NdRow, RowTable
 from sbp.infer.sends import allowed_rows
-from sbp.infer.space import Codes, TypeSpace, is_even, stack
+from sbp.infer.space import Codes, Spaces, TypeSpace, is_even, stack
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
@@ -62,6 +62,8 @@ class Problem:
     live: frozenset[tuple[int, bool]] = frozenset()
     shares: Mapping[int, float] = field(default_factory=dict)
     _float32: frozenset[int] = field(init=False)
+    _table: RowTable = field(init=False)
+    _spaces: Spaces = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
     native: Mapping[int, frozenset[str]] = field(default_factory=dict)
     rows: dict[int, tuple[NdRow, ...]] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class Problem:
     def build(self) -> None:
         """Fills `costs`: a variable for each decision, by its number, then the conversions between
         them."""
+        # Asked for once: to find them hashes the whole mesh.
+        self._table, self._spaces = self.request.table, self.request.spaces
         self.native = self.request.native
         self._float32 = float32_sums(self.flow, self.request.reduce_dtype, self._carried)
         for number, decision in enumerate(self.flow.decisions):
@@ -130,7 +134,7 @@ class Problem:
                     forced.add((position, c - 1))
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
-        return self.request.spaces.of(
+        return self._spaces.of(
             tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced), float32
         )
 
@@ -235,12 +239,7 @@ class Problem:
 
     def _rows(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
-        return self.request.table.rows(
-            node,
-            tuple(self.graph.aval(o) for o in node.inputs),
-            tuple(self.graph.avals[o] for o in node.outputs),
-            tuple(self.native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs),
-        )
+        return self._table.rows_in(self.graph, node, self.native)
 
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
         """The rows of a node that its rules allow and that are not dominated, with the seconds of
@@ -264,9 +263,7 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(
-                rows, seconds, avals, float32, self.request.spaces, self.request.strictest
-            )
+            kept = undominated(rows, seconds, avals, float32, self._spaces, self.request.strictest)
             # The entry keeps `every` alive, since its id is in the key.
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),

@@ -4,7 +4,7 @@ that the rows of the outer axes leave on a device."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Kernel, Op, Row, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import Node
+from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS, Unreduced
 
 EMPTY: frozenset[str] = frozenset()
@@ -115,6 +115,7 @@ class RowTable:
         self._cache: dict[Any, tuple[NdRow, ...]] = {}
         self._axis_cache: dict[Any, tuple[Row, ...]] = {}
         self._operations: dict[Any, int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
         self._all_local = ("local",) * len(mesh.sizes)
         self._branch_cache: dict[Any, tuple[_Branch, ...]] = {}
         self._partial_cache: dict[Any, tuple[_Partial, ...]] = {}
@@ -131,7 +132,7 @@ class RowTable:
           outs: avals of its results.
           n: the size of the axis.
         """
-        key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), n)
+        key = (self._operation(node), _aval_key(ins), _aval_key(outs), n)
         if key not in self._axis_cache:
             found = rule_for(node.op)
             op = Op(node.op, node.params, tuple(ins), tuple(outs), n)
@@ -180,7 +181,7 @@ class RowTable:
     ) -> tuple[_Partial, ...]:
         """The rows of a node on one mesh axis that have a partial result; arguments as
         `rows_on`."""
-        key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), position)
+        key = (self._operation(node), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = []
             for row in self.rows_on(node, ins, outs, position):
@@ -194,6 +195,24 @@ class RowTable:
             self._partial_cache[key] = tuple(dict.fromkeys(found))
         return self._partial_cache[key]
 
+    def rows_in(
+        self, graph: Graph, node: Node, native: Mapping[int, frozenset[str]]
+    ) -> tuple[NdRow, ...]:
+        """All ND rows of a node of a program.
+
+        Arguments:
+          graph: the program.
+          node: the node.
+          native: for each value of the program, the monoids under which it can be partial without a
+            conversion.
+        """
+        return self.rows(
+            node,
+            [graph.aval(o) for o in node.inputs],
+            [graph.avals[o] for o in node.outputs],
+            [native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs],
+        )
+
     def rows(
         self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]
     ) -> tuple[NdRow, ...]:
@@ -206,14 +225,24 @@ class RowTable:
           native: for each operand, the monoids under which it can be partial without a conversion.
             Rows that `worth_having` refuses are left out.
         """
-        key = (node.op, node.params_key(self._keep), _aval_key(ins), _aval_key(outs), tuple(native))
+        operation = self._operation(node)
+        key = (operation, _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
-            operation = self._operations.setdefault(key[:2], len(self._operations))
             found = self._extended(
                 operation, node, tuple(native), _OuterRow(tuple(ins), tuple(outs))
             )
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
+
+    def _operation(self, node: Node) -> int:
+        """The number of a node's operator and parameters; equal ones have one number. Nodes that
+        share their parameters, as the copies of an edited program do, are compared once."""
+        key = node.op, id(node.params)
+        if key not in self._numbers:
+            self._keep.append(node.params)  # since its id is in the key
+            same = node.op, node.params_key(self._keep)
+            self._numbers[key] = self._operations.setdefault(same, len(self._operations))
+        return self._numbers[key]
 
     def _extended(
         self, operation: int, node: Node, native: tuple[frozenset[str], ...], outer: _OuterRow
@@ -294,8 +323,9 @@ def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) ->
       codes: the codes of the operands.
       native: for each operand, the monoids under which it can be partial without a conversion.
     """
-    partial = [(c, m) for c, m in zip(codes, native, strict=True) if c < 0]
-    return not partial or any(c > 0 for c in codes) or any(MONOIDS[-1 - c] in m for c, m in partial)
+    if min(codes, default=0) >= 0 or max(codes) > 0:
+        return True
+    return any(c < 0 and MONOIDS[-1 - c] in m for c, m in zip(codes, native, strict=True))
 
 
 def _one_monoid(row: NdRow) -> bool:

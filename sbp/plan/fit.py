@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from sbp.infer.certificate import certify
+from sbp.infer.certificate import Certificate, certify
 from sbp.infer.choose import choose
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing
@@ -77,7 +77,7 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
     """
     request, least, unpriced = program.request, program, program.typing
     live: set[tuple[int, bool]] = set()
-    tried = 0
+    tried, certificate = 0, Certificate(request)
 
     def at(price: float) -> Program | None:
         nonlocal tried
@@ -90,7 +90,7 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
         typing = dataclasses.replace(
             typing, lower_bound=unpriced.lower_bound, bounds_reuse=unpriced.bounds_reuse
         )
-        certify(typing)
+        certificate.certify(typing)
         return without_repeats(resolve(typing))
 
     too_low = PRICES[0] / 10
@@ -144,13 +144,13 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
       choosing: chooses the types.
       request: the program, with everything that its types are chosen by.
     """
-    limit = request.memory_limit
+    limit, certificate = request.memory_limit, Certificate(request)
 
     def chosen(shares: Mapping[int, float]) -> Program | None:
         typing = choosing(shares=shares)
         if typing is None:
             return None
-        certify(typing)
+        certificate.certify(typing)
         return without_repeats(resolve(typing))
 
     def order(program: Program) -> tuple[bool, float]:
