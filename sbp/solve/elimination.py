@@ -104,11 +104,15 @@ class _Elimination:
         scope = self.scope_of(v)
         parts = sorted(self.tables[v], key=lambda t: t.scope)
         joined = _join((*scope, v), [(t.scope, t.costs) for t in parts], self.sizes)
-        self.order.append((v, scope, joined.argmin(axis=-1).astype(np.int32)))
+        best = joined.argmin(axis=-1)
+        self.order.append((v, scope, best.astype(np.int32)))
         for t in parts:
             self.leave(t)
         if scope:
-            self.enter(_Table(scope, joined.min(axis=-1)))
+            # The entries at `best` are the least ones; to look for these again takes longer.
+            choices = joined.reshape(-1, self.sizes[v])
+            least = choices[np.arange(len(choices)), best.ravel()]
+            self.enter(_Table(scope, least.reshape(best.shape)))
         return scope
 
     def condition(self, left: set[int]) -> tuple[int, tuple[int, ...]]:

@@ -14,10 +14,13 @@ import numpy as np
 
 from sbp.solve.costgraph import CostGraph
 
-FEW, MORE, CHUNK = 12, 48, 4096
-"""Columns of each table that the first comparison of states reads, for all pairs of states; columns
-that the second one reads, for the pairs that are left, before all columns are read; and pairs that
-are compared in one numpy operation."""
+FEW, MORE = 12, 48
+"""Columns of each table that the first comparison of states reads, for all pairs of states; and
+columns that the second one reads, for the pairs that are left, before all columns are read."""
+
+CHUNK = 32_768
+"""Costs that are compared in one numpy operation: so few that they stay in the processor's
+cache."""
 
 HUGE = 1e30
 """Seconds whose negative stands for minus infinity: more than any sum of costs, but finite, since
@@ -231,12 +234,10 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
     np.fill_diagonal(worst, np.inf)
     losers, winners = np.nonzero(worst <= TIE)
     for some in (MORE, None):
+        if not len(losers):
+            break
         columns = [t if some is None else _some_columns(t, some) for t in near]
-        left = [
-            _worst(own, columns, losers[i : i + CHUNK], winners[i : i + CHUNK]) <= TIE
-            for i in range(0, len(losers), CHUNK)
-        ]
-        keep = np.concatenate(left) if left else np.zeros(0, dtype=bool)
+        keep = _worst(own, columns, losers, winners) <= TIE
         losers, winners = losers[keep], winners[keep]
     out = alive.copy()
     gone: set[int] = set()
@@ -276,16 +277,17 @@ def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
 def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
     """As `_worst`, for all pairs of states, as an array [s, r].
 
-    It goes column by column over whole arrays of pairs, which is faster than selecting pairs.
+    It goes over whole arrays of pairs, which is faster than selecting pairs.
     """
     total = own[None, :] - own[:, None]
-    most, difference = np.empty_like(total), np.empty_like(total)
+    step = max(1, CHUNK // total.size)
     with np.errstate(invalid="ignore"):
         for t in near:
-            most.fill(-HUGE)
-            for column in np.ascontiguousarray(t.T):
-                np.subtract(column[None, :], column[:, None], out=difference)
-                np.fmax(most, difference, out=most)
+            columns, most = np.ascontiguousarray(t.T), np.full(total.shape, -HUGE)
+            for start in range(0, len(columns), step):
+                some = columns[start : start + step]
+                difference = some[:, None, :] - some[:, :, None]  # [column, s, r]
+                np.fmax(most, np.fmax.reduce(difference, axis=0), out=most)
             total += most
     return total
 
@@ -302,5 +304,9 @@ def _worst(own: np.ndarray, near: list[np.ndarray], s: np.ndarray, r: np.ndarray
     total = own[r] - own[s]
     with np.errstate(invalid="ignore"):
         for t in near:
-            total = total + np.fmax.reduce(t[r] - t[s], axis=1, initial=-HUGE)
+            step = max(1, CHUNK // t.shape[1])
+            for start in range(0, len(total), step):
+                some = slice(start, start + step)
+                difference = t.take(r[some], axis=0) - t.take(s[some], axis=0)  # [pair, column]
+                total[some] += np.fmax.reduce(difference, axis=1, initial=-HUGE)
     return total
