@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from sbp.infer import certificate
 from sbp.plan.fit import HALVINGS
 
 SQUARE = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
@@ -25,6 +26,20 @@ def test_the_prices_that_a_memory_limit_tries_are_said():
     count = tight.program.memory_prices
     assert tight.cost.peak_memory_bytes <= WHOLE / 2 and count > HALVINGS
     assert f"types were chosen at {count} prices per byte of memory" in tight.report().text(400)
+
+
+def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):
+    asked = []
+
+    def counted(request):
+        asked.append(request)  # a list keeps them alive, so that no two have one id
+        return written(request)
+
+    written = certificate.constraints_of
+    monkeypatch.setattr(certificate, "constraints_of", counted)
+    program = product.__wrapped__(WHOLE / 2).program
+    # The choice without a price writes them down, and the search over prices.
+    assert sum(r is program.request for r in asked) == 2 < program.memory_prices
 
 
 @pytest.mark.parametrize("limit", [None, 1e12])
