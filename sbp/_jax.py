@@ -4,8 +4,12 @@ on its version."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,11 +19,9 @@ from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.lax import lax as _lax_internal
-from jax.experimental.layout import Format
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import AbstractMesh
 
 from sbp.errors import Span
 
@@ -71,13 +73,6 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def no_mesh() -> Iterator[None]:
-    """Hides the caller's mesh context, so that traced equations carry no mesh."""
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        yield
-
-
-@contextlib.contextmanager
 def own_traces(name: str) -> Iterator[None]:
     """JAX takes no trace that it cached under another name: a function that it has seen before is
     traced anew."""
@@ -94,8 +89,7 @@ def unbound_axis(error: NameError) -> str | None:
 def make_jaxpr(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
     """Traces `fn` on flat ShapeDtypeStructs; returns the closed jaxpr without dead code, and the
     output tree."""
-    with no_mesh():
-        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     return dead_code_free(closed), out_shape
 
 
@@ -160,6 +154,36 @@ def called_by_user(source_info: Any, function: str) -> bool:
     return False
 
 
+@functools.cache
+def _takes_sharding(function: str) -> bool:
+    """Whether a function of JAX, such as `numpy.lax_numpy.zeros`, has a parameter for the sharding
+    of its result."""
+    module, _, name = function.rpartition(".")
+    found = getattr(sys.modules.get(f"jax._src.{module}"), name, None)
+    try:
+        parameters = inspect.signature(found).parameters if callable(found) else ()
+    except ValueError:  # no signature that Python can read
+        return False
+    return not {"out_sharding", "sharding", "device"}.isdisjoint(parameters)
+
+
+def asked_of_creator(eqn: Any) -> bool:
+    """Whether the user called a function of JAX that takes a sharding for its result, and which
+    made the equation: not where the sharding follows from that of another array."""
+    made_by = library_of(eqn.source_info)
+    return "out_sharding" in eqn.params or bool(made_by and _takes_sharding(made_by[-1]))
+
+
+def in_backward_rule(source_info: Any) -> bool:
+    """Whether the rule of a `custom_vjp` made an equation of a backward pass. Such an equation has
+    the traceback of the call in the forward pass."""
+    frames = source_info.traceback.frames if source_info.traceback else ()
+    below = itertools.takewhile(lambda f: not _source_info.is_user_filename(f.file_name), frames)
+    return any(frame.file_name == _CUSTOM_DERIVATIVES for frame in below)
+
+
+_CUSTOM_DERIVATIVES = os.path.join(_LIBRARY, "custom_derivatives.py")
+
 _METHOD_CALL = "numpy.array_methods._forward_method_to_aval"
 """What JAX runs between a method of a traced array and the function behind it."""
 
@@ -171,51 +195,6 @@ def numpy_function(source_info: Any) -> str | None:
     if not made_by or not made_by[-1].startswith("numpy."):
         return None
     return made_by[-1].rsplit(".", 1)[-1].lstrip("_")
-
-
-_PLACES = {
-    "sharding_constraint": "sharding",
-    "reshard": "dst_sharding",
-    "device_put": "devices",
-    "with_memory_space_constraint": "memory_space",
-}
-"""Primitives that say where a value lies, each with the parameter that says so."""
-
-
-def places_of(eqn: Any) -> tuple[Any, ...]:
-    """The shardings, devices and kinds of memory that an equation asks for: objects of JAX.
-
-    >>> closed, _ = make_jaxpr(lambda x: jax.device_put(x, jax.memory.Space.Host), [1.0])
-    >>> [memory_of(place) for place in places_of(closed.jaxpr.eqns[0])]
-    ['host']
-    """
-    if eqn.primitive.name in _PLACES:
-        given = eqn.params.get(_PLACES[eqn.primitive.name])
-        places = given if isinstance(given, tuple) else (given,)
-        places = (p.sharding if isinstance(p, Format) else p for p in places)
-        return tuple(p for p in places if p is not None)
-    shardings = (s for key in ("in_shardings", "out_shardings") for s in eqn.params.get(key, ()))
-    return tuple(s for s in shardings if isinstance(s, jax.sharding.Sharding))
-
-
-def memory_of(place: Any) -> str | None:
-    """The kind of memory that a place names, such as `pinned_host`; None for a device's own.
-
-    >>> memory_of(jax.memory.Space.Device)
-    """
-    match place:
-        case jax.sharding.Sharding():
-            kind = place.memory_kind
-            return kind if kind is not None and "host" in kind else None
-        case jax.memory.Space.Host:
-            return "host"
-        case _:
-            return None
-
-
-def names_devices(place: Any) -> bool:
-    """Whether a place is a sharding or a device, and not a kind of memory alone."""
-    return isinstance(place, jax.sharding.Sharding | jax.Device)
 
 
 def _span_of(frame: Any) -> Span:

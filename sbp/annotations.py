@@ -37,6 +37,11 @@ class Pin:
         `reduce_dtype` of `sbp.jit`.
       input: the position of the input whose type this is, where an uneven split keeps JAX from
         sharding the input itself so; -1 for what the user annotates.
+      sharding: the `NamedSharding` of a pin in JAX's own words; `sbp.jit` finds its type on its
+        mesh.
+      asked_by: what the user wrote to ask for that sharding, such as `with_sharding_constraint`;
+        empty for an annotation of sbp.
+      whole: the dims that no mesh axis splits but those that `type` names.
     """
 
     type: NdSbp
@@ -44,6 +49,9 @@ class Pin:
     device_assignment: tuple[Any, ...] | None = None
     reduce_dtype: str | None = None
     input: int = -1
+    sharding: Any = None
+    asked_by: str = ""
+    whole: tuple[int, ...] = ()
 
     def batched(self, dim: int) -> Pin:
         """The same pin on a tensor with a new dim at `dim`."""
@@ -159,7 +167,7 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
       SbpError: `bad-placement` when one dim is split over axes against their mesh order.
     """
     atoms: dict[str, Atom] = {}
-    for dim, entry in enumerate(spec):
+    for dim, entry in enumerate(spec.partitions):
         if entry is None or entry is PartitionSpec.UNCONSTRAINED:
             continue
         names = (entry,) if isinstance(entry, str) else tuple(entry)

@@ -44,9 +44,7 @@ CODES: dict[str, str] = {
     "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
     "input-moved": "an input arrived on other devices or in another layout and was moved",
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
-    "ignored-constraint": (
-        "a sharding or device that the program asks for in JAX's own words, which sbp does not read"
-    ),
+    "ignored-constraint": ("a device or layout that the program asks for, which sbp does not read"),
     "ignored-memory": "a kind of memory that the program asks for, such as the host's",
     "nested-jit": (
         "an sbp.jit function called under another transformation runs as the plain function"

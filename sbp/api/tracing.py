@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp.annotations import Pin, annotate_p
 from sbp.api.boundary import broadcast_types, codes_of, even_boundary
@@ -19,8 +19,11 @@ from sbp.infer.coverage import check_rules
 from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.registered import check_registered
 from sbp.infer.request import Demand, Request
+from sbp.infer.space import from_type
 from sbp.limits import policies_in
+from sbp.machine.context import users_mesh
 from sbp.machine.mesh import MeshSpec
+from sbp.run.execute import partition_spec
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
@@ -66,14 +69,7 @@ def traced_call(
     """
     spec, options = reader.spec, reader.options
     refuse_symbolic(signature.avals, reader.name)
-    boundary: list[NdSbp | None] = []
-    inner: list[Pin | None] = []
-    asked = zip(signature.wanted, signature.avals, signature.names, strict=True)
-    for position, (want, aval, name) in enumerate(asked):
-        check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
-        outer, pin = even_boundary(want, aval.shape, spec, f"input {name}")
-        boundary.append(outer)
-        inner.append(replace(pin, input=position) if pin else None)
+    boundary, inner = _boundary(signature, spec)
 
     def call(*flat: Any) -> Any:
         pinned = [
@@ -82,8 +78,11 @@ def traced_call(
         ]
         return signature.call(*pinned)
 
-    with tracing_for(spec):
-        graph, out_shape = (tracer or trace)(call, signature.avals, signature.names)
+    with users_mesh(spec.names, spec.sizes) as explicit, tracing_for(spec):
+        avals = signature.avals
+        if explicit is not None:
+            avals = _placed(signature, boundary, explicit, spec)
+        graph, out_shape = (tracer or trace)(call, avals, signature.names)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
     graph = _checked(graph, spec, reader.mesh)
     out_wanted, out_names = wanted_outputs(reader, out_shape)
@@ -109,6 +108,46 @@ def traced_call(
     return Traced(
         request=request, out_tree=out_tree, out_names=out_names, out_wanted=tuple(out_wanted)
     )
+
+
+def _boundary(
+    signature: CallSignature, spec: MeshSpec
+) -> tuple[list[NdSbp | None], list[Pin | None]]:
+    """The type of each flat argument at the boundary, and its pin in the program where that is
+    another type."""
+    boundary: list[NdSbp | None] = []
+    inner: list[Pin | None] = []
+    asked = zip(signature.wanted, signature.avals, signature.names, strict=True)
+    for position, (want, aval, name) in enumerate(asked):
+        check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
+        outer, pin = even_boundary(want, aval.shape, spec, f"input {name}")
+        boundary.append(outer)
+        inner.append(replace(pin, input=position) if pin else None)
+    return boundary, inner
+
+
+def _placed(
+    signature: CallSignature,
+    types: Sequence[NdSbp | None],
+    explicit: AbstractMesh,
+    spec: MeshSpec,
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The shapes of a call with the shardings that arrays have on Explicit axes: there they are
+    part of JAX's types, which the function may read and assert.
+
+    Arguments:
+      signature: the call.
+      types: the type of each flat argument at the boundary.
+      explicit: the mesh that the user set.
+      spec: its axes.
+    """
+    found: list[jax.ShapeDtypeStruct] = []
+    for aval, t, source in zip(signature.avals, types, signature.sources, strict=True):
+        if t is not None and source != "in_types" and not t.is_partial:
+            sharding = NamedSharding(explicit, partition_spec(from_type(t, spec), spec, aval.ndim))
+            aval = aval.update(sharding=sharding)
+        found.append(aval)
+    return tuple(found)
 
 
 def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:

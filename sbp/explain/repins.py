@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from sbp.annotations import Pin
 from sbp.errors import Edit, OptionEdit
 from sbp.explain.names import behind_vmap
 from sbp.infer.constraints import PinSite, pin_sites
@@ -11,6 +12,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.source.editing import Part, PinnedPart, repinned
 from sbp.source.reader import expression_at
+from sbp.trace.places import CONSTRAINTS
 from sbp.types import Atom, NdSbp
 
 
@@ -26,8 +28,8 @@ def edits_of(
       code: the code that it asks there; None leaves the axis free.
 
     Returns:
-      The edits; none where the source does not show the pin, or where the same call of
-      `annotate` pins other types when it is traced with other arguments.
+      The edits; none where the source does not show the pin, where it is an argument of another
+      call of JAX, or where the same call pins other types when it is traced with other arguments.
     """
     codes = [code if position in (None, k) else asked for k, asked in enumerate(site.codes)]
     names = request.mesh.names
@@ -41,10 +43,17 @@ def edits_of(
         if c is not None
     }
     if site.source == "annotation" and not site.is_input:
-        if _serves_others(request, site):
+        pin: Pin = site.nodes[0].params["pin"]
+        is_constraint = pin.asked_by in CONSTRAINTS
+        if _serves_others(request, site) or (pin.asked_by and not is_constraint):
             return ()
-        wide = site.nodes[0].params["pin"].reduce_dtype
-        pinned = PinnedPart(atoms=atoms, part=_part(request, site), free=free, reduce_dtype=wide)
+        pinned = PinnedPart(
+            atoms=atoms,
+            part=_part(request, site),
+            free=free,
+            reduce_dtype=pin.reduce_dtype,
+            is_constraint=is_constraint,
+        )
         return repinned(site.span, pinned)
     option = "in_types" if site.is_input else "out_types"
     value = repr(NdSbp(atoms, free)) if atoms else None

@@ -34,6 +34,7 @@ from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
+from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import reduced
 from sbp.signatures.region import parts_p, pick_p
@@ -108,7 +109,8 @@ def manual(
         scope = _SCOPE.get()
         if scope is None:
             return _alone(fn, in_types, out_types, args)
-        return _Region(fn, scope, padded, made).run(in_types, out_types, args)
+        run = functools.partial(_Region(fn, scope, padded, made).run, in_types, out_types)
+        return call_without_mesh(run, *args)
 
     return region
 
@@ -163,7 +165,7 @@ class _Region:
         self.name = getattr(fn, "__name__", "the function")
         self.span: Span | None = _jax.caller_span()
 
-    def run(self, in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
+    def run(self, in_types: Any, out_types: Any, *args: Any) -> Any:
         """Traces the body on local shapes, checks its claims, and calls it between the conversions
         of its operands and results.
 

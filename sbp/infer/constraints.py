@@ -168,8 +168,9 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
     groups: dict[Any, list[Node]] = {}
     for node in graph.walk():
         if node.op == annotate_p.name and node.params["pin"] is not None:
-            pin: Pin = node.params["pin"]
-            groups.setdefault((node.span or node.id, pinned_codes(pin, mesh)), []).append(node)
+            codes = pinned_codes(node.params["pin"], mesh)
+            if any(c is not None for c in codes):
+                groups.setdefault((node.span or node.id, codes), []).append(node)
     for number, ((_, codes), nodes) in enumerate(groups.items()):
         position = nodes[0].params["pin"].input
         sites.append(
@@ -318,6 +319,10 @@ class _SystemBuilder:
         site = self.site(decision)
         pinned = (site.codes[self.position] if site else None) or 0
         codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
+        if decision.kind == "annotation" and site is None:
+            assert decision.node is not None
+            pin: Pin | None = decision.node.params["pin"]
+            codes = tuple(c for c in codes if pin is None or c - 1 not in pin.whole)
         if decision.kind in ("input", "output"):  # partial only where pinned
             codes = self.atoms(decision.aval, EMPTY, pinned)
             shape = decision.aval.shape

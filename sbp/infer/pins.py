@@ -11,6 +11,7 @@ import numpy as np
 
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span, nearest
+from sbp.infer.shardings import pin_of_sharding
 from sbp.infer.space import from_type, to_type
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
@@ -98,6 +99,10 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
                 params=node.params
                 | {"pin": dataclasses.replace(pin, type=t, device_assignment=None)},
             )
+        if pin.sharding is not None:
+            shape = g.avals[node.outputs[0]].shape
+            pin = pin_of_sharding(pin, shape, mesh, ids, node.span)
+            node = dataclasses.replace(node, params=node.params | {"pin": pin})
         check_axes(pin.type, mesh, where, node.span)
         check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where, node.span)
         return node

@@ -174,24 +174,23 @@ class Problem:
                 return self._boundary_types(decision.aval, self.request.demand.outputs[position])
             case "predicate":
                 return ((0,) * len(self.mesh.sizes),)
-            case "annotation":
-                assert decision.node is not None
-                pin: Pin | None = decision.node.params["pin"]
-                if pin is not None:
-                    return self._pinned_types(decision.aval, pinned_codes(pin, self.mesh), monoids)
+            case "annotation" if decision.node and (pin := decision.node.params["pin"]):
+                return self._pinned_types(decision.aval, pin, monoids)
             case _:
                 pass
         return tuple(self._space(decision.aval, monoids).types)
 
-    def _pinned_types(
-        self, aval: Any, wanted: tuple[int | None, ...], monoids: frozenset[str]
-    ) -> tuple[Codes, ...]:
-        """The types that agree with a pin; `wanted` has None on mesh axes without a pinned code."""
+    def _pinned_types(self, aval: Any, pin: Pin, monoids: frozenset[str]) -> tuple[Codes, ...]:
+        """The types that agree with a pin."""
+        wanted = pinned_codes(pin, self.mesh)
         filled = tuple(0 if c is None else c for c in wanted)
         return tuple(
             t
             for t in self._space(aval, monoids, (filled,)).types
-            if all(w is None or w == c for w, c in zip(wanted, t, strict=True))
+            if all(
+                c - 1 not in pin.whole if w is None else w == c
+                for w, c in zip(wanted, t, strict=True)
+            )
         )
 
     def _allowed(self, edge: Edge) -> Rules:

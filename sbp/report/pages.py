@@ -205,10 +205,12 @@ def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Table:
 
 def _pin_text(pin: Pin) -> str:
     """The type that an annotation asks for: a type on all axes without its Bs, another one by the
-    axes that it names."""
+    axes that it names, and the dims that other axes may not split."""
     if pin.complete:
         return repr(pin.type)
-    return " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
+    asked = " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
+    whole = ", ".join(map(str, pin.whole))
+    return f"{asked}, no other split of dim {whole}" if whole else asked
 
 
 def _grid(program: Program, found: Sequence[facts.AnnotatedTensor]) -> tuple[Grid, ...]:

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sbp import _jax
 from sbp.infer.space import Codes
+from sbp.machine.context import no_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.run.interpret import Interpreter
@@ -158,7 +159,7 @@ class Executable:
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the
         platform of its hardware."""
-        with _jax.no_mesh():
+        with no_mesh():
             if isinstance(self.mesh, AbstractMesh):
                 return self.jitted.trace(*shapes).lower(
                     lowering_platforms=(self.program.mesh.hardware.platform,)
@@ -171,7 +172,7 @@ class Executable:
         if jax.sharding.get_abstract_mesh().empty:
             outs = self.jitted(*flat)
         else:
-            with _jax.no_mesh():
+            with no_mesh():
                 outs = self.jitted(*flat)
         if self._rehome:
             outs = tuple(

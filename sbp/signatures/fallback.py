@@ -41,7 +41,7 @@ _TABLE = (
         typed_by_sbp=True,
     ),
     Unruled(
-        because="dropped by the trace: says where a value lies, which is what types are for",
+        because="says where a value lies: the trace reads it as an annotation",
         primitives="""
             device_put mesh_cast pvary reshard sharding_constraint with_memory_space_constraint
         """,

@@ -41,12 +41,14 @@ class PinnedPart:
       part: the part of the annotation that changes. The rest of the call stays.
       free: mesh axes that a cotangent's type leaves free.
       reduce_dtype: the annotation's `reduce_dtype`.
+      is_constraint: whether the call is JAX's, such as `with_sharding_constraint`.
     """
 
     atoms: Mapping[str, Atom]
     part: Part = "whole"
     free: tuple[str, ...] = ()
     reduce_dtype: str | None = None
+    is_constraint: bool = False
 
 
 def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
@@ -64,7 +66,7 @@ def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
     if span is None or not isinstance(call, ast.Call):
         return ()
     source, names = parsed_file(span.file), names_of_sbp(span.file)
-    argument = _annotated(call, names, taken_out=not pinned.atoms)
+    argument = _annotated(call, names, pinned)
     if argument is None or (pinned.atoms and is_local(source, call, names.module or "sbp")):
         return ()
     text = exact_text(span_of(argument, span.file))
@@ -113,9 +115,13 @@ def _repinned_call(
     return f"{module}.annotate({', '.join([argument, *_keywords(atoms, module), *rest, *wide])})"
 
 
-def _annotated(call: ast.Call, names: SbpNames, *, taken_out: bool) -> ast.expr | None:
-    """The argument that an annotating call pins; for a map over a tree, the tree."""
-    arguments = call.args
+def _annotated(call: ast.Call, names: SbpNames, pinned: PinnedPart) -> ast.expr | None:
+    """The argument that an annotating call pins; for a map over a tree, the tree. A constraint of
+    JAX may take a tree, which an annotation of sbp does not."""
+    arguments, taken_out = call.args, not pinned.atoms
+    if pinned.is_constraint:
+        trees = () if taken_out else (ast.Tuple, ast.List, ast.Dict)
+        return arguments[0] if arguments and not isinstance(arguments[0], trees) else None
     if names.of_library(call.func):
         maps = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "tree_map")
         known = bool(arguments) and names.function(arguments[0]) in ANNOTATIONS

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp import _jax
+from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.ignored import LEFT_OUT, IgnoredPlaces
+from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
 
 _INLINED = {
@@ -65,13 +66,13 @@ def trace(
     closed, out_shape = _jax.make_jaxpr(fn, args)
     builder = _Builder()
     graph = builder.graph(closed, tuple(input_names))
-    builder.ignored.warn()
+    builder.places.warn()
     return graph, out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
     """The graph of a jaxpr, such as the body of a hand-written region."""
-    return _Builder().graph(jaxpr)
+    return _Builder().graph(jaxpr, within=_Within(manual=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,12 @@ class _Within:
       frames: the user's frames of the call or loop around them, innermost first; an equation
         without frames of its own takes these.
       scope: JAX's name stack of the call or loop.
+      manual: whether the place is in the body of a hand-written region.
     """
 
     frames: tuple[Span, ...] = ()
     scope: str = ""
+    manual: bool = False
 
     @property
     def span(self) -> Span | None:
@@ -100,7 +103,7 @@ class _Builder:
         self.avals: dict[int, Any] = {}
         self.frames: dict[int, tuple[Span, ...]] = {}
         self.libraries: dict[int, tuple[str, ...]] = {}
-        self.ignored = IgnoredPlaces()
+        self.places = Places()
 
     def new_value(self, aval: Any) -> int:
         value = next(self.value_ids)
@@ -139,20 +142,57 @@ class _Builder:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             own = _jax.name_stack_of(eqn.source_info)
-            at = _Within(
-                self.frames_of(eqn) or within.frames,
-                "/".join(s for s in (within.scope, own) if s),
+            at = replace(
+                within,
+                frames=self.frames_of(eqn) or within.frames,
+                scope="/".join(s for s in (within.scope, own) if s),
             )
             operands = tuple(self.read(env, v) for v in eqn.invars)
-            if name in _INLINED or name in LEFT_OUT:
-                self.ignored.note(eqn, at.span)
+            before, after = self.places.pins(eqn, at.span, at.scope, manual=at.manual)
+            operands = self.pinned(eqn, operands, before, nodes, at)
             if name in _INLINED or name == "custom_linear_solve":
                 results = self.inlined(eqn, operands, nodes, at)
-            elif name in LEFT_OUT:
+            elif name in PLACING:
                 results = operands
             else:
                 results = self.node(eqn, operands, nodes, at)
+            results = self.pinned(eqn, results, after, nodes, at)
             env.update(zip(eqn.outvars, results, strict=True))
+
+    def pinned(
+        self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, nodes: list[Node], at: _Within
+    ) -> tuple[Operand, ...]:
+        """The operands with an annotation of each that has a pin."""
+        found: list[Operand] = []
+        for operand, pin in zip(operands, pins, strict=True):
+            if pin is None or _has(pin, operand, nodes):
+                found.append(operand)
+                continue
+            aval = self.avals[operand] if isinstance(operand, int) else operand.aval
+            found.append(self.new_value(aval))
+            nodes.append(
+                self.made(
+                    eqn,
+                    at,
+                    op=annotate_p.name,
+                    primitive=annotate_p,
+                    params={"pin": pin, "cotangent": None},
+                    inputs=(operand,),
+                    outputs=(found[-1],),
+                )
+            )
+        return tuple(found)
+
+    def made(self, eqn: Any, at: _Within, **fields: Any) -> Node:
+        """A node at the user's line of an equation."""
+        return Node(
+            id=next(self.node_ids),
+            span=at.span,
+            stack=at.frames,
+            scope=at.scope,
+            source_info=eqn.source_info,
+            **fields,
+        )
 
     def inlined(
         self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
@@ -173,7 +213,7 @@ class _Builder:
             env[var] = Constant(value, _jax.plain_aval(var.aval))
         env.update(zip(body.invars, operands, strict=True))
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
-        self.equations(body, env, nodes, _Within(at.frames, inside))
+        self.equations(body, env, nodes, replace(at, scope=inside))
         return tuple(self.read(env, out) for out in body.outvars)
 
     def node(
@@ -185,19 +225,16 @@ class _Builder:
         regions = self.regions(eqn.primitive.name, params, at)
         outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
         nodes.append(
-            Node(
-                id=next(self.node_ids),
+            self.made(
+                eqn,
+                at,
                 op=_jax.op_name(eqn),
                 primitive=eqn.primitive,
                 params=params,
                 inputs=operands,
                 outputs=outputs,
                 regions=regions,
-                span=at.span,
-                stack=at.frames,
                 library=self.library_of(eqn),
-                scope=at.scope,
-                source_info=eqn.source_info,
             )
         )
         return outputs
@@ -217,17 +254,14 @@ class _Builder:
             return operands
         outputs = tuple(self.new_value(self.avals[o]) for o in through if isinstance(o, int))
         nodes.append(
-            Node(
-                id=next(self.node_ids),
+            self.made(
+                eqn,
+                at,
                 op="optimization_barrier",
                 primitive=None,
                 params={},
                 inputs=through,
                 outputs=outputs,
-                span=at.span,
-                stack=at.frames,
-                scope=at.scope,
-                source_info=eqn.source_info,
             )
         )
         fresh = iter(outputs)
@@ -244,7 +278,7 @@ class _Builder:
                 branches = params.pop("branches")
                 return tuple(self.graph(b, within=at) for b in branches)
             case "shard_map":
-                params["body"] = self.graph(params.pop("jaxpr"), within=at)
+                params["body"] = self.graph(params.pop("jaxpr"), within=replace(at, manual=True))
                 return ()
             case _:
                 return ()
@@ -271,6 +305,14 @@ class _Builder:
                 code="unsupported-effect",
                 span=frames[0] if frames else None,
             )
+
+
+def _has(pin: Pin, operand: Operand, nodes: list[Node]) -> bool:
+    """Whether the last node gave an operand the pin: JAX asks for `device=` of a function in two
+    equations."""
+    if not nodes or nodes[-1].op != annotate_p.name or nodes[-1].outputs != (operand,):
+        return False
+    return nodes[-1].params["pin"].sharding == pin.sharding
 
 
 def _solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:

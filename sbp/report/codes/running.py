@@ -49,27 +49,24 @@ y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
     CodePage(
         "ignored-constraint",
         """
-        The program says where a value lies in JAX's own words: with_sharding_constraint, reshard,
-        device_put with a sharding or device, or in_shardings and out_shardings of a jax.jit inside.
-        sbp chooses the types of all values and does not read these, so the line has no effect.
+        The program puts a value on a device, or asks for its layout in memory: device_put with a
+        device, jax.experimental.layout. sbp places values by their types and does not read these,
+        so the line has no effect. A NamedSharding is read, as sbp.annotate reads it.
 
-        Pin the value with sbp.annotate, which takes the same PartitionSpec or NamedSharding, or
-        take the line out.
+        Pin the value with a NamedSharding or with sbp.annotate, or take the line out.
         """,
+        """
+def f(x, w):
+    return jnp.tanh(jax.device_put(x @ w, jax.devices()[0]))
+
+sbp.jit(f, mesh).plan(x, w)
+""",
         """
 from jax.sharding import NamedSharding, PartitionSpec
 
 def f(x, w):
     rows = NamedSharding(mesh, PartitionSpec("data"))
-    return jnp.tanh(jax.lax.with_sharding_constraint(x @ w, rows))
-
-sbp.jit(f, mesh).plan(x, w)
-""",
-        """
-from jax.sharding import PartitionSpec
-
-def f(x, w):
-    return jnp.tanh(sbp.annotate(x @ w, PartitionSpec("data")))
+    return jnp.tanh(jax.device_put(x @ w, rows))
 
 sbp.jit(f, mesh).plan(x, w)
 """,

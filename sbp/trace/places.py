@@ -1,0 +1,197 @@
+"""Shardings, devices and kinds of memory that a program asks for in JAX's own words.
+
+A `NamedSharding` that the user asks for is a pin of the value, as `sbp.annotate` makes one. So are
+those of `with_sharding_constraint`, `reshard`, `device_put`, `out_sharding=`, and a `jax.jit`
+inside. `sbp.infer.shardings` finds their types on the mesh.
+
+JAX adds shardings of its own, which are no pins: the transpose of a constraint on the cotangent,
+and a `reshard` of a constant to no mesh axis. Devices, layouts and kinds of memory have no effect;
+each line of the user gets one warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format
+from jax.sharding import PartitionSpec
+
+from sbp import _jax
+from sbp.annotations import Pin
+from sbp.errors import Span, warn
+from sbp.trace import scopes
+from sbp.types import NdSbp
+
+PLACING = frozenset(
+    {
+        "device_put",
+        "sharding_constraint",
+        "reshard",
+        "with_memory_space_constraint",
+        "mesh_cast",
+        "pvary",
+        "pcast",
+    }
+)
+"""Primitives that return their operands in another sharding or memory."""
+
+_CALLS = {
+    "sharding_constraint": "with_sharding_constraint",
+    "jit": "in_shardings or out_shardings of jax.jit",
+    "pjit": "in_shardings or out_shardings of jax.jit",
+}
+"""The call that a user writes, for primitives with another name."""
+
+CONSTRAINTS = frozenset({"with_sharding_constraint", "reshard", "device_put"})
+"""Functions of JAX that return their first argument in another sharding."""
+
+Pins = tuple[Pin | None, ...]
+
+
+class Places:
+    """Reads the places that equations ask for, and collects what has no effect, for warnings."""
+
+    def __init__(self) -> None:
+        self._ignored: dict[tuple[str, Span | None], str] = {}
+
+    def pins(self, eqn: Any, span: Span | None, scope: str, *, manual: bool) -> tuple[Pins, Pins]:
+        """The pins of an equation: for each operand, and for each result.
+
+        Arguments:
+          eqn: the equation.
+          span: the user's line.
+          scope: JAX's name stack with those of the calls around it.
+          manual: whether it is in the body of a hand-written region, which has no pins.
+        """
+        operands, results = places_of(eqn)
+        return (
+            tuple(self._pin(eqn, p, span, scope, manual) for p in operands),
+            tuple(self._pin(eqn, p, span, scope, manual) for p in results),
+        )
+
+    def _pin(self, eqn: Any, place: Any, span: Span | None, scope: str, manual: bool) -> Pin | None:
+        """The pin of one operand or result; None where the user asks for none."""
+        if place is None or not _is_users(eqn, place, scope):
+            return None
+        call = _call_of(eqn)
+        sharding = sharding_of(place)
+        if (memory := memory_of(place)) is not None:
+            self._ignored.setdefault(("ignored-memory", span), f"{call} to {memory} memory")
+        if isinstance(place, Format):
+            self._ignored.setdefault(("ignored-constraint", span), f"the layout of {call}")
+        if sharding is None or manual:
+            if names_devices(place):
+                self._ignored.setdefault(("ignored-constraint", span), call)
+            return None
+        return Pin(NdSbp(), complete=True, sharding=sharding, asked_by=call)
+
+    def warn(self) -> None:
+        """Gives a warning for each line that asks for what has no effect."""
+        for (code, span), what in self._ignored.items():
+            why = (
+                "sbp chooses on which device and in which layout values lie; pin this one with"
+                " sbp.annotate or a NamedSharding"
+                if code == "ignored-constraint"
+                else "all values stay in the devices' own memory"
+            )
+            warn(code, what, f"has no effect: {why}", span=span)
+
+
+def _is_users(eqn: Any, place: Any, scope: str) -> bool:
+    """Whether the user asks for a place, and not JAX.
+
+    Equations of a backward pass carry the line of the forward one. Only the rule of a `custom_vjp`
+    runs the user's own code there.
+    """
+    name, info = eqn.primitive.name, eqn.source_info
+    if scopes.in_transpose(scope) and not scopes.in_recomputation(scope):
+        return _jax.in_backward_rule(info) and (name in _CALLS or _names_axes(place))
+    if name in ("device_put", "with_memory_space_constraint") or name in _CALLS:
+        return True
+    if name == "reshard":
+        return _jax.called_by_user(info, name) or _names_axes(place)
+    return _names_axes(place) and _jax.asked_of_creator(eqn)
+
+
+def _names_axes(place: Any) -> bool:
+    """Whether a sharding names a mesh axis."""
+    sharding = sharding_of(place)
+    if sharding is None:
+        return False
+    spec: PartitionSpec = sharding.spec
+    nothing = (None, PartitionSpec.UNCONSTRAINED, ())
+    return bool(spec.unreduced) or any(entry not in nothing for entry in spec.partitions)
+
+
+def _call_of(eqn: Any) -> str:
+    """What the user wrote to get an equation that names a place."""
+    name = eqn.primitive.name
+    if creator := _jax.numpy_function(eqn.source_info):
+        given = "out_sharding" if "out_sharding" in eqn.params else "device"
+        return f"{given}= of {creator}"
+    if name == "device_put" and not _jax.called_by_user(eqn.source_info, name):
+        return "the offload of a checkpoint policy"
+    return _CALLS.get(name, name if name in PLACING else f"out_sharding= of {name}")
+
+
+# ---- what equations name -------------------------------------------------------------------------
+
+_PLACES = {
+    "sharding_constraint": "sharding",
+    "reshard": "dst_sharding",
+    "device_put": "devices",
+    "with_memory_space_constraint": "memory_space",
+}
+"""Primitives that say where a value lies, each with the parameter that says so."""
+
+
+def places_of(eqn: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The shardings, devices and kinds of memory that an equation asks for, as objects of JAX: for
+    each operand and for each result; None where it asks for none.
+
+    >>> closed, _ = _jax.make_jaxpr(lambda x: jax.device_put(x, jax.memory.Space.Host), [1.0])
+    >>> [memory_of(place) for place in places_of(closed.jaxpr.eqns[0])[1]]
+    ['host']
+    """
+    params, nothing = eqn.params, (None,) * len(eqn.invars)
+    if eqn.primitive.name in _PLACES:
+        given = params.get(_PLACES[eqn.primitive.name])
+        return nothing, given if isinstance(given, tuple) else (given,) * len(eqn.outvars)
+    out = params.get("out_sharding", params.get("sharding"))
+    results = params.get("out_shardings", (out,) * len(eqn.outvars))
+    operands = params.get("in_shardings", nothing)
+    return tuple(map(_sharding, operands)), tuple(map(_sharding, results))
+
+
+def _sharding(place: Any) -> Any:
+    return place if isinstance(place, jax.sharding.Sharding) else None
+
+
+def sharding_of(place: Any) -> Any:
+    """The `NamedSharding` that a place is or names; None for a device, a kind of memory, or another
+    sharding."""
+    sharding = place.sharding if isinstance(place, Format) else place
+    return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
+
+
+def memory_of(place: Any) -> str | None:
+    """The kind of memory that a place names, such as `pinned_host`; None for a device's own.
+
+    >>> memory_of(jax.memory.Space.Device)
+    """
+    match place:
+        case Format():
+            return memory_of(place.sharding)
+        case jax.sharding.Sharding():
+            kind = place.memory_kind
+            return kind if kind is not None and "host" in kind else None
+        case jax.memory.Space.Host:
+            return "host"
+        case _:
+            return None
+
+
+def names_devices(place: Any) -> bool:
+    """Whether a place is a sharding or a device, and not a kind of memory alone."""
+    return isinstance(place, jax.sharding.Sharding | jax.Device | Format)

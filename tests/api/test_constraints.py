@@ -1,0 +1,198 @@
+"""Programs that say where values lie in JAX's own words run as under `jax.jit`: with the same
+values, and with the shardings that they ask for."""
+
+import contextlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, reshard
+from jax.sharding import PartitionSpec as P
+
+import sbp
+from sbp.errors import SourceEdit
+from sbp.source.text import exact_text
+
+AUTO, EXPLICIT = (
+    {
+        sizes: jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
+        for sizes, names in (((8,), ("x",)), ((2, 4), ("x", "y")), ((2, 2, 2), ("x", "y", "z")))
+    }
+    for kind in (AxisType.Auto, AxisType.Explicit)
+)
+X = np.arange(128, dtype=np.float32).reshape(8, 16) / 100
+W = np.cos(np.arange(256, dtype=np.float32)).reshape(16, 16)
+constrain = lax.with_sharding_constraint
+
+
+@contextlib.contextmanager
+def context(mesh):
+    with jax.set_mesh(mesh):
+        yield
+
+
+def same(fn, mesh, *args, shardings=True):
+    """Runs a function under `jax.jit` and `sbp.jit`, and compares."""
+    with context(mesh):
+        found, expected = sbp.jit(fn, mesh)(*args), jax.jit(fn)(*args)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert got.dtype == want.dtype
+        if shardings:
+            assert got.sharding.is_equivalent_to(want.sharding, got.ndim), (
+                got.sharding,
+                want.sharding,
+            )
+
+
+@pytest.mark.parametrize("sizes", AUTO, ids=str)
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P()], ids=str)
+def test_a_constrained_result_has_the_sharding(sizes, spec):
+    same(lambda x: constrain(x * 2, spec), AUTO[sizes], X)
+    same(lambda x: reshard(x * 2, spec), EXPLICIT[sizes], X)
+    # jax.jit gives the result of device_put a sharding of its own choice.
+    own = NamedSharding(AUTO[sizes], spec)
+    y = sbp.jit(lambda x: jax.device_put(x * 2, own), AUTO[sizes])(X)
+    assert y.sharding.is_equivalent_to(own, 2)
+    np.testing.assert_array_equal(y, X * 2)
+
+
+def mlp(x, w):
+    h = constrain(jnp.tanh(x @ w), P("x", "y"))
+    return constrain(h @ w.T, P("x")).sum()
+
+
+def explicit_mlp(x, w):
+    x, w = reshard(x, P("x")), reshard(w, P(None, "y"))
+    h = jnp.tanh(jnp.dot(x, w, out_sharding=P("x", "y")))
+    return jnp.einsum("bf,df->bd", h, w, out_sharding=P("x", None)).sum()
+
+
+def scanned(x):
+    body = lambda c, _: (constrain(jnp.tanh(c), P("x")), c.sum())
+    return lax.scan(body, x, None, length=3)
+
+
+def explicit_scan(x):
+    body = lambda c, _: (reshard(jnp.tanh(c), P("x")), None)
+    return lax.scan(body, reshard(x, P("x")), None, length=3)[0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (mlp, (X, W)),
+        (jax.grad(mlp, (0, 1)), (X, W)),
+        (scanned, (X,)),
+        (jax.grad(lambda x: scanned(x)[0].sum()), (X,)),
+        (jax.vmap(lambda r: constrain(r * 2, P("y"))), (X,)),
+        (lambda x: constrain(x[:5] * 2, P("x", "y")), (X,)),
+        (
+            lambda x: jax.shard_map(lambda a: lax.psum(a, "x"), in_specs=P("x"), out_specs=P())(x),
+            (X,),
+        ),
+        (jax.checkpoint(lambda x: jnp.sin(constrain(jnp.sin(x), P("x", P.UNCONSTRAINED)))), (X,)),
+        (lambda x: lax.cond(x.sum() > 0, lambda x: constrain(x, P("x")), jnp.sin, x), (X,)),
+    ],
+)
+def test_programs_with_constraints_have_the_same_values(fn, args):
+    same(fn, AUTO[2, 4], *args, shardings=False)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (explicit_mlp, (X, W)),
+        (jax.grad(explicit_mlp, (0, 1)), (X, W)),
+        (explicit_scan, (X,)),
+        (lambda x: jax.random.normal(jax.random.key(0), (8, 16), out_sharding=P("x")) + x, (X,)),
+        (
+            lambda x: (
+                jnp.zeros((8, 16), out_sharding=P("x")) + jnp.arange(16.0, out_sharding=P("y"))
+            ),
+            (X,),
+        ),
+        (lambda x: x.at[jnp.array([0, 2])].add(1.0, out_sharding=P("x")), (X,)),
+        (lambda x: jnp.reshape(x, (16, 8), out_sharding=P("x")) * 2, (X,)),
+        (lambda x: reshard(reshard(x * 2, P(unreduced=frozenset({"x"}))), P("x")), (X,)),
+        (lambda x: jax.sharding.auto_axes(jnp.sin, out_sharding=P("x"))(x), (X,)),
+    ],
+)
+def test_programs_on_explicit_axes_have_the_same_values(fn, args):
+    same(fn, EXPLICIT[2, 4], *args, shardings=False)
+
+
+def test_on_explicit_axes_the_program_reads_the_shardings_of_its_arguments():
+    mesh = EXPLICIT[2, 4]
+    x = jax.device_put(X, NamedSharding(mesh, P("x")))
+    spec_of = lambda x: jax.typeof(x).sharding.spec
+    same(lambda x: x * 2 if "x" in spec_of(x) else x, mesh, x, shardings=False)
+    mapped = jax.shard_map(lambda a: lax.psum(a, "x"), in_specs=P("x"), out_specs=P())
+    same(lambda x: mapped(x), mesh, x, shardings=False)
+
+
+@pytest.mark.parametrize("mesh", [AUTO[2, 4], EXPLICIT[2, 4]], ids=["auto", "explicit"])
+def test_a_manual_region_under_a_set_mesh(mesh):
+    region = sbp.manual(lambda a: lax.psum(a.sum(), "x"), in_types="x:S(0)", out_types="B")
+    with context(mesh):
+        np.testing.assert_allclose(sbp.jit(lambda x: region(x), mesh)(X), X.sum(), rtol=1e-5)
+
+
+def test_a_context_of_other_axes_is_not_the_programs():
+    with context(AUTO[8,]):
+        np.testing.assert_array_equal(sbp.jit(lambda x: x * 2, AUTO[2, 4])(X), X * 2)
+
+
+@pytest.mark.parametrize("sizes", AUTO, ids=str)
+def test_random_bits_and_integers_are_equal(sizes):
+    def fn(x):
+        bits = constrain(jax.random.bits(jax.random.key(3), (8, 16)), P(None, "x"))
+        return bits, constrain(jnp.cumsum((x * 100).astype(int), 0), P("x"))
+
+    with context(AUTO[sizes]):
+        for got, want in zip(sbp.jit(fn, AUTO[sizes])(X), jax.jit(fn)(X), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+class TestReports:
+    """A constraint is shown, priced and edited as an annotation is."""
+
+    ROWS, COLUMNS = (NamedSharding(AUTO[2, 4], s) for s in (P("y"), P(None, "y")))
+
+    def test_a_conflict_names_both_lines_and_its_helps_apply(self):
+        def fn(x, w):
+            h = lax.with_sharding_constraint(x @ w, self.COLUMNS)
+            k = jax.device_put(w, self.ROWS)
+            return h[:, :8] * k[:8, :8]
+
+        report = sbp.jit(fn, AUTO[2, 4], boxing="explicit").check(X[:, :16], W)
+        (found,) = report.diagnostics
+        first = fn.__code__.co_firstlineno
+        assert found.code == "no-signature"
+        assert {label.span.line - first for label in found.labels} == {1, 2, 3}
+        edits = {e.replacement for h in found.helps for e in h.edits if isinstance(e, SourceEdit)}
+        assert any("with_sharding_constraint" not in e and "x @ w" in e for e in edits)
+
+    def test_a_sharding_of_a_jit_inside_has_no_edit(self):
+        def fn(x, w):
+            h = jax.jit(jnp.sin, out_shardings=self.COLUMNS)(w)
+            return h * jnp.asarray(w * 2, device=self.ROWS)
+
+        (found,) = sbp.jit(fn, AUTO[2, 4], boxing="explicit").check(X, W).diagnostics
+        assert found.helps
+        edits = [e for h in found.helps for e in h.edits if isinstance(e, SourceEdit)]
+        assert not [e for e in edits if re.search(r"\b(jit|asarray)\b", exact_text(e.span))]
+
+    def test_a_costly_constraint_is_said(self):
+        def fn(x, w):
+            return lax.with_sharding_constraint(x @ w, self.ROWS).sum()
+
+        big = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+        report = sbp.jit(fn, AUTO[2, 4], in_types=("y:S(1)", "y:S(0)")).check(big, big)
+        (found,) = report.diagnostics
+        line = fn.__code__.co_firstlineno + 1
+        assert found.primary is not None
+        assert (found.code, found.primary.span.line) == ("costly-annotation", line)
