@@ -5,8 +5,10 @@
 #                                       interrupted
 #   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, tests and notebooks
 #   make laws [EXHAUSTIVE=all]          all cases of the tests of which `make test` runs a seeded choice
-#                                       (tests/slices.py), but a share of the conversions on three mesh
-#                                       axes; `all` runs these too and takes hours
+#                                       (tests/slices.py), but a share of what follows: conversions on
+#                                       three mesh axes, round trips of conversions, paths of
+#                                       conversions, meshes of the training step; `all` runs all of
+#                                       these and takes hours
 #   make test-newest                    the tests on a newer Python with the newest supported JAX, where
 #                                       there is one
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu,

@@ -2,6 +2,10 @@
 
 The environment variable `SBP_EXHAUSTIVE` says which: unset in `make test`, "1" in `make laws`, and
 "all" in `make laws EXHAUSTIVE=all`, which takes every case and hours.
+
+`make laws` leaves out some cases of these, and each of them says which: `tests/run/test_boxing.py`
+(`test_two_axes`, `test_three_axes`, `test_paths_are_cheapest`) and `tests/moe/test_step.py`
+(`test_one_step_on_every_mesh`).
 """
 
 from __future__ import annotations

@@ -35,6 +35,12 @@ def planned_step(model, train, axes):
     )
 
 
+@cache
+def initial():
+    """The state before the first step, as host arrays."""
+    return jax.device_get(init_state(preset("tiny-test").model, preset("tiny-test").train))
+
+
 def assert_same_routing(got, want):
     for side in ("encoder", "decoder"):
         jax.tree.map(np.testing.assert_array_equal, getattr(got, side), getattr(want, side))
@@ -45,19 +51,24 @@ def wanted():
     """The state and the metrics after one step on one device, as host arrays."""
     model, train = preset("tiny-test").model, preset("tiny-test").train
     step = jax.jit(make_train_step(model, train))
-    return jax.device_get(step(init_state(model, train), random_batch(model, 0)))
+    return jax.device_get(step(initial(), random_batch(model, 0)))
 
 
 @pytest.mark.parametrize(
-    "axes", sliced(MESHES, 2 / 7, seed=26), ids=lambda a: "x".join(str(n) for _, n in a)
+    "axes",
+    sliced(MESHES, 2 / 7, laws=5 / 7, seed=1751),
+    ids=lambda a: "x".join(str(n) for _, n in a),
 )
 def test_one_step_on_every_mesh(axes):
-    """Loss, routing and the new parameters: a wrong gradient anywhere would show in them."""
+    """Loss, routing and the new parameters: a wrong gradient anywhere would show in them.
+
+    `make laws` leaves out two meshes: of two devices, and 2x4, on which the test below runs.
+    """
     model, train = preset("tiny-test").model, preset("tiny-test").train
     plan = planned_step(model, train, axes)
     batch = random_batch(model, 0)
     want_state, want = wanted()
-    got_state, got = plan(jax.device_put(init_state(model, train), plan.in_shardings[0]), batch)
+    got_state, got = plan(jax.device_put(initial(), plan.in_shardings[0]), batch)
     np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
     np.testing.assert_allclose(got.aux, want.aux, rtol=1e-5)
     assert_same_routing(got, want)
@@ -82,7 +93,7 @@ def test_twenty_float32_steps_each_from_the_same_state():
     model = dataclasses.replace(model, dropout=0.1)
     plan = planned_step(model, train, (("data", 2), ("expert", 4)))
     single = jax.jit(make_train_step(model, train))
-    state = init_state(model, train)
+    state = initial()
     for seed in range(20):
         batch = random_batch(model, seed)
         _, got = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
