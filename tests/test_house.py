@@ -44,6 +44,11 @@ def test_rule(rule: str):
     assert not gone, "\n".join([f"mended; delete from {LEFT.name}:", *gone])
 
 
+def test_test_modules_are_short():
+    found = [v.message for v in house.modules_are_short(house.package(house.ROOT / "tests"))]
+    assert not found, "\n".join(found)
+
+
 def test_the_list_names_rules():
     assert left().keys() <= RULES.keys()
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap.accepted import PROGRAMS
-from tests.shardmap.pair import mesh
+from tests.shardmap.programs.collection import RIGHT, programs
+from tests.shardmap.programs.kinds import mesh
 
+PROGRAMS = programs(RIGHT)
 CASES = [(name, vma) for name, program in PROGRAMS.items() for vma in program.vma]
 
 

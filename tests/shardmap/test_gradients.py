@@ -15,8 +15,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
-from tests.shardmap.pair import draw, mesh
-from tests.shardmap.wrong import W1, W2, W, X, Y
+from tests.shardmap.programs.kinds import draw, mesh
+from tests.shardmap.programs.wrong.layers import W1, W2, X
+from tests.shardmap.programs.wrong.training import W, Y
 
 REDUCE = {"none": lambda x, a: x, "psum": lax.psum, "pmean": lax.pmean}
 LOSS = {"mean": lambda e: (e**2).mean(), "sum": lambda e: (e**2).sum()}

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap import faulty, subtle, wrong
 from tests.shardmap.follow_help import followed, module, respecified
-from tests.shardmap.pair import Pair, mesh
-
-SUBTLE = {name: pair for name, pair in subtle.PAIRS.items() if name not in wrong.PAIRS}
+from tests.shardmap.programs.collection import FAULTY, PAIRED
+from tests.shardmap.programs.kinds import Pair, mesh
+from tests.shardmap.programs.wrong import subtle
 
 
 def shapes(program):
@@ -84,22 +83,25 @@ def check_helps(where, name, check_vma, tmp_path):
     return len(helps)
 
 
-CASES = [(name, vma) for name, program in faulty.PROGRAMS.items() for vma in program.vma]
+CASES = [
+    (where, name, vma)
+    for where in FAULTY
+    for name, program in where.PROGRAMS.items()
+    for vma in program.vma
+]
 
 
-@pytest.mark.parametrize(("name", "check_vma"), CASES)
-def test_the_helps_of_a_fault(name, check_vma, tmp_path):
-    assert not is_right(
-        faulty.PROGRAMS[name].program(check_vma),
-        faulty.PROGRAMS[name].args,
-        reference(faulty, name),
-    )
-    count = check_helps(faulty, name, check_vma, tmp_path)
-    assert bool(count) == faulty.PROGRAMS[name].helped
+@pytest.mark.parametrize(("where", "name", "check_vma"), CASES)
+def test_the_helps_of_a_fault(where, name, check_vma, tmp_path):
+    program = where.PROGRAMS[name]
+    assert not is_right(program.program(check_vma), program.args, reference(where, name))
+    count = check_helps(where, name, check_vma, tmp_path)
+    assert bool(count) == program.helped
 
 
 @pytest.mark.parametrize(
-    ("where", "name"), [*((wrong, n) for n in wrong.PAIRS), *((subtle, n) for n in SUBTLE)]
+    ("where", "name"),
+    [(where, name) for where in (*PAIRED, subtle) for name in where.PAIRS],
 )
 def test_the_helps_of_the_wrong_programs(where, name, tmp_path):
     pair = where.PAIRS[name]

@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
-from tests.shardmap.pair import mesh
-from tests.shardmap.subtle import BOTH, NOT_TOLD, SQUARE, STEP, W, X, Y, squared
+from tests.shardmap.programs.kinds import mesh
+from tests.shardmap.programs.wrong.subtle import BOTH, NOT_TOLD, SQUARE, STEP, W, X, Y, squared
 
 
 def program(body, ins: Any, outs: Any):

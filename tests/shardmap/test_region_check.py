@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import sbp
-from tests.shardmap.pair import mesh
-from tests.shardmap.wrong import MATMUL, ROWS, U, V
+from tests.shardmap.programs.kinds import mesh
+from tests.shardmap.programs.wrong.products import MATMUL, ROWS, U, V
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 X, W = jax.ShapeDtypeStruct((16, 32), jnp.float32), jax.ShapeDtypeStruct((32, 24), jnp.float32)

@@ -8,8 +8,8 @@ from sbp.shardmap.check import traced
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import analyse
 from sbp.shardmap.words import diagnostic
-from tests.shardmap.pair import mesh
-from tests.shardmap.wrong import PAIRS
+from tests.shardmap.programs.kinds import mesh
+from tests.shardmap.programs.wrong.products import PAIRS
 
 
 @pytest.mark.parametrize("name", ["bias_before", "tanh_before", "partial_as_split"])

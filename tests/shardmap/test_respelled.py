@@ -7,6 +7,7 @@ the checker finds the same in each, at the same equations.
 import ast
 import functools
 import inspect
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,14 +18,13 @@ from sbp.shardmap.check import traced
 from sbp.shardmap.regions import analyse
 from sbp.shardmap.words import code_of
 from sbp.trace.graph import Graph
-from tests.shardmap import accepted, faulty, right, subtle, wrong, wrong_counts
-from tests.shardmap.pair import mesh
+from tests.shardmap.programs import collection
+from tests.shardmap.programs.kinds import mesh
+from tests.shardmap.programs.wrong.layers import X
+from tests.shardmap.programs.wrong.training import W
 from tests.shardmap.respell import STYLES, load, respelled, shared
 
-ORIGINAL = {
-    module.__name__.rpartition(".")[2]: module
-    for module in (wrong, wrong_counts, faulty, accepted, right, subtle)
-}
+ORIGINAL = {".".join(module.__name__.split(".")[-2:]): module for module in collection.MODULES}
 
 
 def programs(module: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -94,12 +94,10 @@ def module(name: str, style: str) -> Any:
     text = inspect.getsource(ORIGINAL[name])
     source = shared(ast.parse(text)) if style == "shared" else respelled(text, style)
     for other in ORIGINAL:
-        if f"from tests.shardmap.{other} import" in source:
-            source = source.replace(
-                f"from tests.shardmap.{other} import",
-                f"from {module(other, style).__name__} import",
-            )
-    return load(f"respelled_{style}_{name}", source)
+        line = f"from {ORIGINAL[other].__name__} import"
+        if line in source:
+            source = source.replace(line, f"from {module(other, style).__name__} import")
+    return load(f"respelled_{style}_{name.replace('.', '_')}", source)
 
 
 @pytest.mark.parametrize("name", list(ORIGINAL))
@@ -128,6 +126,12 @@ def test_helpers_that_all_operations_share(name: str):
         assert equations == expected_equations
         assert {f[:2] for f in findings} == {f[:2] for f in expected_findings}, key
         assert {d[1] for d in doubts} == {d[1] for d in expected_doubts}, key
+
+
+def test_every_module_is_in_the_collection():
+    folder = Path(collection.__file__).parent
+    found = {f"{path.parent.name}.{path.stem}" for path in folder.glob("*/*.py")}
+    assert found == ORIGINAL.keys()
 
 
 def test_how_many_programs_there_are():
@@ -160,7 +164,7 @@ def test_a_number_of_devices_however_it_is_written():
     made = load("respelled_shares", SHARES)
     from jax.sharding import PartitionSpec as PS
 
-    args = wrong.W, wrong.X
+    args = W, X
     found = {
         name: verdict(region(getattr(made, name), (PS(), PS("data")), PS()), args)[1]
         for name in (

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap.pair import mesh
-from tests.shardmap.right import PROGRAMS
+from tests.shardmap.programs.collection import EVERYDAY, programs
+from tests.shardmap.programs.kinds import mesh
+from tests.shardmap.programs.wrong.counts import NOTED, PAIRS
 from tests.shardmap.test_wrong import check, flavours, jax_accepts, outcome
-from tests.shardmap.wrong_counts import NOTED, PAIRS
 
+PROGRAMS = programs(EVERYDAY)
 CASES = [(name, vma) for name, program in PROGRAMS.items() for vma in program.vma]
 
 

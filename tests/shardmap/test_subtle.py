@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.shardmap.subtle import PAIRS
+from tests.shardmap.programs.wrong.subtle import PAIRS
 from tests.shardmap.test_wrong import check, outcome
 
 

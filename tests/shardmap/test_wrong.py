@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap.pair import mesh
-from tests.shardmap.wrong import FIRST, PAIRS, SECOND
+from tests.shardmap.programs.collection import FIRST, PAIRED, SECOND, pairs
+from tests.shardmap.programs.kinds import mesh
+
+PAIRS = pairs(PAIRED)
 
 
 def flavours(pair):
@@ -96,10 +98,11 @@ def test_the_twin_computes_what_is_meant_and_the_wrong_program_does_not(name):
 def test_jax_accepts_most_of_them():
     """Why there is something to do: with check_vma=True, JAX itself has nothing against the
     others."""
-    refused = {name for name in FIRST if not jax_accepts(FIRST[name], "wrong")}
-    assert (len(FIRST), refused) == (9, {"missing", "gathered_rows"})
-    refused = {name for name in SECOND if not jax_accepts(SECOND[name], "wrong")}
-    assert len(SECOND) == 30
+    first, second = pairs(FIRST), pairs(SECOND)
+    refused = {name for name in first if not jax_accepts(first[name], "wrong")}
+    assert (len(first), refused) == (9, {"missing", "gathered_rows"})
+    refused = {name for name in second if not jax_accepts(second[name], "wrong")}
+    assert len(second) == 30
     assert refused == {
         "argmax_by_shard",
         "cross_entropy_by_shard",

@@ -1,9 +1,4 @@
-"""Wrong `shard_map` programs whose repair depends on where the fault is: in gradients, in helper
-functions, inside of library functions."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+"""Wrong `shard_map` programs whose repair depends on where the fault is in a gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -11,39 +6,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.pair import draw, mesh
-
-
-@dataclass(frozen=True)
-class Faulty:
-    """A wrong program.
-
-    Arguments:
-      wrong: body of the region.
-      reference: the plain function.
-      args: what both take.
-      ins: in_specs.
-      outs: out_specs.
-      helped: whether a help is expected.
-      vma: the settings of check_vma that the program is about.
-      outside: what is made of the region, such as its gradient.
-    """
-
-    wrong: Callable[..., Any]
-    reference: Callable[..., Any]
-    args: tuple[Any, ...]
-    ins: Any
-    outs: Any
-    helped: bool = True
-    vma: tuple[bool, ...] = (False,)
-    outside: Callable[..., Any] = lambda region: region
-
-    def program(self, check_vma):
-        region = jax.shard_map(
-            self.wrong, mesh=mesh(), in_specs=self.ins, out_specs=self.outs, check_vma=check_vma
-        )
-        return self.outside(region)
-
+from tests.shardmap.programs.kinds import Faulty, draw
 
 X, Y, W, BIAS = (
     draw(16, 32, seed=1),
@@ -77,9 +40,6 @@ def step(w, x, y):
 def step_of_tree(p, x, y):
     value, g = jax.value_and_grad(loss_of_tree)(p, x, y)
     return value, update(p, g)
-
-
-# ---- gradients inside of the region -------------------------------------------------------------
 
 
 def gradient_left(w, x, y):
@@ -263,9 +223,6 @@ GRADIENTS = {
 }
 
 
-# ---- gradients of the region --------------------------------------------------------------------
-
-
 def doubled_loss(w, x, y):
     return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
 
@@ -314,121 +271,4 @@ OUTSIDE = {
 }
 
 
-# ---- helper and library functions, placements ---------------------------------------------------
-
-
-def layer(x, w1, w2, b):
-    return x + lax.psum(jax.nn.relu(x @ w1) @ w2 + b, "model")
-
-
-def two_layers(x, w1, w2, b):
-    return layer(layer(x, w1, w2, b), w1, w2, b)
-
-
-def plain_layers(x, w1, w2, b):
-    x = x + jax.nn.relu(x @ w1) @ w2 + b
-    return x + jax.nn.relu(x @ w1) @ w2 + b
-
-
-def row(h, w):
-    return lax.psum(h @ w, "model")
-
-
-def second_row_doubled(x, w1, w2):
-    return row(row(jax.nn.relu(x @ w1), w2), jnp.eye(24))
-
-
-def log_sum_of_shards(x):
-    return lax.psum(jax.nn.logsumexp(x, -1), "model")
-
-
-def variance_of_shards(x):
-    return lax.pmean(x.var(0), "data")
-
-
-def centred_by_shard(x):
-    m = x.mean(0)
-    v = lax.pmean(((x - m) ** 2).mean(0), "data")
-    return v
-
-
-def summed_over_both(x, w1, w2):
-    return lax.psum(jax.nn.gelu(x @ w1) @ w2, ("data", "model"))
-
-
-def tokens_left(x, w):
-    return lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
-
-
-def regularised_before(x):
-    return jnp.linalg.cholesky(lax.psum(x.T @ x + jnp.eye(8), "data"))
-
-
-def largest_averaged(x):
-    return lax.pmean(x.max(0), "data")
-
-
-TALL = draw(64, 8, seed=9)
-
-PLACES = {
-    "two_layers": Faulty(
-        two_layers,
-        plain_layers,
-        (X, W1, SQUARE, draw(32, seed=4)),
-        (*MLP, PS()),
-        PS("data"),
-        vma=(True, False),
-    ),
-    "second_row_doubled": Faulty(
-        second_row_doubled,
-        lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2,
-        (X, W1, W2),
-        MLP,
-        PS("data"),
-        helped=False,
-    ),
-    "log_sum_of_shards": Faulty(
-        log_sum_of_shards,
-        lambda x: jax.nn.logsumexp(x, -1),
-        (X,),
-        (PS(None, "model"),),
-        PS(),
-        helped=False,
-        vma=(True, False),
-    ),
-    "variance_of_shards": Faulty(
-        variance_of_shards,
-        lambda x: x.var(0),
-        (X,),
-        (PS("data"),),
-        PS(),
-        helped=False,
-        vma=(True, False),
-    ),
-    "centred_by_shard": Faulty(
-        centred_by_shard, lambda x: x.var(0), (X,), (PS("data"),), PS(), vma=(True, False)
-    ),
-    "summed_over_both": Faulty(
-        summed_over_both, lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data")
-    ),
-    "tokens_left": Faulty(
-        tokens_left,
-        lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
-        (X, W),
-        (PS("data"), PS(None, "model")),
-        PS(),
-    ),
-    "regularised_before": Faulty(
-        regularised_before,
-        lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)),
-        (TALL,),
-        (PS("data"),),
-        PS(),
-        vma=(True, False),
-    ),
-    "largest_averaged": Faulty(
-        largest_averaged, lambda x: x.max(0), (X,), (PS("data"),), PS(), vma=(True, False)
-    ),
-}
-
-PROGRAMS = GRADIENTS | OUTSIDE | PLACES
+PROGRAMS = GRADIENTS | OUTSIDE

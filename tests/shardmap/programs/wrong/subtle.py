@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.pair import N_DATA, Pair, draw
+from tests.shardmap.programs.kinds import N_DATA, Pair, draw
 
 X, W, Y = draw(16, 32, seed=50), draw(32, 24, seed=51), draw(16, 24, seed=52)
 STEP, BOTH = (PS(), PS("data"), PS("data")), PS("data", "model")

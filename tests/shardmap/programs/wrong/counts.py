@@ -7,8 +7,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.pair import Pair, draw
-from tests.shardmap.wrong import CHOSEN, GATES, W1, W, X, Y, sgd, squared
+from tests.shardmap.programs.kinds import Pair, draw
+from tests.shardmap.programs.wrong.layers import W1, X
+from tests.shardmap.programs.wrong.training import CHOSEN, GATES, W, Y, sgd, squared
 
 BATCH, STEP = PS("data"), (PS(), PS("data"), PS("data"))
 SPLIT = (PS("data"), PS(None, "model"))

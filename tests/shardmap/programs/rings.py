@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.shardmap.pair import N_MODEL, draw
+from tests.shardmap.programs.kinds import N_MODEL, draw
 
 RING = [(i, (i + 1) % N_MODEL) for i in range(N_MODEL)]
 Q, K, VALUES = (draw(32, 16, seed=50 + i) for i in range(3))

@@ -1,0 +1,46 @@
+"""All programs of the folder, by what the checker owes them."""
+
+from tests.shardmap.programs.everyday import means, merges, precision
+from tests.shardmap.programs.faulty import gradients, places
+from tests.shardmap.programs.right import experts as right_experts
+from tests.shardmap.programs.right import idioms
+from tests.shardmap.programs.right import layers as right_layers
+from tests.shardmap.programs.right import training as right_training
+from tests.shardmap.programs.wrong import (
+    counts,
+    experts,
+    layers,
+    products,
+    subtle,
+    training,
+    vocabulary,
+)
+
+FIRST, SECOND = (products,), (layers, training, vocabulary, experts)
+PAIRED = FIRST + SECOND
+"""Modules of wrong programs, the measured ones first."""
+
+RIGHT = (right_layers, right_training, right_experts, idioms)
+EVERYDAY = (means, precision, merges)
+FAULTY = (gradients, places)
+
+MODULES = (*PAIRED, counts, *FAULTY, *RIGHT, *EVERYDAY, subtle)
+"""Every module of programs."""
+
+
+def pairs(modules):
+    """The pairs of some modules, by their names."""
+    return _union(module.PAIRS for module in modules)
+
+
+def programs(modules):
+    """The programs of some modules, by their names."""
+    return _union(module.PROGRAMS for module in modules)
+
+
+def _union(tables):
+    found = {}
+    for table in tables:
+        assert not found.keys() & table.keys()
+        found |= table
+    return found

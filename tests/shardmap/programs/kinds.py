@@ -1,0 +1,131 @@
+"""`shard_map` programs with the plain functions that they are meant to be: wrong ones with or
+without a corrected twin, and right ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import make_mesh
+
+N_DATA, N_MODEL = 2, 4
+
+
+def mesh():
+    return make_mesh((N_DATA, N_MODEL), ("data", "model"))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A wrong program and its twin.
+
+    Arguments:
+      code: the diagnostic that the wrong one gets.
+      axes: on which mesh axes.
+      at: a piece of the source line that the diagnostic points at.
+      wrong: body of the wrong program.
+      right: body of the twin.
+      reference: the plain function.
+      args: its arguments.
+      ins: in_specs.
+      outs: out_specs.
+      wrong_ins: in_specs of the wrong program, where they differ.
+      wrong_outs: out_specs of the wrong program, where they differ.
+      vma: the one setting of check_vma that the program is about; None for both.
+      repaired: whether a help is expected.
+      notes: codes of notes that go with it.
+      severity: `warning` where a division in it has two readings, and one of them is right.
+    """
+
+    code: str
+    axes: tuple[str, ...]
+    at: str
+    wrong: Callable[..., Any]
+    right: Callable[..., Any]
+    reference: Callable[..., Any]
+    args: tuple[Any, ...]
+    ins: Any
+    outs: Any
+    wrong_ins: Any = None
+    wrong_outs: Any = None
+    vma: bool | None = None
+    repaired: bool = True
+    notes: tuple[str, ...] = ()
+    severity: str = "error"
+
+    def program(self, which, check_vma):
+        body = getattr(self, which)
+        ins, outs = self.ins, self.outs
+        if which == "wrong":
+            ins, outs = self.wrong_ins or ins, self.wrong_outs or outs
+        return jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=check_vma)
+
+
+def draw(*shape, seed=0):
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A wrong program.
+
+    Arguments:
+      wrong: body of the region.
+      reference: the plain function.
+      args: what both take.
+      ins: in_specs.
+      outs: out_specs.
+      helped: whether a help is expected.
+      vma: the settings of check_vma that the program is about.
+      outside: what is made of the region, such as its gradient.
+    """
+
+    wrong: Callable[..., Any]
+    reference: Callable[..., Any]
+    args: tuple[Any, ...]
+    ins: Any
+    outs: Any
+    helped: bool = True
+    vma: tuple[bool, ...] = (False,)
+    outside: Callable[..., Any] = lambda region: region
+
+    def program(self, check_vma):
+        region = jax.shard_map(
+            self.wrong, mesh=mesh(), in_specs=self.ins, out_specs=self.outs, check_vma=check_vma
+        )
+        return self.outside(region)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A right program.
+
+    Arguments:
+      make: from check_vma, the whole function, shard_map and transformations included.
+      reference: the plain function.
+      args: its arguments.
+      vma: settings of check_vma under which it is right.
+      notes: codes of what the checker says that it cannot say.
+    """
+
+    make: Callable[[bool], Callable[..., Any]]
+    reference: Callable[..., Any]
+    args: tuple[Any, ...]
+    vma: tuple[bool, ...] = (True, False)
+    notes: tuple[str, ...] = ()
+
+
+def mapped(body, ins, outs):
+    return lambda vma: jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
+
+
+def outer_grad(body, ins, outs, argnums):
+    """The gradient of a scalar loss whose forward pass is the region."""
+
+    def make(vma):
+        region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
+        return jax.value_and_grad(region, argnums)
+
+    return make

@@ -1,0 +1,59 @@
+"""Wrong layers of experts, each with its corrected twin."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.programs.kinds import Pair, draw
+
+G, SIZE, E, CAPACITY, M, H = 8, 8, 8, 4, 12, 16
+TOKENS, W_IN, W_OUT = draw(G, SIZE, M, seed=17), draw(E, M, H, seed=18), draw(E, H, M, seed=19)
+DISPATCH = np.asarray(np.random.default_rng(20).random((G, SIZE, E, CAPACITY)) < 0.1, np.float32)
+COMBINE = np.asarray(
+    DISPATCH * np.random.default_rng(21).random((G, SIZE, E, CAPACITY)), np.float32
+)
+
+
+def experts(dispatch, combine, x, w_in, w_out):
+    d = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    o = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", d, w_in)), w_out)
+    return jnp.einsum("gsec,egcm->gsm", combine, o)
+
+
+def exchanged(dispatch, combine, x, w_in, w_out):
+    d = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    d = lax.all_to_all(d, "model", 0, 1, tiled=True)
+    o = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", d, w_in)), w_out)
+    o = lax.all_to_all(o, "model", 1, 0, tiled=True)
+    return jnp.einsum("gsec,egcm->gsm", combine, o)
+
+
+def exchanged_and_summed(dispatch, combine, x, w_in, w_out):
+    d = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    d = lax.all_to_all(d, "model", 0, 1, tiled=True)
+    o = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", d, w_in)), w_out)
+    o = lax.all_to_all(o, "model", 1, 0, tiled=True)
+    return lax.psum(jnp.einsum("gsec,egcm->gsm", combine, o), "model")
+
+
+TOKENS_SPLIT = (PS("model"), PS("model"), PS("model"), PS("model"), PS("model"))
+TOKENS_WHOLE = (PS("data"), PS("data"), PS("data"), PS("model"), PS("model"))
+
+PAIRS = {
+    "tokens_on_every_expert": Pair(
+        "wrong-placement",
+        ("model",),
+        "lax.all_to_all(d",
+        exchanged_and_summed,
+        exchanged,
+        experts,
+        (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT),
+        TOKENS_SPLIT,
+        PS("model"),
+        wrong_ins=TOKENS_WHOLE,
+        wrong_outs=PS("data"),
+        repaired=False,
+    ),
+}
