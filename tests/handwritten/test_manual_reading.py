@@ -17,28 +17,29 @@ import sbp
 from sbp.handwritten.region import tracing_for
 from sbp.machine.mesh import mesh_spec
 from tests.handwritten.regions import MESHES, TWO, arrays, assert_close, mesh_of
-from tests.shardmap import accepted, faulty, right, subtle, wrong, wrong_counts
-from tests.shardmap.pair import mesh as mesh_of_pairs
+from tests.shardmap.programs.collection import EVERYDAY, FAULTY, PAIRED, RIGHT, programs
+from tests.shardmap.programs.kinds import mesh as mesh_of_pairs
+from tests.shardmap.programs.wrong import counts, subtle
 
 PAIRS = {
     f"{module.__name__.rpartition('.')[2]}-{name}": pair
-    for module in (wrong, wrong_counts, subtle)
+    for module in (*PAIRED, counts, subtle)
     for name, pair in module.PAIRS.items()
     if pair.vma is not True  # JAX's own reductions in gradients, which a manual region has not
 }
-RIGHT = {
+RIGHT_PROGRAMS = {
     f"{module.__name__.rpartition('.')[2]}-{name}": program
-    for module in (accepted, right)
+    for module in (*RIGHT, *EVERYDAY)
     for name, program in module.PROGRAMS.items()
     if False in program.vma
 }
-FAULTY = {name: p for name, p in faulty.PROGRAMS.items() if False in p.vma}
+FAULTY_PROGRAMS = {name: p for name, p in programs(FAULTY).items() if False in p.vma}
 
 AGAINST_THE_MESH = {"subtle-order_of_result", "subtle-order_of_operands"}
 """Wrong programs whose types no manual region can claim: a dim that is split against the order of
 the mesh is refused before the body is read."""
 
-NOT_RUN = {"right-called_back"}
+NOT_RUN = {"merges-called_back"}
 """Right programs that cannot be run without devices; a warning says so."""
 
 SHARD_MAP = jax.shard_map
@@ -102,9 +103,9 @@ def test_its_twin_is_not(name: str):
     check(lambda: pair.program("right", False), pair.args)
 
 
-@pytest.mark.parametrize("name", list(FAULTY))
+@pytest.mark.parametrize("name", list(FAULTY_PROGRAMS))
 def test_a_fault_that_needs_a_help_is_refused(name: str):
-    program = FAULTY[name]
+    program = FAULTY_PROGRAMS[name]
     if name == "share_averaged":
         with pytest.warns(sbp.SbpWarning, match="if the 2 in .* is the number of devices"):
             check(lambda: program.program(False), program.args)
@@ -112,9 +113,9 @@ def test_a_fault_that_needs_a_help_is_refused(name: str):
         refused(lambda: program.program(False), program.args)
 
 
-@pytest.mark.parametrize("name", list(RIGHT))
+@pytest.mark.parametrize("name", list(RIGHT_PROGRAMS))
 def test_a_right_program_is_not_refused(name: str):
-    program = RIGHT[name]
+    program = RIGHT_PROGRAMS[name]
     if name in NOT_RUN:
         with pytest.warns(sbp.SbpWarning, match="cannot be run without devices"):
             check(lambda: program.make(False), program.args)
