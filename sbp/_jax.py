@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax._src import api_util as _api_util
 from jax._src import core as _core
+from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
 from jax._src.lax import lax as _lax_internal
 from jax.extend import core as jex_core
@@ -295,6 +296,14 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     return _lax_internal.convert_element_type_p.bind(
         x, new_dtype=aval.dtype, weak_type=weak_type, sharding=None
     )
+
+
+def is_ordered_debug(params: dict[str, Any]) -> bool:
+    """Whether an equation has the parameters of an ordered `jax.debug.print` or
+    `jax.debug.callback`."""
+    if params.get("effect") is _debugging.ordered_debug_effect:
+        return True
+    return "fmt" in params and bool(params.get("ordered"))
 
 
 def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from sbp.infer.space import from_type
 from sbp.limits import policies_in
 from sbp.machine.context import users_mesh
 from sbp.machine.mesh import MeshSpec
-from sbp.run.execute import partition_spec
+from sbp.run.specs import partition_spec
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
@@ -158,7 +158,7 @@ def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
         else np.vectorize(lambda d: d.id, otypes=[int])(mesh.devices)
     )
     graph = resolve_pins(graph, spec, ids)
-    check_rules(graph)
+    check_rules(graph, spec)
     check_registered(graph, spec)
     for scope in sorted({node.scope for node in graph.walk()}):
         for _, axis in policies_in(scope):

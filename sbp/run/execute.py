@@ -13,26 +13,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sbp import _jax
 from sbp.infer.space import Codes
 from sbp.machine.context import no_mesh
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.run.interpret import Interpreter
-
-
-def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
-    """The JAX spec of a type. Each mesh axis on which the type is P gives one leading dim, which is
-    split over it.
-
-    Arguments:
-      codes: the type.
-      mesh: the mesh.
-      ndim: rank of the tensor, without the leading dims.
-    """
-    leading: list[Any] = [name for name, c in zip(mesh.names, codes, strict=True) if c < 0]
-    dims: list[list[str]] = [[] for _ in range(ndim)]
-    for name, c in zip(mesh.names, codes, strict=True):
-        if c > 0:
-            dims[c - 1].append(name)
-    return PartitionSpec(*leading, *(tuple(d) if len(d) > 1 else d[0] if d else None for d in dims))
+from sbp.run.specs import named_sharding, partition_spec
 
 
 def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
@@ -135,6 +118,7 @@ class Executable:
                 else given[i]
                 for i, c in enumerate(in_codes)
             ]
+            self._answer_inspections()
             outs = interpreter.block(program.block, args)
             return tuple(
                 y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y
@@ -155,6 +139,17 @@ class Executable:
             return tuple(map(_jax.with_weak_type, outs, weak))
 
         return _jax.called(whole, name, graph.input_names)
+
+    def _answer_inspections(self) -> None:
+        """Gives each `jax.debug.inspect_array_sharding` the sharding of its value while the program
+        is compiled, as `jax.jit` does. A value that the plan does not compute anew has none."""
+        program, mesh = self.program, self.program.mesh
+        values = program.typing.values
+        for inspection in program.graph.inspections:
+            value, ndim = inspection.value, len(program.graph.aval(inspection.value).shape)
+            if not isinstance(value, int) or value in values:
+                codes = values[value] if isinstance(value, int) else (0,) * len(mesh.sizes)
+                inspection.callback(named_sharding(codes, mesh, self.mesh, ndim))
 
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the

@@ -52,6 +52,11 @@ _TABLE = (
         primitives="layout_constraint relayout",
     ),
     Unruled(
+        because="asks which type a value has: the plan answers, and has no step for it",
+        primitives="inspect_sharding",
+        typed_by_sbp=True,
+    ),
+    Unruled(
         because="a region: typed by infer, which types its bodies",
         primitives="cond scan while",
         typed_by_sbp=True,
@@ -80,7 +85,7 @@ _TABLE = (
         primitives="""
             all_gather all_gather_done all_gather_invariant all_gather_reduced
             all_gather_reduced_start all_gather_start all_to_all all_to_all_done
-            all_to_all_start axis_index inspect_sharding pbroadcast pbroadcast_done
+            all_to_all_start axis_index pbroadcast pbroadcast_done
             pbroadcast_dynamic pbroadcast_start pmax pmin ppermute ppermute_done ppermute_start
             precv preduced psend psum psum_done psum_invariant psum_invariant_start psum_start
             ragged_all_to_all reduce_scatter reduce_scatter_done reduce_scatter_start

@@ -12,7 +12,7 @@ from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.trace.collector import collecting_less
-from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
 
@@ -67,7 +67,7 @@ def trace(
     builder = _Builder()
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
-    return graph, out_shape
+    return replace(graph, inspections=tuple(builder.inspections)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
@@ -104,6 +104,7 @@ class _Builder:
         self.frames: dict[int, tuple[Span, ...]] = {}
         self.libraries: dict[int, tuple[str, ...]] = {}
         self.places = Places()
+        self.inspections: list[Inspection] = []
 
     def new_value(self, aval: Any) -> int:
         value = next(self.value_ids)
@@ -154,6 +155,9 @@ class _Builder:
                 results = self.inlined(eqn, operands, nodes, at)
             elif name in PLACING:
                 results = operands
+            elif name == "inspect_sharding" and not at.manual:
+                self.inspections.append(Inspection(operands[0], eqn.params["callback"]))
+                results = ()
             else:
                 results = self.node(eqn, operands, nodes, at)
             results = self.pinned(eqn, results, after, nodes, at)

@@ -74,7 +74,5 @@ def is_collective(op: str) -> bool:
     (True, True, False)
     """
     asynchronous = op.endswith(("_start", "_done"))
-    unreduced = op.startswith(
-        ("unreduced_", "reduced_vary", "vary_unreduced", "inspect_sharding", "psend", "precv")
-    )
+    unreduced = op.startswith(("unreduced_", "reduced_vary", "vary_unreduced", "psend", "precv"))
     return op in NAMED or asynchronous or unreduced

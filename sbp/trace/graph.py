@@ -3,7 +3,7 @@ graphs inside a node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +112,19 @@ class Node:
         return tuple(items)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Inspection:
+    """A question of the program for the type of a value (`jax.debug.inspect_array_sharding`).
+
+    Arguments:
+      value: the value.
+      callback: takes its sharding.
+    """
+
+    value: Operand
+    callback: Callable[[Any], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
     """A function as nodes in program order. Value ids are unique over the whole program, regions
@@ -123,6 +136,7 @@ class Graph:
       nodes: in program order.
       avals: shape and dtype of every value of this graph and its regions (one shared table).
       input_names: names of the arguments, for reports.
+      inspections: questions for types; regions have theirs in the whole program's graph.
     """
 
     inputs: tuple[int, ...]
@@ -130,6 +144,7 @@ class Graph:
     nodes: tuple[Node, ...]
     avals: dict[int, Any] = field(repr=False)
     input_names: tuple[str, ...] = ()
+    inspections: tuple[Inspection, ...] = ()
 
     def aval(self, operand: Operand) -> Any:
         """Shape and dtype of an operand."""
