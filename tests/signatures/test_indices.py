@@ -18,6 +18,7 @@ from sbp.signatures.laws.indices import (
     one_reader,
     own_update,
     ragged_shard,
+    window_products,
 )
 from sbp.signatures.laws.proofs import index_theorem, row_status, status
 from sbp.signatures.laws.theorems import Theorem, decide
@@ -42,7 +43,9 @@ def test_neutral_padding(monoid: str):
 
 
 @pytest.mark.parametrize(
-    "state", [one_holder, one_reader, own_update, ragged_shard], ids=lambda f: f.__name__
+    "state",
+    [one_holder, one_reader, own_update, ragged_shard, window_products],
+    ids=lambda f: f.__name__,
 )
 def test_no_premise_is_idle_as_a_whole(state):
     """Without its premises each claim is refuted: it says something, and says it of blocks

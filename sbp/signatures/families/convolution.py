@@ -11,8 +11,9 @@ import numpy as np
 
 from sbp.signatures.factors import FactorMap, admissible, split_rows
 from sbp.signatures.families.contraction import bilinear_rows
-from sbp.signatures.kernels.halo import Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.halo import Exchanges, Windows, dilated_shard, exchanges, padded_shard
 from sbp.signatures.kernels.shards import without_padding
+from sbp.signatures.kernels.window_sums import UnevenWindow, rereads, summed
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Shape, Traits
 from sbp.types import B, P, Split
@@ -77,28 +78,46 @@ def _spatial(
 
 
 def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Convolves shards: masks padding along contracted features, then fetches halos.
+    """Convolves shards: masks padding along contracted features and split windows, then fetches
+    halos.
 
     Both operands are masked: zero times a NaN in the other operand's padding would be NaN.
     """
     params, numbers = ctx.params, ctx.params["dimension_numbers"]
+    spatial = list(_spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0]))
+    split = tuple(j for _, j, _, _ in spatial if ctx.in_axes(1, j))
     lhs = without_padding(ctx, 0, args[0], (numbers.lhs_spec[1],), "sum")
-    rhs = without_padding(ctx, 1, args[1], (numbers.rhs_spec[1],), "sum")
+    rhs = without_padding(ctx, 1, args[1], (numbers.rhs_spec[1], *split), "sum")
     zero = np.zeros((), lhs.dtype)
     changed = {name: list(params[name]) for name in ("padding", "lhs_dilation")}
-    spatial = enumerate(_spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0]))
+    uneven = []
     # Halos are fetched in the order of dims, as `Kernel.widens` counts them.
-    for k, (i, j, _, windows) in sorted(spatial, key=lambda entry: entry[1][0]):
-        if not ctx.in_axes(0, i) or (windows.is_identity and not ctx.in_axes(1, j)):
+    for k, (i, j, o, windows) in sorted(enumerate(spatial), key=lambda entry: entry[1][0]):
+        if not ctx.in_axes(0, i) or (windows.is_identity and j not in split):
             continue
         (over,) = ctx.in_axes(0, i)
-        reads = _of_window_elements(windows) if ctx.in_axes(1, j) else windows
-        lhs = padded_shard(ctx, lhs, i, over, reads, zero)
-        changed["padding"][k], changed["lhs_dilation"][k] = (0, 0), 1
-    groups = _groups(params, lhs.shape, rhs.shape, ctx.local_outs[0])
-    return bind_with(
-        ctx, (lhs, rhs), **{name: tuple(value) for name, value in changed.items()}, **groups
-    )
+        reads = _of_window_elements(windows) if j in split else windows
+        real = ctx.in_extent(1, j)
+        is_uneven = j in split and not isinstance(real, int)
+        if is_uneven:
+            lhs, padding, base = padded_shard(ctx, lhs, i, over, reads, zero), (0, 0), 1
+        else:
+            lhs, padding, base = dilated_shard(ctx, lhs, i, over, reads, zero)
+        changed["padding"][k], changed["lhs_dilation"][k] = padding, base
+        if is_uneven:
+            uneven.append(UnevenWindow(number=k, lhs=i, rhs=j, out=o, windows=windows, real=real))
+    local = {
+        **params,
+        **{name: tuple(value) for name, value in changed.items()},
+        **_groups(params, lhs.shape, rhs.shape, ctx.local_outs[0]),
+    }
+
+    def convolve(x: Any, y: Any, **changes: Any) -> Any:
+        """Convolves two arrays."""
+        (found,) = bind_with(ctx, (x, y), **{**local, **changes})
+        return found
+
+    return [summed(lhs, rhs, uneven, local, convolve)]
 
 
 def _groups(
@@ -142,8 +161,10 @@ def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     """The halo of the image along the spatial dim that the row splits."""
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if row.ins[0] == Split(i):
-            reads = _of_window_elements(windows) if row.ins[1] == Split(j) else windows
-            return [reads.exchange(0, i, op.axis_size)]
+            n, is_split = op.axis_size, row.ins[1] == Split(j)
+            reads = _of_window_elements(windows) if is_split else windows
+            is_even = not is_split or op.divides(windows.window)
+            return [reads.exchange(0, i, n, is_even and reads.padding(n) is not None)]
     return []
 
 
@@ -184,6 +205,14 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
     return [*split_rows(op, m), *_halo_rows(op), *bilinear_rows(op)]
 
 
+def _splits_window(op: Op, windows: Windows) -> bool:
+    """Whether the window may be split: in even shards, or in uneven ones if the copies of
+    `window_sums` are not larger than the whole image."""
+    if op.divides(windows.window):
+        return True
+    return windows.out * rereads(windows, -(-windows.window // op.axis_size)) <= windows.size
+
+
 def _halo_rows(op: Op) -> list[Row]:
     """For each spatial dim, two rows: split in image and result; split in image and kernel, with a
     partial result."""
@@ -191,11 +220,9 @@ def _halo_rows(op: Op) -> list[Row]:
     for i, j, o, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if min(windows.size, windows.out) >= op.axis_size and not windows.is_identity:
             rows.append(Row((Split(i), B), (Split(o),), kernel="halo"))
-        # The kernel splits evenly only: zero padding of the kernel times an infinity of the image
-        # would be NaN.
         if (
             min(windows.size, windows.window) >= op.axis_size
-            and op.divides(windows.window)
+            and _splits_window(op, windows)
             and "sum" in admissible(op.outs[0].dtype)
         ):
             rows.append(Row((Split(i), Split(j)), (P,), kernel="halo"))

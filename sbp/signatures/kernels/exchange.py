@@ -35,18 +35,22 @@ class Need:
       chunk: elements in one device's shard, padding included.
       starts: for each device, the global index of the first element that it needs; it may lie
           outside of the dim.
-      width: number of elements that each device needs.
+      width: number of elements in each device's range.
+      counts: for each device, how many elements of its range it needs, from the start on; None
+          where each device needs its whole range.
     """
 
     size: int
     chunk: int
     starts: tuple[int, ...]
     width: int
+    counts: tuple[int, ...] | None = None
 
     def wanted(self, device: int) -> tuple[int, int]:
-        """The first and the last global index (exclusive) of a device's range inside of the dim."""
+        """The first and the last global index (exclusive) of the elements that a device needs."""
         start = self.starts[device]
-        return min(max(start, 0), self.size), max(0, min(start + self.width, self.size))
+        count = self.width if self.counts is None else self.counts[device]
+        return min(max(start, 0), self.size), max(0, min(start + count, self.size))
 
     @property
     def leaves_dim(self) -> bool:
@@ -64,7 +68,7 @@ class Round:
       width: number of elements in a message.
       first: for each source, the position in its shard of the first element that it sends.
       place: for each destination, the position in its range where the first element goes; it may
-          lie outside of the range.
+          lie outside of the range. Other devices have the place of some destination.
       receives: for each device, whether it receives a message.
       covers: whether a device without a message may be written at `place` too, because it needs no
           elements there.
@@ -157,7 +161,7 @@ def _round(need: Need, group: Sequence[Pair]) -> Round:
     A message shorter than the others starts earlier in the shard where it would reach over its end.
     """
     count, width = len(need.starts), _width(need, group)
-    first, place = [-1] * count, [need.width] * count
+    first, place = [-1] * count, [0] * count
     for source, target in group:
         low = _piece(need, (source, target))[0] - source * need.chunk
         first[source] = min(low, need.chunk - width)
@@ -167,11 +171,11 @@ def _round(need: Need, group: Sequence[Pair]) -> Round:
         receives[target] = True
     common = {place[target] for _, target in group}
     covers = all(receives)
+    at = min(common)
+    place = [p if receives[i] else at for i, p in enumerate(place)]
     if not covers and len(common) == 1:
         # All messages go to one place. The other devices may be written there if they need no
         # elements there.
-        (at,) = common
-        place = [at] * count
         covers = all(receives[i] or not _overlap(need, i, at, width) for i in range(count))
     if len({f for f in first if f >= 0}) == 1:
         first = [max(first)] * count
@@ -225,19 +229,20 @@ def fetch(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, fill: Any)
         words = fetch(ctx, jax.random.key_data(x), dim, axis, need, None)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     messages = rounds(need)
-    margin = max((r.width for r in messages), default=0)
+    before = max((-min(r.place) for r in messages if min(r.place) < 0), default=0)
+    ends = (max(r.place) + r.width - need.width for r in messages)
     shape = list(x.shape)
-    shape[dim] = need.width + 2 * margin
+    shape[dim] = before + need.width + max(0, *ends, 0)
     window = jnp.zeros(shape, x.dtype)
     for r in messages:
         piece = lax.dynamic_slice_in_dim(x, of_device(r.first, axis), r.width, dim)
         if not r.is_own:
             piece = ctx.permute(piece, axis, r.pairs)
         placed = lax.dynamic_update_slice_in_dim(
-            window, piece, of_device(r.place, axis) + margin, dim
+            window, piece, of_device(r.place, axis) + before, dim
         )
         window = placed if r.covers else jnp.where(of_device(r.receives, axis), placed, window)
-    window = lax.slice_in_dim(window, margin, margin + need.width, axis=dim)
+    window = lax.slice_in_dim(window, before, before + need.width, axis=dim)
     if fill is None or not need.leaves_dim:
         return window
     index = lax.broadcasted_iota(jnp.int32, window.shape, dim) + of_device(need.starts, axis)

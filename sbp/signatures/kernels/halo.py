@@ -62,18 +62,27 @@ class Windows:
         """The number of positions of the padded array that `chunk` neighbouring results read."""
         return self.stride * (chunk - 1) + self.dilation * (self.window - 1) + 1
 
-    def exchange(self, operand: int, dim: int, n: int) -> Exchange:
+    def exchange(self, operand: int, dim: int, n: int, keeps_base: bool = False) -> Exchange:
         """The exchange that the halo kernel makes along a dim.
 
         Arguments:
           operand: position of the operand.
           dim: its dim that the windows read.
           n: number of devices along the mesh axis.
+          keeps_base: whether the exchange leaves the base dilation to the primitive.
         """
         need = self.need(n)
+        dense = self.base == 1 or keeps_base
         return Exchange(
-            operand, (dim,), need, need.width if self.base == 1 else self.padded(-(-self.out // n))
+            operand, (dim,), need, need.width if dense else self.padded(-(-self.out // n))
         )
+
+    def padding(self, n: int) -> tuple[int, int] | None:
+        """The positions of the padded array before and after the operand's elements that a device
+        reads; None where devices differ, or where a device reads none."""
+        before, need = self.phases(n), self.need(n)
+        after = self.padded(-(-self.out // n)) - before[0] - self.base * (need.width - 1) - 1
+        return (before[0], after) if len(set(before)) == 1 and after >= 0 else None
 
     def phases(self, n: int) -> tuple[int, ...]:
         """For each device, the number of positions that its range of the padded array has before
@@ -82,15 +91,25 @@ class Windows:
         return tuple(-self.first(chunk * i) % self.base for i in range(n))
 
     def need(self, n: int) -> Need:
-        """The elements of the operand that each device of a mesh axis reads for its own results."""
+        """The elements of the operand that each device of a mesh axis reads for its own results.
+        The last devices may have fewer results than the others, or none."""
         chunk = -(-self.out // n)
+        reach = self.dilation * (self.window - 1)
         starts = tuple(-(-self.first(chunk * i) // self.base) for i in range(n))
-        ends = ((self.first(chunk * i) + self.padded(chunk) - 1) // self.base for i in range(n))
+        ends = (
+            (self.first(min(chunk * (i + 1), self.out) - 1) + reach) // self.base for i in range(n)
+        )
+        widths = (
+            (self.first(chunk * (i + 1) - 1) + reach) // self.base - s + 1
+            for i, s in enumerate(starts)
+        )
+        width = max(1, *widths)
         return Need(
             self.size,
             -(-self.size // n),
             starts,
-            max(1, *(e - s + 1 for s, e in zip(starts, ends, strict=True))),
+            width,
+            tuple(max(0, e - s + 1) for s, e in zip(starts, ends, strict=True)),
         )
 
 
@@ -126,6 +145,26 @@ def padded_shard(
     return lax.dynamic_slice_in_dim(
         lax.pad(found, fill, config), windows.base - 1 - phase, length, dim
     )
+
+
+def dilated_shard(
+    ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
+) -> tuple[Any, tuple[int, int], int]:
+    """The part of the padded array that this device's results read, for a primitive that has
+    padding and base dilation as parameters.
+
+    Arguments: those of `padded_shard`.
+
+    Returns:
+      An array, and the padding and the base dilation that make the part of it. The padded array has
+      no room in memory then. Where the devices begin at different phases, the array is the part
+      itself.
+    """
+    axis, n = over
+    padding = windows.padding(n)
+    if windows.base == 1 or padding is None:
+        return padded_shard(ctx, x, dim, over, windows, fill), (0, 0), 1
+    return fetch(ctx, x, dim, axis, windows.need(n), fill), padding, windows.base
 
 
 def bytes_beside(aval: Any, *dims: int) -> float:

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, admissible
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.signatures.kernels.shards import without_padding
+from sbp.signatures.kernels.shards import sum_dtype, without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
 
@@ -167,12 +166,6 @@ def rotated(
     return _around(ctx, m, operands, rotating[-1], product)
 
 
-def _sum_dtype(dtype: Any) -> Any:
-    """The dtype in which products are summed: float32 for floats of fewer bits."""
-    narrow = jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4
-    return np.dtype(np.float32) if narrow else dtype
-
-
 def _around(
     ctx: LocalContext,
     m: FactorMap,
@@ -193,7 +186,7 @@ def _around(
     shard, other = operands[moving.operand], operands[1 - moving.operand]
     chunk, out, shape = shard.shape[moving.dim], ctx.global_outs[0].dtype, list(ctx.local_outs[0])
     contracted = moving.factor not in m.outs[0]
-    dtype = _sum_dtype(out) if contracted else out
+    dtype = sum_dtype(out) if contracted else out
     if contracted:
         shard = without_padding(ctx, moving.operand, shard, (moving.dim,), "sum")
         along = m.ins[1 - moving.operand].index(moving.factor)

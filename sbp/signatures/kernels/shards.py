@@ -53,6 +53,13 @@ def reduced(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
             return lax.reduce(x, neutral(monoid, x.dtype), bitwise, where)
 
 
+def sum_dtype(dtype: Any) -> Any:
+    """The dtype in which the products of several shards are summed: float32 for floats of fewer
+    bits."""
+    narrow = jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if narrow else dtype
+
+
 def without_padding(
     ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str
 ) -> Any:

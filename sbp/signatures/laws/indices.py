@@ -138,6 +138,27 @@ def own_update(_: int) -> Theorem:
     )
 
 
+def window_products(dilation: int) -> Theorem:
+    """The products of an image element and an element of an uneven shard of a window, of which
+    `real` elements are no padding. Each product of a real element is in exactly one of the two
+    convolutions of `kernels.window_sums`, and the first has zeros where padding reads.
+
+    Result o reads, with element k of the shard, position `dilation * k + start` of the image; here
+    `start` is `stride * o`, and `last` is that of the last result.
+    """
+    chunk, real, k, start, last = _ints("chunk real k start last")
+    position = dilation * k + start
+    first = position < dilation * real
+    count = _minimum(last / dilation, chunk)
+    second = z3.And(k >= real - count, k < real, dilation * (k - real) + start >= 0)
+    premises = (
+        *(chunk >= 1, real >= 0, real <= chunk, k >= 0, k < chunk),
+        *(start >= 0, start <= last),
+    )
+    once = z3.Implies(k < real, z3.Xor(first, second))
+    return Theorem(premises, z3.And(once, z3.Implies(k >= real, z3.Not(z3.Or(first, second)))))
+
+
 def _prefix(sizes: Sequence[Term], k: int) -> Term:
     """The sum of the first k sizes."""
     return _total(sizes[:k]) if k else z3.IntVal(0)
@@ -232,10 +253,11 @@ INDEX_THEOREMS: dict[str, tuple[Callable[[int], Theorem], tuple[int, ...]]] = {
     "own_update": (own_update, (2,)),
     "ragged_shard": (ragged_shard, (2, 3)),
     "ragged_groups": (ragged_groups, (2, 3)),
+    "window_products": (window_products, (1, 2, 3)),
     "counter": (counter, (2,)),
 }
-"""For each theorem, by its name: a function that states it, and the numbers of devices (for the
-ragged ones, of groups) that it is stated for."""
+"""For each theorem, by its name: a function that states it, and the numbers of devices that it is
+stated for; for the ragged ones, numbers of groups, and for `window_products`, dilations."""
 
 OF_KERNEL: dict[str, str] = {
     "masked_gather": "one_reader",

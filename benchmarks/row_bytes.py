@@ -1,0 +1,183 @@
+"""What single rows send and hold under sbp and under `jax.jit`, on the TPU compiler.
+
+    python -m benchmarks.row_bytes [--topology v5e:2x4] [--only NAME ..]
+
+Each case is a function with the types of its arguments and results; both sides are compiled ahead
+of time from the same function and the same shardings. The figures are for one device: bytes that
+its collectives send per call, by the ring optimum, and bytes of temporaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+import sbp
+from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
+from benchmarks.hlo_comm import bytes_by_kind, collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program whose types are fixed at its boundary.
+
+    Arguments:
+      fn: the function.
+      shapes: shapes of its arguments, float32.
+      ins: the type of each argument.
+      outs: the type of each result.
+      axes: sizes of the mesh axes; their names are `x` and `y`.
+    """
+
+    fn: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    ins: tuple[str, ...]
+    outs: Any
+    axes: tuple[int, ...] = (8,)
+
+
+def conv_gradient(padding: Any, strides: tuple[int, int] = (1, 1), **options: Any) -> Any:
+    """The gradient of the mean square of a convolution, by kernel and image."""
+
+    def loss(kernel: Any, image: Any) -> Any:
+        out = lax.conv_general_dilated(
+            image,
+            kernel,
+            strides,
+            padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            **options,
+        )
+        return jnp.mean(out**2)
+
+    return jax.grad(loss, argnums=(0, 1))
+
+
+def conv_case(rows: int, padding: Any, strides: tuple[int, int] = (1, 1), **options: Any) -> Case:
+    """A convolution's gradient, the image split by its rows."""
+    return Case(
+        fn=conv_gradient(padding, strides, **options),
+        shapes=((3, 3, 16, 32), (8, rows, 256, 16)),
+        ins=("B", "x:S(1)"),
+        outs=("B", "x:S(1)"),
+    )
+
+
+CASES: dict[str, Case] = {
+    "conv gradient VALID": conv_case(256, "VALID"),
+    "conv gradient VALID, two dims": Case(
+        fn=conv_gradient("VALID"),
+        shapes=((3, 3, 16, 32), (2, 512, 512, 16)),
+        ins=("B", "x:S(1) y:S(2)"),
+        outs=("B", "x:S(1) y:S(2)"),
+        axes=(2, 4),
+    ),
+    "conv gradient SAME": conv_case(256, "SAME"),
+    "conv gradient stride 3": conv_case(256, "VALID", (3, 3)),
+    "conv gradient padding (1, 1)": conv_case(256, [(1, 1), (1, 1)], (2, 2)),
+    "conv gradient lhs_dilation": conv_case(256, [(1, 2), (1, 2)], lhs_dilation=(2, 2)),
+    "conv gradient rhs_dilation": conv_case(256, "VALID", rhs_dilation=(2, 2)),
+    "roll by 1": Case(
+        fn=lambda x: jnp.roll(x, 1, 0), shapes=((1024, 4096),), ins=("x:S(0)",), outs="x:S(0)"
+    ),
+    "roll by 300": Case(
+        fn=lambda x: jnp.roll(x, 300, 0), shapes=((1024, 4096),), ins=("x:S(0)",), outs="x:S(0)"
+    ),
+    "roll by one stage": Case(
+        fn=lambda x: jnp.roll(x, 1, 0), shapes=((8, 512, 1024),), ins=("x:S(0)",), outs="x:S(0)"
+    ),
+    "concatenate([new, x[:-1]])": Case(
+        fn=lambda new, x: jnp.concatenate([new, x[:-1]]),
+        shapes=((1, 512, 1024), (8, 512, 1024)),
+        ins=("B", "x:S(0)"),
+        outs="x:S(0)",
+    ),
+    "pad (1, -1)": Case(
+        fn=lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0), (0, 0, 0)]),
+        shapes=((8, 512, 1024),),
+        ins=("x:S(0)",),
+        outs="x:S(0)",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Bytes that one device sends, by kind of collective, and bytes of its temporaries."""
+
+    sent: dict[str, float]
+    temporaries: int
+
+    @property
+    def total(self) -> float:
+        """Bytes sent by all kinds."""
+        return sum(self.sent.values())
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{k} {v / MIB:.3f}" for k, v in sorted(self.sent.items())) or "nothing"
+        return f"{self.total / MIB:.3f} MiB ({kinds}); temporaries {self.temporaries / MIB:.3f} MiB"
+
+
+def mesh_of(case: Case, topology: str) -> Mesh:
+    """A mesh of the case's axes over the devices of a TPU topology."""
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    return Mesh(np.array(devices).reshape(case.axes), ("x", "y")[: len(case.axes)])
+
+
+def plan_of(case: Case, mesh: Mesh) -> sbp.Plan:
+    """The plan of a case."""
+    step = sbp.jit(case.fn, mesh, in_types=case.ins, out_types=case.outs)
+    return step.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in case.shapes))
+
+
+def under_jit(case: Case, plan: sbp.Plan) -> Figures:
+    """The figures of `jax.jit` with the shardings of the plan."""
+    step = jax.jit(case.fn, in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in case.shapes]
+    return figures(step.lower(*shapes).compile(), case)
+
+
+def figures(compiled: Any, case: Case) -> Figures:
+    """What a compiled program sends and holds."""
+    sent = bytes_by_kind(collectives(compiled.as_text(), int(np.prod(case.axes))))
+    return Figures(sent=dict(sent), temporaries=compiled.memory_analysis().temp_size_in_bytes)
+
+
+def ratios(ours: Figures, jit: Figures) -> str:
+    """The figures of sbp over those of `jax.jit`."""
+    if not jit.total:
+        return "jax.jit sends nothing"
+    held = (
+        f", {ours.temporaries / jit.temporaries:.2f} of the temporaries" if jit.temporaries else ""
+    )
+    return f"{ours.total / jit.total:.3f} of the bytes{held}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--topology", default="v5e:2x4", help="a TPU topology (default v5e:2x4)")
+    parser.add_argument("--only", nargs="*", help="names of cases, or parts of names")
+    parser.add_argument("--show", action="store_true", help="print plans")
+    args = parser.parse_args()
+    for name, case in CASES.items():
+        if args.only and not any(part in name for part in args.only):
+            continue
+        plan = plan_of(case, mesh_of(case, args.topology))
+        jit, ours = under_jit(case, plan), figures(plan.lower().compile(), case)
+        print(f"{name}\n  jax.jit {jit}\n  sbp.jit {ours}")
+        print(f"  planned {plan.cost.bytes_per_device / MIB:.3f} MiB; {ratios(ours, jit)}")
+        if args.show:
+            print(plan)
+
+
+if __name__ == "__main__":
+    main()
