@@ -1,6 +1,7 @@
 """Gradients of convolutions whose image is split in space: by halo exchange, as the forward pass,
 on every mesh and for every kind of window. The results have sizes that no mesh axis divides."""
 
+import functools
 from typing import Any
 
 import jax
@@ -37,10 +38,11 @@ def test_gradients_in_space(case):
     """Forward pass and both gradients have a plan in which only halos and sums are sent."""
     sizes, space, options = CASES[case]
     names = ("x", "y")[: len(sizes)]
+    conv = functools.partial(lax.conv_general_dilated, window_strides=(1, 1))
     split = " ".join(f"{name}:S({d})" for name, d in zip(names, (2, 3), strict=False))
 
     def loss(kernel: Any, image: Any) -> Any:
-        out = lax.conv_general_dilated(image, kernel, **{"window_strides": (1, 1), **options})
+        out: Any = conv(image, kernel, **options)
         return jnp.mean(jnp.tanh(sbp.annotate(out, split, cotangent=split)) ** 2)
 
     step = jax.value_and_grad(loss, argnums=(0, 1))

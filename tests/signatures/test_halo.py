@@ -269,7 +269,7 @@ def kernel_gradient(rng: np.random.Generator, space: tuple[int, ...]) -> Equatio
     rank = len(space)
     groups = int(rng.integers(1, 3))
     strides, inner, outer = (tuple(map(int, rng.integers(1, k, rank))) for k in (4, 3, 3))
-    padding = [tuple(map(int, rng.integers(0, 2, 2))) for _ in space]
+    padding = [(int(rng.integers(0, 2)), int(rng.integers(0, 2))) for _ in space]
     kernel = f(3, 2, *rng.integers(2, 4, rank))
 
     def conv(k, x):

@@ -15,6 +15,7 @@ the window, so that all results are non-finite.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +153,7 @@ def summed(
     if len(terms) == 1:
         return convolve(terms[0].lhs, terms[0].rhs)
     out = params["preferred_element_type"] or jnp.result_type(lhs, rhs)
-    total = None
+    results = []
     for term in terms:
         changed = {name: list(params[name]) for name in _ALONE}
         for dim in term.folded:
@@ -166,5 +167,5 @@ def summed(
         )
         for dim in reversed(term.folded):
             found = dim.unfolded(found, numbers.out_spec[0])
-        total = found if total is None else total + found
-    return lax.convert_element_type(total, out)
+        results.append(found)
+    return lax.convert_element_type(functools.reduce(jnp.add, results), out)
