@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
@@ -270,15 +269,6 @@ def empty_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Sha
 def plain_aval(aval: Any) -> ShapedArray:
     """An aval's shape, dtype and weak type, without sharding."""
     return empty_aval(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
-
-
-def called(fn: Callable[..., Any], name: str, arguments: Sequence[str]) -> Callable[..., Any]:
-    """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
-    theirs."""
-    fn.__name__ = fn.__qualname__ = name
-    info = _api_util.debug_info("jit", fn, (), {})
-    _api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
-    return fn
 
 
 def without_elements(shape: Sequence[int], dtype: Any) -> Any:

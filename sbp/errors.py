@@ -49,6 +49,7 @@ CODES: dict[str, str] = {
     "nested-jit": (
         "an sbp.jit function called under another transformation runs as the plain function"
     ),
+    "many-plans": "more call signatures of one function than plans are kept of it",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
     "missing-reduction": (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from sbp import _jax
+from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
-from sbp.errors import SbpError, warn
+from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
+from sbp.errors import SbpError, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
 from sbp.machine.mesh import MeshSpec
@@ -22,6 +24,7 @@ def is_type_leaf(x: Any) -> bool:
     """Whether an entry of `in_types` or `out_types` is one type instead of a tree of types."""
     return (
         x is None
+        or _jax_call.is_unspecified(x)
         or isinstance(x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | type(B))
         or (callable(x) and not isinstance(x, type))
     )
@@ -34,17 +37,22 @@ def check_types(types: Any, mesh: MeshSpec) -> None:
       SbpError: `unknown-axis`.
     """
     for leaf in jax.tree.leaves(types, is_leaf=is_type_leaf):
-        if leaf is not None and is_type_leaf(leaf) and not callable(leaf):
+        if not (leaf is None or _jax_call.is_unspecified(leaf)) and (
+            is_type_leaf(leaf) and not callable(leaf)
+        ):
             check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, "in_types and out_types")
 
 
-def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[NdSbp | None]:
+def broadcast_types(
+    entry: Any, tree: Any, leaves: Sequence[tuple[KeyPath, Any]], where: str, mesh: MeshSpec
+) -> list[NdSbp | None]:
     """The type of each leaf of `tree` from a pytree prefix of types.
 
     Arguments:
       entry: the prefix. Its leaves are types, None, or functions of a leaf's path and its
         `ShapeDtypeStruct` that return a type or None.
-      tree: the arguments or results.
+      tree: the structure of the arguments or results.
+      leaves: their leaves, each with its path.
       where: the name of `entry`, for errors.
       mesh: the mesh.
 
@@ -52,36 +60,37 @@ def broadcast_types(entry: Any, tree: Any, where: str, mesh: MeshSpec) -> list[N
       SbpError: `bad-argument` where `entry` is no prefix of `tree`; `unknown-axis`, `type-syntax`
         or `dim-out-of-range` for a type that does not fit the mesh or its leaf.
     """
-    with_path, structure = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda x: isinstance(x, Partial)
-    )
-    numbers = jax.tree.unflatten(structure, list(range(len(with_path))))
-    found: list[NdSbp | None] = [None] * len(with_path)
-
-    def assign(t: Any, subtree: Any) -> None:
-        for number in jax.tree.leaves(subtree):
-            path, leaf = with_path[number]
-            rank = leaf.parts.ndim - leaf.rank if isinstance(leaf, Partial) else len(np.shape(leaf))
-            own = t
-            if callable(t) and not isinstance(
-                t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding
-            ):
-                own = t(
-                    path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape_of(leaf, where)
-                )
-            if own is None:
-                continue
-            checked = as_type(own, rank, mesh.names)
-            check_axes(checked, mesh, f"{where}{jax.tree_util.keystr(path)}")
-            found[number] = checked
-
+    found: list[NdSbp | None] = [None] * len(leaves)
     try:
-        jax.tree.map(assign, entry, numbers, is_leaf=is_type_leaf)
-    except ValueError as error:
-        raise SbpError(
-            f"{where} is no prefix of the argument it types: {' '.join(str(error).split())[:200]}"
+        for t, positions in prefix_leaves(entry, tree, is_type_leaf):
+            for number in positions:
+                found[number] = _type_of_leaf(t, *leaves[number], where, mesh)
+    except NoPrefix as error:
+        raise refused(
+            f"{where} is no prefix of the argument it types: {error}", ValueError
         ) from error
     return found
+
+
+def _type_of_leaf(t: Any, path: KeyPath, leaf: Any, where: str, mesh: MeshSpec) -> NdSbp | None:
+    """The type of one leaf by its entry."""
+    rank = leaf.parts.ndim - leaf.rank if isinstance(leaf, Partial) else len(np.shape(leaf))
+    if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
+        t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape_of(leaf, where))
+    if t is None or _jax_call.is_unspecified(t):
+        return None
+    checked = as_type(t, rank, mesh.names)
+    check_axes(checked, mesh, f"{where}{jax.tree_util.keystr(path)}")
+    return checked
+
+
+def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
+    """Whether two meshes have the same axes, and the same devices where both have some."""
+    if a.axis_names != b.axis_names or tuple(a.axis_sizes) != tuple(b.axis_sizes):
+        return False
+    if isinstance(a, Mesh) and isinstance(b, Mesh):
+        return np.array_equal(a.devices, b.devices)
+    return True
 
 
 def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
@@ -92,15 +101,7 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return leaf.type
     if not isinstance(sharding, NamedSharding) or isinstance(leaf, _jax.Tracer):
         return None
-    if sharding.mesh.axis_names != mesh.axis_names or tuple(sharding.mesh.axis_sizes) != tuple(
-        mesh.axis_sizes
-    ):
-        return None
-    if (
-        isinstance(mesh, Mesh)
-        and isinstance(sharding.mesh, Mesh)
-        and not np.array_equal(sharding.mesh.devices, mesh.devices)
-    ):
+    if not same_mesh(sharding.mesh, mesh):
         return None
     try:
         return as_type(sharding, len(leaf.shape))
@@ -121,14 +122,23 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
             x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False))
         )
     try:
-        aval = jax.typeof(x)
+        aval: Any = jax.typeof(x)
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
-        )  # pyright: ignore[reportAttributeAccessIssue]
+        )
     except (TypeError, AttributeError) as error:
-        raise SbpError(
-            f"input {name} is no array: {type(x).__name__}; mark it static or pass an array"
+        raise refused(
+            f"input {name} is no array: {type(x).__name__}; mark it static or pass an array",
+            TypeError,
         ) from error
+    except OverflowError as error:
+        raise refused(
+            f"input {name} is {x!r}, which the integers of JAX do not hold; pass an array of"
+            " another dtype, or enable 64 bits",
+            error,
+        ) from error
+    except ValueError as error:
+        raise refused(f"input {name} is no array: {error}", error) from error
 
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:

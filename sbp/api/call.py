@@ -4,7 +4,6 @@ inputs."""
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,11 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from sbp import _jax_call
+from sbp.api.arguments import Names, Numbers, Parameters
 from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of
-from sbp.errors import SbpError
+from sbp.api.trees import KeyPath, arguments_of, filled, results_of
+from sbp.errors import SbpError, refused
 from sbp.infer.request import TypeSource
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
@@ -34,6 +36,9 @@ class JitOptions:
       memory_limit: bytes per device; None for no limit.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
       reduce_dtype: "float32" or None.
+      has_shardings: whether the types come from `in_shardings` and `out_shardings`.
+      keep_unused: whether the compiled program takes arguments that it does not read.
+      compiler_options: options of XLA.
     """
 
     in_types: Any
@@ -43,11 +48,14 @@ class JitOptions:
     budgets: tuple[Budget, ...]
     memory_limit: float | None
     hardware: Hardware | str | None
-    static_argnums: int | Sequence[int]
-    static_argnames: str | Sequence[str]
-    donate_argnums: int | Sequence[int]
-    donate_argnames: str | Sequence[str]
+    static_argnums: Numbers
+    static_argnames: Names
+    donate_argnums: Numbers
+    donate_argnames: Names
     reduce_dtype: str | None
+    has_shardings: bool = False
+    keep_unused: bool = False
+    compiler_options: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +65,7 @@ class CallSignature:
     Arguments:
       key: equal for calls that may share a plan.
       tree: the structure of (args, kwargs) without static arguments.
+      paths: the path of each flat argument in it.
       avals: global shape and dtype of each flat argument.
       names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
@@ -67,12 +76,17 @@ class CallSignature:
 
     key: Any
     tree: Any
+    paths: tuple[KeyPath, ...]
     avals: tuple[jax.ShapeDtypeStruct, ...]
     names: tuple[str, ...]
     call: Callable[..., Any]
     wanted: tuple[NdSbp | None, ...]
     sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
+
+    def like(self, leaves: Sequence[Any]) -> Any:
+        """The structure (args, kwargs) with types or shardings as its leaves."""
+        return filled(self.tree, leaves, self.paths)
 
     @property
     def partial(self) -> tuple[NdSbp | None, ...]:
@@ -85,22 +99,22 @@ class CallSignature:
         return tuple(i for positions in self.donated_args for i in positions)
 
 
-def config_key() -> tuple[Any, ...]:
-    """The settings of JAX that change what a function traces to."""
-    config: Any = jax.config
-    return (
-        config.jax_enable_x64,
-        config.jax_default_matmul_precision,
-        config.jax_numpy_dtype_promotion,
-    )
-
-
-def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
-    """A key that is cheap to compute, for calls whose flat arguments are all JAX arrays; None for
-    other calls. Calls with equal keys have one plan."""
+def quick_key(
+    leaves: Sequence[Any], tree: Any, mesh: Mesh | AbstractMesh
+) -> tuple[Any, ...] | None:
+    """A key that is cheap to compute, for calls on a mesh whose flat arguments are all JAX arrays;
+    None for other calls. Calls with equal keys have one plan."""
     if not all(isinstance(x, jax.Array) for x in leaves):
         return None
-    return tree, tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves]), config_key()
+    avals, shardings = tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves])
+    return tree, avals, shardings, mesh, _jax_call.trace_key()
+
+
+def function_name(fn: Callable[..., Any]) -> str:
+    """The name of a function, or of the function inside a `functools.partial`."""
+    while isinstance(fn, functools.partial) and not hasattr(fn, "__name__"):
+        fn = fn.func
+    return getattr(fn, "__name__", "function")
 
 
 class CallReader:
@@ -108,27 +122,30 @@ class CallReader:
 
     Arguments:
       fn: the function.
+      parameters: its static and donated arguments.
       mesh: the user's mesh.
       spec: its axes and hardware.
       options: the options of `sbp.jit`.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, spec: MeshSpec, options: JitOptions
+        self,
+        fn: Callable[..., Any],
+        parameters: Parameters,
+        mesh: Mesh | AbstractMesh,
+        spec: MeshSpec,
+        options: JitOptions,
     ) -> None:
         self._fn = fn
         self.mesh = mesh
         self.spec = spec
         self.options = options
-        self._parameters = _parameter_names(fn)
+        self.parameters = parameters
 
     @property
     def name(self) -> str:
         """The function's name, for reports."""
-        fn = self._fn
-        while isinstance(fn, functools.partial) and not hasattr(fn, "__name__"):
-            fn = fn.func
-        return getattr(fn, "__name__", "function")
+        return function_name(self._fn)
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -149,7 +166,7 @@ class CallReader:
         )
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
-        wanted, sources = self._wanted_inputs(dynamic, with_path)
+        wanted, sources = self._wanted_inputs(len(dynamic), tree, with_path)
         avals = tuple(map(_aval_of, leaves, wanted, names))
         fn, count = self._fn, len(args)
 
@@ -166,60 +183,54 @@ class CallReader:
             tuple((i, type(v), v) for i, v in sorted(statics.items())),
             tuple((k, type(v), v) for k, v in sorted(static_kwargs.items())),
             wanted,
-            config_key(),
+            _jax_call.trace_key(),
         )
-        owners = _argument_positions(dynamic, dynamic_kwargs)
-        donated = self._donated(owners, positions, len(args))
-        return CallSignature(key, tree, avals, names, call, wanted, sources, donated), leaves
+        paths = tuple(path for path, _ in with_path)
+        donated = self._donated(tree, positions, len(args))
+        signature = CallSignature(key, tree, paths, avals, names, call, wanted, sources, donated)
+        return signature, leaves
 
     def _statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """The static arguments, by position and by name."""
-        numbers, called = _resolve_names(
-            self.options.static_argnums,
-            self.options.static_argnames,
-            self._parameters,
-            len(args),
-        )
-        statics = {i: args[i] for i in numbers if i < len(args)}
-        static_kwargs = {k: v for k, v in kwargs.items() if k in called}
+        static = self.parameters.static
+        numbers = static.positions(len(args), "static_argnums")
+        statics = {i: args[i] for i in sorted(numbers) if i < len(args)}
+        static_kwargs = {k: v for k, v in kwargs.items() if k in static.names}
         for what in (*statics.values(), *static_kwargs.values()):
             try:
                 hash(what)
-            except TypeError:
-                raise SbpError(
-                    f"static argument {what!r} is not hashable; make it hashable or not static"
-                ) from None
+            except TypeError as error:
+                raise refused(
+                    f"static argument {what!r} is not hashable ({error}); make it hashable or not"
+                    " static",
+                    ValueError,
+                ) from error
         return statics, static_kwargs
 
-    def _donated(
-        self, owners: list[Any], positions: list[int], count: int
-    ) -> tuple[tuple[int, ...], ...]:
+    def _donated(self, tree: Any, positions: list[int], count: int) -> tuple[tuple[int, ...], ...]:
         """For each donated argument, the flat positions of its leaves.
 
         Arguments:
-          owners: for each flat argument, the argument that it is a leaf of: a number in
-            `positions`, or a name.
+          tree: the structure of all arguments that are not static.
           positions: the positions of the positional arguments that are not static.
           count: the number of positional arguments.
         """
-        numbers, names = _resolve_names(
-            self.options.donate_argnums, self.options.donate_argnames, self._parameters, count
-        )
-        groups: dict[Any, list[int]] = {}
-        for flat, owner in enumerate(owners):
-            if (isinstance(owner, int) and positions[owner] in numbers) or owner in names:
-                groups.setdefault(owner, []).append(flat)
-        return tuple(tuple(g) for g in groups.values())
+        donated = self.parameters.donated
+        numbers, names = donated.positions(count, "donate_argnums"), donated.names
+        chosen = [p in numbers for p in positions]
+        chosen += [name in names for name in tree.children()[1].node_data()[1]]
+        groups = zip(chosen, arguments_of(tree), strict=True)
+        return tuple(tuple(at) for is_chosen, (_, at) in groups if is_chosen and at)
 
     def _leaf_name(self, path: tuple[Any, ...], positions: list[int]) -> str:
         where, index, *rest = path
         if where.idx == 0:
             position = positions[index.idx]
             head = (
-                self._parameters[position]
-                if position < len(self._parameters)
+                self.parameters.names[position]
+                if position < len(self.parameters.names)
                 else f"args[{position}]"
             )
         else:
@@ -227,31 +238,40 @@ class CallReader:
         return head + jax.tree_util.keystr(tuple(rest))
 
     def _wanted_inputs(
-        self, dynamic: tuple[Any, ...], with_path: list[Any]
+        self, count: int, tree: Any, with_path: list[Any]
     ) -> tuple[tuple[NdSbp | None, ...], tuple[TypeSource, ...]]:
         """The type asked of each input, and what asks it.
 
         Arguments:
-          dynamic: the positional arguments that are not static.
+          count: the number of positional arguments that are not static.
+          tree: the structure of all arguments that are not static.
           with_path: (path, leaf) of all arguments that are not static, flat.
         """
         in_types = self.options.in_types
         wanted: list[NdSbp | None] = []
         carried = [carried_type(leaf, self.mesh) for _, leaf in with_path]
-        positional = len(jax.tree.leaves(dynamic, is_leaf=lambda x: isinstance(x, Partial)))
+        positional = sum(len(at) for _, at in arguments_of(tree)[:count])
         named: tuple[TypeSource, ...] = ("keyword argument",) * (len(carried) - positional)
+        if self.options.has_shardings and in_types is not None and positional < len(carried):
+            raise refused(
+                "in_shardings names positional arguments; pass no keyword arguments with it",
+                ValueError,
+            )
         if in_types is None:
             own: tuple[TypeSource, ...] = ("argument",) * positional
             return tuple(carried), own + named
         if not isinstance(in_types, tuple):
-            in_types = (in_types,) * (len(dynamic) if is_type_leaf(in_types) else 1)
-        if len(in_types) != len(dynamic):
-            raise SbpError(
-                f"in_types has {len(in_types)} entries for {len(dynamic)} non-static positional"
-                " arguments; give one each"
+            in_types = (in_types,) * (count if is_type_leaf(in_types) else 1)
+        if len(in_types) != count:
+            raise refused(
+                f"in_types has {len(in_types)} entries for {count} non-static positional"
+                " arguments; give one each",
+                ValueError,
             )
-        for number, (entry, arg) in enumerate(zip(in_types, dynamic, strict=True)):
-            wanted += broadcast_types(entry, arg, f"in_types[{number}]", self.spec)
+        arguments = arguments_of(tree)[:count]
+        for number, (entry, (arg, at)) in enumerate(zip(in_types, arguments, strict=True)):
+            own_leaves = [(path[2:], leaf) for path, leaf in with_path[at.start : at.stop]]
+            wanted += broadcast_types(entry, arg, own_leaves, f"in_types[{number}]", self.spec)
         given: tuple[TypeSource, ...] = ("in_types",) * positional
         return (*wanted, *carried[positional:]), given + named
 
@@ -295,46 +315,6 @@ def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape[leaf.rank :], aval.dtype)
 
 
-def _parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in parameters if p.kind in kinds)
-
-
-def _resolve_names(
-    numbers: Any, names: Any, parameters: tuple[str, ...], count: int
-) -> tuple[frozenset[int], frozenset[str]]:
-    """Positions and names of arguments as `jax.jit` resolves them: a position gives the name and a
-    name the position, where the function's signature has both.
-
-    Arguments:
-      numbers: `static_argnums` or `donate_argnums`.
-      names: `static_argnames` or `donate_argnames`.
-      parameters: names of the function's positional parameters.
-      count: the number of positional arguments of the call; negative positions count from it.
-    """
-    given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    called = (names,) if isinstance(names, str) else tuple(names)
-    by_number = {n % count if n < 0 and count else n for n in given}
-    by_number |= {parameters.index(n) for n in called if n in parameters}
-    by_name = set(called) | {parameters[n] for n in by_number if n < len(parameters)}
-    return frozenset(by_number), frozenset(by_name)
-
-
-def _argument_positions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    owners: list[Any] = []
-    for number, arg in enumerate(args):
-        owners += [number] * len(jax.tree.leaves(arg, is_leaf=lambda x: isinstance(x, Partial)))
-    for name in sorted(kwargs):
-        owners += [name] * len(
-            jax.tree.leaves(kwargs[name], is_leaf=lambda x: isinstance(x, Partial))
-        )
-    return owners
-
-
 def tied_outputs(
     signature: CallSignature,
     graph: Graph,
@@ -351,31 +331,20 @@ def tied_outputs(
       out_tree: the structure of what the function returns.
       out_wanted: the type asked for each output. Outputs with a type are left out.
     """
-    inner, inner_kwargs = jax.tree.unflatten(signature.tree, list(range(len(signature.avals))))
-    outputs = jax.tree.unflatten(out_tree, list(range(len(graph.outputs))))
-    candidates = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    arguments = [*inner, *inner_kwargs.values()]
+    arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
     pairs: list[tuple[int, int]] = []
     used: set[int] = set()
     for group in signature.donated_args:
-        argument = next((a for a in arguments if tuple(jax.tree.leaves(a)) == group), None)
-        if argument is None:
-            continue
-        for number, candidate in enumerate(candidates):
-            flat = jax.tree.leaves(candidate)
-            if (
-                number in used
-                or jax.tree.structure(candidate) != jax.tree.structure(argument)
-                or len(flat) != len(group)
-            ):
+        for number, (result, at) in enumerate(results_of(out_tree)):
+            if number in used or result != arguments[group]:
                 continue
             same = all(
                 graph.aval(graph.outputs[o]).shape == signature.avals[i].shape
                 and graph.aval(graph.outputs[o]).dtype == signature.avals[i].dtype
-                for o, i in zip(flat, group, strict=True)
+                for o, i in zip(at, group, strict=True)
             )
             if same:
                 used.add(number)
-                pairs += [(o, i) for o, i in zip(flat, group, strict=True) if out_wanted[o] is None]
+                pairs += [(o, i) for o, i in zip(at, group, strict=True) if out_wanted[o] is None]
                 break
     return tuple(pairs)

@@ -4,196 +4,54 @@ from __future__ import annotations
 
 import functools
 import numbers
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp import _jax
+from sbp import _jax_call
 from sbp.annotations import reduce_dtype_name
-from sbp.api.boundary import check_types
-from sbp.api.call import CallReader, CallSignature, JitOptions, quick_key
-from sbp.api.plan import Plan
-from sbp.api.sized_report import sized_report
-from sbp.api.symbolic import SizedCall
-from sbp.api.tracing import Traced, Tracer, traced_call, wanted_outputs
-from sbp.errors import SbpError, SbpTypeError, SbpWarning, nearest, noting, users_stacklevel
-from sbp.explain.costly import memory_diagnostic
-from sbp.explain.faults import explain
+from sbp.api.arguments import Names, Numbers
+from sbp.api.call import JitOptions
+from sbp.api.jitted import Jitted as Jitted
+from sbp.api.shardings import is_given, mesh_of, types_of
+from sbp.errors import SbpError, nearest, refused
 from sbp.limits import POLICIES, Budget, Policy
-from sbp.machine.mesh import Hardware, mesh_spec
-from sbp.plan.fit import fit
-from sbp.report.finding import diagnostics_of
-from sbp.report.report import Report
-from sbp.sizes.expressions import is_symbolic
+from sbp.machine.mesh import Hardware
 
-
-class Jitted:
-    """The result of `sbp.jit`: a function with the methods `check`, `plan` and `trace`.
-
-    Arguments:
-      fn: the user's function.
-      mesh: the user's mesh.
-      options: the other arguments of `sbp.jit`.
-
-    Raises:
-      SbpError: `unknown-axis`, `unknown-option` or `type-syntax` for options that do not fit the
-        mesh.
-    """
-
-    def __init__(
-        self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, options: JitOptions
-    ) -> None:
-        functools.update_wrapper(self, fn)
-        self._fn = fn
-        self.options = options
-        self._spec = mesh_spec(mesh, options.hardware)
-        self._reader = CallReader(fn, mesh, self._spec, options)
-        self._plans: dict[Any, Plan] = {}
-        self._quick: dict[Any, Plan] = {}
-        for axis in (
-            *options.axis_policies,
-            *(b.axis for b in options.budgets if b.axis is not None),
-        ):
-            self._spec.size(axis)
-        check_types(options.in_types, self._spec)
-        check_types(options.out_types, self._spec)
-
-    @property
-    def name(self) -> str:
-        """The function's name, for reports."""
-        return self._reader.name
-
-    @property
-    def mesh(self) -> Mesh | AbstractMesh:
-        """The user's mesh."""
-        return self._reader.mesh
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the plan. The first call with new shapes, dtypes or static arguments makes it.
-
-        Raises:
-          SbpTypeError: where the program has no typing.
-        """
-        flat, tree = jax.tree.flatten((args, kwargs))
-        if any(isinstance(leaf, _jax.Tracer) for leaf in flat):
-            name = getattr(self._fn, "__name__", "the function")
-            warnings.warn(
-                f"nested-jit: {name} was called with tracers (inside jit, grad, vmap or another"
-                " sbp.jit) and runs as the plain function",
-                SbpWarning,
-                stacklevel=users_stacklevel(),
-            )
-            return self._fn(*args, **kwargs)
-        quick = quick_key(flat, tree)
-        if quick is not None and quick in self._quick:
-            return self._quick[quick].run(flat)
-        signature, leaves = self._reader.read(args, kwargs)
-        plan = self._plan_of(signature)
-        if quick is not None and not any(signature.partial):
-            self._quick[quick] = plan
-        return plan.run(leaves)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """The first stage: the program as a graph, and the request that its plan is made from."""
-        return traced_call(self._reader, self._reader.read(args, kwargs)[0])
-
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for arguments or `jax.ShapeDtypeStruct`s.
-
-        Raises:
-          SbpTypeError: where the program has no typing; its diagnostics say why.
-        """
-        return self._plan_of(self._reader.read(args, kwargs)[0])
-
-    def check(self, *args: Any, **kwargs: Any) -> Report:
-        """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
-
-        Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at
-        one choice of sizes, and `report.sizes`, a `sbp.sizes.conditions.Decided`, says for which
-        sizes that typing holds. The report on a program without a typing has no `sizes`.
-        """
-        try:
-            signature = self._reader.read(args, kwargs)[0]
-            if is_symbolic(signature.avals):
-                return self._check_sizes(SizedCall.of(signature, self._spec.num_devices))
-            plan = self._plan_of(signature)
-        except SbpError as error:
-            return Report(program=None, diagnostics=diagnostics_of(error), title=self.name)
-        return plan.report()
-
-    # ---- from a call to its plan ----------------------------------------------------------------
-
-    def _plan_of(self, signature: CallSignature) -> Plan:
-        if signature.key not in self._plans:
-            with noting() as noted:
-                plan = self._make(signature)
-            plan.noted = tuple(noted)
-            self._plans[signature.key] = plan
-        return self._plans[signature.key]
-
-    def _check_sizes(self, call: SizedCall) -> Report:
-        """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
-        decided for all."""
-        with noting() as noted, call.typed_here():
-            plan = self._make(call.signature, call.trace)
-        plan.noted = tuple(noted)
-        found = call.decide(
-            plan.program.typing,
-            lambda shapes: wanted_outputs(self._reader, shapes)[0],
-        )
-        asked = {
-            "memory limit": self.options.memory_limit is not None,
-            "budgets": bool(self.options.budgets),
-        }
-        limits = tuple(name for name, given in asked.items() if given)
-        return sized_report(
-            plan.report(),
-            found,
-            call,
-            self._make,
-            lambda at: traced_call(self._reader, at).request.graph,
-            limits=limits,
-        )
-
-    def _make(self, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
-        traced = traced_call(self._reader, signature, tracer)
-        request, limit = traced.request, traced.request.memory_limit
-        program, least = fit(request)
-        if program is None:
-            found = (
-                explain(request)
-                if least is None or limit is None
-                else (memory_diagnostic(least, limit),)
-            )
-            raise SbpTypeError(found)
-        request.caches.clear()  # the plan may live long, and does not need them
-        return Plan(self._reader, signature, program, traced)
+_NO_FUNCTION: Any = object()
 
 
 def jit(
-    fn: Callable[..., Any],
-    mesh: Mesh | AbstractMesh,
+    fn: Callable[..., Any] = _NO_FUNCTION,
+    mesh: Mesh | AbstractMesh | None = None,
     in_types: Any = None,
     out_types: Any = None,
     boxing: Policy | Mapping[str, Policy] = "auto",
     memory_limit: float | None = None,
     hardware: Hardware | str | None = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    donate_argnums: Numbers = None,
+    donate_argnames: Names = None,
     budgets: Sequence[Budget] = (),
     reduce_dtype: Any = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    device: Any = None,
+    backend: Any = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
     local operations and collectives.
 
     Arguments:
       fn: any traceable JAX function: a forward pass, `value_and_grad`, a whole training step.
-      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices.
+        Without it, `sbp.jit` returns a decorator: `@sbp.jit(mesh=mesh)`.
+      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices. None takes that of
+        `in_shardings` or `out_shardings`, else that of `jax.set_mesh` at each call.
       in_types: pytree prefixes of types, one per non-static positional argument; None leaves inputs
         free (arrays that carry a NamedSharding on this mesh keep it).
       out_types: a pytree prefix of types for what `fn` returns; None leaves them free.
@@ -203,32 +61,42 @@ def jit(
         for a region of the program.
       memory_limit: bytes per device; None for no limit.
       hardware: the hardware that costs are modelled for; None takes that of the mesh's devices.
-      static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`. Negative
+        numbers count from the last positional parameter, for donated arguments too.
       budgets: collectives that the plan may not have, from `sbp.forbid`.
       reduce_dtype: `jnp.float32` accumulates sums of 16-bit parts over devices in float32, for the
         same bytes: an all-to-all along a tensor dim, a local sum, and an all-gather. None leaves
         these sums to the platform, as `jax.jit` does.
+      in_shardings, out_shardings: as in `jax.jit`, in place of `in_types` and `out_types`:
+        `NamedSharding`s on the mesh, `PartitionSpec`s, or None.
+      keep_unused, compiler_options: as in `jax.jit`.
+      inline: taken and not read. Inside another transformation the function is always inlined.
+      device, backend: refused; the mesh names the devices.
 
     Returns:
-      A function with the methods `check` and `plan`.
+      A function with the methods `check`, `plan`, `trace`, `lower`, `eval_shape` and `clear_cache`.
+      It keeps the plans of 256 call signatures.
 
     Raises:
       SbpError: `unknown-option`, `unknown-axis` or `bad-argument` for an unknown policy, axis,
-        hardware or argument.
+        hardware or argument. Where `jax.jit` raises TypeError or ValueError, it is one too.
 
+    >>> import jax
     >>> import jax.numpy as jnp
     >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
     >>> f = jit(lambda x: (x * x).sum(), mesh, in_types=("data:S(0)",))
     >>> f.plan(jax.ShapeDtypeStruct((8,), jnp.float32)).cost.bytes_per_device
     4.0
     """
-    if not callable(fn):
-        raise SbpError(f"sbp.jit takes a function, got {fn!r}")
+    if fn is _NO_FUNCTION:
+        given: Any = {k: v for k, v in locals().items() if k != "fn"}
+        return functools.partial(jit, **given)  # pyright: ignore[reportReturnType]
+    _check_function(fn, device, backend)
     per_axis = _axis_policies(boxing)
     _check_limits(memory_limit, budgets)
     options = JitOptions(
-        in_types=in_types,
-        out_types=out_types,
+        in_types=types_of(in_types, in_shardings, "in_shardings"),
+        out_types=types_of(out_types, out_shardings, "out_shardings"),
         boxing="auto" if isinstance(boxing, Mapping) else boxing,
         axis_policies=per_axis,
         budgets=tuple(budgets),
@@ -239,8 +107,39 @@ def jit(
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
         reduce_dtype=reduce_dtype_name(reduce_dtype),
+        has_shardings=is_given(in_shardings) or is_given(out_shardings),
+        keep_unused=bool(keep_unused),
+        compiler_options=_compiler_options(compiler_options),
     )
-    return Jitted(fn, mesh, options)
+    return Jitted(fn, mesh_of(in_shardings, out_shardings) if mesh is None else mesh, options)
+
+
+def _check_function(fn: Any, device: Any, backend: Any) -> None:
+    """Checks the function, and that it has no device of its own.
+
+    Raises:
+      SbpError: `bad-argument`.
+    """
+    if isinstance(fn, Mesh | AbstractMesh):
+        raise refused("sbp.jit takes a function first; give the mesh as mesh=", TypeError)
+    try:
+        _jax_call.check_callable(fn)
+    except TypeError as error:
+        raise refused(f"sbp.jit takes a function, got {fn!r}", error) from error
+    for option, value in (("device", device), ("backend", backend)):
+        if value is not None:
+            raise SbpError(
+                f"sbp.jit takes no {option}={value!r}: the mesh names the devices; give a mesh of"
+                " the devices that you want"
+            )
+
+
+def _compiler_options(options: Any) -> dict[str, Any] | None:
+    if options is None:
+        return None
+    if not isinstance(options, Mapping):
+        raise refused(f"compiler_options is a dict of options of XLA; got {options!r}", TypeError)
+    return dict(options)
 
 
 def _axis_policies(boxing: Any) -> dict[str, Policy]:

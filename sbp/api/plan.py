@@ -31,6 +31,7 @@ class Plan:
 
     Attributes:
       program: the instructions, with types and cost.
+      results: what the function returns.
       noted: the warnings that were given while the plan was made, for its report.
 
     Arguments:
@@ -47,6 +48,7 @@ class Plan:
         self._signature = signature
         self.program = program
         self._traced = traced
+        self.results = traced.results
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self.noted: tuple[Diagnostic, ...] = ()
         self._moved = False
@@ -57,7 +59,12 @@ class Plan:
         return Executable(
             self.program,
             self._reader.mesh,
-            Compiling(name=self._reader.name, donated=self._signature.donated),
+            Compiling(
+                name=self._reader.name,
+                donated=self._signature.donated,
+                keep_unused=self._reader.options.keep_unused,
+                compiler_options=self._reader.options.compiler_options,
+            ),
         )
 
     @property
@@ -68,12 +75,12 @@ class Plan:
     @property
     def in_types(self) -> Any:
         """The types of the arguments, in the structure (args, kwargs) of the call."""
-        return jax.tree.unflatten(self._signature.tree, self.program.input_types)
+        return self._signature.like(self.program.input_types)
 
     @property
     def out_types(self) -> Any:
         """The types of what the function returns."""
-        return jax.tree.unflatten(self._traced.out_tree, self.program.output_types)
+        return self.results.like(self.program.output_types)
 
     @property
     def in_shardings(self) -> Any:
@@ -81,12 +88,12 @@ class Plan:
         Arrays with these shardings are not moved when the plan runs."""
         mesh = self._reader.mesh
         flat = [NamedSharding(mesh, s.spec) for s in self._executable.in_shardings]
-        return jax.tree.unflatten(self._signature.tree, flat)[0]
+        return self._signature.like(flat)[0]
 
     @property
     def out_shardings(self) -> Any:
         """`NamedSharding`s of what the function returns, on the user's mesh."""
-        return jax.tree.unflatten(self._traced.out_tree, self._executable.out_shardings)
+        return self.results.like(self._executable.out_shardings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan on arguments of the signature that it was made for.
@@ -96,7 +103,7 @@ class Plan:
             a plan on an abstract mesh.
         """
         flat, tree = jax.tree.flatten((args, kwargs))
-        quick = quick_key(flat, tree)
+        quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
             return self.run(flat)
         signature, leaves = self._reader.read(args, kwargs)
@@ -241,7 +248,7 @@ class Plan:
             results.append(
                 out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t)
             )
-        return jax.tree.unflatten(self._traced.out_tree, results)
+        return jax.tree.unflatten(self.results.tree, results)
 
     def _move(self, flat: list[Any]) -> list[Any]:
         moved, names = [], []

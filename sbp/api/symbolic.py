@@ -143,12 +143,12 @@ class SizedCall:
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def decide(self, typing: Typing, wanted: Callable[[Any], list[NdSbp | None]]) -> Decided:
+    def decide(self, typing: Typing, wanted: Callable[[list[Any]], list[NdSbp | None]]) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: its typing at the chosen sizes.
-          wanted: shapes of the results -> the type that each has at the boundary.
+          wanted: shapes of the flat results -> the type that each has at the boundary.
         """
         graph, out_shape = self._traced
         claims = [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]

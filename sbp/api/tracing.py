@@ -11,9 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.api.boundary import broadcast_types, codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature, tied_outputs
+from sbp.api.trees import KeyPath, filled
+from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.coverage import check_rules
 from sbp.infer.pins import check_monoids, resolve_pins
@@ -26,8 +29,27 @@ from sbp.machine.mesh import MeshSpec
 from sbp.run.specs import partition_spec
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.trace.build import trace
-from sbp.trace.graph import Graph
+from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What a function returns.
+
+    Arguments:
+      tree: its structure.
+      paths: the path of each flat result.
+      shapes: shape and dtype of each flat result.
+    """
+
+    tree: Any
+    paths: tuple[KeyPath, ...]
+    shapes: tuple[Any, ...]
+
+    def like(self, leaves: Sequence[Any]) -> Any:
+        """The structure with types or shardings as its leaves."""
+        return filled(self.tree, leaves, self.paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +59,13 @@ class Traced:
     Arguments:
       request: the program with annotations that fit the mesh, and everything that its types are
         chosen by.
-      out_tree: structure of what the function returns.
+      results: what the function returns.
       out_names: a name for each output.
       out_wanted: the type asked for each output.
     """
 
     request: Request
-    out_tree: Any
+    results: Results
     out_names: tuple[str, ...]
     out_wanted: tuple[NdSbp | None, ...]
 
@@ -71,23 +93,18 @@ def traced_call(
     refuse_symbolic(signature.avals, reader.name)
     boundary, inner = _boundary(signature, spec)
 
-    def call(*flat: Any) -> Any:
-        pinned = [
-            x if p is None else annotate_p.bind(x, pin=p, cotangent=None)
-            for x, p in zip(flat, inner, strict=True)
-        ]
-        return signature.call(*pinned)
-
+    call = _FlatResults(signature.call, reader.name, tuple(inner))
     with users_mesh(spec.names, spec.sizes) as explicit, tracing_for(spec):
         avals = signature.avals
         if explicit is not None:
             avals = _placed(signature, boundary, explicit, spec)
-        graph, out_shape = (tracer or trace)(call, avals, signature.names)
+        graph, flat_shapes = (tracer or trace)(call, avals, signature.names)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
+    _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
-    out_wanted, out_names = wanted_outputs(reader, out_shape)
-    out_tree = jax.tree.structure(out_shape)
-    tied = tied_outputs(signature, graph, out_tree, out_wanted)
+    results = call.results(flat_shapes)
+    out_wanted, out_names = wanted_outputs(reader, results)
+    tied = tied_outputs(signature, graph, results.tree, out_wanted)
     by_axis = options.axis_policies
     request = Request(
         graph=graph,
@@ -106,7 +123,7 @@ def traced_call(
         aliased=tuple(i for _, i in tied),
     )
     return Traced(
-        request=request, out_tree=out_tree, out_names=out_names, out_wanted=tuple(out_wanted)
+        request=request, results=results, out_names=out_names, out_wanted=tuple(out_wanted)
     )
 
 
@@ -150,6 +167,81 @@ def _placed(
     return tuple(found)
 
 
+def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
+    """What a call returns, as `jax.ShapeDtypeStruct`s."""
+    call = _FlatResults(signature.call, reader.name)
+    spec = reader.spec
+    with users_mesh(spec.names, spec.sizes), tracing_for(spec):
+        shapes = jax.eval_shape(call, *signature.avals)
+    return call.results(shapes).like(shapes)
+
+
+class _FlatResults:
+    """A function that returns its results as a list, and remembers their structure.
+
+    Arguments:
+      fn: takes flat arguments and returns any pytree.
+      name: the user's name of the function, for errors.
+      pins: the pin of each argument, None for none; empty for none at all.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], name: str, pins: tuple[Pin | None, ...] = ()
+    ) -> None:
+        self._fn, self._name, self._pins = fn, name, pins
+        self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        pinned = [
+            x if pin is None else annotate_p.bind(x, pin=pin, cotangent=None)
+            for x, pin in zip(flat, self._pins or (None,) * len(flat), strict=True)
+        ]
+        with_path, tree = jax.tree_util.tree_flatten_with_path(self._fn(*pinned))
+        self._returned = tree, tuple(path for path, _ in with_path)
+        return [_returned_array(leaf, path, self._name) for path, leaf in with_path]
+
+    def results(self, shapes: Sequence[Any]) -> Results:
+        """The results of the last call, which has these shapes."""
+        assert self._returned is not None
+        tree, paths = self._returned
+        return Results(tree=tree, paths=paths, shapes=tuple(shapes))
+
+
+def _returned_array(x: Any, path: KeyPath, name: str) -> Any:
+    """What a function returns at a path.
+
+    Raises:
+      SbpError: `bad-argument` where it is no array.
+    """
+    if isinstance(x, _jax.Tracer | jax.Array):
+        return x
+    try:
+        jax.typeof(x)
+    except (TypeError, AttributeError, OverflowError) as error:
+        where = jax.tree_util.keystr(path)
+        raise refused(
+            f"{name} returns {where if where else 'its result'} of type"
+            f" {type(x).__name__}, which is no array; return arrays",
+            error if isinstance(error, OverflowError) else TypeError,
+        ) from error
+    return x
+
+
+def _refuse_traced(graph: Graph, name: str) -> None:
+    """Refuses a program that closes over a value of another transformation.
+
+    Raises:
+      SbpError: `bad-argument`.
+    """
+    read = [o for node in graph.walk() for o in node.inputs]
+    for operand in (*read, *graph.outputs):
+        if isinstance(operand, Constant) and isinstance(operand.value, _jax.Tracer):
+            raise SbpError(
+                f"{name} closes over a value that another transformation (jit, grad or vmap)"
+                " traces; pass it as an argument"
+            )
+
+
 def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     """The graph with its pins resolved on the mesh, its primitives and policies checked."""
     ids = (
@@ -168,22 +260,22 @@ def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
 
 
 def wanted_outputs(
-    reader: CallReader, out_shape: Any
+    reader: CallReader, results: Results
 ) -> tuple[list[NdSbp | None], tuple[str, ...]]:
     """The type asked for each output at the boundary, and a name for each.
 
     Arguments:
       reader: the function with its mesh and options.
-      out_shape: shapes and dtypes of what the function returns.
+      results: what the function returns.
     """
     spec, out_types = reader.spec, reader.options.out_types
-    with_path = jax.tree_util.tree_flatten_with_path(out_shape)[0]
-    names = tuple(jax.tree_util.keystr(path) or "result" for path, _ in with_path)
+    names = tuple(jax.tree_util.keystr(path) or "result" for path in results.paths)
     if out_types is None:
         return [None] * len(names), names
     wanted: list[NdSbp | None] = []
-    types = broadcast_types(out_types, out_shape, "out_types", spec)
-    for t, (_, leaf), name in zip(types, with_path, names, strict=True):
+    with_path = list(zip(results.paths, results.shapes, strict=True))
+    types = broadcast_types(out_types, results.tree, with_path, "out_types", spec)
+    for t, leaf, name in zip(types, results.shapes, names, strict=True):
         check_monoids(t or NdSbp(), leaf.dtype, f"output {name}")
         wanted.append(even_boundary(t, leaf.shape, spec, f"output {name}")[0])
     return wanted, names

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from sbp import _jax
+from sbp import _jax, _jax_call
 from sbp.infer.space import Codes
 from sbp.machine.context import no_mesh
 from sbp.plan.program import Program
@@ -138,7 +138,7 @@ class Executable:
             outs = mapped(*(flat[i] for i in passed))
             return tuple(map(_jax.with_weak_type, outs, weak))
 
-        return _jax.called(whole, name, graph.input_names)
+        return _jax_call.called(whole, name, graph.input_names)
 
     def _answer_inspections(self) -> None:
         """Gives each `jax.debug.inspect_array_sharding` the sharding of its value while the program

@@ -188,6 +188,27 @@ f.plan(jnp.zeros(8))
 """,
     ),
     CodePage(
+        "many-plans",
+        """
+        An sbp.jit function keeps the plans of its last 256 call signatures: shapes, dtypes, static
+        arguments, shardings and settings of JAX. It was called with more, and drops the plan that
+        was not used for longest. A call with that signature plans and compiles again.
+
+        Pad shapes to a few sizes, or pass what changes as an array in place of a static argument.
+        """,
+        """
+f = sbp.jit(lambda x, n: x * n, mesh, static_argnums=1)
+for n in range(1000):
+    f(x, n)
+""",
+        """
+f = sbp.jit(lambda x, n: x * n, mesh)
+for n in range(1000):
+    f(x, n)
+""",
+        runs=False,
+    ),
+    CodePage(
         "bad-corpus",
         """
         A file of parallel text cannot be read: it is missing, empty, not UTF-8, or a line has not

@@ -1,0 +1,101 @@
+"""What `jax.jit` does around a call: its configuration, its mesh, its arguments and its names. Like
+`_jax`, this file touches JAX's internal modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import api_util as _api_util
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import named_sharding as _named_sharding
+from jax._src.layout import AutoLayoutSingleton
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+_WITHOUT_MESH = next(
+    (part for part in _config.trace_context() if isinstance(part, AbstractMesh)), None
+)
+"""What stands in the key where the context has no mesh: None, or an empty mesh."""
+
+
+def trace_key() -> Any:
+    """Everything in JAX's configuration that changes what a function traces to: the key of its own
+    caches. A mesh of the context without Explicit axes changes nothing, and is left out."""
+    key = _config.trace_context()
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or AxisType.Explicit in mesh.axis_types:
+        return key
+    return tuple(_WITHOUT_MESH if isinstance(part, AbstractMesh) else part for part in key)
+
+
+def transforming() -> bool:
+    """Whether JAX is inside a transformation: jit, grad, vmap or another one."""
+    return not _core.trace_state_clean()
+
+
+def is_unspecified(x: Any) -> bool:
+    """Whether a value is what `jax.jit` takes as "no sharding is asked for"."""
+    return isinstance(x, _named_sharding.UnspecifiedValue)
+
+
+def is_layout(x: Any) -> bool:
+    """Whether a value asks for a layout in memory, in one of JAX's ways."""
+    return isinstance(x, Format | Layout | AutoLayoutSingleton)
+
+
+def context_mesh() -> Mesh | AbstractMesh | None:
+    """The mesh of `jax.set_mesh`, or of `jax.sharding.use_abstract_mesh`; None for none."""
+    mesh = jax.sharding.get_abstract_mesh() if transforming() else jax.sharding.get_mesh()
+    if mesh.empty:
+        mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
+
+
+def jit_is_disabled() -> bool:
+    """Whether `jax.disable_jit` holds."""
+    return bool(_config.disable_jit.value)
+
+
+def check_callable(fn: Any) -> None:
+    """JAX's own check of a function that it shall trace.
+
+    Raises:
+      TypeError: as `jax.jit` does.
+    """
+    _api_util.check_callable(fn)
+
+
+def argument_numbers(
+    fn: Any, signature: inspect.Signature | None, static: Sequence[Any], donated: Sequence[Any]
+) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], tuple[tuple[int, ...], tuple[str, ...]]]:
+    """JAX's own reading of static and donated arguments.
+
+    Arguments:
+      fn: the function.
+      signature: its signature; None where Python has none.
+      static: `static_argnums` and `static_argnames`.
+      donated: `donate_argnums` and `donate_argnames`.
+
+    Returns:
+      Numbers and names of the static arguments, and of the donated ones.
+
+    Raises:
+      TypeError, ValueError: as `jax.jit` does.
+    """
+    donate_numbers, donate_names, static_numbers, static_names = _api_util.resolve_argnums(
+        fn, signature, *donated, *static
+    )
+    return (static_numbers, static_names), (donate_numbers, donate_names)
+
+
+def called(fn: Callable[..., Any], name: str, arguments: Sequence[str]) -> Callable[..., Any]:
+    """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
+    theirs."""
+    fn.__name__ = fn.__qualname__ = name
+    info = _api_util.debug_info("sbp.jit", fn, (), {})
+    _api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
+    return fn

@@ -1,0 +1,336 @@
+"""Ways to write and to call an `sbp.jit` function that `jax.jit` has."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import sbp
+from sbp import S
+from tests.api.same import assert_same_results, both, outcome
+
+X = jnp.arange(16.0).reshape(8, 2)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return sbp.make_mesh((2, 4), ("x", "y"))
+
+
+# ---- decorators and meshes ----------------------------------------------------------------------
+
+
+@sbp.jit
+def bare(x):
+    return x * 2
+
+
+@sbp.jit(static_argnames="n")
+def with_options(x, n):
+    return x * n
+
+
+@functools.partial(sbp.jit, in_types=("x:S(0)",))
+def partial(x):
+    return x.sum()
+
+
+def test_a_decorator_takes_the_mesh_of_the_context(mesh):
+    with jax.set_mesh(mesh):
+        assert_same_results(X * 2, bare(X))
+        assert_same_results(X * 3, with_options(X, 3))
+        assert_same_results(X.sum(), partial(X))
+        assert bare.mesh == mesh
+        assert bare(X).sharding.mesh == mesh
+        assert partial.plan(X).in_types[0][0] == sbp.parse("x:S(0)")
+
+
+def test_each_mesh_of_the_context_has_its_own_plan():
+    used = []
+    for sizes in ((8,), (2,), (8,)):
+        mesh = jax.make_mesh(sizes, ("x",))  # Explicit, as jax.set_mesh is used
+        with jax.set_mesh(mesh):
+            used.append(partial.plan(X))
+            assert partial(X).sharding.mesh == mesh
+    assert used[0] is used[2] and used[0] is not used[1]
+
+
+def test_an_abstract_mesh_of_the_context():
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((4,), ("x",))):
+        assert partial.plan(X).cost.bytes_per_device > 0
+
+
+@pytest.mark.parametrize("method", ["__call__", "plan", "lower", "eval_shape", "trace"])
+def test_no_mesh_is_an_error_that_says_what_to_do(method):
+    with pytest.raises(sbp.SbpError, match=r"bare has no mesh; pass mesh= to sbp\.jit, or call it"):
+        getattr(bare, method)(X)
+
+
+def test_check_reports_that_there_is_no_mesh():
+    (found,) = bare.check(X).diagnostics
+    assert "has no mesh" in found.title
+
+
+def test_a_mesh_in_place_of_the_function(mesh):
+    with pytest.raises(TypeError, match="give the mesh as mesh="):
+        sbp.jit(mesh)
+
+
+def test_the_decorator_with_a_mesh(mesh):
+    @sbp.jit(mesh=mesh, in_types=("x:S(0)",))
+    def f(x):
+        """What f is."""
+        return x + 1
+
+    assert_same_results(X + 1, f(X))
+    assert (f.__name__, f.__doc__) == ("f", "What f is.")
+
+
+# ---- methods ------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    w: jax.Array
+
+    def apply(self, x):
+        return x @ self.w
+
+    jax_call = jax.jit(apply)
+    sbp_call = sbp.jit(apply)
+
+    @functools.partial(sbp.jit, static_argnums=0)
+    def constant(self, x):
+        return x * 2
+
+    __hash__ = object.__hash__
+
+
+def test_methods(mesh):
+    model = Model(jnp.ones((2, 4)))
+    with jax.set_mesh(mesh):
+        assert_same_results(model.jax_call(X), model.sbp_call(X))
+        assert_same_results(X * 2, model.constant(X))
+        assert model.sbp_call.plan(X).in_shardings[0].w.mesh == mesh
+        assert model.sbp_call.check(X).ok
+        assert model.sbp_call.eval_shape(X).shape == (8, 4)
+        assert "jit_apply" in model.sbp_call.lower(X).as_text()
+        assert model.sbp_call.trace(X).request.graph.input_names == ("self.w", "x")
+        model.sbp_call.clear_cache()
+    assert model.sbp_call.__name__ == "apply"
+    assert isinstance(Model.sbp_call, sbp.Jitted)
+
+
+# ---- inside other transformations ---------------------------------------------------------------
+
+
+OUTER = {
+    "jit": lambda f: jax.jit(f)(3.0),
+    "grad": lambda f: jax.grad(f)(3.0),
+    "vmap": lambda f: jax.vmap(f)(jnp.arange(3.0)),
+    "scan": lambda f: jax.lax.scan(lambda c, x: (c + f(x), f(c)), 1.0, jnp.arange(3.0)),
+    "eval_shape": lambda f: jax.eval_shape(f, 3.0),
+}
+
+
+@pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
+@pytest.mark.parametrize("jit", ["argument", "closure"])
+def test_inside_another_transformation_the_function_runs_as_it_is(outer, jit, mesh):
+    """Its closure may have a tracer although its arguments have none."""
+
+    def program(jit_):
+        if jit == "argument":
+            return lambda x: jit_(jnp.sin)(x)
+        return lambda x: jit_(lambda y: y * x)(2.0)
+
+    want = outer(program(jax.jit))
+    with pytest.warns(sbp.SbpWarning, match="nested-jit"):
+        got = outer(program(lambda f: sbp.jit(f, mesh)))
+    assert_same_results(want, got) if outer is not OUTER["eval_shape"] else None
+
+
+def test_a_plan_for_a_closure_with_a_tracer_is_refused(mesh):
+    def outer(x):
+        return sbp.jit(lambda y: y * x, mesh).plan(2.0)
+
+    with pytest.raises(sbp.SbpError, match="closes over a value that another transformation"):
+        jax.jit(outer)(1.0)
+
+
+def test_disable_jit(mesh):
+    with jax.disable_jit():
+        assert sbp.jit(lambda x: 2.0 if x > 0 else 3.0, mesh)(1.0) == 2.0
+
+
+# ---- pytree nodes of the user -------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Strict:
+    """A node that takes nothing but arrays."""
+
+    def __init__(self, left, right):
+        for leaf in (left, right):
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                raise TypeError(f"no array: {leaf!r}")
+        self.left, self.right = left, right
+
+    def tree_flatten_with_keys(self):
+        key = jax.tree_util.GetAttrKey
+        return ((key("left"), self.left), (key("right"), self.right)), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+@pytest.mark.parametrize("in_types", [None, ("x:S(0)", None), (None, {"b": "y:S(0)"})], ids=str)
+def test_nodes_that_check_their_leaves(in_types, mesh):
+    def swap(node, tree):
+        return {"n": Strict(node.right, node.left + 1), "t": tree["b"] * 2}
+
+    plain = jax.jit(swap)
+    ours = sbp.jit(swap, mesh, in_types=in_types)
+    node, tree = Strict(X, X + 1), {"b": X}
+    want = plain(node, tree)
+    assert jax.tree.leaves(ours.eval_shape(node, tree))[0].shape == (8, 2)
+    plan = ours.plan(node, tree)
+    assert set(plan.in_types[0][0]) == {"left", "right"}
+    assert set(plan.out_shardings["n"]) == {"left", "right"}
+    assert set(plan.in_shardings[0]) == {"left", "right"}
+    got = ours(node, tree)
+    assert isinstance(got["n"], Strict)
+    assert_same_results(jax.tree.leaves(want), jax.tree.leaves(got))
+
+
+def test_donated_nodes_keep_their_types(mesh):
+    """A donated argument and the first result of its structure have the same types."""
+    f = sbp.jit(
+        lambda node, x: (Strict(node.left + x.sum(), node.right), x),
+        mesh,
+        in_types=("x:S(0)", None),
+        donate_argnums=0,
+    )
+    plan = f.plan(Strict(X, X), X)
+    assert plan.out_types[0] == plan.in_types[0][0]
+
+
+# ---- other ways to ask --------------------------------------------------------------------------
+
+
+def test_eval_shape_has_weak_types(mesh):
+    plain, ours = both(lambda x, n: {"a": x * n, "b": [x + X]}, mesh, static_argnums=1)
+    assert plain.eval_shape(1.0, 2) == ours.eval_shape(1.0, 2)
+    assert ours.eval_shape(1.0, 2)["a"].weak_type
+
+
+def test_lower_compiles_and_runs(mesh):
+    lowered = sbp.jit(lambda x: x * 2, mesh).lower(jax.ShapeDtypeStruct((8, 2), jnp.float32))
+    assert "jit__lambda" in lowered.as_text()
+    assert lowered.compile().cost_analysis() is not None
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_unused_arguments(keep, mesh):
+    lowered = sbp.jit(lambda x, y: x + 1, mesh, keep_unused=keep).lower(X, X)
+    assert len(jax.tree.leaves(lowered.compile().input_shardings)) == 1 + keep
+
+
+def test_options_of_the_compiler(mesh):
+    f = sbp.jit(lambda x: x + 1, mesh, compiler_options={"xla_no_such_option": 1})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        f(X)
+
+
+# ---- shardings ----------------------------------------------------------------------------------
+
+
+def spec(*dims):
+    return PartitionSpec(*dims)
+
+
+SHARDINGS = {
+    "one for all": (spec("x"), None),
+    "of each argument": ((spec("x"), spec(None, "x")), None),
+    "a list": ([spec("x"), None], None),
+    "a tree": (({"a": spec("x"), "b": None}, spec()), spec("y")),
+    "of results": (None, (spec("y"), [spec("x"), None])),
+}
+
+
+def named(tree, mesh):
+    return jax.tree.map(
+        lambda s: s if s is None else NamedSharding(mesh, s),
+        tree,
+        is_leaf=lambda s: s is None or isinstance(s, PartitionSpec),
+    )
+
+
+@pytest.mark.parametrize("case", SHARDINGS.values(), ids=SHARDINGS)
+@pytest.mark.parametrize("name", ["specs", "named"])
+def test_shardings_are_types(case, name, mesh):
+    def f(a, b):
+        a = sum(jax.tree.leaves(a))
+        return a + b if case is not SHARDINGS["of results"] else (a, [b, a * b])
+
+    ins, outs = case if name == "specs" else (named(t, mesh) for t in case)
+    options = {k: v for k, v in (("in_shardings", ins), ("out_shardings", outs)) if v is not None}
+    a = {"a": X, "b": X} if case is SHARDINGS["a tree"] else X
+    with jax.set_mesh(jax.sharding.Mesh(mesh.devices, mesh.axis_names)):
+        want = jax.jit(f, **options)(a, X)
+    ours = sbp.jit(f, None if name == "named" else mesh, **options)
+    got = ours(a, X)
+    assert_same_results(want, got)
+    for asked, array in zip(
+        jax.tree.leaves(case[1], is_leaf=lambda s: s is None) if isinstance(case[1], tuple) else [],
+        jax.tree.leaves(got),
+        strict=False,
+    ):
+        if asked is not None:
+            assert array.sharding.is_equivalent_to(NamedSharding(mesh, asked), array.ndim)
+
+
+def test_shardings_pin_inputs(mesh):
+    f = sbp.jit(lambda a, b: a @ b.T, mesh, in_shardings=(spec("x"), spec(None, "x")))
+    types = f.plan(X, X).in_types[0]
+    assert types == (sbp.parse("x:S(0)"), sbp.parse("x:S(1)"))
+
+
+def test_shardings_in_their_wrong_forms(mesh):
+    other = NamedSharding(sbp.make_mesh((8,), ("z",)), spec("z"))
+    single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    two = lambda a, b: a
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"in_shardings": spec("x"), "in_types": (S(0), None)}, "say the same"),
+        ({"out_shardings": spec("x"), "out_types": S(0)}, "say the same"),
+        ({"in_shardings": (spec("x"), other)}, "on the same mesh"),
+        ({"out_shardings": single}, "SingleDeviceSharding"),
+        ({"in_shardings": spec("z")}, "z"),
+    ]
+    for options, said in cases:
+        with pytest.raises(sbp.SbpError, match=said):
+            sbp.jit(two, mesh, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "kwargs"),
+    [
+        ({"in_shardings": (None,)}, (X, X), {}),
+        ({"in_shardings": (spec("x"), None, None)}, (X, X), {}),
+        ({"in_shardings": ({"a": None}, None)}, (X, X), {}),
+        ({"in_shardings": spec("x")}, (X,), {"b": X}),
+        ({"out_shardings": (None, spec("x"))}, (X, X), {}),
+    ],
+    ids=str,
+)
+def test_shardings_of_another_structure(options, args, kwargs, mesh):
+    plain, ours = both(lambda a, b: a + b, mesh, **options)
+    with jax.set_mesh(mesh):
+        want = outcome(lambda: plain(*args, **kwargs))
+    assert want == "ValueError" == outcome(lambda: ours(*args, **kwargs))
