@@ -30,12 +30,13 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     is wrong if the number counts devices, and right if it is another number, the finding is a
     warning that names both readings.
 
+    The index of a device is followed as long as it is linear: `axis_index(axis) * n + arange(n)` is
+    split, and so are masks that compare it and slices that begin at `axis_index(axis) * n`.
+
     Values that are meant to differ by device are not checked, and get no note: values that depend
-    on `axis_index`, pass round a ring, or come from an all-to-all that does not exchange one split
-    dim for another, from a scan along a split dim, or from a branch or loop whose predicate differs
-    by device; parts that an all-gather without tiling puts side by side, unless they are added up
-    along that dim directly. A sum in place of a mean is not found if it only shows in gradients
-    that stay split. Nothing runs.
+    on `axis_index` in another way, pass round a ring, or come from an all-to-all that exchanges no
+    dims, a scan along a split dim, or a branch that depends on the device. A sum in place of a mean
+    is not found if it only shows in gradients that stay split. Nothing runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
@@ -53,13 +54,12 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
       SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
       program without a `shard_map`. Whatever `fn` raises while it is traced, unchanged.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jax.sharding import AxisType, PartitionSpec
     >>> mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
     >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
-    >>> specs = {"in_specs": PartitionSpec("model"), "out_specs": PartitionSpec()}
-    >>> total = jax.shard_map(total, mesh=mesh, **specs)
+    >>> specs = PartitionSpec("model"), PartitionSpec()
+    >>> total = jax.shard_map(total, mesh=mesh, in_specs=specs[0], out_specs=specs[1])
     >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)
     >>> report.diagnostics[0].title
     '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'

@@ -14,10 +14,9 @@ from sbp.shardmap.distribution import (
     Doubt,
     Fault,
     LocalValue,
-    join,
-    joined,
     literal,
 )
+from sbp.shardmap.joins import join, joined
 from sbp.shardmap.local import local
 from sbp.shardmap.state import State
 from sbp.trace.collectives import SHARD_MAP, is_collective
@@ -110,11 +109,19 @@ def _scan(state: State, node: Node, ins: list[LocalValue]) -> list[LocalValue]:
 
 def _without_lead(v: LocalValue) -> LocalValue:
     """One trip's slice of a scan's operand."""
-    return replace(v, per_axis=tuple(_shifted(h, -1) for h in v.per_axis), lengths=(), added=None)
+    return replace(
+        v,
+        per_axis=tuple(_shifted(h, -1) for h in v.per_axis),
+        lengths=(),
+        added=None,
+        position=None,
+    )
 
 
 def _with_lead(v: LocalValue) -> LocalValue:
-    return replace(v, per_axis=tuple(_shifted(h, 1) for h in v.per_axis), lengths=(), added=None)
+    return replace(
+        v, per_axis=tuple(_shifted(h, 1) for h in v.per_axis), lengths=(), added=None, position=None
+    )
 
 
 def _shifted(h: Distribution, by: int) -> Distribution:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sbp.shardmap.blocks import exchanged
 from sbp.shardmap.distribution import UNKNOWN, WHOLE, Distribution, Doubt, Fault, LocalValue, faulty
+from sbp.shardmap.positions import index_of_device
 from sbp.shardmap.state import State
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SUMS, Collective, names_of
 from sbp.trace.graph import Node
@@ -17,7 +19,10 @@ def collective(state: State, node: Node, ins: Sequence[LocalValue]) -> list[Loca
     """The results of a collective, or of another operation that names mesh axes."""
     over = state.axes_of(names_of(node))
     if node.op == AXIS_INDEX:
-        return [LocalValue(tuple(UNKNOWN if k in over else WHOLE for k in range(len(state.sizes))))]
+        position = index_of_device(state, node)
+        every = range(len(state.sizes))
+        per_axis = tuple(UNKNOWN if k in over else WHOLE for k in every)
+        return [LocalValue(per_axis, position=position)]
     kind = KINDS.get(node.op)
     act = None if kind is None else _ACTS[kind]
     if act is None or node.params.get("axis_index_groups") is not None:
@@ -36,7 +41,9 @@ def _one(
     state: State, node: Node, v: LocalValue, shape: Sequence[int], over: Sequence[int], act: Act
 ) -> LocalValue:
     per_axis = [
-        act(state, node, v, k, shape) if k in over else _beside(node, h, len(shape), over)
+        _with_sources(node, h, act(state, node, v, k, shape))
+        if k in over
+        else _beside(node, h, len(shape), over)
         for k, h in enumerate(v.per_axis)
     ]
     const = None
@@ -56,6 +63,19 @@ def _one(
     )
 
 
+def _with_sources(node: Node, before: Distribution, after: Distribution) -> Distribution:
+    """The result of a collective with the split operands of the region that it depends on."""
+    match KINDS[node.op]:
+        case "exchange":
+            return exchanged(node, before, after)
+        case "reduce" | "gathering" | "broadcast":
+            return replace(after, sources=frozenset(), away=None)
+        case "scattering" | "permute":
+            back = before.away.sources if before.away else frozenset[int]()
+            away = before.away if KINDS[node.op] == "permute" else None
+            return replace(after, sources=before.sources | back, away=away)
+
+
 # ---- reductions ---------------------------------------------------------------------------------
 
 
@@ -69,8 +89,9 @@ def _reduced(
     if h.fault:
         state.report(h.fault, axis, node)
         return replace(WHOLE, excess=None, reduced=node)
-    if h.copies and monoid == "sum":
-        state.report(h.copies, axis, node)
+    wrong = h.copies or h.rewritten
+    if wrong and monoid == "sum":
+        state.report(wrong, axis, node)
         return replace(WHOLE, excess=None, reduced=node)
     if h.doubt:
         state.enter(h.doubt)

@@ -23,7 +23,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import Severity
 from sbp.trace.graph import Node
-from sbp.types import Atom, B, P, Split, Unreduced
+from sbp.types import Atom, B, Split, Unreduced
 
 Kind = Literal[
     "nonlinear",
@@ -43,6 +43,8 @@ Kind = Literal[
     "monoid",
     "predicate",
     "missing",
+    "rewritten",
+    "not-returned",
     "partial-as-split",
     "split-as-whole",
     "copies-as-split",
@@ -153,6 +155,37 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchanged:
+    """An exchange of a value between the devices.
+
+    Arguments:
+      node: the collective.
+      sources: the split operands of the region that the value depended on before.
+    """
+
+    node: Node
+    sources: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Integers that are linear in the index of their device and in their own index: `start`, plus
+    an index on each mesh axis and along each dim, times a number, plus a term that is not linear.
+
+    Arguments:
+      axes: for each mesh axis, the number that the index of the device is multiplied by.
+      dims: for each dim, the number that the local index along it is multiplied by.
+      start: the constant term.
+      term: the distribution of the other term on each mesh axis; None where there is none.
+    """
+
+    axes: tuple[int, ...]
+    dims: tuple[int, ...]
+    start: int = 0
+    term: tuple[Distribution, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Distribution:
     """How the parts of a value on the devices of one mesh axis make it up.
 
@@ -175,6 +208,12 @@ class Distribution:
       copies: the exchange that sent equal copies, which came back whole.
       under: mesh axes outside of this one on the dim that it is split on; None when they are not
           known.
+      rewritten: the fault of a value that was whole until each device replaced its own block; None
+          for other values. It counts if the value is taken for whole.
+      sources: the split operands of the region that it depends on; empty once it was gathered,
+          reduced or exchanged.
+      away: the exchange that brought it from other devices, which have not got it back; None for
+          other values.
     """
 
     atoms: frozenset[Atom] = frozenset()
@@ -191,6 +230,9 @@ class Distribution:
     stack: tuple[int, Distribution] | None = None
     copies: Fault | None = None
     under: frozenset[int] | None = None
+    rewritten: Fault | None = None
+    sources: frozenset[int] = frozenset()
+    away: Exchanged | None = None
 
     @property
     def unknown(self) -> bool:
@@ -258,6 +300,8 @@ class LocalValue:
       lengths: for each dim that its elements are sums along, its local length and the mesh axes
           that split it.
       added: the operation that summed along these dims.
+      position: its elements as functions of their place; None where they are not known to be
+          linear.
     """
 
     per_axis: tuple[Distribution, ...]
@@ -265,6 +309,7 @@ class LocalValue:
     literal: bool = False
     lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
     added: Node | None = None
+    position: Position | None = None
 
     @property
     def count(self) -> int:
@@ -318,63 +363,3 @@ def _neutral_of(const: Any, dtype: Any) -> Iterator[str]:
             yield "max"
         if const == jnp.iinfo(dtype).max:
             yield "min"
-
-
-# ---- where two ways meet: the carry of a loop, the branches of a cond ---------------------------
-
-
-def join(a: LocalValue, b: LocalValue, node: Node) -> LocalValue:
-    """A value that is one of two, with the readings of both."""
-    given = tuple(_join(x, y, a, b, node) for x, y in zip(a.per_axis, b.per_axis, strict=True))
-    same = a.const is not None and a.const == b.const
-    return LocalValue(given, const=a.const if same else None, literal=a.literal and b.literal)
-
-
-def joined(values: Sequence[LocalValue], node: Node) -> LocalValue:
-    """A value that is one of several, with the readings of all."""
-    first, *rest = values
-    for v in rest:
-        first = join(first, v, node)
-    return first
-
-
-def _join(
-    x: Distribution, y: Distribution, a: LocalValue, b: LocalValue, node: Node
-) -> Distribution:
-    if x.unknown or y.unknown:
-        return unsure((x, y))
-    if x.fault or y.fault:
-        return x if x.fault else y
-    excess = y.excess if a.zero else x.excess if b.zero or x.excess == y.excess else None
-    atoms = x.atoms & y.atoms
-    doubt, twice = x.doubt or y.doubt, x.twice or y.twice
-    under = x.under if x.under is not None else y.under
-    made, reduced, cause = x.made or y.made, x.reduced or y.reduced, x.cause or y.cause
-    if atoms:
-        if (
-            excess is None
-            and None not in (x.excess, y.excess)
-            and cause
-            and not any(isinstance(t, Split) for t in atoms)
-        ):
-            return faulty(cause)  # each iteration multiplies by the axis size
-        return Distribution(
-            atoms,
-            excess,
-            None,
-            made,
-            reduced,
-            cause,
-            x.blocks or y.blocks,
-            doubt=doubt,
-            twice=twice,
-            under=under,
-        )
-    for p, w in ((x, y), (y, x)):
-        if p.partial == P and B in w.atoms:
-            if p.excess is not None and w.excess is not None and p.excess != w.excess + 1:
-                return faulty(Fault("added", node, p.made))
-            return Distribution(
-                p.atoms, p.excess, None, made, reduced, cause, doubt=doubt, twice=twice
-            )
-    return UNKNOWN

@@ -115,6 +115,9 @@ class Helper:
     def open(self, found: Analysis, finding: Finding, edit: GraphEdit) -> bool:
         """Whether something about the edited values is unknown, so that the edit is not shown to be
         right."""
+        claims = {(finding.region.id, finding.result, a) for a in finding.mesh_axes}
+        if finding.claim is not None and claims & found.unshown:
+            return True
         maker = self.sites.maker(finding.region, finding.result)
         claimed = set[int]() if maker is None or finding.claim is None else {maker.id}
         near = self.sites.connected(edit.touched() | claimed)

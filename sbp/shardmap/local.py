@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from sbp.shardmap.blocks import own_blocks, with_origin
 from sbp.shardmap.distribution import (
     UNKNOWN,
     Distribution,
     Doubt,
     Fault,
     LocalValue,
+    Position,
     faulty,
     neutral,
 )
 from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
-from sbp.shardmap.operators import divides, function_of, sums_dims
+from sbp.shardmap.operators import counts, divides, function_of, sums_dims
+from sbp.shardmap.positions import compared, moved, placed
 from sbp.shardmap.readings import Atoms, ways
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for, traits_of
@@ -41,14 +44,60 @@ def local(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValu
     axes = range(len(state.sizes))
     found = [_on_axis(state, node, ins, k) for k in axes]
     const, known = _constant(node, ins), all(v.literal for v in ins)
+    position = None
+    if len(node.outputs) == 1:
+        first, sure, position = _by_index(state, node, ins, [found[k][0] for k in axes])
+        found, const = [[h] for h in first], const if sure is None else sure
+    found = [with_origin(state, node, ins, found[k], k) for k in axes]
     lengths, added = _lengths(state, node, ins)
     results = []
     for i, output in enumerate(node.outputs):
         value = LocalValue(
-            tuple(found[k][i] for k in axes), const if i == 0 else None, known, lengths, added
+            tuple(found[k][i] for k in axes),
+            const if i == 0 else None,
+            known,
+            lengths,
+            added,
+            position,
         )
         results.append(neutral(value, state.graph.avals[output]))
     return [divided(state, node, ins, results[0])] if len(results) == 1 else results
+
+
+def _by_index(
+    state: State, node: Node, ins: Sequence[LocalValue], found: list[Distribution]
+) -> tuple[list[Distribution], bool | None, Position | None]:
+    """The distributions of an operation that depends on the index of its device: of positions, of
+    comparisons of them, and of blocks that they number.
+
+    Arguments:
+      state: the region.
+      node: the operation, which has one result.
+      ins: its operands.
+      found: the distributions of its result by its rows.
+
+    Returns:
+      The distributions; the result of a comparison, where it is the same everywhere; the result as
+      a position.
+    """
+
+    def typed(others: Sequence[LocalValue]) -> tuple[Distribution, ...]:
+        return tuple(_on_axis(state, node, others, k)[0] for k in range(len(state.sizes)))
+
+    position = moved(state, node, ins, typed)
+    if position is not None:
+        if any(position.axes) or counts(node):
+            shape = state.graph.avals[node.outputs[0]].shape
+            found = list(placed(state, position, shape, found))
+        return found, None, position
+    found, sure = compared(state, node, ins, typed, found)
+    found = own_blocks(state, node, ins, found)
+    if traits_of(node.op).carries:
+        found = [
+            replace(h, rewritten=given.rewritten) if given.rewritten and h.unknown else h
+            for h, given in zip(found, ins[0].per_axis, strict=True)
+        ]
+    return found, sure, None
 
 
 def _constant(node: Node, ins: Sequence[LocalValue]) -> Any:

@@ -40,3 +40,28 @@ def sums(node: Node) -> bool:
 def reshapes(node: Node) -> bool:
     """Whether it splits and joins dims."""
     return "new_sizes" in node.params
+
+
+def counts(node: Node) -> bool:
+    """Whether each element of the result is its index along a dim."""
+    return traits_of(node.op).generates == "counter" and "dimension" in node.params
+
+
+def compares(node: Node) -> bool:
+    """Whether it compares two operands element by element."""
+    return traits_of(node.op).scales == "compared" and len(node.inputs) == 2
+
+
+def selects(node: Node) -> bool:
+    """Whether its first operand selects among the others, element by element."""
+    traits = traits_of(node.op)
+    return traits.elementwise and traits.indices == range(1)
+
+
+def slices_at(node: Node) -> range:
+    """The positions of the operands that say where a block of the first operand begins along each
+    dim; empty for other operations."""
+    indices = traits_of(node.op).indices
+    places = range(indices.start, len(node.inputs))
+    moves = traits_of(node.op).moves and indices.stop > len(node.inputs)
+    return places if moves else range(0)

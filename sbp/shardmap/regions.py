@@ -30,10 +30,13 @@ class Analysis:
     Arguments:
       findings: the faults that count.
       doubts: the operations that could not be decided.
+      unshown: claims about values without a reading: the region's id, the position of the result,
+          the mesh axis.
     """
 
     findings: tuple[Finding, ...]
     doubts: tuple[Doubt, ...]
+    unshown: frozenset[tuple[int, int, str]] = frozenset()
 
 
 def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
@@ -93,7 +96,8 @@ def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> A
         if every.findings.keys() <= findings.keys():  # several divisions together
             for key in depend:
                 findings[key] = replace(findings[key], reading=next(iter(opened.values())))
-    return Analysis(tuple(findings.values()), tuple(first.doubts.values()))
+    doubts = tuple(first.doubts.values())
+    return Analysis(tuple(findings.values()), doubts, frozenset(first.unshown))
 
 
 def shard_maps(graph: Graph) -> Iterator[Node]:
@@ -129,6 +133,7 @@ class _Program:
     divisions: Divisions
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
     doubts: dict[tuple[Any, ...], Doubt] = field(default_factory=dict)
+    unshown: set[tuple[int, int, str]] = field(default_factory=set)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,6 +210,7 @@ class _Program:
                 frozenset({atom}),
                 under=outside(spec, a, self.names),
                 made=node if isinstance(atom, Unreduced) else None,
+                sources=frozenset({operand}) if isinstance(atom, Split) else frozenset(),
             )
             for atom, a in zip(atoms, self.names, strict=True)
         )
@@ -250,6 +256,8 @@ class _Program:
             if name not in manual or (isinstance(claim, Split) and shape[claim.dim] == 1):
                 continue  # one element for each device: what each of them has, side by side
             fault = _broken(h, claim, value, node)
+            if h.unknown:
+                self.unshown.add((state.region.id, result, name))
             if fault is not None:
                 state.report(fault, k, None, result, claim)
             elif doubt := h.doubt or h.twice:
@@ -266,6 +274,8 @@ def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
 
 def _broken(h: Distribution, claim: Atom, value: LocalValue, maker: Node) -> Fault | None:
     """The fault of a claim that a value has a type on a mesh axis; None if the claim is right."""
+    if h.rewritten and claim == B:
+        return h.rewritten
     if h.fault or h.unknown:
         return h.fault
     if isinstance(claim, Unreduced):

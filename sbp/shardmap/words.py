@@ -26,10 +26,12 @@ _CODES: dict[Kind, str] = {
     "local": "local-result",
     "missing": "missing-reduction",
     "monoid": "wrong-reduction",
+    "not-returned": "wrong-placement",
     "order": "wrong-placement",
     "partial-as-split": "wrong-placement",
     "pending": "wrong-reduction",
     "predicate": "missing-reduction",
+    "rewritten": "wrong-placement",
     "split-as-whole": "wrong-placement",
     "wrong-dim": "wrong-placement",
     "wrong-gather": "wrong-placement",
@@ -162,6 +164,36 @@ _KERNELS = {
 """For each kernel, the text about an operation that needs it on a split dim."""
 
 
+_TITLES: dict[Kind, str] = {
+    "added": "{what} adds a whole value to a partial one on {axes}",
+    "averaged": "{what} averages the parts of a sum on {axes}",
+    "blocks": "{what} takes a sum of different shards for one shard on {axes}",
+    "claimed-order": "{result} is split in another order than {claim} says on {axes}",
+    "copies": "{what} moves {n} equal copies on {axes}",
+    "copies-as-partial": "{result} is whole on {axes} and returned as {claim}",
+    "copies-as-split": "{result} is whole on {axes} and returned as {claim}",
+    "doubled": "{what} reduces what is whole already on {axes}",
+    "local": "{what} {kernel} on {axes}",
+    "missing": "{what} is left partial on {axes}",
+    "mixed": "{what} takes a split and a partial value on {axes}",
+    "monoid": "{what} reduces a value that is {types} on {axes}",
+    "nonlinear": "{what} takes a partial value on {axes}",
+    "not-returned": "{what} takes the results of other devices' shards for its own on {axes}",
+    "order": "{what} meets shards in another order on {axes}",
+    "partial-as-split": "{what} is left partial on {axes} and taken as {claim}",
+    "pending": "{what} adds up means of shards on {axes}",
+    "predicate": "the predicate of {what} is left partial on {axes}",
+    "product": "{what} multiplies partial values on {axes}",
+    "ratio": "{what} divides by a partial value on {axes}",
+    "rewritten": "{what} writes one device's block on {axes} and is taken as whole",
+    "scales": "{what} adds values that are {n} times apart on {axes}",
+    "split-as-whole": "{result} is {types} on {axes} and returned as {claim}",
+    "wrong-dim": "{result} is {types} on {axes} and returned as {claim}",
+    "wrong-gather": "{what} gathers dim {dim} of a value that is {types} on {axes}",
+}
+"""The title of a finding: the subject as written, what is not possible, the mesh axes."""
+
+
 def _source(node: Node) -> str:
     """The user's expression for a node."""
     return source_text(users_span(node)) or node.op
@@ -215,59 +247,21 @@ class _Words:
 
     def wrong(self) -> str:
         """The subject as written, what is not possible, the mesh axis."""
-        what = self.subject(primary(self.finding))
-        result = f"result {self.finding.result} of {self.subject(self.finding.region)}"
         claim = "" if self.finding.claim is None else repr(self.finding.claim)
-        match self.fault.kind:
-            case "nonlinear":
-                return f"{what} takes a partial value on {self.axes}"
-            case "product":
-                return f"{what} multiplies partial values on {self.axes}"
-            case "ratio":
-                return f"{what} divides by a partial value on {self.axes}"
-            case "added":
-                return f"{what} adds a whole value to a partial one on {self.axes}"
-            case "scales":
-                return f"{what} adds values that are {self.n} times apart on {self.axes}"
-            case "mixed":
-                return f"{what} takes a split and a partial value on {self.axes}"
-            case "local":
-                return f"{what} {_KERNELS[self.fault.kernel]} on {self.axes}"
-            case "blocks":
-                return f"{what} takes a sum of different shards for one shard on {self.axes}"
-            case "wrong-gather":
-                return (
-                    f"{what} gathers dim {self.fault.operand} of a value that is"
-                    f" {self.types} on {self.axes}"
-                )
-            case "order":
-                return f"{what} meets shards in another order on {self.axes}"
-            case "claimed-order":
-                claim = spec_text(self.finding.region.params["out_specs"][self.finding.result])
-                return f"{result} is split in another order than {claim} says on {self.axes}"
-            case "copies":
-                return f"{what} moves {self.n} equal copies on {self.axes}"
-            case "doubled":
-                return f"{what} reduces what is whole already on {self.axes}"
-            case "averaged":
-                return f"{what} averages the parts of a sum on {self.axes}"
-            case "pending":
-                return f"{what} adds up means of shards on {self.axes}"
-            case "monoid":
-                return f"{what} reduces a value that is {self.types} on {self.axes}"
-            case "predicate":
-                return f"the predicate of {what} is left partial on {self.axes}"
-            case "missing":
-                return f"{what} is left partial on {self.axes}"
-            case "partial-as-split":
-                return (
-                    f"{what} is left partial on {self.axes} and taken as"
-                    f" {claim or f'S({self.fault.operand})'}"
-                )
-            case "split-as-whole" | "wrong-dim":
-                return f"{result} is {self.types} on {self.axes} and returned as {claim}"
-            case "copies-as-split" | "copies-as-partial":
-                return f"{result} is whole on {self.axes} and returned as {claim}"
+        if self.fault.kind == "claimed-order":
+            claim = spec_text(self.finding.region.params["out_specs"][self.finding.result])
+        elif self.fault.kind == "partial-as-split" and not claim:
+            claim = f"S({self.fault.operand})"
+        return _TITLES[self.fault.kind].format(
+            what=self.subject(primary(self.finding)),
+            result=f"result {self.finding.result} of {self.subject(self.finding.region)}",
+            claim=claim,
+            axes=self.axes,
+            dim=self.fault.operand,
+            kernel=_KERNELS.get(self.fault.kernel, ""),
+            n=self.n,
+            types=self.types,
+        )
 
     def says(self) -> str:
         """The primary label."""
@@ -303,6 +297,10 @@ class _Words:
                 return f"parts of {self.types} join otherwise"
             case "predicate":
                 return "devices would go different ways"
+            case "rewritten":
+                return f"the other blocks along dim {self.dims()[0]} stay as they were"
+            case "not-returned":
+                return "one operand is of other devices' shards; send it back first"
             case "missing" | "partial-as-split":
                 return f"{self.types if self.fault.atoms else 'partial'} from here on"
             case "split-as-whole" | "wrong-dim":
@@ -336,6 +334,7 @@ class _Words:
                 "doubled": "reduced here first",
                 "copies": "whole from here on",
                 "blocks": "the shards are added up here",
+                "not-returned": "sent here",
             }
             yield fault.made, text.get(fault.kind, "partial from here on")
         if self.finding.observer is not None and self.finding.observer is not main:

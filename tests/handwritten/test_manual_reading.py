@@ -17,19 +17,27 @@ import sbp
 from sbp.handwritten.region import tracing_for
 from sbp.machine.mesh import mesh_spec
 from tests.handwritten.regions import MESHES, TWO, arrays, assert_close, mesh_of
-from tests.shardmap.programs.collection import EVERYDAY, FAULTY, PAIRED, RIGHT, programs
+from tests.shardmap.programs.collection import (
+    EVERYDAY,
+    FAULTY,
+    PAIRED,
+    PLACED,
+    PLACED_RIGHT,
+    RIGHT,
+    programs,
+)
 from tests.shardmap.programs.kinds import mesh as mesh_of_pairs
 from tests.shardmap.programs.wrong import counts, subtle
 
 PAIRS = {
     f"{module.__name__.rpartition('.')[2]}-{name}": pair
-    for module in (*PAIRED, counts, subtle)
+    for module in (*PAIRED, counts, subtle, *PLACED)
     for name, pair in module.PAIRS.items()
     if pair.vma is not True  # JAX's own reductions in gradients, which a manual region has not
 }
 RIGHT_PROGRAMS = {
     f"{module.__name__.rpartition('.')[2]}-{name}": program
-    for module in (*RIGHT, *EVERYDAY)
+    for module in (*RIGHT, *EVERYDAY, *PLACED_RIGHT)
     for name, program in module.PROGRAMS.items()
     if False in program.vma
 }

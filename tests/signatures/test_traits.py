@@ -86,7 +86,7 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         lambda t: t.generates == "counter",
     ),
     "folded": (
-        "add add_any div eq exp is_finite log max min mul ne neg sqrt sub square",
+        "add add_any div eq exp ge gt is_finite le log lt max min mul ne neg sqrt sub square",
         lambda t: t.numpy is not None,
     ),
     "contractions": (

@@ -102,7 +102,9 @@ HANDWRITTEN = (
         that is split over two mesh axes is returned, or gathered, as split over them in another
         order; what is split on one dim is gathered along another, or returned as whole; an
         all-to-all or a gather sends copies of what every device has (tokens that in_specs do not
-        split over the experts' axis).
+        split over the experts' axis). A value in which each device has rewritten its own block only
+        is taken as whole; what an all-to-all brought from other devices is multiplied with what
+        stayed, before it was sent back.
 
         Name in out_specs the dim that the value is split on, gather along that dim, and split in
         in_specs what devices shall share out among themselves.

@@ -2,6 +2,7 @@
 
 from tests.shardmap.programs.everyday import means, merges, precision
 from tests.shardmap.programs.faulty import gradients, places
+from tests.shardmap.programs.placed import accepted, positions, untuned
 from tests.shardmap.programs.right import experts as right_experts
 from tests.shardmap.programs.right import idioms
 from tests.shardmap.programs.right import layers as right_layers
@@ -24,7 +25,11 @@ RIGHT = (right_layers, right_training, right_experts, idioms)
 EVERYDAY = (means, precision, merges)
 FAULTY = (gradients, places)
 
-MODULES = (*PAIRED, counts, *FAULTY, *RIGHT, *EVERYDAY, subtle)
+PLACED, PLACED_RIGHT = (positions, untuned), (accepted,)
+"""Modules of programs whose devices compute their place: pairs, and right ones. The checker was
+written with those of `positions` in view; those of `untuned` were written afterwards."""
+
+MODULES = (*PAIRED, counts, *FAULTY, *RIGHT, *EVERYDAY, subtle, *PLACED, *PLACED_RIGHT)
 """Every module of programs."""
 
 

@@ -1,0 +1,204 @@
+"""Right programs that use the index of a device or an exchange: nothing in them is a fault."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.programs.kinds import N_MODEL, Program, draw, mapped
+
+ROWS = PS("model")
+
+# ---- sequences ----------------------------------------------------------------------------------
+
+S, HEADS, D = 16, 4, 8
+Q, K, V = draw(S, HEADS, D, seed=120), draw(S, HEADS, D, seed=121), draw(S, HEADS, D, seed=122)
+
+
+def turned(x, at):
+    """Rotary embedding (https://arxiv.org/abs/2104.09864) of x [place, head, feature]."""
+    angle = at[:, None, None] * 0.1 ** jnp.arange(D // 2)
+    a, b = jnp.split(x, 2, -1)
+    return jnp.concatenate(
+        [a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1
+    )
+
+
+def attention(q, k, v):
+    at = jnp.arange(q.shape[0])
+    scores = jnp.einsum("qhd,khd->hqk", turned(q, at), turned(k, at))
+    scores = jnp.where(at[None, :] <= at[:, None], scores, -jnp.inf)
+    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
+
+
+def attention_by_heads(q, k, v):
+    """DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509): sequences to heads and back, and what
+    comes back is weighed by what stayed."""
+    rows = q.shape[0]
+    at = lax.axis_index("model") * rows + jnp.arange(rows)
+    q, k = turned(q, at), turned(k, at)
+    by_head = [lax.all_to_all(x, "model", 1, 0, tiled=True) for x in (q, k, v)]
+    every = jnp.arange(by_head[0].shape[0])
+    scores = jnp.einsum("qhd,khd->hqk", by_head[0], by_head[1])
+    scores = jnp.where(every[None, :] <= every[:, None], scores, -jnp.inf)
+    out = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), by_head[2])
+    return q * lax.all_to_all(out, "model", 0, 1, tiled=True)
+
+
+def attention_by_heads_reference(q, k, v):
+    return turned(q, jnp.arange(S)) * attention(q, k, v)
+
+
+def gathered_keys(q, k, v):
+    rows = q.shape[0]
+    at = lax.axis_index("model") * rows + jnp.arange(rows)
+    k, v = (lax.all_gather(x, "model", axis=0, tiled=True) for x in (turned(k, at), v))
+    scores = jnp.einsum("qhd,khd->hqk", turned(q, at), k)
+    scores = jnp.where(jnp.arange(k.shape[0])[None, :] <= at[:, None], scores, -jnp.inf)
+    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
+
+
+CACHE, NEW, PLACE = draw(32, 8, seed=123), draw(8, seed=124), np.int32(13)
+
+
+def written_where_it_belongs(cache, new, place):
+    here = place - lax.axis_index("model") * cache.shape[0]
+    mine = (here >= 0) & (here < cache.shape[0])
+    safe = jnp.clip(here, 0, cache.shape[0] - 1)
+    return jnp.where(mine, cache.at[safe].set(new), cache)
+
+
+def written_by_a_mask(cache, new, place):
+    at = lax.axis_index("model") * cache.shape[0] + jnp.arange(cache.shape[0])
+    return jnp.where((at == place)[:, None], new, cache)
+
+
+def read_by_a_mask(cache, place):
+    at = lax.axis_index("model") * cache.shape[0] + jnp.arange(cache.shape[0])
+    return lax.psum(jnp.where((at == place)[:, None], cache, 0.0).sum(0), "model")
+
+
+def upper(x):
+    at = lax.axis_index("model") * x.shape[0] + lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jnp.where(at <= lax.broadcasted_iota(jnp.int32, x.shape, 1), x, 0.0)
+
+
+def numbered(x):
+    """Each device returns its index as one element, and its places side by side."""
+    at = lax.axis_index("model") * x.shape[0] + jnp.arange(x.shape[0])
+    return lax.axis_index("model")[None], at * 2 + 1
+
+
+# ---- blocks -------------------------------------------------------------------------------------
+
+WHOLE, U, W = draw(16, 12, seed=125), draw(16, 16, seed=126), draw(16, 16, seed=127)
+
+
+def own_block_of_sum(x):
+    """A sum of which each device goes on with its own rows."""
+    total, rows = lax.psum(x @ x.T, "model"), WHOLE.shape[0] // N_MODEL
+    mine = lax.dynamic_slice_in_dim(total, lax.axis_index("model") * rows, rows, 0)
+    return jnp.tanh(mine)
+
+
+def put_together(x):
+    """All-gather by hand: each device writes its rows into zeros, and the zeros add nothing."""
+    out = jnp.zeros((x.shape[0] * N_MODEL, x.shape[1]))
+    start = lax.axis_index("model") * x.shape[0]
+    return lax.psum(lax.dynamic_update_slice(out, jnp.tanh(x), (start, 0)), "model")
+
+
+def rewritten_and_read(w, g):
+    """Each device keeps a copy of the weights in which its own rows are new, and returns these."""
+    start = lax.axis_index("model") * g.shape[0]
+    mine = lax.dynamic_slice_in_dim(w, start, g.shape[0], 0)
+    kept = lax.dynamic_update_slice_in_dim(w, mine - g, start, 0)
+    return lax.dynamic_slice_in_dim(kept, start, g.shape[0], 0)
+
+
+def nested_rows(w):
+    rows = w.shape[0] // 8
+    start = lax.axis_index(("data", "model")) * rows
+    return jnp.exp(lax.dynamic_slice_in_dim(w, start, rows, 0))
+
+
+# ---- exchanges ----------------------------------------------------------------------------------
+
+
+def symmetric(x):
+    """x [rows split] times its transpose, element by element, in blocks."""
+    rows = x.shape[0]
+    blocks = x.reshape(rows, N_MODEL, rows).transpose(1, 0, 2)
+    other = lax.all_to_all(blocks, "model", 0, 0)
+    return x + other.transpose(0, 2, 1).transpose(1, 0, 2).reshape(x.shape)
+
+
+def scattered_by_exchange(u, w):
+    """A reduce-scatter as an exchange and a sum; the rows that a device gets weigh its own rows."""
+    y = u @ w
+    mine = lax.all_to_all(y, "model", 0, 0, tiled=True)
+    return mine.reshape(N_MODEL, -1, y.shape[1]).sum(0)
+
+
+TABLES, FEATURES, DENSE = draw(8, 6, 4, seed=128), np.arange(128).reshape(16, 8) % 6, draw(16, 4)
+
+
+def embeddings_to_samples(tables, ids, dense):
+    """DLRM (https://arxiv.org/abs/1906.00091): tables are split, samples are; embeddings go to the
+    samples' devices and meet the dense features there."""
+    found = jax.vmap(lambda t, i: t[i], (0, 1), 1)(tables, ids)
+    mine = lax.all_to_all(found, "model", 0, 1, tiled=True)
+    return jnp.einsum("sfd,sd->sf", mine, dense)
+
+
+def embeddings_reference(tables, ids, dense):
+    return jnp.einsum("sfd,sd->sf", jax.vmap(lambda t, i: t[i], (0, 1), 1)(tables, ids), dense)
+
+
+KEEP = (PS("model"), PS(), PS())
+
+PROGRAMS = {
+    "attention_by_heads": Program(
+        mapped(attention_by_heads, (ROWS,) * 3, ROWS), attention_by_heads_reference, (Q, K, V)
+    ),
+    "gathered_keys": Program(mapped(gathered_keys, (ROWS,) * 3, ROWS), attention, (Q, K, V)),
+    "written_where_it_belongs": Program(
+        mapped(written_where_it_belongs, KEEP, ROWS),
+        lambda c, new, place: c.at[place].set(new),
+        (CACHE, NEW, PLACE),
+    ),
+    "written_by_a_mask": Program(
+        mapped(written_by_a_mask, KEEP, ROWS),
+        lambda c, new, place: c.at[place].set(new),
+        (CACHE, NEW, PLACE),
+    ),
+    "read_by_a_mask": Program(
+        mapped(read_by_a_mask, (ROWS, PS()), PS()), lambda c, place: c[place], (CACHE, PLACE)
+    ),
+    "upper": Program(mapped(upper, (ROWS,), ROWS), jnp.triu, (U,)),
+    "numbered": Program(
+        mapped(numbered, (ROWS,), ROWS),
+        lambda x: (jnp.arange(N_MODEL), 2 * jnp.arange(x.shape[0]) + 1),
+        (U,),
+    ),
+    "own_block_of_sum": Program(
+        mapped(own_block_of_sum, (PS(None, "model"),), ROWS),
+        lambda x: jnp.tanh(x @ x.T),
+        (WHOLE,),
+    ),
+    "put_together": Program(mapped(put_together, (ROWS,), PS()), jnp.tanh, (WHOLE,)),
+    "rewritten_and_read": Program(
+        mapped(rewritten_and_read, (PS(), ROWS), ROWS), lambda w, g: w - g, (WHOLE, 0.1 * WHOLE)
+    ),
+    "nested_rows": Program(mapped(nested_rows, (PS(),), PS(("data", "model"))), jnp.exp, (WHOLE,)),
+    "symmetric": Program(mapped(symmetric, (ROWS,), ROWS), lambda x: x + x.T, (U,)),
+    "scattered_by_exchange": Program(
+        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS), lambda u, w: u @ w, (U, W)
+    ),
+    "embeddings_to_samples": Program(
+        mapped(embeddings_to_samples, (ROWS, PS(None, "model"), ROWS), ROWS),
+        embeddings_reference,
+        (TABLES, FEATURES, DENSE),
+    ),
+}
