@@ -12,10 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, overload
 
 import numpy as np
 
 from sbp.errors import SbpError, nearest
+
+Default = TypeVar("Default")
 
 MONOIDS = ("sum", "max", "min", "prod", "and", "or")
 """The commutative monoids a partial tensor may be reduced with."""
@@ -122,8 +125,16 @@ class NdSbp(Mapping[str, Atom]):
     def __getitem__(self, mesh_axis: str) -> Atom:
         return self._atoms[mesh_axis]
 
-    # An absent axis is B, where a mapping's own `get` gives None.
-    def get(self, mesh_axis: str, default: Atom = B) -> Atom:  # type: ignore[override]
+    @overload
+    def get(self, mesh_axis: str, /) -> Atom: ...
+
+    @overload
+    def get(self, mesh_axis: str, /, default: Atom) -> Atom: ...
+
+    @overload
+    def get(self, mesh_axis: str, /, default: Default) -> Atom | Default: ...
+
+    def get(self, mesh_axis: str, /, default: object = B) -> object:
         """The atom on a mesh axis; B when the type does not name it."""
         return self._atoms.get(mesh_axis, default)
 

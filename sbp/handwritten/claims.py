@@ -104,7 +104,9 @@ def false_claims(
     try:
         first = _outcome(graph, ins, mesh, 0)
         second = _outcome(graph, ins, mesh, 1) if partial else first
-    except (NotImplementedError, AssertionError) as error:  # `vmap` has no rule for a collective
+    # `vmap` has no rule for some collectives, and says so by one of these; the reason is in the
+    # warning.
+    except (NotImplementedError, AssertionError) as error:
         reason = (str(error).splitlines() or ["?"])[0]
         return [], f"its collectives cannot be run without devices ({reason})"
     found = [text for i in broadcast for text in _unequal(first[i], outs[i], i, mesh)]

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -114,15 +114,16 @@ class TrainingDisplay:
 def show_evaluation(console: Console, result: Evaluation) -> None:
     """Print BLEU by language group beside the baselines, and sample translations."""
     table = Table(title="held-out BLEU", title_justify="left")
-    for name, justify in (
+    columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("languages", "left"),
         ("sentences", "right"),
         ("BLEU", "right"),
         ("counting", "right"),
         ("copying", "right"),
         ("", "left"),
-    ):
-        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]  # a literal
+    )
+    for name, justify in columns:
+        table.add_column(name, justify=justify)
     for score in (*result.groups, result.overall):
         codes = (
             ""

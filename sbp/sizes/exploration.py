@@ -259,13 +259,14 @@ def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]
                     Size(d, value_of(str(d), point), noted) if jax.export.is_symbolic_dim(d) else d
                 )
             )
+        # Code that needs integers raises one of these on a `Size`; it compares none, so it notes no
+        # facts, and its answer would hold for no region.
         except (
             TypeError,
             AttributeError,
             NotImplementedError,
             jax.errors.InconclusiveDimensionOperation,
         ) as error:
-            # Code that needs integers does not compare `Size`s, so no facts are noted.
             raise Unanswered(f"it wants numbers ({error})") from error
         if answer != predicate(numbers(point)):
             raise Unanswered("its answer on numbers is another one")

@@ -271,5 +271,6 @@ def test_unrolled_turns_of_a_loop_are_told_apart():
 
 
 def test_only_plans_are_compared():
+    number: Any = 3
     with pytest.raises(SbpError, match=r"plan\.diff takes another plan, got 3"):
-        why_programs.plan("accumulated_step").diff(3)  # type: ignore[arg-type]  # what is tested
+        why_programs.plan("accumulated_step").diff(number)

@@ -134,13 +134,9 @@ class Scope:
             jaxpr, result = jax.make_jaxpr(scratch["op"], return_shape=True)(
                 *(struct(avals[n]) for n in used)
             )
-        except (
-            TypeError,
-            ValueError,
-            NotImplementedError,
-            ZeroDivisionError,
-            IndexError,
-        ):  # no such program: another is drawn
+        # Operations are drawn with any operands. Where JAX takes them not, or has no rule for them
+        # (NotImplementedError), there is no program to compare, and another operation is drawn.
+        except (TypeError, ValueError, NotImplementedError, ZeroDivisionError, IndexError):
             return False
         outs = [described(a) for a in jaxpr.out_avals]
         if not outs or any(

@@ -76,12 +76,12 @@ def judge(program: Program) -> Outcome:
       else a failure: `mismatch`, `no-typing` (an SbpTypeError under "auto"), `crash`, `time-out`.
     """
     with warnings.catch_warnings(), _alarm():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # thousands of programs; only results are judged here
         source = function_source(program)
         try:
             fn = load(source, f"fuzz-{program.seed}")["program"]
             want = jax.block_until_ready(jax.jit(fn)(*arguments(program)))
-        except Exception as error:  # told apart below; none passes in silence
+        except Exception as error:  # whatever JAX raises is in the outcome: refused, or a crash
             if any(words in str(error) for words in NO_TANGENT):
                 return Outcome(
                     "refused", "JAX has no tangent of a custom_vjp function", "reference"
@@ -101,7 +101,7 @@ def judge(program: Program) -> Outcome:
             )
         except TimeOut:
             return Outcome("time-out", f"over {TIME_OUT_SECONDS} s", "time-out")
-        except Exception as error:  # any is a fault of sbp, reported as a crash
+        except Exception as error:  # whatever sbp raises is its fault: the outcome is a crash
             return Outcome(
                 "crash",
                 "".join(traceback.format_exception(error)[-6:])[-3000:],

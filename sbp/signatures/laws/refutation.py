@@ -145,8 +145,7 @@ class Custom:
                 wrong = oracle.refute_row(row, n, np.random.default_rng(seed))
             except SbpError:
                 raise
-            except Exception as error:
-                # `local` is code of the user and may raise anything.
+            except Exception as error:  # `local` is code of the user and may raise anything
                 raise self.error(
                     f"row `{row}` on {n} devices: `local` raised {type(error).__name__}: {error}",
                     "wrong-signature",
