@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ operands and results B, which holds for every primitive, is not counted.
 * **rows**: on one mesh axis of size 2, for the sample that has the most.
 * **partial**: what passes from operands to results, over all samples; `S → sum` is a split that
   leaves a partial sum.
-* **known**: how many rows are {legend}.
+{known_rows}
 * **uneven**: whether a dim may be split that the axis size does not divide.
 * **kernels**: what runs on the shards where it is not the primitive itself, see [below](#kernels).
 """
@@ -88,14 +89,14 @@ def page() -> str:
         "",
         "Refused, as no type is right:",
         "",
-        *(f"* `{name}` {why}" for name, why in sorted(REFUSED.items())),
+        *(_item(f"`{name}` {why}") for name, why in sorted(REFUSED.items())),
     ]
     head = HEAD.format(
         primitives=len(known_primitives()),
         rows=total.total(),
         samples=samples,
         known=_counts(total),
-        legend=_legend(total),
+        known_rows=_item(f"**known**: how many rows are {_legend(total)}."),
     )
     return head + "\n".join(lines) + "\n"
 
@@ -201,6 +202,11 @@ def _by_reason(reasons: dict[str, str]) -> Iterable[tuple[str, str]]:
     for name, why in reasons.items():
         grouped.setdefault(why, []).append(name)
     return [(why, " ".join(f"`{n}`" for n in sorted(names))) for why, names in grouped.items()]
+
+
+def _item(text: str) -> str:
+    """An item of a list, in lines of at most 100 columns."""
+    return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _line(cells: Sequence[str]) -> str:
