@@ -74,12 +74,12 @@ def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Requ
 
 
 def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
-    wanted = None if all(c is None for c in codes) else codes
-    demand = request.demand
     if site.is_input:
         return _with_input(request, site, codes)
     match site.source:
         case "output":
+            wanted = None if all(c is None for c in codes) else codes
+            demand = request.demand
             outputs = tuple(
                 wanted if i == site.position else t for i, t in enumerate(demand.outputs)
             )
@@ -159,19 +159,6 @@ def priced(
         bytes_per_device=program.cost.bytes_per_device,
         peak_memory_bytes=program.cost.peak_memory_bytes,
         clears_all_errors=clears_all_errors,
-    )
-
-
-def alike(node: Node, line: Node) -> bool:
-    """Whether two nodes are one line of the user, traced more than once: in unrolled layers, in
-    rematerialisation."""
-    if node.id == line.id or node.span is None:
-        return node.id == line.id
-    return (node.op, node.span, node.in_gradient, len(node.inputs)) == (
-        line.op,
-        line.span,
-        line.in_gradient,
-        len(line.inputs),
     )
 
 

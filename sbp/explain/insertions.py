@@ -11,7 +11,7 @@ from typing import Any
 
 from sbp.annotations import annotate_p
 from sbp.errors import Edit, SourceEdit, Span
-from sbp.explain.edits import alike, insert_pin
+from sbp.explain.edits import insert_pin
 from sbp.explain.names import Names
 from sbp.explain.placed import Placed, Placement
 from sbp.infer.because import ReadBecause
@@ -255,7 +255,7 @@ class Insertions:
         if read.variable and self.names.denotes(read.code, reader, value, line) is False:
             return None
         number = reader.inputs.index(value)
-        values = {n.inputs[number]: n for n in readers if alike(n, reader)}
+        values = {n.inputs[number]: n for n in readers if _alike(n, reader)}
         # A library may do the same to each leaf of a tree in one line: each leaf is annotated.
         others = {o: n for o, n in values.items() if o != value and read.variable}
         every = dict.fromkeys((read, *self.variables(others, line)))
@@ -349,4 +349,17 @@ def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
         state_literal(end.variable, i)
         for i, s in enumerate(system.variables[end.variable].states)
         if s[end.column] == code
+    )
+
+
+def _alike(node: Node, line: Node) -> bool:
+    """Whether two nodes are one line of the user, traced more than once: in unrolled layers, in
+    rematerialisation."""
+    if node.id == line.id or node.span is None:
+        return node.id == line.id
+    return (node.op, node.span, node.in_gradient, len(node.inputs)) == (
+        line.op,
+        line.span,
+        line.in_gradient,
+        len(line.inputs),
     )

@@ -4,7 +4,7 @@ in the source would pin it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sbp.annotations import Pin, annotate_p
@@ -87,7 +87,7 @@ def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request
     # A copy that only the operation's own gradient reads is not annotated in the source's program
     # either: JAX drops it as dead.
     read = {o for n in graph.walk() for o in n.inputs if (n.id, o) not in own} | {
-        o for g in _graphs(graph) for o in g.outputs
+        o for g in graph.graphs() for o in g.outputs
     }
     # Readers inside of the expression belong to the operation's own gradient. They read its result
     # without the annotation, as they do when the source annotates the result.
@@ -169,9 +169,3 @@ def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]
         for o in node.inputs
         if isinstance(o, int) and o in subject.values and turn.get(makers[o].id) == turn[node.id]
     )
-
-
-def _graphs(graph: Graph) -> Iterator[Graph]:
-    yield graph
-    for node in graph.walk():
-        yield from node.regions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sbp.errors import SourceEdit, Span
@@ -75,14 +75,14 @@ class Placement:
             if (n.op, len(n.inputs), n.stack[: depth + 1]) == (first.op, len(first.inputs), path)
             and not self.made_by(n.inputs[number], path[-1])
         }
-        for siblings in _siblings(self.graph):
-            for k, node in enumerate(siblings):
+        for graph in self.graph.graphs():
+            for k, node in enumerate(graph.nodes):
                 if node.id not in readers:
                     continue
                 operand = node.inputs[number]
                 maker = self.makers.get(operand) if isinstance(operand, int) else None
                 if self.inserts:
-                    before.setdefault(self.start(siblings, k, maker).id, {})[operand] = None
+                    before.setdefault(self.start(graph.nodes, k, maker).id, {})[operand] = None
                 elif maker is not None and self.frame(maker) is not None:
                     after.update(v for v in maker.outputs if v == operand)
                 else:
@@ -135,11 +135,3 @@ class Placement:
 
 def _before_end(span: Span, statement: Span) -> bool:
     return (span.line, span.column) < (statement.end_line, statement.end_column)
-
-
-def _siblings(graph: Graph) -> Iterator[tuple[Node, ...]]:
-    """The nodes of the program, and of each region."""
-    yield graph.nodes
-    for node in graph.nodes:
-        for region in node.regions:
-            yield from _siblings(region)

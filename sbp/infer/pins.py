@@ -43,13 +43,10 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
 
 def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) -> None:
     """Checks that a dtype has all monoids of a type: booleans have no sum, floats no bitwise
-    monoid.
+    monoid. The other arguments are those of `check_axes`.
 
     Arguments:
-      t: the type.
-      dtype: the dtype.
-      where: the place of the type, for the error.
-      span: the user's line.
+      dtype: of the value that has the type.
 
     Raises:
       SbpError: `bad-argument`.

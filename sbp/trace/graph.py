@@ -157,6 +157,13 @@ class Graph:
             for region in node.regions:
                 yield from region.walk()
 
+    def graphs(self) -> Iterator[Graph]:
+        """This graph, then the regions of its nodes with theirs, in the order of the nodes."""
+        yield self
+        for node in self.nodes:
+            for region in node.regions:
+                yield from region.graphs()
+
 
 def constant(value: Any, shape: tuple[int, ...] = (), dtype: Any = None) -> Constant:
     """A constant operand with its aval."""

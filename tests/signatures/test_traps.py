@@ -14,19 +14,11 @@ import numpy as np
 import pytest
 from jax import lax
 from samples import SAMPLES, b, equation, f, i
-from traps import W, X, kinds, on, partial_product, refused, same, table, unary
+from traps import PMAX, W, X, kinds, on, partial_product, refused, same, table, unary
 
 import sbp
 from sbp.signatures import Row
 from sbp.types import B, P, Unreduced
-
-PMAX = P("max")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Any:
-    return jax.make_mesh((2, 4), ("x", "y"))
-
 
 SUMS = unary(P, P)
 

@@ -14,18 +14,11 @@ import numpy as np
 import pytest
 from jax import lax
 from samples import b, f, i
-from traps import W, X, kinds, on, partial_product, refused, same, unary
+from traps import PMAX, W, X, kinds, on, partial_product, refused, same, unary
 
 import sbp
 from sbp.signatures import Row
 from sbp.types import B, P, S
-
-PMAX = P("max")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Any:
-    return jax.make_mesh((2, 4), ("x", "y"))
 
 
 def test_6_ties_of_an_argmax_along_a_split_dim(mesh):

@@ -15,7 +15,9 @@ from samples import equation, f
 
 import sbp
 from sbp.signatures import Op, Row, rule_for
-from sbp.types import Atom
+from sbp.types import Atom, P
+
+PMAX = P("max")
 
 X, W, V = f(6, 8), f(8, 4, seed=1), f(4, 3, seed=2)
 
