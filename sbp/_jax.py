@@ -213,9 +213,15 @@ def name_stack_of(source_info: Any) -> str:
     return str(source_info.name_stack)
 
 
+def caller_frames() -> tuple[Span, ...]:
+    """The user's frames that are calling sbp now, innermost first."""
+    traceback = _source_info.Traceback.get_traceback()
+    return tuple(_span_of(frame) for frame in _source_info.user_frames(traceback))
+
+
 def caller_span() -> Span | None:
     """The user's line that is calling sbp now."""
-    frames = frames_of(_source_info.current())
+    frames = caller_frames()
     return frames[0] if frames else None
 
 

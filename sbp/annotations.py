@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.errors import SbpError
+from sbp.spans import Span
 from sbp.types import Atom, B, NdSbp, Split, Unreduced, parse
 
 
@@ -68,29 +69,32 @@ class Pin:
 
 annotate_p = _jax.Primitive("sbp_annotate")
 
+At = tuple[Span, ...]
+"""The user's frames of an annotation, innermost first."""
+
 
 def _abstract(aval: Any, **_: Any) -> Any:
     return aval
 
 
-def _jvp(primals: Any, tangents: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
+def _jvp(primals: Any, tangents: Any, *, pin: Pin | None, cotangent: Pin | None, at: At) -> Any:
     (x,), (t,) = primals, tangents
-    y = annotate_p.bind(x, pin=pin, cotangent=None) if pin is not None else x
+    y = annotate_p.bind(x, pin=pin, cotangent=None, at=at) if pin is not None else x
     if type(t) is _jax.ad.Zero or cotangent is None:
         return y, t
-    return y, annotate_p.bind(t, pin=None, cotangent=cotangent)
+    return y, annotate_p.bind(t, pin=None, cotangent=cotangent, at=at)
 
 
-def _transpose(ct: Any, x: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
+def _transpose(ct: Any, x: Any, *, pin: Pin | None, cotangent: Pin | None, at: At) -> Any:
     if type(ct) is _jax.ad.Zero or cotangent is None:
         return [ct]
-    return [annotate_p.bind(ct, pin=cotangent, cotangent=None)]
+    return [annotate_p.bind(ct, pin=cotangent, cotangent=None, at=at)]
 
 
-def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None) -> Any:
+def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None, at: At) -> Any:
     (x,), (d,) = args, dims
     out = annotate_p.bind(
-        x, pin=pin and pin.batched(d), cotangent=cotangent and cotangent.batched(d)
+        x, pin=pin and pin.batched(d), cotangent=cotangent and cotangent.batched(d), at=at
     )
     return out, d
 
@@ -101,6 +105,18 @@ _jax.mlir.register_lowering(annotate_p, lambda ctx, x, **_: [x])
 _jax.ad.primitive_jvps[annotate_p] = _jvp
 _jax.ad.primitive_transposes[annotate_p] = _transpose
 _jax.batching.primitive_batchers[annotate_p] = _batch
+
+
+def bind_pin(x: Any, pin: Pin | None, cotangent: Pin | None = None) -> Any:
+    """Annotates an array at the user's line. JAX gives every equation of a `custom_vjp` backward
+    rule the line of the forward call, so an annotation keeps its own.
+
+    Arguments:
+      x: the array.
+      pin: the pin of the result; None for none.
+      cotangent: the pin of the cotangent; None for none.
+    """
+    return annotate_p.bind(x, pin=pin, cotangent=cotangent, at=_jax.caller_frames())
 
 
 def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | None = None) -> NdSbp:
@@ -254,7 +270,7 @@ def annotate(
     pin, ct = _pin_of(type, atoms, x.ndim, wide), _pin_of(cotangent, {}, x.ndim, wide)
     if pin is None and ct is None:
         raise SbpError("annotate needs a type, atoms by mesh axis, or a cotangent type")
-    return annotate_p.bind(x, pin=pin, cotangent=ct)
+    return bind_pin(x, pin, ct)
 
 
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:
@@ -286,7 +302,7 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
             code="dim-out-of-range",
         )
     dim = dim % x.ndim
-    return annotate_p.bind(x, pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim)))), cotangent=None)
+    return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim)))))
 
 
 def replicate(x: Any, *mesh_axes: str) -> Any:
@@ -297,7 +313,7 @@ def replicate(x: Any, *mesh_axes: str) -> Any:
     """
     _check_names(mesh_axes)
     pin = Pin(NdSbp(dict.fromkeys(mesh_axes, B))) if mesh_axes else Pin(NdSbp(), complete=True)
-    return annotate_p.bind(_array(x), pin=pin, cotangent=None)
+    return bind_pin(_array(x), pin)
 
 
 def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
@@ -317,9 +333,7 @@ def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     if not mesh_axes:
         raise SbpError('partial needs a mesh axis: partial(x, "model")')
     _check_names(mesh_axes)
-    return annotate_p.bind(
-        _array(x), pin=Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))), cotangent=None
-    )
+    return bind_pin(_array(x), Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))))
 
 
 def shard(x: Any, device_assignment: Any) -> Any:
@@ -342,9 +356,7 @@ def shard(x: Any, device_assignment: Any) -> Any:
             code="bad-placement",
         )
     nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))
-    return annotate_p.bind(
-        x, pin=Pin(NdSbp(), complete=True, device_assignment=nested), cotangent=None
-    )
+    return bind_pin(x, Pin(NdSbp(), complete=True, device_assignment=nested))
 
 
 def _check_names(mesh_axes: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.annotations import Pin, annotate_p
+from sbp.annotations import Pin, bind_pin
 from sbp.errors import SbpError
 from sbp.types import Atom, B, NdSbp, Split
 
@@ -109,7 +109,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                 f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)};"
                 " give one for each dim"
             )
-        return annotate_p.bind(x, pin=Pin(self.type(*names)), cotangent=None)
+        return bind_pin(x, Pin(self.type(*names)))
 
     def type(self, *names: DimName, free: Iterable[str] = ()) -> NdSbp:
         """The type of a tensor whose dims have these names, for `in_types` and `out_types`.

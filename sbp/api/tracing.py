@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp import _jax
-from sbp.annotations import Pin, annotate_p
+from sbp.annotations import Pin, bind_pin
 from sbp.api.boundary import broadcast_types, codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature, tied_outputs
 from sbp.api.trees import KeyPath, filled
@@ -193,7 +193,7 @@ class _FlatResults:
 
     def __call__(self, *flat: Any) -> list[Any]:
         pinned = [
-            x if pin is None else annotate_p.bind(x, pin=pin, cotangent=None)
+            x if pin is None else bind_pin(x, pin)
             for x, pin in zip(flat, self._pins or (None,) * len(flat), strict=True)
         ]
         with_path, tree = jax.tree_util.tree_flatten_with_path(self._fn(*pinned))

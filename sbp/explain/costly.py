@@ -276,7 +276,7 @@ def _told(maker: Node | None) -> str:
     span = maker and users_span(maker)
     if maker is None or span is None:
         return "a value"
-    what = "a cotangent" if maker.backward else "a result"
+    what = "a cotangent" if maker.in_gradient else "a result"
     return f"{what} of `{source_text(span, 40)}` at line {span.line}"
 
 

@@ -103,13 +103,13 @@ class Names:
         if operand in self.inputs and self.graph.input_names:
             return self.graph.input_names[self.inputs[operand]]
         maker = self.makers.get(operand)
-        return "" if maker is None or maker.backward else expression_at(maker.span)[1]
+        return "" if maker is None or maker.in_gradient else expression_at(maker.span)[1]
 
     def operand(self, node: Node, number: int) -> str:
         """The name of an operand where it is read; empty when the user has none for it."""
         operand = node.inputs[number]
         maker = self.makers.get(operand) if isinstance(operand, int) else None
-        if node.backward and maker is not None and maker.backward:
+        if node.in_gradient and maker is not None and maker.in_gradient:
             return "the cotangent"
         read = self.read(node, number)
         return "" if read is None else read.code

@@ -26,7 +26,7 @@ class SourcePlace:
     @classmethod
     def of(cls, node: Node) -> SourcePlace:
         """The place of a node."""
-        return cls(node.span, node.backward)
+        return cls(node.span, node.in_gradient)
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,19 +238,25 @@ class Subjects:
         made: dict[Any, list[int]] = defaultdict(list)
         repeated: dict[Any, list[int]] = defaultdict(list)
         makers: dict[Any, Node] = {}
+        repeaters: dict[Any, Node] = {}
         for node in at.nodes:
             for number, value in enumerate(node.outputs):
                 key = (*kind_of(node, self.graph), number)
+                leaves = not node.is_barrier and self._leaves(value, inside)
                 if node.is_recomputed:
                     repeated[key].append(value)
+                    if leaves:
+                        repeaters.setdefault(key, node)
                     continue
-                leaves = not node.is_barrier and self._leaves(value, inside)
                 # In a Python loop only the last turn's value leaves the line: the next turn reads
                 # the others there.
                 if leaves or not node.in_gradient:
                     made[key].append(value)
                 if leaves:
                     makers.setdefault(key, node)
+        # A gradient without the function's value needs no forward pass of a rematerialised block.
+        for key in repeaters.keys() - makers.keys():
+            made[key], makers[key] = repeated.pop(key), repeaters[key]
         kinds = {key: made[key] for key in sorted(makers, key=lambda k: min(made[k]))}
         labels = _labels(at, {key: makers[key] for key in kinds})
         return [

@@ -226,6 +226,8 @@ class _Builder:
         """The results of an equation that becomes a node."""
         self.check_effects(eqn, at.frames)
         params = dict(eqn.params)
+        if eqn.primitive is annotate_p:
+            del params["at"]  # the node has the frames
         regions = self.regions(eqn.primitive.name, params, at)
         outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
         nodes.append(
@@ -289,6 +291,8 @@ class _Builder:
         return tuple(self.graph(params.pop(key), within=at) for key in keys)
 
     def frames_of(self, eqn: Any) -> tuple[Span, ...]:
+        if eqn.primitive is annotate_p:
+            return eqn.params["at"]
         key = id(eqn.source_info.traceback)
         if key not in self.frames:
             self.frames[key] = _jax.frames_of(eqn.source_info)
