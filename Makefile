@@ -13,6 +13,8 @@
 #                                       there is one
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu,
 #                                       large; needs no TPU)
+#   make test-multiprocess [ARGS="..."] the tests that run in two and in four processes of this machine
+#                                       (ARGS: --processes 2, -k train)
 #   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones
 #                                       are minimised and printed
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
@@ -40,7 +42,7 @@ make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv
 
 TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
-.PHONY: train test laws test-newest test-on-newest test-tpu fuzz bench lint format clean
+.PHONY: train test laws test-newest test-on-newest test-tpu test-multiprocess fuzz bench lint format clean
 
 train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
@@ -65,6 +67,9 @@ test-on-newest: $(NEWEST)/.installed
 
 test-tpu: $(VENV)/.installed-tpu
 	$(TPU_AOT_ENV) $(PY) -m pytest tests/tpu -m tpu $(PYTEST_ARGS)
+
+test-multiprocess: $(VENV)/.installed
+	$(PY) -m tests.multiprocess.run $(ARGS)
 
 fuzz: $(VENV)/.installed
 	$(PY) -m tests.fuzz.run $(ARGS)

@@ -1,0 +1,43 @@
+"""Joins this process to the others that `tests/multiprocess/run.py` started."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+PROCESS = os.environ.get("SBP_PROCESS", "")
+_ENDED: list[int] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Connects the processes before the tests are imported."""
+    if not PROCESS:
+        return
+    import jax
+
+    number, count, port = map(int, PROCESS.split())
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", count, number)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the tests that would wait for other processes where there are none."""
+    for item in items:
+        if not PROCESS and item.get_closest_marker("multiprocess"):
+            item.add_marker(pytest.mark.skip(reason="`make test-multiprocess` runs these"))
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Notes how the tests ended."""
+    _ENDED.append(int(exitstatus))
+
+
+def pytest_unconfigure() -> None:
+    """Ends at once after a failure: otherwise JAX waits at its exit for the other processes, which
+    may wait for this one."""
+    if PROCESS and _ENDED and _ENDED[-1] != 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_ENDED[-1])
