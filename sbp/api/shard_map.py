@@ -33,10 +33,10 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     The index of a device is followed as long as it is linear: `axis_index(axis) * n + arange(n)` is
     split, and so are masks that compare it and slices that begin at `axis_index(axis) * n`.
 
-    Values that are meant to differ by device are not checked, and get no note: values that depend
-    on `axis_index` in another way, pass round a ring, or come from an all-to-all that exchanges no
-    dims, a scan along a split dim, or a branch that depends on the device. A sum in place of a mean
-    is not found if it only shows in gradients that stay split. Nothing runs.
+    Values that are meant to differ by device have no reading and get no verdict: values that depend
+    on `axis_index` in another way, went round a ring, or came from an all-to-all that exchanges no
+    dims. `coverage` lists where readings end. A sum in place of a mean is not found if it only
+    shows in gradients that stay split. Nothing runs.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
@@ -45,10 +45,10 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
       mesh: the mesh of its regions.
 
     Returns:
-      A report: `ok`, and `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
+      A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
       `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result` and
-      `not-analysed`; helps are edits that were checked in turn, with the bytes that each device
-      sends in the edited program's regions.
+      `not-analysed`, whose helps are checked edits with the bytes that the edited regions send; and
+      `coverage`: the collectives with their bytes, and the values without a reading.
 
     Raises:
       SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
@@ -58,8 +58,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     >>> from jax.sharding import AxisType, PartitionSpec
     >>> mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
     >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
-    >>> specs = PartitionSpec("model"), PartitionSpec()
-    >>> total = jax.shard_map(total, mesh=mesh, in_specs=specs[0], out_specs=specs[1])
+    >>> specs = {"in_specs": PartitionSpec("model"), "out_specs": PartitionSpec()}
+    >>> total = jax.shard_map(total, mesh=mesh, **specs)
     >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)
     >>> report.diagnostics[0].title
     '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'
@@ -69,8 +69,5 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     spec = mesh_spec(mesh)
     graph = traced(fn, args, mesh)
     found = analyse(graph, spec)
-    return Report(
-        program=None,
-        diagnostics=diagnostics_of(graph, spec, found),
-        title=getattr(fn, "__name__", ""),
-    )
+    said, title = diagnostics_of(graph, spec, found), getattr(fn, "__name__", "")
+    return Report(program=None, diagnostics=said, title=title, coverage=found.coverage)

@@ -15,7 +15,9 @@ from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, warn
 from sbp.handwritten.claims import ClaimedArray, false_claims
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.check import diagnostics_of
+from sbp.shardmap.coverage import Coverage
 from sbp.shardmap.regions import analyse
+from sbp.shardmap.words import why_text
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand
@@ -78,6 +80,9 @@ class ClaimingRegion:
             )
         if false:
             raise SbpTypeError([self._ran(false)])
+        coverage = found.coverage
+        if coverage.unread:
+            note(self._unread(coverage))
         for d in read:
             if d.code == NOT_ANALYSED:
                 note(replace(d, severity="note"))
@@ -131,6 +136,27 @@ class ClaimingRegion:
         made = (Label(span=self.made, text=CLAIMED),) if self.made and known else ()
         more = f"more on this kind of fault: sbp explain {found.code}"
         return replace(found, code=CODE, labels=(*found.labels, *made), notes=(*found.notes, more))
+
+    def _unread(self, read: Coverage) -> Diagnostic:
+        """The values of the body at which readings end."""
+        labels: dict[Span, Label] = {}
+        for u in read.unread:
+            if u.span is not None:
+                primary = not labels
+                labels.setdefault(u.span, Label(span=u.span, text=why_text(u), primary=primary))
+        several = len(read.unread) > 1
+        many = f"{len(read.unread)} values" if several else "a value"
+        verb = "have" if several else "has"
+        return Diagnostic(
+            code=NOT_ANALYSED,
+            severity="note",
+            title=f"{many} of manual region `{self.name}` {verb} no reading",
+            labels=tuple(labels.values()),
+            notes=(
+                "what depends on that is checked by a run on random values only: results that"
+                " claim B are equal on all devices",
+            ),
+        )
 
     def _ran(self, false: Sequence[str]) -> Diagnostic:
         """The claims that the run on random values refutes."""

@@ -12,6 +12,7 @@ from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.report import facts
 from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
+from sbp.report.coverage import coverage_parts
 from sbp.report.finding import finding
 from sbp.report.parts import (
     Column,
@@ -26,6 +27,7 @@ from sbp.report.parts import (
     TableRow,
 )
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
+from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
 
 SHOWN_COLLECTIVES = 12
@@ -33,10 +35,20 @@ SHOWN_SHORT = 8
 SHOWN_TENSORS = 16
 
 
-def refusal(title: str, diagnostics: Sequence[Diagnostic]) -> Page:
-    """The report of a program without a plan."""
+def refusal(
+    title: str, diagnostics: Sequence[Diagnostic], coverage: Coverage | None = None
+) -> Page:
+    """The report of a program without a plan.
+
+    Arguments:
+      title: the function's name.
+      diagnostics: the findings.
+      coverage: what was read of it; it is shown where there is no error.
+    """
     head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
-    return Page(parts=(*map(finding, diagnostics), head))
+    wrong = any(d.severity == "error" for d in diagnostics)
+    read = coverage_parts(coverage) if coverage is not None and not wrong else ()
+    return Page(parts=(*map(finding, diagnostics), head, *read))
 
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:

@@ -13,6 +13,7 @@ from sbp.report.finding import diagnostics_of, finding
 from sbp.report.html import page_html
 from sbp.report.parts import Page
 from sbp.report.terminal import page_lines
+from sbp.shardmap.coverage import Coverage
 
 TEXT_WIDTH = 120
 """Columns of plain text by default."""
@@ -63,6 +64,7 @@ class Report:
       diagnostics: the findings, in source order.
       title: the function's name.
       output_names: names of the results.
+      coverage: what `sbp.check_shard_map` read; None for other reports.
 
     >>> report = Report(program=None, title="step")
     >>> report.ok, str(report)
@@ -73,6 +75,7 @@ class Report:
     diagnostics: tuple[Diagnostic, ...] = ()
     title: str = ""
     output_names: tuple[str, ...] = field(default=(), repr=False)
+    coverage: Coverage | None = field(default=None, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -85,7 +88,7 @@ class Report:
     def full(self) -> Shown:
         """The full report."""
         if self.program is None:
-            return Shown(page=pages.refusal(self.title, self.diagnostics))
+            return Shown(page=pages.refusal(self.title, self.diagnostics, self.coverage))
         return Shown(page=pages.full(self.program, self.title, self.output_names, self.diagnostics))
 
     def short(self) -> Shown:

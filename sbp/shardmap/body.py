@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sbp.errors import SbpInternalError
 from sbp.shardmap.communication import collective
+from sbp.shardmap.coverage import axes_over
 from sbp.shardmap.distribution import (
     UNKNOWN,
     Distribution,
@@ -45,9 +46,10 @@ def run(state: State, graph: Graph, args: Sequence[LocalValue]) -> list[LocalVal
         )
 
     for node in graph.nodes:
-        env.update(
-            zip(node.outputs, _results(state, node, [read(o) for o in node.inputs]), strict=True)
-        )
+        ins = [read(o) for o in node.inputs]
+        outs = _results(state, node, ins)
+        state.sighted.see(node, ins, outs, axes_over(node, state.names))
+        env.update(zip(node.outputs, outs, strict=True))
     return [read(o) for o in graph.outputs]
 
 

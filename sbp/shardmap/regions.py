@@ -12,6 +12,7 @@ from typing import Any
 from sbp.errors import SbpError, Span, file_name
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.body import run
+from sbp.shardmap.coverage import Coverage, Sighted, coverage
 from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue, literal
 from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
@@ -32,11 +33,22 @@ class Analysis:
       doubts: the operations that could not be decided.
       unshown: claims about values without a reading: the region's id, the position of the result,
           the mesh axis.
+      regions: the regions.
+      names: the mesh axes of more than one device.
+      sighted: what was read of each operation.
     """
 
     findings: tuple[Finding, ...]
     doubts: tuple[Doubt, ...]
-    unshown: frozenset[tuple[int, int, str]] = frozenset()
+    unshown: frozenset[tuple[int, int, str]]
+    regions: tuple[Node, ...]
+    names: tuple[str, ...]
+    sighted: Sighted
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was checked, and what was not."""
+        return coverage(self.regions, self.names, self.sighted, tuple(self.unshown))
 
 
 def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
@@ -96,8 +108,14 @@ def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> A
         if every.findings.keys() <= findings.keys():  # several divisions together
             for key in depend:
                 findings[key] = replace(findings[key], reading=next(iter(opened.values())))
-    doubts = tuple(first.doubts.values())
-    return Analysis(tuple(findings.values()), doubts, frozenset(first.unshown))
+    return Analysis(
+        findings=tuple(findings.values()),
+        doubts=tuple(first.doubts.values()),
+        unshown=frozenset(first.unshown),
+        regions=tuple(first.regions),
+        names=first.names,
+        sighted=first.sighted,
+    )
 
 
 def shard_maps(graph: Graph) -> Iterator[Node]:
@@ -134,6 +152,8 @@ class _Program:
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
     doubts: dict[tuple[Any, ...], Doubt] = field(default_factory=dict)
     unshown: set[tuple[int, int, str]] = field(default_factory=set)
+    regions: list[Node] = field(default_factory=list)
+    sighted: Sighted = field(default_factory=Sighted)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,7 +185,8 @@ class _Program:
     ) -> None:
         body: Graph = node.params["body"]
         sizes = tuple(self.mesh.size(a) for a in self.names)
-        state = State(node, body, self.names, sizes, self.divisions)
+        state = State(node, body, self.names, sizes, self.divisions, sighted=self.sighted)
+        self.regions.append(node)
         pairs = zip(node.inputs, node.params["in_specs"], strict=True)
         args = [self.argument(node, operand, spec, makers, links) for operand, spec in pairs]
         results = run(state, body, args)

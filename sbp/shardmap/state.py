@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.errors import Help, Severity, Span
+from sbp.shardmap.coverage import Sighted
 from sbp.shardmap.distribution import Doubt, Fault
 from sbp.shardmap.readings import Reader
 from sbp.trace.graph import Graph, Node, Operand
@@ -125,6 +126,7 @@ class State:
       findings: the findings by their keys.
       doubts: the doubts by source line, operation and severity.
       turns: the lengths of the scans around the operation that is analysed.
+      sighted: what was read of each operation.
     """
 
     region: Node
@@ -137,6 +139,7 @@ class State:
     findings: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
     doubts: dict[tuple[Any, ...], Doubt] = field(default_factory=dict)
     turns: list[int] = field(default_factory=list)
+    sighted: Sighted = field(default_factory=Sighted)
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.graph)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sbp.errors import Diagnostic, Label
 from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.coverage import UnreadValue, Why
 from sbp.shardmap.distribution import Doubt, DoubtKind, Kind
 from sbp.shardmap.specs import outs_of, spec_text
 from sbp.shardmap.state import Finding, FoundRepairs, Reading
@@ -192,6 +193,24 @@ _TITLES: dict[Kind, str] = {
     "wrong-gather": "{what} gathers dim {dim} of a value that is {types} on {axes}",
 }
 """The title of a finding: the subject as written, what is not possible, the mesh axes."""
+
+
+_WHY: dict[Why, str] = {
+    "branch": "the branches give it different types, or devices may take different ones",
+    "collective": "what this collective returns is not analysed",
+    "exchange": "from other devices, and no exchange of one split dim for another",
+    "index": "depends on the index of its device in a way that is not followed",
+    "loop": "the loop runs along a split dim, or its carry changes its type",
+    "nested": "a shard_map inside of a shard_map",
+    "part": "made of one device's own part, for a later step to merge",
+    "permute": "from another device",
+    "row": "no rule takes operands that are {types}",
+}
+
+
+def why_text(value: UnreadValue) -> str:
+    """Why a value has no reading, in words."""
+    return _WHY[value.why].format(types=", ".join(value.types))
 
 
 def _source(node: Node) -> str:
