@@ -30,5 +30,6 @@ from sbp.types import NdSbp as NdSbp
 from sbp.types import P as P
 from sbp.types import S as S
 from sbp.types import parse as parse
+from sbp.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION

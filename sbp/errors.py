@@ -50,6 +50,9 @@ CODES: dict[str, str] = {
         "an sbp.jit function called under another transformation runs as the plain function"
     ),
     "many-plans": "more call signatures of one function than plans are kept of it",
+    "saved-plan": (
+        "a saved plan that was made for another program, mesh or version, or does not hold"
+    ),
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
     "missing-reduction": (

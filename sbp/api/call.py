@@ -39,6 +39,7 @@ class JitOptions:
       has_shardings: whether the types come from `in_shardings` and `out_shardings`.
       keep_unused: whether the compiled program takes arguments that it does not read.
       compiler_options: options of XLA.
+      plan: the file of the plan to run, from `plan.save`; None to plan.
     """
 
     in_types: Any
@@ -56,6 +57,7 @@ class JitOptions:
     has_shardings: bool = False
     keep_unused: bool = False
     compiler_options: dict[str, Any] | None = None
+    plan: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +251,13 @@ class CallReader:
         """
         in_types = self.options.in_types
         wanted: list[NdSbp | None] = []
-        carried = [carried_type(leaf, self.mesh) for _, leaf in with_path]
+        # The inputs of a saved plan lie where that plan says.
+        carried = [
+            carried_type(leaf, self.mesh)
+            if self.options.plan is None or isinstance(leaf, Partial)
+            else None
+            for _, leaf in with_path
+        ]
         positional = sum(len(at) for _, at in arguments_of(tree)[:count])
         named: tuple[TypeSource, ...] = ("keyword argument",) * (len(carried) - positional)
         if self.options.has_shardings and in_types is not None and positional < len(carried):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import numbers
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sbp.annotations import reduce_dtype_name
 from sbp.api.arguments import Names, Numbers
 from sbp.api.call import JitOptions
 from sbp.api.jitted import Jitted as Jitted
+from sbp.api.planfile import path_of
 from sbp.api.shardings import is_given, mesh_of, types_of
 from sbp.errors import SbpError, nearest, refused
 from sbp.limits import POLICIES, Budget, Policy
@@ -43,6 +45,7 @@ def jit(
     device: Any = None,
     backend: Any = None,
     compiler_options: dict[str, Any] | None = None,
+    plan: str | os.PathLike[str] | None = None,
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
     local operations and collectives.
@@ -72,6 +75,8 @@ def jit(
       keep_unused, compiler_options: as in `jax.jit`.
       inline: taken and not read. Inside another transformation the function is always inlined.
       device, backend: refused; the mesh names the devices.
+      plan: the file of a plan, from `plan.save`. Calls run it and do not plan. Shardings that
+        arguments carry are no pins then: they are moved to where the plan takes them.
 
     Returns:
       A function with the methods `check`, `plan`, `trace`, `lower`, `eval_shape` and `clear_cache`.
@@ -110,6 +115,7 @@ def jit(
         has_shardings=is_given(in_shardings) or is_given(out_shardings),
         keep_unused=bool(keep_unused),
         compiler_options=_compiler_options(compiler_options),
+        plan=None if plan is None else path_of(plan, "plan"),
     )
     return Jitted(fn, mesh_of(in_shardings, out_shardings) if mesh is None else mesh, options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp.api.boundary import partial_axes
 from sbp.api.call import CallReader, CallSignature, quick_key
+from sbp.api.planfile import write_plan
 from sbp.api.tracing import Traced
 from sbp.errors import Diagnostic, SbpError, SbpWarning, users_stacklevel
 from sbp.explain.costly import costly_annotations
 from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
 from sbp.plan.program import Cost, Program
+from sbp.plan.saved import SavedPlan
 from sbp.report.compare import Comparison, comparison
 from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
@@ -206,6 +209,20 @@ class Plan:
         if not isinstance(other, Plan):
             raise SbpError(f"plan.diff takes another plan, got {other!r}")
         return comparison(self._side, other._side)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a file, from which `sbp.jit(.., plan=path)` runs it without planning.
+
+        The file is JSON: what the plan was made for (program, mesh, hardware, options, versions of
+        sbp and JAX), the types of its values, and its text.
+
+        Arguments:
+          path: the file; one that exists is replaced.
+
+        Raises:
+          SbpError: `saved-plan` where the file cannot be written.
+        """
+        write_plan(path, SavedPlan.of(self.program))
 
     @property
     def _side(self) -> ComparedPlan:

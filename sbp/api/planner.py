@@ -12,6 +12,7 @@ from sbp.api.arguments import Parameters
 from sbp.api.boundary import check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions
 from sbp.api.plan import Plan
+from sbp.api.planfile import load_program
 from sbp.api.shardings import check_meshes
 from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall
@@ -122,6 +123,10 @@ class Planner:
     def _make(self, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
         traced = traced_call(self.reader, signature, tracer)
         request, limit = traced.request, traced.request.memory_limit
+        if self.options.plan is not None:
+            program = load_program(self.options.plan, request)
+            request.caches.clear()
+            return Plan(self.reader, signature, program, traced)
         program, least = fit(request)
         if program is None:
             found = (

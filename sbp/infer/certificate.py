@@ -112,7 +112,7 @@ def _certify_rows(typing: Typing, request: Request) -> None:
             continue
         rows = table.rows_in(graph, node, native)
         row = typing.rows[node.id]
-        if not any(r.ins == row.ins and r.outs == row.outs for r in rows):
+        if row not in rows:
             where = f" at {node.span}" if node.span else ""
             raise SbpInternalError(
                 f"the chosen typing gives {node.op}{where} a row that it does not have: {row.ins}"

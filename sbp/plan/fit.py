@@ -195,6 +195,6 @@ def without_repeats(program: Program) -> Program:
             saved.cost.peak_memory_bytes <= limit
             and saved.cost.bytes_per_device < program.cost.bytes_per_device
         ):
-            return saved
+            return dataclasses.replace(saved, first_typing=program.typing, removed=tuple(chosen))
         chosen = chosen[: len(chosen) // 2]
     return program

@@ -13,6 +13,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import peak_memory
+from sbp.plan.saving import Repeat
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.collectives import SHARD_MAP
@@ -79,6 +80,8 @@ class Program:
       block: the instructions.
       cost: the cost of one call.
       fullest: the temporaries that are live when memory is fullest.
+      first_typing: the typing before repeated conversions were removed.
+      removed: the repeated conversions that were removed from it.
       memory_prices: how many prices per byte of memory types were chosen at, to meet the memory
           limit; 0 where the cheapest plan meets it, or there is none.
     """
@@ -87,6 +90,8 @@ class Program:
     block: Block = field(repr=False)
     cost: Cost
     fullest: tuple[Register, ...] = field(default=(), repr=False)
+    first_typing: Typing | None = field(default=None, repr=False)
+    removed: tuple[Repeat, ...] = field(default=(), repr=False)
     memory_prices: int = 0
 
     @property

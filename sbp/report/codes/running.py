@@ -209,6 +209,27 @@ for n in range(1000):
         runs=False,
     ),
     CodePage(
+        "saved-plan",
+        """
+        sbp.jit(.., plan=path) runs a plan that plan.save wrote, and plans nothing. The plan of this
+        file was made for another program, mesh, hardware, option or version of sbp or JAX, or its
+        text or its types were changed and do not hold. The message says which, with the line of
+        the plan or of the program.
+
+        Leave plan= out to plan again, and save the new plan.
+        """,
+        """
+sbp.jit(lambda x: x * 2.0, mesh).plan(jnp.zeros(8)).save("doubled.json")
+sbp.jit(lambda x: x * 3.0, mesh, plan="doubled.json").plan(jnp.zeros(8))
+""",
+        """
+f = lambda x: x * 2.0
+sbp.jit(f, mesh).plan(jnp.zeros(8)).save("doubled.json")
+sbp.jit(f, mesh, plan="doubled.json").plan(jnp.zeros(8))
+""",
+        runs=False,
+    ),
+    CodePage(
         "bad-corpus",
         """
         A file of parallel text cannot be read: it is missing, empty, not UTF-8, or a line has not

@@ -1,0 +1,3 @@
+"""The version of sbp."""
+
+VERSION = "0.1.0"

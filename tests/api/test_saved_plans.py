@@ -1,0 +1,152 @@
+"""`plan.save(path)` and `sbp.jit(.., plan=path)`."""
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp.api import planner
+from tests.api.same import assert_same_results
+
+TYPES = (("y:S(1)", "y:S(0)"), "x:S(0)")
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+W = np.ones((8, 32), np.float32), np.ones((32, 8), np.float32)
+
+
+def loss(w, x):
+    return ((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2).mean()
+
+
+def step(w, x):
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, w, gradient), value
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return sbp.make_mesh((2, 4), ("x", "y"))
+
+
+@pytest.fixture(scope="module")
+def path(mesh, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "step.json"
+    sbp.jit(step, mesh, in_types=TYPES).plan(W, X).save(path)
+    return path
+
+
+def no_planning(*_):
+    raise AssertionError("a saved plan is not planned again")
+
+
+def test_a_saved_plan_runs_without_planning(path, mesh, monkeypatch):
+    monkeypatch.setattr(planner, "fit", no_planning)
+    f = sbp.jit(step, mesh, in_types=TYPES, plan=path)
+    assert_same_results(jax.jit(step)(W, X), f(W, X))
+    assert f.plan(W, X).report().ok
+
+
+def test_free_types_take_those_of_the_saved_plan(path, mesh):
+    """In a restart the types need not be given again, and shardings of arguments are no pins."""
+    f = sbp.jit(step, mesh, plan=str(path))
+    w = jax.device_put(W, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    with pytest.warns(sbp.SbpWarning, match="input-moved"):
+        assert_same_results(jax.jit(step)(W, X), f(w, X))
+    assert f.plan(w, X).in_types[0][0] == tuple(map(sbp.parse, TYPES[0]))
+
+
+def test_an_abstract_mesh_plans_for_a_mesh_of_devices(mesh, tmp_path):
+    abstract = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+    f = sbp.jit(step, abstract, in_types=TYPES, hardware="cpu")
+    f.plan(W, X).save(tmp_path / "plan.json")
+    ours = sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")
+    assert_same_results(jax.jit(step)(W, X), ours(W, X))
+
+
+def other(w, x):
+    return step(w, x * 2.0)
+
+
+def with_mesh(sizes, names=("x", "y")):
+    return {"mesh": sbp.make_mesh(sizes, names)}
+
+
+WRONG = {
+    "program": ({"fn": other}, "the first difference is mul at .*test_saved_plans.py:"),
+    "sizes": ({"args": (W, X[:8])}, "another program: its arguments differ"),
+    "mesh": (with_mesh((4, 2)), "made for mesh x=2 y=4, and this is x=4 y=2"),
+    "names": (with_mesh((2, 4), ("y", "x")), "made for mesh x=2 y=4, and this is y=2 x=4"),
+    "hardware": ({"hardware": "tpu-v5e"}, "made for hardware cpu, and this is tpu-v5e"),
+    "policy": ({"boxing": "reduce"}, "made for boxing auto, and this is reduce"),
+    "budgets": ({"budgets": [sbp.forbid("all_to_all")]}, "made for budgets , and this is no all"),
+    "limit": ({"memory_limit": 1e9}, "made for memory_limit None, and this is 1000000000.0"),
+    "input": ({"in_types": (None, "x:S(1)")}, "do not hold in this program: .*input 2 is pinned"),
+    "output": ({"out_types": (None, "x:P(sum)")}, "its types do not hold in this program"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_a_plan_for_something_else_is_refused(case, path, mesh):
+    options, said = case
+    options = {"fn": step, "mesh": mesh, "plan": path, "args": (W, X)} | options
+    args = options.pop("args")
+    f = sbp.jit(**options)
+    with pytest.raises(sbp.SbpError, match=f"saved-plan: .*{said}") as e:
+        f(*args)
+    assert "plan again without plan=" in str(e.value) and str(path) in str(e.value)
+    (found,) = f.check(*args).diagnostics
+    assert found.code == "saved-plan"
+
+
+@pytest.mark.parametrize("name", ["version of sbp", "version of JAX"])
+def test_another_version_is_refused(name, path, mesh, tmp_path):
+    text = path.read_text().replace(f'"{name}": "', f'"{name}": "9.')
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(sbp.SbpError, match=f"made for {name} 9\\..*, and this is"):
+        sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
+
+
+def test_a_reduction_that_became_a_slice_is_refused(path, mesh, tmp_path):
+    text = path.read_text()
+    assert " = all_reduce[" in text
+    (tmp_path / "plan.json").write_text(text.replace(" = all_reduce[", " = slice[", 1))
+    with pytest.raises(sbp.SbpError, match=r"line \d+ of the plan does not hold: slice does not"):
+        sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
+
+
+def test_files_that_are_none(mesh, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for wrong, said in (("gone", "cannot be read"), (".", "cannot be read"), ("binary", "UTF-8")):
+        with pytest.raises(sbp.SbpError, match=said):
+            sbp.jit(step, mesh, plan=tmp_path / wrong)(W, X)
+    others: list[Any] = [3, object(), ["a"]]
+    for wrong in others:
+        with pytest.raises(TypeError, match="path of a file"):
+            sbp.jit(step, mesh, plan=wrong)
+    plan = sbp.jit(step, mesh).plan(W, X)
+    with pytest.raises(sbp.SbpError, match="cannot be written"):
+        plan.save(tmp_path / "no" / "such" / "folder.json")
+    with pytest.raises(sbp.SbpError, match="path of a file"):
+        plan.save(others[0])
+
+
+RESTART = """
+import sys, jax
+from tests.api import test_saved_plans as t
+from sbp.api import planner
+import sbp
+planner.fit = t.no_planning
+mesh = sbp.make_mesh((2, 4), ("x", "y"))
+print(sbp.jit(t.step, mesh, in_types=t.TYPES, plan=sys.argv[1]).plan(t.W, t.X))
+"""
+
+
+def test_another_process_reads_the_plan(path, mesh):
+    done = subprocess.run(
+        [sys.executable, "-c", RESTART, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(sbp.jit(step, mesh, in_types=TYPES).plan(W, X))
