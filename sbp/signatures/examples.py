@@ -111,6 +111,7 @@ SAMPLES: dict[str, Sample] = {
     "gather": (lambda x, i: x[i], (X, ROWS)),
     "integer_pow": (lambda x: x**3, (X,)),
     "iota": (lambda: lax.iota(jnp.int32, 16), ()),
+    "join_slices": (lambda x: jnp.roll(x, 1, 1), (X,)),
     "pad": (lambda x: jnp.pad(x, ((0, 0), (0, 4))), (X,)),
     "ragged_dot_general": (lax.ragged_dot, (X, _shape(4, 16, 32), ROWS)),
     "random_bits": (lambda k: jax.random.bits(k, (8, 16)), (KEYS,)),

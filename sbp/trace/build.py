@@ -13,6 +13,7 @@ from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
+from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
 
@@ -67,7 +68,7 @@ def trace(
     builder = _Builder()
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
-    return replace(graph, inspections=tuple(builder.inspections)), out_shape
+    return with_joins(replace(graph, inspections=tuple(builder.inspections))), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:

@@ -13,6 +13,8 @@ from calls import CLIP, FILL, PROMISE, b, bind, c, f, i, keys, more, u
 from jax import lax
 from jax.experimental import io_callback
 
+from sbp.trace.joins import join_slices_p
+
 # movement
 more(
     "transpose",
@@ -63,6 +65,18 @@ more(
     "concatenate",
     (lambda x, y: lax.concatenate((x, y), 0), (f(2, 3), f(3, 3))),
     (lambda x, y: lax.concatenate((x, y), 1), (i(3, 2), i(3, 1))),
+)
+more(
+    "join_slices",
+    *(
+        (functools.partial(join_slices_p.bind, dimension=dim, pieces=pieces), args)
+        for dim, pieces, args in (
+            (0, ((0, 4, 3), (0, 0, 4)), (i(7, 3),)),
+            (0, ((0, 0, 1), (1, 0, 6)), (f(1, 3), f(7, 3))),
+            (1, ((1, 0, 2), (0, 1, 4), (1, 0, 1)), (f(2, 5), np.float32(1.5))),
+            (0, ((0, 3, 2), (1, 1, 5), (0, 0, 4)), (b(5), b(6, seed=1))),
+        )
+    ),
 )
 more(
     "pad",

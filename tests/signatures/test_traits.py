@@ -14,9 +14,9 @@ from sbp.signatures.rule import names, replicated, rule
 
 ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     "moves": (
-        """broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather name
-        optimization_barrier pad reshape rev scatter select_and_gather_add slice sort split squeeze
-        stack stop_gradient tile transpose unstack""",
+        """broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather join_slices
+        name optimization_barrier pad reshape rev scatter select_and_gather_add slice sort split
+        squeeze stack stop_gradient tile transpose unstack""",
         lambda t: t.moves,
     ),
     "fused into consumers nearly always": (
@@ -55,10 +55,10 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     ),
     "degree 1 in all operands together": (
         """abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin
-        cumsum dynamic_slice dynamic_update_slice gather imag max min name neg optimization_barrier
-        pad real reduce_max reduce_min reduce_precision reduce_sum reshape rev scatter scatter-add
-        scatter-sub select_n slice sort split squeeze stack stop_gradient sub tie tile top_k
-        transpose unstack""",
+        cumsum dynamic_slice dynamic_update_slice gather imag join_slices max min name neg
+        optimization_barrier pad real reduce_max reduce_min reduce_precision reduce_sum reshape
+        rev scatter scatter-add scatter-sub select_n slice sort split squeeze stack stop_gradient
+        sub tie tile top_k transpose unstack""",
         lambda t: t.scales == "together",
     ),
     "degree 1 in each of two operands": (

@@ -7,6 +7,7 @@ from sbp.signatures.families import dynamic as dynamic
 from sbp.signatures.families import effects as effects
 from sbp.signatures.families import elementwise as elementwise
 from sbp.signatures.families import indexing as indexing
+from sbp.signatures.families import joining as joining
 from sbp.signatures.families import linalg as linalg
 from sbp.signatures.families import mulhi as mulhi
 from sbp.signatures.families import order as order

@@ -52,6 +52,12 @@ class Need:
         count = self.width if self.counts is None else self.counts[device]
         return min(max(start, 0), self.size), max(0, min(start + count, self.size))
 
+    def sent(self) -> tuple[int, int]:
+        """The elements along the dim that a device sends at most, and the number of
+        collectives."""
+        found = [r for r in rounds(self) if not r.is_own]
+        return sum(r.width for r in found), len(found)
+
     @property
     def leaves_dim(self) -> bool:
         """Whether some device needs indices outside of the dim."""
@@ -195,12 +201,6 @@ def _overlap(need: Need, device: int, at: int, width: int) -> bool:
     """
     low, high = (k - need.starts[device] for k in need.wanted(device))
     return max(low, at) < min(high, at + width)
-
-
-def elements_sent(need: Need) -> tuple[int, int]:
-    """The elements along the dim that a device sends at most, and the number of collectives."""
-    sent = [r for r in rounds(need) if not r.is_own]
-    return sum(r.width for r in sent), len(sent)
 
 
 def of_device(table: Sequence[int | bool], axis: str) -> Any:

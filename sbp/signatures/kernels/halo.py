@@ -19,7 +19,8 @@ from typing import Any
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.kernels.exchange import Need, elements_sent, fetch, of_device
+from sbp.signatures.kernels.exchange import Need, fetch, of_device
+from sbp.signatures.kernels.pieces import Pieces
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 
 
@@ -181,13 +182,13 @@ class Exchange:
     Arguments:
       operand: position of the operand.
       dims: the dim that is split, or several neighbouring dims that count as one range of elements.
-      need: the range that each device needs along these dims.
+      need: the range or the pieces that each device needs along these dims.
       after: number of elements along the dim of a shard after the exchange.
     """
 
     operand: int
     dims: tuple[int, ...]
-    need: Need
+    need: Need | Pieces
     after: int
 
 
@@ -217,7 +218,7 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """One collective-permute for each round of each exchange."""
     found = []
     for e in _EXCHANGES[op.name](op, row):
-        elements, count = elements_sent(e.need)
+        elements, count = e.need.sent()
         if elements:
             found.append(
                 Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count)

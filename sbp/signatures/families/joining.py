@@ -1,0 +1,90 @@
+"""`join_slices`: slices of arrays, one after the other, such as `jnp.roll`. Along a split dim each
+element goes to the device that needs it, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from sbp.signatures.factors import FactorMap, dim_factors, moved_rows, split_rows
+from sbp.signatures.families.shifting import halo_rows, split_dim
+from sbp.signatures.kernels.halo import Exchange, Exchanges, exchanges
+from sbp.signatures.kernels.pieces import Pieces, fetch_pieces
+from sbp.signatures.kernels.shards import picked_along
+from sbp.signatures.rule import LocalContext, Op, Row, rule
+from sbp.signatures.traits import Traits
+from sbp.trace.joins import joined
+from sbp.types import Split
+
+
+def _needs(params: dict[str, Any], sizes: Sequence[int], n: int) -> list[Pieces]:
+    """For each operand, the pieces of it that the result has.
+
+    Arguments:
+      params: parameters of the join.
+      sizes: sizes of the operands along the dim; 0 for scalars.
+      n: number of devices along the mesh axis.
+    """
+    parts: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
+    at = 0
+    for operand, start, size in params["pieces"]:
+        parts[operand].append((at, start, size))
+        at += size
+    return [Pieces(size, at, n, tuple(p)) for size, p in zip(sizes, parts, strict=True)]
+
+
+def _sizes(avals: Sequence[Any], dim: int) -> list[int]:
+    """Sizes of the operands along a dim; 0 for scalars."""
+    return [a.shape[dim] if a.shape else 0 for a in avals]
+
+
+def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Joins slices of shards; along a split dim, fetches the pieces of split operands and picks
+    those of the others."""
+    d = ctx.params["dimension"]
+    axes = next((a for k, x in enumerate(args) if x.ndim and (a := ctx.in_axes(k, d))), ())
+    if not axes:
+        return [joined(*args, dimension=d, pieces=ctx.params["pieces"])]
+    ((axis, n),) = axes
+    needs = _needs(ctx.params, _sizes(ctx.global_ins, d), n)
+    out: Any = None
+    shape = ctx.local_outs[0]
+    is_split = [bool(x.ndim and ctx.in_axes(k, d)) for k, x in enumerate(args)]
+    for x, need, here in zip(args, needs, is_split, strict=True):
+        if here:
+            out = fetch_pieces(ctx, x, d, axis, need, out)
+    place = lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d)
+    for x, need, here in zip(args, needs, is_split, strict=True):
+        for at, start, size in () if here else need.parts:
+            picked = picked_along(x, place - at + start, d) if x.ndim else x
+            inside = lax.broadcast_in_dim((place >= at) & (place < at + size), shape, (d,))
+            out = jnp.where(inside, picked, out)
+    return [out]
+
+
+@exchanges("join_slices")
+def _join_exchanges(op: Op, row: Row) -> Exchanges:
+    """One exchange for each operand that is split."""
+    d = split_dim(row)
+    needs = _needs(op.params, _sizes(op.ins, d), op.axis_size)
+    return [
+        Exchange(k, (d,), need, need.width)
+        for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True))
+        if atom == Split(d)
+    ]
+
+
+@rule("join_slices", traits=Traits(moves=True, scales="together"), local=_join_local)
+def _join_slices(op: Op) -> Sequence[Row]:
+    """Other dims split; the dim of the slices splits with an exchange."""
+    axis = int(op.params["dimension"])
+    dims = dim_factors(len(op.outs[0].shape), [axis])
+    ins = tuple(dims if a.shape else () for a in op.ins)
+    return [
+        *split_rows(op, FactorMap(ins=ins, outs=(dims,))),
+        *moved_rows(op),
+        *halo_rows(op, [axis]),
+    ]

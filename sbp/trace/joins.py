@@ -1,0 +1,260 @@
+"""Slices of arrays that the program puts together again, as one node.
+
+`jnp.roll` is two slices and a `concatenate`, `[new, x[:-1]]` a slice and a `concatenate`, and their
+gradients pad slices and add them. If the dim is split over devices, each of these operations moves
+almost every element to another device. The primitive `join_slices` reads the whole arrays, and each
+element moves once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from sbp import _jax
+from sbp.trace.graph import Constant, Graph, Node, Operand
+
+Piece = tuple[int, Any, Any]
+"""(operand, start, size): a slice of an operand of `join_slices` along its dim; of a scalar
+operand, `size` copies."""
+
+join_slices_p = _jax.Primitive("join_slices")
+
+
+def joined(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
+    """Slices of arrays, one after the other.
+
+    Arguments:
+      args: arrays of one shape but for one dim, and scalars.
+      dimension: the dim.
+      pieces: the slices, in the order of the result.
+    """
+    array = next(x for x in args if x.ndim)
+    found = []
+    for operand, start, size in pieces:
+        x = args[operand]
+        if x.ndim:
+            found.append(lax.slice_in_dim(x, start, start + size, axis=dimension))
+        else:
+            shape = (*array.shape[:dimension], size, *array.shape[dimension + 1 :])
+            found.append(lax.broadcast(x, shape))
+    return lax.concatenate(found, dimension)
+
+
+def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
+    array = next(a for a in avals if a.ndim)
+    size = sum(size for _, _, size in pieces)
+    return array.update(shape=(*array.shape[:dimension], size, *array.shape[dimension + 1 :]))
+
+
+join_slices_p.def_impl(joined)
+join_slices_p.def_abstract_eval(_abstract)
+_jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(joined, multiple_results=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Neighbouring elements of a value along a dim; of a scalar, copies.
+
+    Arguments:
+      source: the value.
+      start: the first element.
+      size: number of elements.
+      is_cut: whether an operation of the program cut it out of a longer value.
+    """
+
+    source: Operand
+    start: Any
+    size: Any
+    is_cut: bool = False
+
+
+def with_joins(graph: Graph) -> Graph:
+    """A graph in which slices that are put together again are one node, in regions too."""
+    return _with_joins(graph, {i.value for i in graph.inspections if isinstance(i.value, int)})
+
+
+def _with_joins(graph: Graph, inspected: Set[int]) -> Graph:
+    """The graph with its joins.
+
+    Arguments:
+      graph: the graph.
+      inspected: values whose types the program asks for, which stay.
+    """
+    maker = _Joins(graph, inspected)
+    nodes = [maker.visit(node) for node in graph.nodes]
+    read = {o for o in graph.outputs if isinstance(o, int)} | inspected
+    kept: list[Node] = []
+    for node, was in zip(reversed(nodes), reversed(graph.nodes), strict=True):
+        # An operation that fed a join may have no reader left.
+        if was.op in _FEEDING and not read.intersection(node.outputs) and maker.changed:
+            continue
+        read.update(o for o in node.inputs if isinstance(o, int))
+        kept.append(node)
+    return dataclasses.replace(graph, nodes=tuple(reversed(kept)))
+
+
+_FEEDING = frozenset({"slice", "split", "pad"})
+"""Operations whose results a join may read through."""
+
+
+class _Joins:
+    """Finds the joins of a graph.
+
+    Arguments:
+      graph: the graph.
+      inspected: values whose types the program asks for.
+    """
+
+    def __init__(self, graph: Graph, inspected: Set[int]) -> None:
+        self.graph, self.inspected = graph, inspected
+        self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
+        self.changed = False
+
+    def visit(self, node: Node) -> Node:
+        """The node, or the join that replaces it."""
+        if node.regions:
+            regions = tuple(_with_joins(r, self.inspected) for r in node.regions)
+            return dataclasses.replace(node, regions=regions)
+        slices: list[_Slice] = []
+        dim = 0
+        if node.op == "concatenate":
+            dim = int(node.params["dimension"])
+            slices = [self.cut(o, dim) for o in node.inputs]
+        elif node.op in ("pad", "add_any"):
+            pads = [self.padded(n) for n in self.pads(node)]
+            if pads and all(pads):
+                dim, slices = _summed([p for p in pads if p is not None])
+        if not self.moves(dim, slices):
+            return node
+        self.changed = True
+        inputs = tuple(dict.fromkeys(s.source for s in slices))
+        pieces = tuple((inputs.index(s.source), s.start, s.size) for s in slices)
+        return dataclasses.replace(
+            node,
+            op=join_slices_p.name,
+            primitive=join_slices_p,
+            params={"dimension": dim, "pieces": pieces},
+            inputs=inputs,
+        )
+
+    def moves(self, dim: int, slices: Sequence[_Slice]) -> bool:
+        """Whether a join is better than the operations it replaces: some value is cut, and most of
+        each value that is cut is read. Otherwise the whole value may cost more than its slices."""
+        taken: dict[Operand, Any] = {}
+        for s in slices:
+            if s.is_cut:
+                taken[s.source] = taken.get(s.source, 0) + s.size
+        return bool(taken) and all(
+            _is_most(size, self.graph.aval(source).shape[dim]) for source, size in taken.items()
+        )
+
+    def cut(self, operand: Operand, dim: int) -> _Slice:
+        """A value as a slice along a dim of the value that it was cut out of."""
+        whole = _Slice(operand, 0, self.graph.aval(operand).shape[dim])
+        maker = self.makers.get(operand) if isinstance(operand, int) else None
+        if maker is None or not isinstance(operand, int):
+            return whole
+        if maker.op == "split" and maker.params["axis"] == dim:
+            sizes, at = maker.params["sizes"], maker.outputs.index(operand)
+            return _Slice(maker.inputs[0], sum(sizes[:at]), sizes[at], True)
+        if maker.op == "slice":
+            params, shape = maker.params, self.graph.aval(maker.inputs[0]).shape
+            ends = zip(params["start_indices"], params["limit_indices"], shape, strict=True)
+            whole_beside = all(e == dim or (a, b) == (0, n) for e, (a, b, n) in enumerate(ends))
+            if whole_beside and set(params["strides"] or (1,)) == {1}:
+                return _Slice(maker.inputs[0], params["start_indices"][dim], whole.size, True)
+        return whole
+
+    def pads(self, node: Node) -> list[Node]:
+        """The node itself, or the two pads that it adds; none for other sums."""
+        if node.op == "pad":
+            return [node]
+        makers = [self.makers.get(o) if isinstance(o, int) else None for o in node.inputs]
+        found = [m for m in makers if m is not None and m.op == "pad" and _pads_zeros(m)]
+        return found if len(found) == 2 else []
+
+    def padded(self, pad: Node) -> _Padded | None:
+        """A pad along one dim; None for other pads."""
+        x, value = pad.inputs
+        config = [tuple(map(_plain, c)) for c in pad.params["padding_config"]]
+        dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]
+        if len(dims) != 1:
+            return None
+        low, high, interior = config[dims[0]]
+        if interior or not (_at_most(0, low) and _at_most(0, high)):
+            return None
+        return _Padded(dims[0], low, self.cut(x, dims[0]), high, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Padded:
+    """A slice between copies of a scalar.
+
+    Arguments:
+      dim: the dim.
+      low: copies before the slice.
+      body: the slice.
+      high: copies after it.
+      value: the scalar.
+    """
+
+    dim: int
+    low: Any
+    body: _Slice
+    high: Any
+    value: Operand
+
+
+def _summed(pads: Sequence[_Padded]) -> tuple[int, list[_Slice]]:
+    """The slices of a pad, or of the sum of two pads with zeros; none where the slices of the two
+    overlap."""
+    first, last = pads[0], pads[-1]
+    if len(pads) == 2:
+        if first.dim != last.dim:
+            return first.dim, []
+        if not _at_most(first.low + first.body.size, last.low):
+            first, last = last, first
+        if not _at_most(first.low + first.body.size, last.low):
+            return first.dim, []
+
+    def copies(size: Any) -> _Slice:
+        return _Slice(first.value, 0, size)
+
+    between = [copies(last.low - first.low - first.body.size), last.body] if len(pads) == 2 else []
+    slices = [copies(first.low), first.body, *between, copies(last.high)]
+    return first.dim, [s for s in slices if s.size != 0]
+
+
+def _pads_zeros(pad: Node) -> bool:
+    """Whether a pad's value is the constant zero."""
+    value = pad.inputs[1]
+    return isinstance(value, Constant) and not np.any(np.asarray(value.value))
+
+
+def _plain(size: Any) -> Any:
+    """A NumPy integer as a Python integer; a symbolic size unchanged."""
+    return int(size) if isinstance(size, np.integer) else size
+
+
+def _at_most(a: Any, b: Any) -> bool:
+    """Whether a <= b; False where symbolic sizes do not say."""
+    try:
+        return bool(a <= b)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
+def _is_most(size: Any, of: Any) -> bool:
+    """Whether a size is all of another one but 1, or more than half of it; for symbolic sizes also,
+    whether it is all but a number."""
+    left = of - size
+    return (isinstance(left, int) and not isinstance(of, int)) or (
+        _at_most(left, 1) or _at_most(left + 1, size)
+    )

@@ -1,0 +1,103 @@
+"""Slices that are put together again are one node, where more than half of each array is read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from sbp.trace.build import trace
+from sbp.trace.evaluate import evaluate
+from sbp.trace.graph import Graph
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3) + 1
+NEW = -np.ones((1, 3), np.float32)
+
+
+def squares(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the sum of the squares of a function."""
+    return jax.grad(lambda *args: jnp.sum(fn(*args) ** 2))
+
+
+def shifted(x: Any, new: Any) -> Any:
+    return jnp.concatenate([new, x[:-1]])
+
+
+def looped(x: Any) -> Any:
+    return lax.scan(lambda c, _: (jnp.roll(c, 1, 0) * 2, None), x, length=3)[0]
+
+
+JOINED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
+    "roll": (lambda x: jnp.roll(x, 3, 0), (X,), 1),
+    "roll of two dims": (lambda x: jnp.roll(x, (3, 1), (0, 1)), (X,), 2),
+    "shift": (shifted, (X, NEW), 1),
+    "shift to the left": (lambda x, new: jnp.concatenate([x[1:], new]), (X, NEW), 1),
+    "from split": (lambda x: jnp.concatenate(lax.split(x, (5, 3))[::-1]), (X,), 1),
+    "padded slice": (lambda x: lax.pad(x[1:], np.float32(2), [(2, 1, 0), (0, 0, 0)]), (X,), 1),
+    "gradient of roll": (squares(lambda x: jnp.roll(x, 1, 0)), (X,), 2),
+    "gradient of shift": (squares(shifted), (X, NEW), 2),
+    "in a loop": (looped, (X,), 1),
+}
+
+APART: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "half of it": (lambda x: jnp.concatenate([-x[4:], x[:4]]), (X,)),
+    "a small slice": (lambda x, new: jnp.concatenate([new, x[:3]]), (X, NEW)),
+    "strided": (lambda x: jnp.concatenate([x[::2], x[1::2]]), (X,)),
+    "cut along another dim": (lambda x: jnp.concatenate([x[:, :2], x[:, 1:]]), (X,)),
+    "overlapping pads": (
+        lambda ct: jax.linear_transpose(lambda x: jnp.concatenate([x[:5], x[3:]]), X)(ct)[0],
+        (np.ones((10, 3), np.float32),),
+    ),
+    "computed between": (lambda x: jnp.concatenate([x[7:] * 2, x[:7] * 2]), (X,)),
+}
+
+
+def graph_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
+    graph, _ = trace(fn, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
+    return graph
+
+
+def assert_same_values(graph: Graph, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    (got,) = evaluate(graph, args, {})
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(fn(*args)))
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_joined(case: str):
+    fn, args, count = JOINED[case]
+    graph = graph_of(fn, args)
+    found = [node.op for node in graph.walk()]
+    assert found.count("join_slices") == count
+    if case != "gradient of shift":  # the gradient of `new` is a slice by itself
+        assert not {"slice", "split", "pad", "concatenate", "add_any"} & set(found)
+    assert_same_values(graph, fn, args)
+
+
+@pytest.mark.parametrize("case", APART)
+def test_apart(case: str):
+    fn, args = APART[case]
+    graph = graph_of(fn, args)
+    assert "join_slices" not in {node.op for node in graph.walk()}
+    assert_same_values(graph, fn, args)
+
+
+def test_slices_with_other_readers_stay():
+    def fn(x: Any) -> Any:
+        first, rest = x[:2], x[2:]
+        return jnp.concatenate([rest, first]) * jnp.sum(first)
+
+    found = [node.op for node in graph_of(fn, (X,)).nodes]
+    assert found.count("slice") == 1 and "join_slices" in found
+
+
+def test_inspected_values_stay():
+    def fn(x: Any) -> Any:
+        rest = x[1:]
+        jax.debug.inspect_array_sharding(rest, callback=lambda s: None)
+        return jnp.concatenate([rest, x[:1]])
+
+    graph = graph_of(fn, (X,))
+    assert {i.value for i in graph.inspections} <= {v for n in graph.nodes for v in n.outputs}
