@@ -83,7 +83,7 @@ def convolution_over_split_space(image, kernel):
 @broken(f32(N, D), cause="differences along a split dim: each device lacks its neighbour's first row")
 def shift_along_a_split_dim(x):
     x = sbp.split(x, 0, "model")  # and: x is S(0) on `model`: dim 0 of 64x256
-    return x - jnp.roll(x, 1, axis=0)  # error: no-signature: `x - jnp.roll(x, 1, axis=0)` has no SBP signature on mesh axis `model`
+    return x - jnp.roll(x, 1, axis=0)  # error: no-signature: `jnp.roll(x, 1, axis=0)` has no SBP signature on mesh axis `model`
 
 
 @broken(f32(N, 4), cause="a dim that is shorter than the axis is long")
