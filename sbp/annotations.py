@@ -19,9 +19,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpError
+from sbp.errors import SbpError, refused
+from sbp.kinds import AXIS, Kind, is_whole, one_of, refuse_unless, shown, takes
 from sbp.spans import Span
-from sbp.types import Atom, B, NdSbp, Split, Unreduced, parse
+from sbp.types import MONOIDS, Atom, B, Broadcast, NdSbp, Split, Unreduced, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,12 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
                 " text",
                 code="type-syntax",
             )
-        case _ if value == B:
+        case Broadcast():
             t = NdSbp()
         case _:
             raise SbpError(
                 "a type is an NdSbp, a type text, a PartitionSpec or a NamedSharding, got"
-                f" {value!r}",
+                f" {shown(value)}",
                 code="type-syntax",
             )
     if ndim is not None:
@@ -218,12 +219,12 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
         return None
     try:
         name = np.dtype(reduce_dtype).name
-    except TypeError:
+    except (TypeError, ValueError):  # NumPy raises either for what is no dtype
         name = ""
     if name != "float32":
         raise SbpError(
             "reduce_dtype is jnp.float32, or None for the platform's own sums; got"
-            f" {reduce_dtype!r}",
+            f" {shown(reduce_dtype)}",
             code="unknown-option",
         )
     return name
@@ -241,6 +242,7 @@ def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int, reduce_dtype: str | No
     return Pin(t, reduce_dtype=reduce_dtype)
 
 
+@takes("sbp.annotate")
 def annotate(
     x: Any, /, type: Any = None, *, cotangent: Any = None, reduce_dtype: Any = None, **atoms: Atom
 ) -> Any:
@@ -265,7 +267,7 @@ def annotate(
     >>> annotate(jnp.zeros((8, 4)), data=Split(0), model=B).shape
     (8, 4)
     """
-    x = _array(x)
+    x = as_array(x, ARRAY)
     wide = reduce_dtype_name(reduce_dtype)
     pin, ct = _pin_of(type, atoms, x.ndim, wide), _pin_of(cotangent, {}, x.ndim, wide)
     if pin is None and ct is None:
@@ -273,6 +275,11 @@ def annotate(
     return bind_pin(x, pin, ct)
 
 
+ARRAY = "an annotation is for"
+_DIM = Kind('the number of a dim, before mesh axes as in split(x, 0, "data")', is_whole)
+
+
+@takes("sbp.split", dim=_DIM, mesh_axes=AXIS)
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     """Pins `x` as split along `dim` over the mesh axes; other axes are left to inference.
 
@@ -289,33 +296,28 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     """
     if not mesh_axes:
         raise SbpError('split needs a mesh axis: split(x, 0, "data")')
-    _check_names(mesh_axes)
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise SbpError(
-            f"split takes a dim and then mesh axes, got dim {dim!r}; write for example split(x, 0,"
-            ' "data")'
-        )
-    x = _array(x)
+    x = as_array(x, ARRAY)
     if not -x.ndim <= dim < x.ndim:
         raise SbpError(
-            f"split of dim {dim} on a tensor of shape {x.shape}; it has {x.ndim} dims",
+            f"split of dim {shown(dim)} on a tensor of shape {x.shape}; it has {x.ndim} dims",
             code="dim-out-of-range",
         )
-    dim = dim % x.ndim
+    dim = int(dim) % x.ndim
     return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim)))))
 
 
+@takes("sbp.replicate", mesh_axes=AXIS)
 def replicate(x: Any, *mesh_axes: str) -> Any:
     """Pins `x` as B on the mesh axes; on all of them when none is named.
 
     >>> replicate(jnp.zeros(3)).shape
     (3,)
     """
-    _check_names(mesh_axes)
     pin = Pin(NdSbp(dict.fromkeys(mesh_axes, B))) if mesh_axes else Pin(NdSbp(), complete=True)
-    return bind_pin(_array(x), pin)
+    return bind_pin(as_array(x, ARRAY), pin)
 
 
+@takes("sbp.partial", mesh_axes=AXIS, op=one_of(MONOIDS))
 def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     """Pins `x` as partial on the mesh axes: `x` is the reduction by `op` of the devices' parts.
 
@@ -332,10 +334,10 @@ def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     """
     if not mesh_axes:
         raise SbpError('partial needs a mesh axis: partial(x, "model")')
-    _check_names(mesh_axes)
-    return bind_pin(_array(x), Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))))
+    return bind_pin(as_array(x, ARRAY), Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))))
 
 
+@takes("sbp.shard")
 def shard(x: Any, device_assignment: Any) -> Any:
     """Pins `x` by GShard's device assignment: an array of device ids of the rank of `x`, one per
     partition, in slice order.
@@ -348,8 +350,8 @@ def shard(x: Any, device_assignment: Any) -> Any:
     >>> shard(jnp.zeros((3, 16, 64)), [[[0], [1]]]).shape
     (3, 16, 64)
     """
-    x = _array(x)
-    ids = np.asarray(device_assignment)
+    x = as_array(x, ARRAY)
+    ids = _ids(device_assignment)
     if ids.ndim != x.ndim:
         raise SbpError(
             f"device_assignment has rank {ids.ndim}, the tensor {x.ndim}; they must agree",
@@ -359,14 +361,36 @@ def shard(x: Any, device_assignment: Any) -> Any:
     return bind_pin(x, Pin(NdSbp(), complete=True, device_assignment=nested))
 
 
-def _check_names(mesh_axes: tuple[Any, ...]) -> None:
-    for name in mesh_axes:
-        if not isinstance(name, str):
-            raise SbpError(
-                f"mesh axes are named by strings, got {name!r}; write for example split(x, 0,"
-                ' "data")'
-            )
+_ID = Kind("a nested list of device ids, which are whole numbers", is_whole)
 
 
-def _array(x: Any) -> Any:
-    return x if hasattr(x, "aval") or isinstance(x, _jax.Tracer) else jnp.asarray(x)
+def _ids(device_assignment: Any) -> np.ndarray:
+    """A device assignment as an array of whole numbers.
+
+    Raises:
+      SbpError: `bad-argument` for anything else.
+    """
+    try:
+        ids = np.array(device_assignment, dtype=object)
+    except (TypeError, ValueError) as error:  # such as rows of different lengths
+        raise _ID.refused("sbp.shard", "device_assignment", device_assignment) from error
+    refuse_unless(_ID, "sbp.shard", "device_assignment", ids.ravel().tolist())
+    return ids
+
+
+def as_array(x: Any, what: str) -> Any:
+    """A value as an array of JAX.
+
+    Arguments:
+      x: the value.
+      what: the start of the error's sentence, such as "an annotation is for".
+
+    Raises:
+      SbpError: `bad-argument` for what is no array.
+    """
+    if hasattr(x, "aval") or isinstance(x, _jax.Tracer):
+        return x
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refused(f"{what} one array, got {shown(x)}", error) from error

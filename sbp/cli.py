@@ -11,13 +11,20 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.console import Console
 
 from sbp.errors import CODES, SbpError, nearest
+from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.hardware import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
 from sbp.report.signatures import signature_page, signatures_page
 
+_WORDS = Kind(
+    "a list of strings, or None for the arguments of the process",
+    lambda x: x is None or (isinstance(x, list | tuple) and all(isinstance(w, str) for w in x)),
+)
 
+
+@takes("sbp.cli.main", argv=_WORDS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 

@@ -272,6 +272,11 @@ class ArgumentValueError(SbpError, ValueError):
     """An error of sbp where `jax.jit` raises `ValueError`."""
 
 
+class ArgumentError(ArgumentTypeError, ArgumentValueError):
+    """An argument of another kind than a function takes. For some of them JAX raises `TypeError`,
+    for others `ValueError`."""
+
+
 class ArgumentOverflowError(SbpError, OverflowError):
     """An error of sbp where `jax.jit` raises `OverflowError`."""
 
@@ -387,4 +392,4 @@ def nearest(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known: {', '.join(options)}" if options else ""
+    return f"; known: {', '.join(o[:80] for o in options)}" if options else ""

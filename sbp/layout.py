@@ -11,21 +11,32 @@ data:S(0) model:S(2)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.annotations import Pin, bind_pin
-from sbp.errors import SbpError
+from sbp.annotations import Pin, as_array, bind_pin
+from sbp.errors import SbpError, refused
+from sbp.kinds import AXES, Kind, made_of, shown, takes
 from sbp.types import Atom, B, NdSbp, Split
+
+_FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
 
 DimName = str | None
 """The name of a dim; None for a dim without a name, which no layout splits."""
 
 
+_MAPPED = Kind(
+    'a dict from names of dims to mesh axes, such as {"batch": "data"}',
+    lambda x: x is None or isinstance(x, Mapping),
+)
+
+
+@made_of("Layout", axes=_MAPPED)
 class Layout(Mapping[str, tuple[str, ...]]):
     """A map from dim names to mesh axes (Shazeer et al. 2018, Mesh-TensorFlow, section 3).
 
@@ -54,10 +65,10 @@ class Layout(Mapping[str, tuple[str, ...]]):
     def __init__(
         self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]
     ) -> None:
-        twice = sorted(named.keys() & (axes or {}).keys())
+        twice = [name for name in named if name in (axes or {})]
         if twice:
             raise SbpError(
-                f"the layout maps dim {twice[0]!r} twice; map it once", code="layout-names"
+                f"the layout maps dim {shown(twice[0])} twice; map it once", code="layout-names"
             )
         self._axes = {
             name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()
@@ -82,6 +93,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             return f"Layout({', '.join(f'{name}={axes!r}' for name, axes in shown.items())})"
         return f"Layout({shown!r})"
 
+    @takes("a layout", skip=1)
     def __call__(self, x: Any, /, *names: DimName) -> Any:
         """Pins a tensor by the names of its dims; outside `sbp.jit` this is the identity.
 
@@ -103,7 +115,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                     f"a layout names the dims of one array, got {type(x).__name__}; map it over the"
                     " leaves"
                 )
-            x = jax.numpy.asarray(x)
+            x = as_array(x, "a layout names the dims of")
         if len(names) != np.ndim(x):
             raise _names_error(
                 f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)};"
@@ -111,6 +123,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             )
         return bind_pin(x, Pin(self.type(*names)))
 
+    @takes("Layout.type", skip=1, free=_FREE)
     def type(self, *names: DimName, free: Iterable[str] = ()) -> NdSbp:
         """The type of a tensor whose dims have these names, for `in_types` and `out_types`.
 
@@ -130,8 +143,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
         for number, name in enumerate(names):
             if not (name is None or isinstance(name, str)):
                 raise _names_error(
-                    f"a dim's name is a string or None, got {name!r} in {_shown(names)}; name the"
-                    " dims in order"
+                    f"a dim's name is a string or None, got {shown(name)} in {_shown(names)}; name"
+                    " the dims in order"
                 )
             if name is not None and name in names[:number]:
                 raise _names_error(
@@ -152,8 +165,9 @@ class Layout(Mapping[str, tuple[str, ...]]):
                         span=_jax.caller_span(),
                     )
                 owner[axis], atoms[axis] = str(name), Split(dim)
-        return NdSbp(atoms, _free_axes(free))
+        return NdSbp(atoms, free)
 
+    @takes("Layout.types", skip=1, free=_FREE)
     def types(self, names: Any, *, free: Iterable[str] = ()) -> Any:
         """The types of a pytree of tensors, from a pytree whose leaves are tuples of dim names.
 
@@ -165,12 +179,21 @@ class Layout(Mapping[str, tuple[str, ...]]):
         >>> Layout(d_ff="model").types({"w": ("d_model", "d_ff"), "b": ("d_ff",), "scale": ()})
         {'b': model:S(0), 'scale': B, 'w': model:S(1)}
         """
-        kept = _free_axes(free)
-        return jax.tree.map(
-            lambda leaf: None if leaf is None else self.type(*leaf, free=kept),
-            names,
-            is_leaf=_is_names,
-        )
+
+        def type_of(leaf: Any) -> NdSbp | None:
+            if leaf is None:
+                return None
+            if not _is_names(leaf):
+                raise _LEAF.refused("Layout.types", "each leaf of `names`", leaf)
+            return self.type(*leaf, free=free)
+
+        try:
+            return jax.tree.map(type_of, names, is_leaf=_is_names)
+        except ValueError as error:  # JAX sorts the keys of a dict
+            raise refused(f"Layout.types: `names` is no pytree: {error}", error) from error
+
+
+_LEAF = Kind('a tuple of dim names, such as ("batch", None), or None', lambda x: _is_names(x))
 
 
 def _is_names(x: Any) -> bool:
@@ -182,32 +205,26 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
         (value,)
         if isinstance(value, str)
         else tuple(value)
-        if isinstance(value, Iterable)
+        if isinstance(value, Sequence | AbstractSet)
         else (value,)
     )
     if not isinstance(name, str) or not axes or not all(isinstance(a, str) for a in axes):
         raise SbpError(
-            f"a layout maps a dim name to a mesh axis or a tuple of them, got {name!r}: {value!r};"
-            " leave out what is not split"
+            f"a layout maps a dim name to a mesh axis or a tuple of them, got"
+            f" {shown(name)}: {shown(value)}; leave out what is not split"
         )
     if len(set(axes)) != len(axes):
         raise SbpError(
-            f"the layout maps dim {name!r} to {axes}, one mesh axis twice; name each once",
+            f"the layout maps dim {shown(name)} to {shown(axes)}, one mesh axis twice; name each"
+            " once",
             code="layout-names",
         )
     return axes
 
 
-def _free_axes(free: Any) -> tuple[str, ...]:
-    named = isinstance(free, Iterable) and not isinstance(free, str)
-    axes: tuple[Any, ...] = tuple(free) if named else ()
-    if not named or not all(isinstance(a, str) for a in axes):
-        raise SbpError(f'free is a collection of mesh axes, such as ["pod"]; got {free!r}')
-    return axes
-
-
 def _shown(names: tuple[Any, ...]) -> str:
-    return "[" + ", ".join("_" if n is None else str(n) for n in names) + "]"
+    words = ("_" if n is None else n if isinstance(n, str) else shown(n) for n in names)
+    return "[" + ", ".join(words) + "]"
 
 
 def _place() -> str:

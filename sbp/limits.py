@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import jax
 
 from sbp.errors import SbpError, bytes_text, nearest
+from sbp.kinds import made_of, one_of, shown, takes
 
 Policy = Literal["auto", "reduce", "explicit"]
 """Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
@@ -38,11 +39,16 @@ _PLACES: dict[Where, str] = {
     "loop": " inside a loop",
 }
 
+_KNOWN, _PLACE = one_of(get_args(Collective)), one_of(get_args(Where))
+BOXING = one_of(POLICIES)
+"""The kind of a boxing policy."""
+
 _MARK = re.compile(r"sbp_policy\.(\w+?)\.of\.([0-9a-f]*)")
 """A policy as a name in JAX's name stack. Equations of a gradient have the name stack of their
 forward part. The mesh axis is written in hexadecimal, because it may have any letters."""
 
 
+@made_of("Budget")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Collectives that a plan may not have.
@@ -61,27 +67,29 @@ class Budget:
     where: Where = "anywhere"
 
     def __post_init__(self) -> None:
-        if self.collective is not None and self.collective not in get_args(Collective):
+        if self.collective is not None and not _KNOWN.accepts(self.collective):
+            given = shown(self.collective)
             raise SbpError(
-                "no collective"
-                f" {self.collective!r}{nearest(str(self.collective), get_args(Collective))}",
+                f"no collective {given}{nearest(given, get_args(Collective))}",
                 code="unknown-option",
             )
-        if self.where not in get_args(Where):
+        if not _PLACE.accepts(self.where):
+            given = shown(self.where)
             raise SbpError(
-                "a budget holds nowhere called"
-                f" {self.where!r}{nearest(str(self.where), get_args(Where))}",
+                f"a budget holds nowhere called {given}{nearest(given, get_args(Where))}",
                 code="unknown-option",
             )
         if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
-            raise SbpError(f"the axis of a budget is the name of a mesh axis; got {self.axis!r}")
+            raise SbpError(
+                f"the axis of a budget is the name of a mesh axis; got {shown(self.axis)}"
+            )
         size = self.above
         if (
             isinstance(size, bool)
             or not isinstance(size, numbers.Real)
             or not 0 <= size <= MOST_BYTES
         ):
-            raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {size!r}")
+            raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {shown(size)}")
         object.__setattr__(self, "above", float(size))
 
     def __str__(self) -> str:
@@ -97,6 +105,7 @@ class Budget:
         ]
 
 
+@takes("sbp.forbid")
 def forbid(
     collective: Collective | None = None,
     *,
@@ -123,6 +132,7 @@ def forbid(
     return Budget(collective=collective, axis=axis, above=above, where=where)
 
 
+@takes("sbp.policy", boxing=BOXING)
 @contextlib.contextmanager
 def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     """Sets the boxing policy for conversions of the operands of operations that are traced inside,
@@ -143,15 +153,11 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     >>> with policy("explicit", "dcn"):
     ...     y = jnp.ones(2) + 1
     """
-    if boxing not in POLICIES:
-        raise SbpError(
-            f"no boxing policy {boxing!r}{nearest(str(boxing), POLICIES)}", code="unknown-option"
-        )
     for axis in axes:
         if not (isinstance(axis, str) and axis):  # the mark of all axes is that of an empty name
             raise SbpError(
-                f"a policy holds on mesh axes, each by its name; got {axis!r}, and none are needed"
-                " for all of them"
+                f"a policy holds on mesh axes, each by its name; got {shown(axis)}, and none are"
+                " needed for all of them"
             )
     with contextlib.ExitStack() as stack:
         for axis in axes or ("",):
@@ -165,7 +171,11 @@ def policy_mark(boxing: Policy, axis: str = "") -> str:
     >>> policies_in(policy_mark("reduce", "dcn"))
     [('reduce', 'dcn')]
     """
-    return f"sbp_policy.{boxing}.of.{axis.encode().hex()}"
+    return f"sbp_policy.{boxing}.of.{axis.encode('utf-8', 'surrogatepass').hex()}"
+
+
+def _axis_of(mark: str) -> str:
+    return bytes.fromhex(mark).decode("utf-8", "surrogatepass")
 
 
 def with_policy(scope: str, old: Policy, new: Policy, axis: str) -> str:
@@ -183,7 +193,7 @@ def with_policy(scope: str, old: Policy, new: Policy, axis: str) -> str:
     """
 
     def changed(found: re.Match[str]) -> str:
-        held = bytes.fromhex(found[2]).decode()
+        held = _axis_of(found[2])
         if found[1] != old or held not in ("", axis):
             return found[0]
         return policy_mark(new, axis) if held else f"{found[0]}/{policy_mark(new, axis)}"
@@ -197,11 +207,7 @@ def policies_in(scope: str) -> list[tuple[Policy, str]]:
     >>> policies_in("transpose(jvp(layer/sbp_policy.reduce.of.64636e))/dot")
     [('reduce', 'dcn')]
     """
-    return [
-        (name, bytes.fromhex(axis).decode())
-        for name, axis in _MARK.findall(scope)
-        if name in POLICIES
-    ]
+    return [(name, _axis_of(axis)) for name, axis in _MARK.findall(scope) if name in POLICIES]
 
 
 def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:

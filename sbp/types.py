@@ -17,6 +17,17 @@ from typing import TypeVar, overload
 import numpy as np
 
 from sbp.errors import SbpError, nearest
+from sbp.kinds import (
+    AXES,
+    AXES_OR_NONE,
+    AXIS,
+    SHOWN_CHARACTERS,
+    TEXT,
+    Kind,
+    made_of,
+    shown,
+    takes,
+)
 
 Default = TypeVar("Default")
 
@@ -24,6 +35,7 @@ MONOIDS = ("sum", "max", "min", "prod", "and", "or")
 """The commutative monoids a partial tensor may be reduced with."""
 
 
+@made_of("S")
 @dataclass(frozen=True, slots=True, repr=False)
 class Split:
     """The tensor is the concatenation of its parts along `dim`; `S(dim)` for short."""
@@ -37,7 +49,7 @@ class Split:
             object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
             raise SbpError(
-                f"S(dim) takes a dim >= 0, got {self.dim!r}; count dims from the front",
+                f"S(dim) takes a dim >= 0, got {shown(self.dim)}; count dims from the front",
                 code="dim-out-of-range",
             )
 
@@ -61,12 +73,14 @@ class Unreduced:
     monoid: str = "sum"
 
     def __post_init__(self) -> None:
-        if self.monoid not in MONOIDS:
+        if not isinstance(self.monoid, str) or self.monoid not in MONOIDS:
+            given = shown(self.monoid)
             raise SbpError(
-                f"P({self.monoid!r}) is no monoid{nearest(str(self.monoid), MONOIDS)}",
+                f"P({given}) is no monoid{nearest(given, MONOIDS)}",
                 code="unknown-option",
             )
 
+    @takes("P", skip=1)
     def __call__(self, monoid: str) -> Unreduced:
         return Unreduced(monoid)
 
@@ -81,6 +95,13 @@ B = Broadcast()
 P = Unreduced()
 
 
+_ATOMS = Kind(
+    'a dict from names of mesh axes to atoms, such as {"data": S(0)}',
+    lambda x: x is None or isinstance(x, Mapping),
+)
+
+
+@made_of("NdSbp", atoms=_ATOMS, free=AXES)
 class NdSbp(Mapping[str, Atom]):
     """A type on several mesh axes: an atom for each axis that it names; the others are B.
 
@@ -104,9 +125,11 @@ class NdSbp(Mapping[str, Atom]):
         self._atoms: dict[str, Atom] = dict(atoms or {})
         self.free: frozenset[str] = frozenset(free)
         for axis, atom in self._atoms.items():
+            if not isinstance(axis, str):
+                raise AXIS.refused("NdSbp", "each key", axis)
             if not isinstance(atom, Split | Broadcast | Unreduced):
                 raise SbpError(
-                    f"the atom of mesh axis {axis!r} is S(dim), B or P, got {atom!r}",
+                    f"the atom of mesh axis {shown(axis)} is S(dim), B or P, got {shown(atom)}",
                     code="type-syntax",
                 )
         both = self.free & self._atoms.keys()
@@ -134,6 +157,7 @@ class NdSbp(Mapping[str, Atom]):
     @overload
     def get(self, mesh_axis: str, /, default: Default) -> Atom | Default: ...
 
+    @takes("NdSbp.get", skip=1, mesh_axis=AXIS)
     def get(self, mesh_axis: str, /, default: object = B) -> object:
         """The atom on a mesh axis; B when the type does not name it."""
         return self._atoms.get(mesh_axis, default)
@@ -158,6 +182,7 @@ class NdSbp(Mapping[str, Atom]):
         parts += [f"{axis}:?" for axis in sorted(self.free)]
         return " ".join(parts) or "B"
 
+    @takes("NdSbp.over", skip=1, mesh_axes=AXES)
     def over(self, mesh_axes: Iterable[str]) -> tuple[Atom, ...]:
         """The atoms in the order of `mesh_axes`."""
         return tuple(self.get(axis) for axis in mesh_axes)
@@ -172,6 +197,7 @@ _ATOM = re.compile(r"S\((\d+)\)|B|P(?:\((\w+)\))?|\?")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
+@takes("sbp.parse", text=TEXT, mesh_axes=AXES_OR_NONE)
 def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
     """Reads a type text: atoms `axis:S(0)`, `axis:B`, `axis:P(sum)`, `axis:?`, separated by blanks;
     the text `B` is the type that is B on every axis.
@@ -205,19 +231,19 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
             raise _misread(text, at, "a mesh axis name")
         if known is not None and name.group() not in known:
             raise SbpError(
-                f"the mesh has no axis {name.group()!r}{nearest(name.group(), known)}",
+                f"the mesh has no axis {shown(name.group())}{nearest(name.group(), known)}",
                 code="unknown-axis",
             )
         at = name.end()
         if at == len(text) or text[at] != ":":
-            raise _misread(text, at, f'":" after mesh axis {name.group()!r}')
+            raise _misread(text, at, f'":" after mesh axis {shown(name.group())}')
         atom = _ATOM.match(text, at + 1)
         if atom is None or (atom.end() < len(text) and not text[atom.end()].isspace()):
             raise _misread(
                 text, at + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?"
             )
         if name.group() in atoms or name.group() in free:
-            raise _misread(text, name.start(), f"mesh axis {name.group()!r} once only")
+            raise _misread(text, name.start(), f"mesh axis {shown(name.group())} once only")
         read = _atom(atom, text, at + 3)
         if read is None:
             free.add(name.group())
@@ -254,9 +280,10 @@ def _atom(found: re.Match[str], text: str, column: int) -> Atom | None:
 
 
 def _misread(text: str, column: int, expected: str) -> SbpError:
+    start, end = max(0, column - SHOWN_CHARACTERS), column + SHOWN_CHARACTERS
     return SbpError(
         f"type text does not parse at column {column + 1}: expected {expected}",
         code="type-syntax",
-        details=(text,),
-        column=column,
+        details=("".join(c if c.isprintable() else "?" for c in text[start:end]),),
+        column=column - start,
     )

@@ -168,22 +168,22 @@ def test_two_dims_on_one_mesh_axis():
         (
             lambda: Layout(b="x").type("b", free="pod"),
             "bad-argument",
-            "free is a collection of mesh axes, such as [\"pod\"]; got 'pod'",
+            "takes a collection of mesh axes, such as [\"pod\"] for `free`, got 'pod'",
         ),
         (
             lambda: Layout(b="x").types({"w": ("b",)}, free="pod"),
             "bad-argument",
-            "free is a collection of mesh axes",
+            "takes a collection of mesh axes",
         ),
         (
             lambda: Layout(b="x").type("b", free=cast(Any, [1])),
             "bad-argument",
-            "free is a collection of mesh axes",
+            "takes a collection of mesh axes",
         ),
         (
             lambda: Layout(b="x").type("b", free=cast(Any, None)),
             "bad-argument",
-            "free is a collection of mesh axes",
+            "takes a collection of mesh axes",
         ),
     ],
 )

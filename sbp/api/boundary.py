@@ -15,6 +15,7 @@ from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
 from sbp.errors import SbpError, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
+from sbp.kinds import leaves_of
 from sbp.machine.mesh import MeshSpec
 from sbp.run.partial import Partial
 from sbp.types import Atom, B, NdSbp, Split, Unreduced
@@ -36,7 +37,7 @@ def check_types(types: Any, mesh: MeshSpec) -> None:
     Raises:
       SbpError: `unknown-axis`.
     """
-    for leaf in jax.tree.leaves(types, is_leaf=is_type_leaf):
+    for leaf in leaves_of(types, "in_types and out_types", is_type_leaf)[0]:
         if not (leaf is None or _jax_call.is_unspecified(leaf)) and (
             is_type_leaf(leaf) and not callable(leaf)
         ):
@@ -74,9 +75,11 @@ def broadcast_types(
 
 def _type_of_leaf(t: Any, path: KeyPath, leaf: Any, where: str, mesh: MeshSpec) -> NdSbp | None:
     """The type of one leaf by its entry."""
-    rank = leaf.parts.ndim - leaf.rank if isinstance(leaf, Partial) else len(np.shape(leaf))
+    is_partial = isinstance(leaf, Partial)
+    shape = shape_of(leaf.parts if is_partial else leaf, where)
+    rank = len(shape.shape) - (leaf.rank if is_partial else 0)
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
-        t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape_of(leaf, where))
+        t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape)
     if t is None or _jax_call.is_unspecified(t):
         return None
     checked = as_type(t, rank, mesh.names)

@@ -17,6 +17,7 @@ from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_
 from sbp.api.trees import KeyPath, arguments_of, filled, results_of
 from sbp.errors import SbpError, refused
 from sbp.infer.request import TypeSource
+from sbp.kinds import fits, paths_of
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run.partial import Partial
@@ -163,8 +164,9 @@ class CallReader:
         positions = [i for i in range(len(args)) if i not in statics]
         dynamic = tuple(args[i] for i in positions)
         dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in static_kwargs}
-        with_path, tree = jax.tree_util.tree_flatten_with_path(
-            (dynamic, dynamic_kwargs), is_leaf=lambda x: isinstance(x, Partial)
+        fits(self._fn, args, kwargs)
+        with_path, tree = paths_of(
+            (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial)
         )
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)

@@ -17,13 +17,21 @@ from sbp.api.call import JitOptions
 from sbp.api.jitted import Jitted as Jitted
 from sbp.api.planfile import path_of
 from sbp.api.shardings import is_given, mesh_of, types_of
-from sbp.errors import SbpError, nearest, refused
-from sbp.limits import POLICIES, Budget, Policy
+from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.kinds import AXIS, FLAG, Kind, refuse_unless, shown, takes
+from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware
 
 _NO_FUNCTION: Any = object()
 
 
+_MESH = Kind(
+    "a jax.sharding.Mesh, an AbstractMesh or None",
+    lambda x: x is None or isinstance(x, Mesh | AbstractMesh),
+)
+
+
+@takes("sbp.jit", mesh=_MESH, keep_unused=FLAG, inline=FLAG)
 def jit(
     fn: Callable[..., Any] = _NO_FUNCTION,
     mesh: Mesh | AbstractMesh | None = None,
@@ -131,12 +139,12 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
     try:
         _jax_call.check_callable(fn)
     except TypeError as error:
-        raise refused(f"sbp.jit takes a function, got {fn!r}", error) from error
+        raise refused(f"sbp.jit takes a function, got {shown(fn)}", error) from error
     for option, value in (("device", device), ("backend", backend)):
         if value is not None:
             raise SbpError(
-                f"sbp.jit takes no {option}={value!r}: the mesh names the devices; give a mesh of"
-                " the devices that you want"
+                f"sbp.jit takes no {option}={shown(value)}: the mesh names the devices; give a mesh"
+                " of the devices that you want"
             )
 
 
@@ -144,7 +152,9 @@ def _compiler_options(options: Any) -> dict[str, Any] | None:
     if options is None:
         return None
     if not isinstance(options, Mapping):
-        raise refused(f"compiler_options is a dict of options of XLA; got {options!r}", TypeError)
+        raise refused(
+            f"compiler_options is a dict of options of XLA; got {shown(options)}", TypeError
+        )
     return dict(options)
 
 
@@ -156,14 +166,12 @@ def _axis_policies(boxing: Any) -> dict[str, Policy]:
     """
     per_axis = dict(boxing) if isinstance(boxing, Mapping) else {}
     for policy in per_axis.values() if isinstance(boxing, Mapping) else (boxing,):
-        if policy not in POLICIES:
-            raise SbpError(
-                f"no boxing policy {policy!r}{nearest(str(policy), POLICIES)}",
-                code="unknown-option",
+        if not BOXING.accepts(policy):
+            given = shown(policy)
+            raise ArgumentError(
+                f"no boxing policy {given}{nearest(given, POLICIES)}", code="unknown-option"
             )
-    for axis in per_axis:
-        if not isinstance(axis, str):
-            raise SbpError(f"boxing maps names of mesh axes to policies; got {axis!r}")
+    refuse_unless(AXIS, "boxing", "each key", per_axis)
     return per_axis
 
 
@@ -175,8 +183,13 @@ def _check_limits(memory_limit: float | None, budgets: Sequence[Budget]) -> None
         not from `sbp.forbid`.
     """
     if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
-        raise SbpError(f"budgets is a sequence of what sbp.forbid returns; got {budgets!r}")
+        raise ArgumentError(
+            f"budgets is a sequence of what sbp.forbid returns; got {shown(budgets)}"
+        )
     if memory_limit is not None and not (
-        isinstance(memory_limit, numbers.Real) and memory_limit is not True and memory_limit > 0
+        isinstance(memory_limit, numbers.Real)
+        and not isinstance(memory_limit, bool)
+        and memory_limit > 0
     ):
-        raise SbpError(f"memory_limit is bytes per device, above 0; got {memory_limit!r}")
+        given = shown(memory_limit)
+        raise ArgumentError(f"memory_limit is bytes per device, above 0; got {given}")

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax, _jax_call
@@ -18,6 +17,7 @@ from sbp.api.plan import Plan
 from sbp.api.planner import Planner
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import SbpError, SbpWarning, users_stacklevel
+from sbp.kinds import leaves_of
 from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
 
@@ -83,7 +83,7 @@ class Jitted:
         Raises:
           SbpTypeError: where the program has no typing.
         """
-        flat, tree = jax.tree.flatten((args, kwargs))
+        flat, tree = leaves_of((args, kwargs), "the arguments")
         if _jax_call.transforming() or any(isinstance(leaf, _jax.Tracer) for leaf in flat):
             warnings.warn(
                 f"nested-jit: {self.name} was called inside another transformation (jit, grad,"

@@ -15,10 +15,11 @@ from sbp.api.boundary import partial_axes
 from sbp.api.call import CallReader, CallSignature, quick_key
 from sbp.api.planfile import write_plan
 from sbp.api.tracing import Traced
-from sbp.errors import Diagnostic, SbpError, SbpWarning, users_stacklevel
+from sbp.errors import Diagnostic, SbpError, SbpWarning, refused, users_stacklevel
 from sbp.explain.costly import costly_annotations
 from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
+from sbp.kinds import leaves_of, shown, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.report.compare import Comparison, comparison
@@ -105,7 +106,7 @@ class Plan:
           SbpError: `bad-argument` for other shapes, dtypes or static arguments; `abstract-mesh` for
             a plan on an abstract mesh.
         """
-        flat, tree = jax.tree.flatten((args, kwargs))
+        flat, tree = leaves_of((args, kwargs), "the arguments")
         quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
             return self.run(flat)
@@ -156,6 +157,7 @@ class Plan:
             output_names=self._traced.out_names,
         )
 
+    @takes("Plan.why", skip=1)
     def why(self, name: str | int) -> Explanation:
         """Why a value has its type: where the type comes from, the price of every other type, and
         the reasons of the value's conversions.
@@ -183,6 +185,7 @@ class Plan:
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
 
+    @takes("Plan.diff", skip=1)
     def diff(self, other: Plan) -> Comparison:
         """The differences between this plan and another plan of the same or a similar function:
         costs, types of inputs, outputs and values, conversions.
@@ -207,7 +210,7 @@ class Plan:
         [('input', 'x', ((('data', S(0)),),), ((('data', S(1)),),))]
         """
         if not isinstance(other, Plan):
-            raise SbpError(f"plan.diff takes another plan, got {other!r}")
+            raise SbpError(f"plan.diff takes another plan, got {shown(other)}")
         return comparison(self._side, other._side)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -244,7 +247,8 @@ class Plan:
         the first such call gives a warning.
 
         Raises:
-          SbpError: `abstract-mesh` for a plan on an abstract mesh.
+          SbpError: `abstract-mesh` for a plan on an abstract mesh; `bad-argument` for a shape in
+            place of an array.
         """
         mesh = self._reader.mesh
         if isinstance(mesh, AbstractMesh):
@@ -256,6 +260,9 @@ class Plan:
         flat = [_parts(leaf, mesh) if isinstance(leaf, Partial) else leaf for leaf in leaves]
         try:
             outs = self._executable(flat)
+        except TypeError as error:
+            self._refuse_shapes(flat, error)
+            raise
         except ValueError as error:
             if not _is_placement_complaint(error):
                 raise
@@ -266,6 +273,16 @@ class Plan:
                 out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t)
             )
         return jax.tree.unflatten(self.results.tree, results)
+
+    def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:
+        """Refuses a run on shapes."""
+        for x, name in zip(flat, self._signature.names, strict=True):
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise refused(
+                    f"input {name} is a ShapeDtypeStruct; pass an array, or use plan(..), check(..)"
+                    " or lower(..), which take shapes",
+                    error,
+                ) from error
 
     def _move(self, flat: list[Any]) -> list[Any]:
         moved, names = [], []

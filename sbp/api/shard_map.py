@@ -7,13 +7,14 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp.errors import SbpError
+from sbp.kinds import FUNCTION, fits, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.report.report import Report
 from sbp.shardmap.check import diagnostics_of, traced
 from sbp.shardmap.regions import analyse
 
 
+@takes("sbp.check_shard_map", fn=FUNCTION)
 def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMesh) -> Report:
     """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
     results whose type is not the one that out_specs claim.
@@ -64,9 +65,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     >>> report.diagnostics[0].title
     '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'
     """
-    if not callable(fn):
-        raise SbpError(f"sbp.check_shard_map takes a function, got {fn!r}")
     spec = mesh_spec(mesh)
+    fits(fn, args)
     graph = traced(fn, args, mesh)
     found = analyse(graph, spec)
     said, title = diagnostics_of(graph, spec, found), getattr(fn, "__name__", "")

@@ -23,6 +23,7 @@ from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.registered import check_registered
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
+from sbp.kinds import paths_of
 from sbp.limits import policies_in
 from sbp.machine.context import users_mesh
 from sbp.machine.mesh import MeshSpec
@@ -196,7 +197,7 @@ class _FlatResults:
             x if pin is None else bind_pin(x, pin)
             for x, pin in zip(flat, self._pins or (None,) * len(flat), strict=True)
         ]
-        with_path, tree = jax.tree_util.tree_flatten_with_path(self._fn(*pinned))
+        with_path, tree = paths_of(self._fn(*pinned), "what the function returns")
         self._returned = tree, tuple(path for path, _ in with_path)
         return [_returned_array(leaf, path, self._name) for path, leaf in with_path]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from sbp.kinds import paths_of
+
 KeyPath = tuple[Any, ...]
 
 
@@ -32,7 +34,7 @@ def prefix_leaves(
     >>> list(prefix_leaves({"a": "S(0)", "b": "B"}, tree, lambda x: isinstance(x, str)))
     [('S(0)', range(0, 2)), ('B', range(2, 3))]
     """
-    with_path, structure = jax.tree_util.tree_flatten_with_path(prefix, is_leaf=is_leaf)
+    with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
     counts = list(_counts(structure, tree, iter([path for path, _ in with_path])))
     start = 0
     for (_, leaf), count in zip(with_path, counts, strict=True):

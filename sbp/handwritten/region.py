@@ -30,10 +30,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.annotations import as_array
+from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span
 from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
+from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import reduced
@@ -67,6 +69,7 @@ def tracing_for(mesh: MeshSpec) -> Iterator[None]:
 # ---- the public function ------------------------------------------------------------------------
 
 
+@takes("sbp.manual", fn=FUNCTION, padded=FLAG)
 def manual(
     fn: Callable[..., Any], in_types: Any, out_types: Any, *, padded: bool = False
 ) -> Callable[..., Any]:
@@ -100,12 +103,16 @@ def manual(
     >>> float(total(jnp.arange(4.0)))
     6.0
     """
-    if not callable(fn):
-        raise SbpError(f"sbp.manual takes a function, got {fn!r}")
     made = _jax.caller_span()
 
     @functools.wraps(fn)
-    def region(*args: Any) -> Any:
+    def region(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise ArgumentError(
+                f"a manual region takes arguments by position, got {sorted(kwargs)}"
+            )
+        args = _arrays(args)
+        fits(fn, args)
         scope = _SCOPE.get()
         if scope is None:
             return _alone(fn, in_types, out_types, args)
@@ -115,10 +122,21 @@ def manual(
     return region
 
 
+def _arrays(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a region, each leaf an array.
+
+    Raises:
+      SbpError: `bad-argument` for a leaf that is no array.
+    """
+    leaves, tree = leaves_of(args, "a manual region")
+    return jax.tree.unflatten(
+        tree, [as_array(x, "a manual region takes pytrees of arrays; each leaf is") for x in leaves]
+    )
+
+
 def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
     """Runs a region outside of `sbp.jit`, on axes of size 1: the axes that its types name, and the
     axes that its collectives turn out to use."""
-    args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
     types = [
         t
         for e, a in zip(types_by_argument(in_types, args), args, strict=True)
@@ -126,7 +144,7 @@ def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence
     ]
     names = list(dict.fromkeys(name for t in types for name in t))
     while True:
-        inner = fn
+        inner = returning_arrays(fn)
         for name in names:
             inner = jax.vmap(inner, axis_size=1, axis_name=name)
         lifted = jax.tree.map(lambda x: x[(None,) * len(names)], args)
@@ -173,7 +191,6 @@ class _Region:
           in_types, out_types: as `manual` takes them.
           args: the global arrays.
         """
-        args = tuple(jax.tree.map(jnp.asarray, a) for a in args)
         flat, tree = jax.tree.flatten(args)
         types = [
             t
@@ -291,7 +308,7 @@ class _Region:
         seen: list[Any] = []
 
         def local(*shards: Any) -> Any:
-            out = self.fn(*jax.tree.unflatten(tree, shards))
+            out = returning_arrays(self.fn)(*jax.tree.unflatten(tree, shards))
             leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
             seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
             return tuple(leaves)

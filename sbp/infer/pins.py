@@ -13,6 +13,7 @@ from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span, nearest
 from sbp.infer.shardings import pin_of_sharding
 from sbp.infer.space import from_type, to_type
+from sbp.kinds import shown
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node
@@ -34,7 +35,7 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
             raise SbpError(
-                f"the mesh ({mesh}) has no axis {axis!r}{nearest(axis, mesh.names)}",
+                f"the mesh ({mesh}) has no axis {shown(axis)}{nearest(axis, mesh.names)}",
                 code="unknown-axis",
                 span=span,
                 subject=where,

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
+from sbp.annotations import as_array
 from sbp.errors import Diagnostic, note
+from sbp.kinds import fits, leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.custom import custom_for
 from sbp.signatures.laws.refutation import Custom, Sample
@@ -121,14 +123,16 @@ def _in_sample(name: str, sample: Sample) -> Iterator[Instance]:
     """Evaluates a sample; yields the equations of the operation with the values of their
     operands."""
     fn, args = sample
-    leaves, tree = jax.tree.flatten(args)
+    leaves, tree = leaves_of(args, f"a sample of the signature of {name!r}")
+    whole = f"a sample of the signature of {name!r} has pytrees of arrays; each leaf is"
     values = [
-        drawn(x, k) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)
+        drawn(x, k) if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, whole)
         for k, x in enumerate(leaves)
     ]
+    fits(fn, args)
 
     def call(*flat: Any) -> Any:
-        return fn(*jax.tree.unflatten(tree, flat))
+        return returning_arrays(fn)(*jax.tree.unflatten(tree, flat))
 
     graph, _ = trace(call, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values])
     found: list[Instance] = []

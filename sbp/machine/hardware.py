@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sbp.errors import SbpError, nearest
+from sbp.kinds import AXIS, Kind, is_whole, made_of, one_of, shown, takes
 
 Topology = Literal["torus", "switch"]
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+Precision = Literal["default", "high", "highest"]
+_PRECISION = one_of(get_args(Precision))
+_BYTES = Kind("a number of bytes, above 0", lambda x: is_whole(x) and x > 0)
 
 
+@made_of("Network")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """A slower network between groups of devices: between nodes of GPUs, or between TPU slices.
@@ -36,6 +41,7 @@ class Network:
         _check_figures(self, above_zero=("bytes_per_second",), not_negative=("latency_seconds",))
 
 
+@made_of("Hardware")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """The figures of one device, as JAX counts devices, and of the links between devices.
@@ -93,7 +99,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise SbpError(f"hardware: name is a string; got {self.name!r}")
+            raise SbpError(f"hardware: name is a string; got {shown(self.name)}")
         rates = ("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second")
         optional = tuple(
             f
@@ -105,26 +111,28 @@ class Hardware:
         )
         for field in ("torus_dims", "devices_per_chip", "joined_devices"):
             count = getattr(self, field)
-            if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+            if not is_whole(count) or count < 1:
                 raise SbpError(
-                    f"hardware {self.name!r}: {field} is a whole number from 1 on; got {count!r}"
+                    f"hardware {self.name!r}: {field} is a whole number from 1 on; got"
+                    f" {shown(count)}"
                 )
         for field in ("scatters_whole_mesh", "overlaps"):
             if not isinstance(getattr(self, field), bool):
                 raise SbpError(
                     f"hardware {self.name!r}: {field} is True or False; got"
-                    f" {getattr(self, field)!r}"
+                    f" {shown(getattr(self, field))}"
                 )
         for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
             given = getattr(self, field)
-            if given not in known:
+            if not one_of(known).accepts(given):
+                words = shown(given)
                 raise SbpError(
-                    f"hardware {self.name!r}: no {field} {given!r}{nearest(str(given), known)}",
+                    f"hardware {self.name!r}: no {field} {words}{nearest(words, known)}",
                     code="unknown-option",
                 )
         if self.beyond is not None and not isinstance(self.beyond, Network):
             raise SbpError(
-                f"hardware {self.name!r}: beyond is a Network or None; got {self.beyond!r}"
+                f"hardware {self.name!r}: beyond is a Network or None; got {shown(self.beyond)}"
             )
         axes = self.slow_axes
         pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
@@ -133,9 +141,10 @@ class Hardware:
         ):
             raise SbpError(
                 f"hardware {self.name!r}: slow_axes is a tuple of (mesh axis, Network), made by"
-                f" with_axis; got {axes!r}"
+                f" with_axis; got {shown(axes)}"
             )
 
+    @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
     def with_axis(
         self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6
     ) -> Hardware:
@@ -153,15 +162,12 @@ class Hardware:
         >>> HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=3e9).slow_axes[0][0]
         'dcn'
         """
-        if not isinstance(mesh_axis, str):
-            raise SbpError(f"with_axis takes the name of a mesh axis; got {mesh_axis!r}")
         network = Network(bytes_per_second=bytes_per_second, latency_seconds=latency_seconds)
         others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
         return dataclasses.replace(self, slow_axes=(*others, (mesh_axis, network)))
 
-    def product_flops_per_second(
-        self, itemsize: int, precision: Literal["default", "high", "highest"] = "default"
-    ) -> float:
+    @takes("Hardware.product_flops_per_second", skip=1, itemsize=_BYTES, precision=_PRECISION)
+    def product_flops_per_second(self, itemsize: int, precision: Precision = "default") -> float:
         """Floating-point operations per second of matrix products of `itemsize`-byte numbers.
 
         >>> h100 = HARDWARE["h100"]
@@ -197,7 +203,7 @@ def _check_figures(
         if not real or value < 0 or (value == 0 and rate):
             raise SbpError(
                 f"{what}: {field} is a {'number above 0' if rate else 'finite number from 0 on'};"
-                f" got {value!r}"
+                f" got {shown(value)}"
             )
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp.errors import SbpError, nearest
+from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.kinds import AXES, Kind, is_whole, shown, takes
 from sbp.machine.hardware import HARDWARE as HARDWARE
 from sbp.machine.hardware import Hardware as Hardware
 from sbp.machine.hardware import hardware_of_kind
@@ -52,9 +54,10 @@ class MeshSpec:
           SbpError: `unknown-axis` with the nearest name.
         """
         sizes = dict(self.axes)
-        if mesh_axis not in sizes:
+        if not isinstance(mesh_axis, str) or mesh_axis not in sizes:
+            given = shown(mesh_axis)
             raise SbpError(
-                f"the mesh has no axis {mesh_axis!r}{nearest(mesh_axis, self.names)}",
+                f"the mesh has no axis {given}{nearest(given, self.names)}",
                 code="unknown-axis",
             )
         return sizes[mesh_axis]
@@ -89,18 +92,20 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     8
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
-        raise SbpError(f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}")
+        raise refused(
+            f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}", TypeError
+        )
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
     if hardware is None:
         hardware = _hardware_of(mesh)
     elif isinstance(hardware, str):
         if hardware not in HARDWARE:
             raise SbpError(
-                f"no hardware {hardware!r}{nearest(hardware, HARDWARE)}", code="unknown-option"
+                f"no hardware {shown(hardware)}{nearest(hardware, HARDWARE)}", code="unknown-option"
             )
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
-        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {hardware!r}")
+        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {shown(hardware)}")
     spec = MeshSpec(axes=axes, hardware=hardware)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
@@ -114,6 +119,14 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
     return hardware_of_kind(device.device_kind, device.platform)
 
 
+def _are_sizes(x: Any) -> bool:
+    return isinstance(x, Sequence | np.ndarray) and all(is_whole(n) and n >= 0 for n in x)
+
+
+_SIZES = Kind("a sequence of sizes, one whole number for each axis, such as (2, 4)", _are_sizes)
+
+
+@takes("sbp.make_mesh", axis_sizes=_SIZES, axis_names=AXES)
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     """A mesh over the first of `jax.devices()`, with Auto axes.
 
@@ -122,18 +135,25 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
       axis_names: the name of each axis.
 
     Raises:
-      SbpError: `mesh-devices` when the mesh is larger than the devices present.
+      SbpError: `bad-argument` for sizes and names that do not fit together, `mesh-devices` when
+        the mesh is larger than the devices present.
 
     >>> make_mesh((1,), ("data",)).shape["data"]
     1
     """
+    names = tuple(axis_names)
+    if len(axis_sizes) != len(names) or len(set(names)) != len(names) or 0 in axis_sizes:
+        raise ArgumentError(
+            f"make_mesh takes a size from 1 on for each of the axes, and names that differ, got"
+            f" sizes {shown(axis_sizes)} and names {shown(names)}"
+        )
     devices = jax.devices()
-    need = math.prod(axis_sizes)
+    need = math.prod(map(int, axis_sizes))
     if need > len(devices):
-        raise SbpError(
+        raise ArgumentError(
             f"a mesh of {' x '.join(map(str, axis_sizes))} = {need} devices, but {len(devices)}"
             " present; take a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate host"
             f" devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",
         )
-    return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), tuple(axis_names))
+    return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), names)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, SbpError
+from sbp.kinds import FLAG, Kind, is_whole, takes
 from sbp.plan.program import Program
 from sbp.report import pages
 from sbp.report.finding import diagnostics_of, finding
@@ -17,6 +18,9 @@ from sbp.shardmap.coverage import Coverage
 
 TEXT_WIDTH = 120
 """Columns of plain text by default."""
+
+
+_WIDTH = Kind("a number of columns, from 20 to 10000", lambda x: is_whole(x) and 20 <= x <= 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +104,12 @@ class Report:
             page=pages.short(self.program, self.title, self.output_names, self.diagnostics)
         )
 
+    @takes("Report.text", skip=1, width=_WIDTH)
     def text(self, width: int = TEXT_WIDTH) -> str:
         """The report as plain text."""
         return self.full().text(width)
 
+    @takes("Report.html", skip=1, standalone=FLAG)
     def html(self, *, standalone: bool = False) -> str:
         """The report as HTML; a whole document when `standalone`."""
         return self.full().html(standalone=standalone)

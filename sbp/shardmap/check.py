@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from sbp.errors import Diagnostic, SbpError
+from sbp.errors import Diagnostic, refused
+from sbp.kinds import leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import Analysis
@@ -22,11 +23,11 @@ from sbp.trace.graph import Graph
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
     """The program on abstract arguments, with dead code: the divisions of a gradient are found by
     those of its forward part."""
-    leaves, structure = jax.tree.flatten(args)
+    leaves, structure = leaves_of(args, "sbp.check_shard_map")
     shapes = [_abstract(x) for x in leaves]
 
     def flat(*values: Any) -> Any:
-        return fn(*jax.tree.unflatten(structure, values))
+        return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
 
     try:
         return body_graph(jax.make_jaxpr(flat)(*shapes))
@@ -40,19 +41,20 @@ def traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractM
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
+    if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
         sharding = getattr(x, "sharding", None)
         explicit = (
             isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
         )
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if explicit else None)
     if isinstance(x, bool | int | float | complex):
-        return jax.ShapeDtypeStruct(
-            (), jax.dtypes.canonicalize_dtype(np.asarray(x).dtype), weak_type=True
-        )
-    raise SbpError(
+        dtype = np.asarray(x).dtype
+        if dtype.kind != "O":  # as for whole numbers of more than 64 bits
+            return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
+    raise refused(
         f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; close"
-        " over what is no array"
+        " over what is no array",
+        TypeError,
     )
 
 

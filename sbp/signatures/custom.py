@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from sbp import _jax
 from sbp.errors import SbpError, nearest
+from sbp.kinds import FLAG, Kind, refuse_unless, shown, takes
 from sbp.signatures.fallback import FALLBACK, REFUSED, TYPED_BY_SBP
 from sbp.signatures.laws.refutation import Custom, Rows, Sample, parse_row
 from sbp.signatures.rule import (
@@ -35,6 +37,20 @@ _CUSTOM: dict[str, Custom] = {}
 """Registered signatures, by the name of the operation."""
 
 
+_LOCAL = Kind(
+    "a function of a LocalContext and a device's parts, or None", lambda x: x is None or callable(x)
+)
+_SAMPLE = Kind(
+    "a pair of a function and a tuple of its arguments",
+    lambda x: isinstance(x, tuple) and len(x) == 2 and callable(x[0]) and isinstance(x[1], tuple),
+)
+_SAMPLES = Kind(
+    "a list of samples, such as [(f, (x,))]",
+    lambda x: isinstance(x, Sequence) and not isinstance(x, str),
+)
+
+
+@takes("signatures.register", local=_LOCAL, samples=_SAMPLES, even=FLAG, replace=FLAG)
 def register(
     primitive: Any,
     rows: Rows = (),
@@ -80,7 +96,7 @@ def register(
     """
     name = _name(primitive)
     rows = _given_rows(rows)
-    _check_options(local, samples)
+    refuse_unless(_SAMPLE, "signatures.register", "each sample", samples)
     _make_way(name, replace)
     custom = Custom(
         name=name, rows=rows, even=even, samples=tuple(samples), place=_jax.caller_span()
@@ -102,10 +118,10 @@ def _given_rows(rows: Rows) -> Rows:
     Raises:
       SbpError: for anything else.
     """
-    if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Iterable)):
+    if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Sequence | AbstractSet)):
         raise SbpError(
             'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
-            f" got {rows!r}"
+            f" got {shown(rows)}"
         )
     if callable(rows):
         return rows
@@ -130,28 +146,7 @@ def _make_way(name: str, replace: bool) -> None:
         remove_rule(name)
 
 
-def _check_options(local: Any, samples: Sequence[Any]) -> None:
-    """Checks `local` and `samples`.
-
-    Raises:
-      SbpError: if `local` is no function or a sample no pair of a function and a tuple.
-    """
-    if local is not None and not callable(local):
-        raise SbpError(
-            f"local= is a function of a LocalContext and a device's parts, got {local!r}"
-        )
-    for sample in samples:
-        if not (
-            isinstance(sample, tuple)
-            and len(sample) == 2
-            and callable(sample[0])
-            and isinstance(sample[1], tuple)
-        ):
-            raise SbpError(
-                f"a sample is a pair of a function and a tuple of arguments, got {sample!r}"
-            )
-
-
+@takes("signatures.unregister")
 def unregister(primitive: Any) -> None:
     """Removes a registered signature. Programs that were compiled with it keep it.
 
@@ -160,11 +155,12 @@ def unregister(primitive: Any) -> None:
     """
     name = _name(primitive, known=_CUSTOM)
     if name not in _CUSTOM:
-        raise SbpError(f"no signature was registered for {name!r}{nearest(name, _CUSTOM)}")
+        raise SbpError(f"no signature was registered for {shown(name)}{nearest(name, _CUSTOM)}")
     remove_rule(name)
     del _CUSTOM[name]
 
 
+@takes("signatures.registered")
 @contextlib.contextmanager
 def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None]:
     """Registers a signature while the context lasts.
@@ -196,7 +192,7 @@ def _row(row: Any) -> Row:
       SbpError: if it is no `Row`.
     """
     if not isinstance(row, Row):
-        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {row!r}")
+        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {shown(row)}")
     return row
 
 
@@ -215,7 +211,7 @@ def _name(primitive: Any, known: Any = ()) -> str:
     elif isinstance(primitive, str):
         name = primitive
     else:
-        raise SbpError(f"a signature is for a JAX primitive or its name, got {primitive!r}")
+        raise SbpError(f"a signature is for a JAX primitive or its name, got {shown(primitive)}")
     if name in NAMED:
         raise SbpError(
             f"{name!r} calls a function, and signatures are for functions: register '{name}:NAME'"
@@ -233,7 +229,7 @@ def _name(primitive: Any, known: Any = ()) -> str:
         if name not in primitives:
             close = nearest(name, primitives)
             hint = close if "did you mean" in close else "; import first what defines it"
-            raise SbpError(f"no primitive is named {name!r}{hint}", code="unknown-option")
+            raise SbpError(f"no primitive is named {shown(name)}{hint}", code="unknown-option")
     return name
 
 

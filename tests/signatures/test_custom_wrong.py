@@ -127,8 +127,13 @@ def test_wrong_under_loops_and_conditions(mesh):
         ("triple", {"rows": ["? -> B"]}, "type-syntax", "'[?]' in row '[?] -> B' is no atom"),
         ("triple", {"rows": ["S(0) S(1) -> B"]}, "type-syntax", "is no atom"),
         ("triple", {"rows": [("S(0)", "S(0)")]}, "bad-argument", "a row is a `Row` or a text"),
-        ("triple", {"local": 3}, "bad-argument", "local= is a function"),
-        ("triple", {"samples": [triple]}, "bad-argument", "a sample is a pair"),
+        (
+            "triple",
+            {"local": 3},
+            "bad-argument",
+            "takes a function of a LocalContext .* for `local`, got 3",
+        ),
+        ("triple", {"samples": [triple]}, "bad-argument", "takes a pair of a function and a tuple"),
     ],
 )
 def test_bad_registrations(primitive, options, code, message):

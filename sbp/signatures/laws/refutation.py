@@ -14,6 +14,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpError, Span
+from sbp.kinds import shown
 from sbp.signatures.factors import admissible
 from sbp.signatures.laws.oracle import Oracle, words_of
 from sbp.signatures.laws.parts import parts
@@ -59,6 +60,8 @@ class Custom:
           SbpError: as `fitting`; `type-syntax` for a row whose text does not parse.
         """
         given = self.rows(op) if callable(self.rows) else self.rows
+        if not isinstance(given, Sequence) or not all(isinstance(r, Row | str) for r in given):
+            raise self.error(f"rows= returned {shown(given)}, which is no list of rows")
         rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
         return tuple(
             dict.fromkeys((all_b(op), *(r for r in rows if not self.even or _divides(r, op))))
@@ -182,7 +185,7 @@ def parse_row(text: str) -> Row:
     before, arrow, after = text.partition("->")
     if not arrow:
         raise SbpError(
-            f"a row is `operand atoms -> result atoms`, got {text!r}", code="type-syntax"
+            f"a row is `operand atoms -> result atoms`, got {shown(text)}", code="type-syntax"
         )
     ins, outs = (
         tuple(_atom(a, text) for a in side.split(",")) if side.strip() else ()
@@ -203,7 +206,7 @@ def _atom(text: str, row: str) -> Atom:
         found = None
     if found is None or len(found) != 1:
         raise SbpError(
-            f"{text.strip()!r} in row {row!r} is no atom: S(dim), B or P(monoid)",
+            f"{shown(text.strip())} in row {shown(row)} is no atom: S(dim), B or P(monoid)",
             code="type-syntax",
         )
     return found["axis"]

@@ -1,0 +1,295 @@
+"""What public functions take. Arguments are checked here, once, before a function sees them: how
+many there are, their names, and of what kind each is.
+
+>>> @takes("double", n=WHOLE_NUMBER)
+... def double(n: int) -> int:
+...     return 2 * n
+>>> double(4)
+8
+>>> double("4")
+Traceback (most recent call last):
+sbp.errors.ArgumentError: bad-argument: double takes a whole number for `n`, got '4'
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from sbp.errors import ArgumentError, ArgumentTypeError, nearest
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+Made = TypeVar("Made")
+
+SHOWN_CHARACTERS = 200
+"""Characters of a wrong value that an error shows."""
+
+
+def shown(value: Any) -> str:
+    """A wrong value as an error shows it: on one line, its end left out where it is long. A value
+    that cannot show itself is named by its class.
+
+    >>> shown("data"), len(shown("x" * 10_000)) < 300
+    ("'data'", True)
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a `repr` of the user's may raise anything, and is not what is wrong
+        return f"an object of class {type(value).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    left_out = len(text) - SHOWN_CHARACTERS
+    return text if left_out <= 0 else f"{text[:SHOWN_CHARACTERS]}.. ({left_out} more characters)"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of argument.
+
+    Arguments:
+      what: the end of the sentence "the function takes ..".
+      accepts: whether a value is of the kind.
+      code: the code of the error for another value.
+    """
+
+    what: str
+    accepts: Callable[[Any], bool]
+    code: str = "bad-argument"
+
+    def refused(self, function: str, name: str, value: Any) -> ArgumentError:
+        """The error for a value of another kind, for the caller to raise."""
+        about = f"{function} takes {self.what} for `{name}`, got {shown(value)}"
+        return ArgumentError(about, code=self.code)
+
+
+def one_of(options: Sequence[str], *, or_none: bool = False) -> Kind:
+    """The kind of a string that is one of a few.
+
+    >>> one_of(("a", "b")).accepts("a")
+    True
+    """
+    words = ", ".join(f'"{o}"' for o in options) + (" or None" if or_none else "")
+    return Kind(
+        f"one of {words}",
+        lambda x: (or_none and x is None) or (isinstance(x, str) and x in options),
+        code="unknown-option",
+    )
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, of Python or NumPy; `True` is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def are_names(value: Any) -> bool:
+    """Whether a value is a collection of names, which can be read more than once."""
+    collection = isinstance(value, Sequence | AbstractSet | Mapping)
+    return collection and not isinstance(value, str) and all(isinstance(v, str) for v in value)
+
+
+FUNCTION = Kind("a function", callable)
+WHOLE_NUMBER = Kind("a whole number", is_whole)
+FLAG = Kind("True or False", lambda x: isinstance(x, bool))
+TEXT = Kind("a string", lambda x: isinstance(x, str))
+AXIS = Kind(
+    'the name of a mesh axis, such as "data"', lambda x: isinstance(x, str) and bool(x.strip())
+)
+AXES = Kind('a collection of names of mesh axes, such as ("data", "model")', are_names)
+
+AXES_OR_NONE = Kind(f"{AXES.what}, or None", lambda x: x is None or are_names(x))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The parameters of a function, read once.
+
+    Arguments:
+      shown: them as a call writes them.
+      by_position: those that a call may give by position.
+      by_name: those that a call may give by name.
+      required: those without a default.
+      rest: the name of `*args`; empty for none.
+      more: the name of `**kwargs`; empty for none.
+    """
+
+    shown: str
+    by_position: tuple[str, ...]
+    by_name: frozenset[str]
+    required: tuple[str, ...]
+    rest: str
+    more: str
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], skip: int) -> _Parameters:
+        """The parameters of a function, but for the first `skip`."""
+        every = list(inspect.signature(function).parameters.values())[skip:]
+        bare = [p.replace(annotation=p.empty) for p in every]
+        plain = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return cls(
+            str(inspect.Signature(bare)),
+            tuple(p.name for p in plain if p.kind is not p.KEYWORD_ONLY),
+            frozenset(p.name for p in plain if p.kind is not p.POSITIONAL_ONLY),
+            tuple(p.name for p in plain if p.default is p.empty),
+            next((p.name for p in every if p.kind is p.VAR_POSITIONAL), ""),
+            next((p.name for p in every if p.kind is p.VAR_KEYWORD), ""),
+        )
+
+    def given(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[tuple[str, Any]], str]:
+        """The arguments of a call by parameter, and what is wrong with their number and names;
+        empty where nothing is."""
+        found = list(zip(self.by_position, args, strict=False))
+        names = {name for name, _ in found}
+        extra = args[len(self.by_position) :]
+        if extra and not self.rest:
+            return [], f"{len(args)} arguments, at most {len(self.by_position)} by position"
+        found += [(self.rest, value) for value in extra]
+        for name, value in kwargs.items():
+            if name in names and name in self.by_name:
+                return [], f"`{name}` is given twice"
+            if name not in self.by_name and not self.more:
+                return [], f"no argument is named {name!r}{nearest(name, self.by_name)}"
+            found.append((name if name in self.by_name else self.more, value))
+            names.add(name if name in self.by_name else "")
+        missing = [name for name in self.required if name not in names]
+        return found, f"`{missing[0]}` is missing" if missing else ""
+
+
+def takes(
+    name: str, /, *, skip: int = 0, **kinds: Kind
+) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
+    """A decorator of public functions that checks their arguments.
+
+    Arguments:
+      name: the function, as users call it.
+      skip: how many parameters come first that a call does not write: 1 for methods.
+      **kinds: by parameter, what it takes; `*args` and `**kwargs` by their names, for each of
+          their values. A default value is not checked.
+
+    The decorated function raises an `ArgumentError`; an `ArgumentTypeError` for arguments that are
+    missing, too many or misnamed; and the errors of its own.
+    """
+
+    def decorated(function: Callable[Params, Result]) -> Callable[Params, Result]:
+        parameters = _Parameters.of(function, skip)
+
+        @functools.wraps(function)
+        def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+            given, wrong = parameters.given(args[skip:], kwargs)
+            if wrong:
+                raise ArgumentTypeError(f"{name}: {wrong}; it takes {parameters.shown}")
+            for parameter, value in given:
+                kind = kinds.get(parameter)
+                if kind is not None and not kind.accepts(value):
+                    raise kind.refused(name, parameter, value)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorated
+
+
+def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:
+    """A decorator of classes that checks the arguments of their constructor, like `takes`."""
+
+    def decorated(cls: type[Made]) -> type[Made]:
+        cls.__init__ = takes(name, skip=1, **kinds)(cls.__init__)
+        return cls
+
+    return decorated
+
+
+IsLeaf = Callable[[Any], bool] | None
+
+
+def leaves_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[Any], Any]:
+    """The leaves of a pytree, and its structure.
+
+    Arguments:
+      tree: the pytree.
+      what: what it is, for the error.
+      is_leaf: as in `jax.tree.flatten`.
+
+    Raises:
+      ArgumentError: for what JAX cannot flatten, such as a dict with keys that do not compare.
+    """
+    try:
+        return jax.tree.flatten(tree, is_leaf)
+    except (TypeError, ValueError) as error:
+        raise _no_pytree(what, error) from error
+
+
+def paths_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a pytree, each behind its path, and its structure; like `leaves_of`."""
+    try:
+        return jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    except (TypeError, ValueError) as error:
+        raise _no_pytree(what, error) from error
+
+
+def _no_pytree(what: str, error: Exception) -> ArgumentError:
+    said = " ".join(str(error).split())
+    return ArgumentError(f"{what} cannot be read as a pytree; change what JAX names: {said}")
+
+
+def fits(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> None:
+    """Checks that a function of the user can be called with so many arguments.
+
+    Raises:
+      ArgumentTypeError: as Python says it.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C has none
+        return
+    try:
+        signature.bind(*args, **(kwargs or {}))
+    except TypeError as error:
+        name = getattr(function, "__name__", "the function")
+        count = len(args) + len(kwargs or {})
+        raise ArgumentTypeError(
+            f"{name} is called with {count} arguments: {error}; it takes {signature}"
+        ) from error
+
+
+def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function of the user, which is refused where a leaf of its results is no array.
+
+    The function raises an `ArgumentError` that names the leaf by its path.
+    """
+
+    @functools.wraps(function, updated=())
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        results = function(*args, **kwargs)
+        for path, leaf in paths_of(results, "what the function returns")[0]:
+            try:
+                jax.typeof(leaf)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"the function returns {shown(leaf)} at result{jax.tree_util.keystr(path)},"
+                    " which is no array; return pytrees of arrays"
+                ) from error
+        return results
+
+    return checked
+
+
+def refuse_unless(kind: Kind, function: str, name: str, values: Iterable[Any]) -> None:
+    """Checks values that stand inside of an argument.
+
+    Raises:
+      ArgumentError: for the first value of another kind.
+    """
+    for value in values:
+        if not kind.accepts(value):
+            raise kind.refused(function, name, value)

@@ -1,0 +1,99 @@
+"""The one place that checks the arguments of public functions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+import sbp
+from sbp import signatures
+from sbp.kinds import SHOWN_CHARACTERS, WHOLE_NUMBER, made_of, shown, takes
+
+
+@takes("f", n=WHOLE_NUMBER, rest=WHOLE_NUMBER, more=WHOLE_NUMBER)
+def f(n: int, /, m: int = 2, *rest: int, key: int = 3, **more: int) -> tuple[object, ...]:
+    return n, m, rest, key, more
+
+
+def test_what_fits_passes():
+    assert f(1) == (1, 2, (), 3, {})
+    assert f(1, 2, 3, 4, key=5, n=6) == (1, 2, (3, 4), 5, {"n": 6})
+    assert f(1, m=None) == (1, None, (), 3, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "f: `n` is missing; it takes (n, /, m=2, *rest, key=3, **more)"),
+        ((1, 2), {"m": 3}, "f: `m` is given twice"),
+        (("1",), {}, "f takes a whole number for `n`, got '1'"),
+        ((1, 2, 3, None), {}, "f takes a whole number for `rest`, got None"),
+        ((1,), {"other": True}, "f takes a whole number for `more`, got True"),
+    ],
+)
+def test_what_does_not_fit_is_refused(args, kwargs, message):
+    with pytest.raises(sbp.SbpError) as caught:
+        f(*args, **kwargs)
+    assert str(caught.value).startswith(f"bad-argument: {message}")
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_misspelt_name_and_too_many_are_refused():
+    @takes("g")
+    def g(size: int, *, axis: str = "") -> int:
+        return size
+
+    with pytest.raises(sbp.SbpError, match="g: no argument is named 'axes'; did you mean \"axis\""):
+        g(1, axes="data")  # type: ignore[call-arg]
+    with pytest.raises(sbp.SbpError, match="g: 2 arguments, at most 1 by position; it takes"):
+        g(1, 2)  # type: ignore[call-arg]
+
+
+def test_classes():
+    @made_of("Point", x=WHOLE_NUMBER)
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    assert Point(3).x == 3
+    with pytest.raises(sbp.SbpError, match="Point takes a whole number for `x`, got 'a'"):
+        Point("a")  # type: ignore[arg-type]
+
+
+def test_a_long_value_is_cut_and_counted():
+    value = "x" * (SHOWN_CHARACTERS + 8)  # the quotes are two characters more
+    assert shown(value).endswith("x.. (10 more characters)")
+    assert shown("x" * (SHOWN_CHARACTERS - 2)).endswith("x'")
+
+
+def test_a_value_that_cannot_be_shown_is_named_by_its_class():
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    assert shown(Odd()) == "an object of class Odd"
+    assert shown("\ud800") == "'\\ud800'"
+
+
+SBP: Any = sbp  # wrong calls are meant here
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SBP.make_mesh("x", ("x",)), "sbp.make_mesh takes a sequence of sizes"),
+        (lambda: SBP.make_mesh((2, 4), ("x",)), "a size from 1 on for each of the axes"),
+        (lambda: SBP.NdSbp(5), "NdSbp takes a dict from names of mesh axes to atoms"),
+        (lambda: SBP.parse(None), "sbp.parse takes a string for `text`, got None"),
+        (lambda: SBP.Partial([1.0], sbp.NdSbp()), "Partial takes an array with a leading dim"),
+        (lambda: SBP.split([1.0], "data"), "sbp.split takes the number of a dim"),
+        (lambda: SBP.split(object(), 0, "data"), "an annotation is for one array"),
+        (lambda: SBP.S(), "S: `dim` is missing; it takes (dim)"),
+        (lambda: signatures.register("add", samples=cast(Any, 3)), "takes a list of samples"),
+    ],
+)
+def test_public_functions_name_the_argument_and_what_they_take(call, message):
+    with pytest.raises(sbp.SbpError) as caught:
+        call()
+    assert message in str(caught.value)
