@@ -75,7 +75,7 @@ def test_options_are_refused_where_jax_refuses_them(options, mesh):
 NO_FUNCTIONS = [3, None, "f", staticmethod(two)]
 
 
-@pytest.mark.parametrize("fn", NO_FUNCTIONS, ids=str)
+@pytest.mark.parametrize("fn", NO_FUNCTIONS, ids=lambda fn: type(fn).__name__)
 def test_what_is_no_function_is_refused(fn, mesh):
     with pytest.raises(TypeError):
         jax.jit(fn)
