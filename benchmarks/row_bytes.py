@@ -101,6 +101,13 @@ CASES: dict[str, Case] = {
         ins=("B", "x:S(0)"),
         outs="x:S(0)",
     ),
+    "matmul in panels": Case(
+        fn=lambda x, y: x @ y,
+        shapes=((8192, 8192), (8192, 8192)),
+        ins=("x:S(0) y:S(1)",) * 2,
+        outs="x:S(0) y:S(1)",
+        axes=(2, 4),
+    ),
     "pad (1, -1)": Case(
         fn=lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0), (0, 0, 0)]),
         shapes=((8, 512, 1024),),

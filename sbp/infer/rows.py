@@ -264,8 +264,7 @@ class RowTable:
                 yield row
             return
         for b in self._branches(operation, node, outer.inner_ins, outer.inner_outs, len(kernels)):
-            # The shards of an operand go round one axis at most; over other axes the operand is
-            # gathered before.
+            # The shards of an operand go round one axis at most.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 yield from self._extended(operation, node, native, outer.then(b))
 

@@ -11,6 +11,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 import sbp
+from benchmarks.hlo_comm import bytes_by_kind, collectives
 from tests.run.test_collectives import assert_within_plan
 
 pytestmark = pytest.mark.tpu
@@ -56,3 +57,7 @@ def test_summa_moves_shards_along_both_axes():
     assert_within_plan(plan, (2, 4))
     each = SIZE * SIZE * 2 / 8
     assert plan.cost.bytes_per_device == (1 + 3) * each
+    compiled = plan.lower().compile()
+    sent = bytes_by_kind(collectives(compiled.as_text(), 8))
+    assert sent == {"collective-permute": (1 + 3) * each}
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * each  # no operand is held whole

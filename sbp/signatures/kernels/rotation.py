@@ -4,16 +4,13 @@ every device, one neighbour at a time.
 If both operands are split on free dims, or only one on a contracted dim, no product of shards is a
 part of the result. One could gather one operand. Here its shards go round a ring of devices
 instead, and each device multiplies the shard that it has (Cannon's algorithm on one mesh axis). On
-two mesh axes, with a contracted dim split over a different axis in each operand, one operand is
-gathered and the other goes round (SUMMA: van de Geijn and Watts, 1997). The devices send as many
-bytes as for gathering, but no device stores the whole operand, and a device multiplies while it
-sends.
+two mesh axes both operands may go round (`kernels.panels`). The devices send as many bytes as for
+gathering, but no device stores the whole operand, and a device multiplies while it sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +18,13 @@ from jax import lax
 
 from sbp.signatures.factors import Dims, FactorMap, admissible
 from sbp.signatures.kernels.halo import bytes_beside
+from sbp.signatures.kernels.panels import (
+    Panels,
+    RotatedOperand,
+    gathered,
+    ring_of,
+    summed_panels,
+)
 from sbp.signatures.kernels.shards import sum_dtype, without_padding
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
@@ -89,26 +93,7 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _RotatedOperand:
-    """An operand whose shards visit every device.
-
-    Arguments:
-      operand: its position.
-      dim: the dim that the mesh axis splits.
-      axis: the name of the mesh axis.
-      n: number of devices along it.
-      factor: the factor of the dim.
-    """
-
-    operand: int
-    dim: int
-    axis: str
-    n: int
-    factor: str
-
-
-def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[_RotatedOperand]:
+def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[RotatedOperand]:
     """The operands whose shards must visit every device, each with a mesh axis. The axis splits a
     dim of the operand, and it does not split the same factor in the other operand or in the
     result."""
@@ -122,7 +107,7 @@ def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[_RotatedOperand]:
                     if factor in dims
                 )
                 if factor is not None and not any((axis, n) in axes for axes in seen):
-                    found.append(_RotatedOperand(operand, dim, axis, n, factor))
+                    found.append(RotatedOperand(operand, dim, axis, n, factor))
     return found
 
 
@@ -157,9 +142,13 @@ def rotated(
     rotating = sorted(_rotated_operands(ctx, m), key=lambda x: args[x.operand].size)
     operands = list(args)
     out = ctx.global_outs[0].dtype
-    for gathered in rotating[:-1]:
-        k, dim = gathered.operand, gathered.dim
-        whole = lax.all_gather(operands[k], gathered.axis, axis=dim, tiled=True)
+    panels = Panels.of(ctx, m, args, rotating) if len(rotating) == 2 else None
+    if panels is not None:
+        return summed_panels(ctx, panels, args, rotating, product)
+    for first in rotating[:-1]:
+        # No contracted dim has panels of one size: the smaller operand is held whole.
+        k, dim = first.operand, first.dim
+        whole = gathered(ctx, operands[k], first)
         operands[k] = lax.slice_in_dim(whole, 0, ctx.global_ins[k].shape[dim], axis=dim)
     if not rotating:
         return product(*operands, out)
@@ -170,7 +159,7 @@ def _around(
     ctx: LocalContext,
     m: FactorMap,
     operands: list[Any],
-    moving: _RotatedOperand,
+    moving: RotatedOperand,
     product: Callable[..., Any],
 ) -> Any:
     """The shard of a product; the shards of one operand go round the ring.
@@ -198,7 +187,7 @@ def _around(
         along = m.outs[0].index(moving.factor)
         shape[along] = chunk * n
     me = lax.axis_index(axis)
-    ring = [(i, (i - 1) % n) for i in range(n)]
+    ring = ring_of(n)
 
     def multiply(step: Any, x: Any, total: Any) -> Any:
         """Adds the product with the shard that has come `step` places, or writes it at its
