@@ -32,10 +32,11 @@ class Case:
 
     Arguments:
       fn: the function.
-      shapes: shapes of its arguments, float32.
+      shapes: shapes of its arguments.
       ins: the type of each argument.
       outs: the type of each result.
       axes: sizes of the mesh axes; their names are `x` and `y`.
+      dtype: the dtype of its arguments.
     """
 
     fn: Callable[..., Any]
@@ -43,6 +44,11 @@ class Case:
     ins: tuple[str, ...]
     outs: Any
     axes: tuple[int, ...] = (8,)
+    dtype: Any = jnp.float32
+
+    def arguments(self) -> list[jax.ShapeDtypeStruct]:
+        """The arguments, as shapes."""
+        return [jax.ShapeDtypeStruct(s, self.dtype) for s in self.shapes]
 
 
 def conv_gradient(padding: Any, strides: tuple[int, int] = (1, 1), **options: Any) -> Any:
@@ -107,6 +113,7 @@ CASES: dict[str, Case] = {
         ins=("x:S(0) y:S(1)",) * 2,
         outs="x:S(0) y:S(1)",
         axes=(2, 4),
+        dtype=jnp.bfloat16,
     ),
     "pad (1, -1)": Case(
         fn=lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0), (0, 0, 0)]),
@@ -143,14 +150,13 @@ def mesh_of(case: Case, topology: str) -> Mesh:
 def plan_of(case: Case, mesh: Mesh) -> sbp.Plan:
     """The plan of a case."""
     step = sbp.jit(case.fn, mesh, in_types=case.ins, out_types=case.outs)
-    return step.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in case.shapes))
+    return step.plan(*case.arguments())
 
 
 def under_jit(case: Case, plan: sbp.Plan) -> Figures:
     """The figures of `jax.jit` with the shardings of the plan."""
     step = jax.jit(case.fn, in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
-    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in case.shapes]
-    return figures(step.lower(*shapes).compile(), case)
+    return figures(step.lower(*case.arguments()).compile(), case)
 
 
 def figures(compiled: Any, case: Case) -> Figures:

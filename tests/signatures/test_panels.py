@@ -33,13 +33,9 @@ def pairs(eqn: Equation) -> list[tuple[Row, Row]]:
     ]
 
 
-@pytest.mark.parametrize("contracted", [24, 6, 7])
-def test_both_operands_go_round(contracted: int):
-    """In panels where the contracted dim has 6 blocks of one size, and otherwise not."""
-    x, y = f(7, contracted), f(contracted, 5, seed=1)
-    eqn = equation("dot_general", lambda x, y: x @ y, (x, y))
+def assert_hold(eqn: Equation) -> None:
     found = pairs(eqn)
-    assert len(found) >= 2
+    assert found
     for a, b in found:
         ins, outs = (tuple(zip(*side, strict=True)) for side in ((a.ins, b.ins), (a.outs, b.outs)))
         types = OpTypes(ins, outs, SIZES, communicates=True)
@@ -47,12 +43,16 @@ def test_both_operands_go_round(contracted: int):
         assert not wrong, (a, b, wrong)
 
 
+@pytest.mark.parametrize("contracted", [24, 6, 7])
+def test_both_operands_go_round(contracted: int):
+    """In panels where the contracted dim has 6 blocks of one size, and otherwise not."""
+    x, y = f(7, contracted), f(contracted, 5, seed=1)
+    eqn = equation("dot_general", lambda x, y: x @ y, (x, y))
+    assert_hold(eqn)
+
+
 def test_integers_and_batches():
     """Integers exactly, with a batch dim that stays whole and two contracted dims."""
     x, y = i(2, 5, 2, 12), i(2, 2, 12, 4, seed=1)
     eqn = equation("dot_general", lambda x, y: jnp.einsum("baij,bijc->bac", x, y), (x, y))
-    for a, b in pairs(eqn):
-        ins, outs = (tuple(zip(*side, strict=True)) for side in ((a.ins, b.ins), (a.outs, b.outs)))
-        types = OpTypes(ins, outs, SIZES, communicates=True)
-        wrong = Oracle(eqn.op, eqn.primitive, eqn.args).refute(types, np.random.default_rng(0))
-        assert not wrong, (a, b, wrong)
+    assert_hold(eqn)
