@@ -3,7 +3,7 @@ and values that an exchange brought from other devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sbp.shardmap.distribution import (
@@ -14,7 +14,7 @@ from sbp.shardmap.distribution import (
     LocalValue,
     faulty,
 )
-from sbp.shardmap.operators import slices_at
+from sbp.shardmap.operators import slices_at, writes_at
 from sbp.shardmap.positions import own_block
 from sbp.shardmap.state import State
 from sbp.signatures import traits_of
@@ -36,7 +36,7 @@ def own_blocks(
     """
     places = slices_at(node)
     if not places:
-        return found
+        return _scattered(node, ins, found) if writes_at(node) else found
     starts = [ins[i] for i in places]
     block = node.outputs[0] if places.start == 1 else node.inputs[1]
     sizes = state.graph.aval(block).shape
@@ -51,6 +51,22 @@ def own_blocks(
         else:
             given[k] = _written(node, ins, k, dim) or found[k]
     return given
+
+
+def _by_axis(ins: Sequence[LocalValue]) -> Iterator[tuple[Distribution, ...]]:
+    return zip(*(v.per_axis for v in ins), strict=True)
+
+
+def _scattered(
+    node: Node, ins: Sequence[LocalValue], found: list[Distribution]
+) -> list[Distribution]:
+    """A whole value in which each device writes elements at places of its own."""
+    return [
+        replace(h, rewritten=Fault("rewritten", node, atoms=(where.split,)))
+        if h.unknown and B in whole.atoms and where.split and not ins[0].zero
+        else h
+        for h, (whole, where, _) in zip(found, _by_axis(ins), strict=True)
+    ]
 
 
 def _read(h: Distribution, dim: int, under: frozenset[int]) -> Distribution | None:
@@ -71,9 +87,8 @@ def _written(node: Node, ins: Sequence[LocalValue], axis: int, dim: int) -> Dist
     ):
         return None
     if ins[0].zero:
-        return (
-            replace(update, atoms=frozenset({P}), made=node, under=None) if update.atoms else None
-        )
+        parts = replace(update, atoms=frozenset({P}), made=node, under=None, tag="owned")
+        return parts if update.atoms else None
     return replace(UNKNOWN, rewritten=Fault("rewritten", node, atoms=(Split(dim),)))
 
 
@@ -87,7 +102,7 @@ def with_origin(
 
     A product of a value that an exchange brought from other devices, and of a value that depends on
     the same operands and stayed, is a fault where types do not show that the two fit: the devices
-    have not got back what they sent.
+    have not got back what they sent. So is a lookup in the one at indices that are the other.
 
     Arguments:
       state: the region.
@@ -97,11 +112,14 @@ def with_origin(
       axis: the mesh axis.
     """
     given = [v.per_axis[axis] for v in ins]
+    found = _moved(node, given, found)
     sources = frozenset().union(*(h.sources for h in given))
     away = next((h.away for h in given if h.away), None)
     if not sources and away is None:
         return found
-    if away is not None and traits_of(node.op).multiplies and not node.backward:
+    traits = traits_of(node.op)
+    picks = traits.moves and traits.indices == range(1, 2)
+    if away is not None and (traits.multiplies or picks) and not node.backward:
         ranks = [len(state.graph.aval(o).shape) for o in node.inputs]
         stayed = any(
             rank and not h.away and h.sources & away.sources
@@ -111,6 +129,17 @@ def with_origin(
             sent = next(i for i, h in enumerate(given) if h.away)
             return [faulty(Fault("not-returned", node, away.node, sent))] * len(found)
     return [replace(h, sources=sources, away=away) for h in found]
+
+
+def _moved(
+    node: Node, given: Sequence[Distribution], found: list[Distribution]
+) -> list[Distribution]:
+    """Moved elements of a value in which each device has rewritten its own block."""
+    traits = traits_of(node.op)
+    rewritten = next((h.rewritten for h in given if h.rewritten), None)
+    if rewritten is None or not (traits.moves or traits.carries):
+        return found
+    return [replace(h, rewritten=rewritten) if h.unknown else h for h in found]
 
 
 def exchanged(node: Node, before: Distribution, after: Distribution) -> Distribution:

@@ -55,14 +55,29 @@ Kind = Literal[
 """The kinds of faults; the module `words` has their text."""
 
 
-Tag = Literal["", "finite", "test", "shard-log", "log-sum-exp", "weight", "routed"]
+Tag = Literal[
+    "",
+    "finite",
+    "test",
+    "shard-log",
+    "log-sum-exp",
+    "weight",
+    "routed",
+    "place",
+    "looked-up",
+    "owned",
+]
 """Properties of a value that later operations depend on.
 
 * `finite`, `test`: each part was checked for finite elements, or for another property;
 * `shard-log`: the log of a shard's own sum of exponentials;
 * `log-sum-exp`: a shard's own log-sum-exp;
 * `weight`: the exponential of that;
-* `routed`: unknown, because a capacity was compared with positions in a shard.
+* `routed`: unknown, because a capacity was compared with positions in a shard;
+* `place`: unknown: a place counted from the beginning of the device's own shard, or a test of one;
+* `looked-up`: unknown: elements of the device's own shard at such places;
+* `owned`: P(sum) in which each element is zero on all devices but one, so that functions of it that
+  are zero at zero add up, too.
 """
 
 

@@ -15,9 +15,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue
 from sbp.shardmap.excess import close
-from sbp.shardmap.operators import divides, multiplies, sums, sums_dims
+from sbp.shardmap.operators import divides, function_of, multiplies, sums, sums_dims
 from sbp.shardmap.specs import divisor_of
 from sbp.shardmap.state import Reading, State
 from sbp.signatures import traits_of
@@ -131,7 +133,8 @@ def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Ch
     over = [k for k, h in enumerate(operand.per_axis) if h.excess is not None and h.excess > 0]
     if _by_user(node) and (found := axes_of_size(state.sizes, over, divisor)):
         change: Change = dict.fromkeys(found[0], -1)
-        other = multiplies(node) or _counts_turns(state, node, divisor)
+        counts = _counts_turns(state, node, divisor) or _counts_terms(state, node, divisor)
+        other = multiplies(node) or counts
         reading = Reading(node, "devices", divisor)
         return _entered(state, node, divisor, _read(state, reading, change, other=other))
     partial = [
@@ -207,6 +210,31 @@ def _counts_turns(state: State, node: Node, divisor: float) -> bool:
     made = maker is not None and maker.op in LOOPS and not trips_are_assumed(maker)
     turns = [*state.turns, *([trips_of(maker)] if maker is not None and made else [])]
     return any(close(divisor, t) for t in turns)
+
+
+def _counts_terms(state: State, node: Node, divisor: float) -> bool:
+    """Whether a number is the number of terms that the user adds up to what it divides, as in the
+    mean of two losses."""
+    at = state.maker(node.inputs[0])
+    while at is not None and (
+        sums(at)
+        or traits_of(at.op).carries
+        or (divides(at) and isinstance(at.inputs[1], Constant) and not _by_user(at))
+    ):
+        at = state.maker(at.inputs[0])
+    if at is None or at.backward:
+        return False
+    terms, todo = 0, [at]
+    while todo:
+        one = todo.pop()
+        if function_of(one) is not np.add:
+            return False
+        for operand in one.inputs:
+            maker = state.maker(operand)
+            added = maker is not None and function_of(maker) is np.add
+            todo += [maker] if maker is not None and added else []
+            terms += not added
+    return close(divisor, terms)
 
 
 # ---- shares -------------------------------------------------------------------------------------

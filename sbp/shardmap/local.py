@@ -17,11 +17,13 @@ from sbp.shardmap.distribution import (
     Fault,
     LocalValue,
     Position,
+    Tag,
     faulty,
     neutral,
 )
 from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
+from sbp.shardmap.lookups import own_lookups
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
 from sbp.shardmap.operators import counts, divides, function_of, sums_dims
 from sbp.shardmap.positions import compared, moved, placed
@@ -91,12 +93,7 @@ def _by_index(
             found = list(placed(state, position, shape, found))
         return found, None, position
     found, sure = compared(state, node, ins, typed, found)
-    found = own_blocks(state, node, ins, found)
-    if traits_of(node.op).carries:
-        found = [
-            replace(h, rewritten=given.rewritten) if given.rewritten and h.unknown else h
-            for h, given in zip(found, ins[0].per_axis, strict=True)
-        ]
+    found = own_lookups(node, ins, own_blocks(state, node, ins, found))
     return found, sure, None
 
 
@@ -215,7 +212,7 @@ def _result(
     )
     return replace(
         result,
-        tag=given[0].tag if traits_of(node.op).carries and result.partial else "",
+        tag=_tag(node, given) if result.partial else "",
         copies=next((h.copies for h in given if h.copies), None),
         share=bool(share) and any(h.share for h in given),
         twice=next((h.twice for h in given if h.twice), None),
@@ -230,6 +227,13 @@ def _result(
         cause=next((h.cause for h in given if h.cause), None) if excess else None,
         blocks=next((h.blocks for h in given if h.blocks), None),
     )
+
+
+def _tag(node: Node, given: Sequence[Distribution]) -> Tag:
+    """The tag of a partial result."""
+    if any(h.tag == "owned" for h in given):
+        return "owned"
+    return given[0].tag if traits_of(node.op).carries else ""
 
 
 def _clashing(
@@ -285,6 +289,8 @@ def _unreadable(
     split = [i for i, h in enumerate(given) if h.split]
     if rule_for(node.op) is None or traits_of(node.op).opaque:
         state.enter(Doubt(node, "no-rule", "warning"))
+        return UNKNOWN
+    if any(given[i].tag == "owned" for i in partial):
         return UNKNOWN
     if partial:
         first = partial[0]

@@ -65,3 +65,10 @@ def slices_at(node: Node) -> range:
     places = range(indices.start, len(node.inputs))
     moves = traits_of(node.op).moves and indices.stop > len(node.inputs)
     return places if moves else range(0)
+
+
+def writes_at(node: Node) -> bool:
+    """Whether it writes elements of its last operand into the first one, at the indices of the
+    second."""
+    traits = traits_of(node.op)
+    return traits.moves and traits.indices == range(1, 2) and len(node.inputs) == 3

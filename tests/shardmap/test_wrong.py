@@ -19,7 +19,7 @@ def flavours(pair):
 
 
 def shapes(pair):
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args]
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), pair.args)
 
 
 def jax_accepts(pair, which):

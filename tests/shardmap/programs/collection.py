@@ -3,6 +3,7 @@
 from tests.shardmap.programs.everyday import means, merges, precision
 from tests.shardmap.programs.faulty import gradients, places
 from tests.shardmap.programs.placed import accepted, positions, untuned
+from tests.shardmap.programs.placed import idioms as placed_idioms
 from tests.shardmap.programs.right import experts as right_experts
 from tests.shardmap.programs.right import idioms
 from tests.shardmap.programs.right import layers as right_layers
@@ -25,7 +26,7 @@ RIGHT = (right_layers, right_training, right_experts, idioms)
 EVERYDAY = (means, precision, merges)
 FAULTY = (gradients, places)
 
-PLACED, PLACED_RIGHT = (positions, untuned), (accepted,)
+PLACED, PLACED_RIGHT = (positions, untuned, placed_idioms), (accepted,)
 """Modules of programs whose devices compute their place: pairs, and right ones. The checker was
 written with those of `positions` in view; those of `untuned` were written afterwards."""
 

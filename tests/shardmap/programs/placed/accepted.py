@@ -90,6 +90,17 @@ def numbered(x):
     return lax.axis_index("model")[None], at * 2 + 1
 
 
+TABLE, IDS = draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)
+
+
+def squares_of_lookups(table, ids):
+    """A lookup is zero on all devices but one, so that its squares add up."""
+    here = ids - lax.axis_index("model") * table.shape[0]
+    mine = (here >= 0) & (here < table.shape[0])
+    found = jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0)
+    return lax.psum(2.0 * (jnp.tanh(2.0 * found) ** 2).sum(), "model")
+
+
 # ---- blocks -------------------------------------------------------------------------------------
 
 WHOLE, U, W = draw(16, 12, seed=125), draw(16, 16, seed=126), draw(16, 16, seed=127)
@@ -107,6 +118,12 @@ def put_together(x):
     out = jnp.zeros((x.shape[0] * N_MODEL, x.shape[1]))
     start = lax.axis_index("model") * x.shape[0]
     return lax.psum(lax.dynamic_update_slice(out, jnp.tanh(x), (start, 0)), "model")
+
+
+def squares_put_together(x):
+    out = jnp.zeros((x.shape[0] * N_MODEL, x.shape[1]))
+    start = lax.axis_index("model") * x.shape[0]
+    return lax.psum(lax.dynamic_update_slice(out, jnp.sin(x), (start, 0)) ** 2, "model")
 
 
 def rewritten_and_read(w, g):
@@ -181,6 +198,14 @@ PROGRAMS = {
         mapped(numbered, (ROWS,), ROWS),
         lambda x: (jnp.arange(N_MODEL), 2 * jnp.arange(x.shape[0]) + 1),
         (U,),
+    ),
+    "squares_of_lookups": Program(
+        mapped(squares_of_lookups, (ROWS, PS()), PS()),
+        lambda table, ids: 2.0 * (jnp.tanh(2.0 * table[ids]) ** 2).sum(),
+        (TABLE, IDS),
+    ),
+    "squares_put_together": Program(
+        mapped(squares_put_together, (ROWS,), PS()), lambda x: jnp.sin(x) ** 2, (WHOLE,)
     ),
     "own_block_of_sum": Program(
         mapped(own_block_of_sum, (PS(None, "model"),), ROWS),

@@ -1,0 +1,236 @@
+"""Places as they are computed with the functions of libraries: losses of Optax, flat parameters,
+scattered tokens, guarded lookups, caches of several heads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.programs.kinds import N_MODEL, Pair, draw
+
+# ---- contrast of both sides ---------------------------------------------------------------------
+
+SCALE, IMAGES, TEXTS = np.float32(0.5), draw(16, 8, seed=140), draw(16, 8, seed=141)
+
+
+def both_losses(scale, images, texts):
+    """The mean of both losses of this device's pairs: there are two, as many as devices on data."""
+    every = [lax.all_gather(x, "data", tiled=True) for x in (images, texts)]
+    labels = jnp.arange(images.shape[0]) + lax.axis_index("data") * images.shape[0]
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    of_images = loss(jnp.exp(scale) * images @ every[1].T, labels)
+    of_texts = loss(jnp.exp(scale) * texts @ every[0].T, labels)
+    return (of_images + of_texts).mean() / 2
+
+
+def contrast_of_model(scale, images, texts):
+    return lax.pmean(both_losses(scale, images, texts), "model")
+
+
+def contrast_of_data(scale, images, texts):
+    return lax.pmean(both_losses(scale, images, texts), "data")
+
+
+def contrast_reference(scale, images, texts):
+    logits = jnp.exp(scale) * images @ texts.T
+    sides = [jnp.diagonal(jax.nn.log_softmax(x)).mean() for x in (logits, logits.T)]
+    return -(sides[0] + sides[1]) / 2
+
+
+# ---- caches of several heads --------------------------------------------------------------------
+
+Q, K, V = draw(4, 2, 3, 8, seed=142), draw(4, 32, 2, 8, seed=143), draw(4, 32, 2, 8, seed=144)
+LENGTHS = np.asarray([3, 17, 32, 9], np.int32)
+CACHE = (PS("data"), PS("data", "model"), PS("data", "model"), PS("data"))
+
+
+def grouped_scores(q, k, lengths, offset):
+    scores = jnp.einsum("bkgd,btkd->bkgt", q, k)
+    at = lax.broadcasted_iota(jnp.int32, scores.shape, 3) + offset
+    return jnp.where(at < lengths[:, None, None, None], scores, jnp.finfo(scores.dtype).min)
+
+
+def own_scores(q, k, lengths):
+    return grouped_scores(q, k, lengths, lax.axis_index("model") * k.shape[1])
+
+
+def shifted_by_own(q, k, v, lengths):
+    scores = own_scores(q, k, lengths)
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+    total = lax.psum(weights.sum(-1, keepdims=True), "model")
+    return lax.psum(jnp.einsum("bkgt,btkd->bkgd", weights, v), "model") / total
+
+
+def merged(q, k, v, lengths):
+    """Each device's result, weighed by its own sum (https://arxiv.org/abs/2205.14135)."""
+    scores = own_scores(q, k, lengths)
+    own = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - own)
+    share = jnp.exp(own - lax.pmax(own, "model"))
+    out = jnp.einsum("bkgt,btkd->bkgd", weights, v) * share
+    return lax.psum(out, "model") / lax.psum(weights.sum(-1, keepdims=True) * share, "model")
+
+
+def merged_reference(q, k, v, lengths):
+    weights = jax.nn.softmax(grouped_scores(q, k, lengths, 0), -1)
+    return jnp.einsum("bkgt,btkd->bkgd", weights, v)
+
+
+# ---- scattered tokens ---------------------------------------------------------------------------
+
+E, ROOM, D = 8, 4, 8
+TOKENS, ROUTER, W = draw(32, D, seed=145), draw(D, E, seed=146), draw(E, D, D, seed=147)
+EXPERTS = (PS("model"), PS(), PS("model"))
+
+
+def scattered(exchange, back):
+    """Tokens put into the slots of their experts, and picked out of them again."""
+
+    def body(x, router, w):
+        expert = jnp.argmax(x @ router, -1)
+        chosen = jax.nn.one_hot(expert, E, dtype=jnp.int32)
+        place = ((jnp.cumsum(chosen, 0) - chosen) * chosen).sum(-1)
+        slots = jnp.zeros((E, ROOM, D)).at[expert, place].add(x, mode="drop")
+        slots = exchange(slots)
+        done = back(jnp.tanh(jnp.einsum("ecd,edh->ech", slots, w)))
+        return done.at[expert, place].get(mode="fill", fill_value=0.0)
+
+    return body
+
+
+def there(slots):
+    return lax.all_to_all(slots, "model", 0, 1, tiled=True)
+
+
+picked_there = scattered(there, lambda done: done.reshape(E, ROOM, D))
+picked_back = scattered(there, lambda done: lax.all_to_all(done, "model", 1, 0, tiled=True))
+
+
+def scattered_reference(x, router, w):
+    alone = scattered(lambda slots: slots, lambda done: done)
+    return jax.vmap(alone, (0, None, None))(x.reshape(N_MODEL, -1, D), router, w).reshape(x.shape)
+
+
+# ---- flat parameters ----------------------------------------------------------------------------
+
+PARAMS = {"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}
+X, Y = draw(16, 32, seed=150), draw(16, 24, seed=151)
+
+
+def loss(p, x, y):
+    return ((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2).mean()
+
+
+def flat_step(put):
+    def body(p, x, y):
+        flat, tree = ravel_pytree(p)
+        g = ravel_pytree(jax.grad(loss)(p, x, y))[0]
+        g = lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")
+        start = lax.axis_index("data") * g.shape[0]
+        mine = lax.dynamic_slice(flat, (start,), g.shape) - 0.5 * g
+        return tree(put(flat, mine, start))["w"]
+
+    return body
+
+
+def at_own_places(flat, mine, start):
+    return flat.at[start + jnp.arange(mine.shape[0])].set(mine)
+
+
+flat_scattered = flat_step(at_own_places)
+flat_updated = flat_step(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,)))
+flat_whole = flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True))
+
+
+def flat_reference(p, x, y):
+    return (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape)
+
+
+# ---- guarded lookups ----------------------------------------------------------------------------
+
+TABLE, IDS = draw(32, 8, seed=152), np.random.default_rng(153).integers(0, 32, 10).astype(np.int32)
+
+
+def own_lookup(table, ids):
+    here = ids - lax.axis_index("model") * table.shape[0]
+    mine = (here >= 0) & (here < table.shape[0])
+    return jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0)
+
+
+def lookup_summed(table, ids):
+    return lax.psum(own_lookup(table, ids), "model")
+
+
+def lookup_averaged(table, ids):
+    return lax.pmean(own_lookup(table, ids), "model")
+
+
+OF_PARAMS = (flat_whole, flat_reference, (PARAMS, X, Y), (PS(), PS("data"), PS("data")), PS())
+OF_TABLE = (TABLE, IDS), (PS("model"), PS()), PS()
+
+PAIRS = {
+    "contrast_of_model": Pair(
+        "missing-reduction",
+        ("data",),
+        "(of_images + of_texts).mean()",
+        contrast_of_model,
+        contrast_of_data,
+        contrast_reference,
+        (SCALE, IMAGES, TEXTS),
+        (PS(), PS("data"), PS("data")),
+        PS(),
+    ),
+    "shifted_by_own": Pair(
+        "misplaced-reduction",
+        ("model",),
+        "scores - scores.max",
+        shifted_by_own,
+        merged,
+        merged_reference,
+        (Q, K, V, LENGTHS),
+        CACHE,
+        PS("data"),
+    ),
+    "picked_there": Pair(
+        "wrong-placement",
+        ("model",),
+        "done.at[expert, place]",
+        picked_there,
+        picked_back,
+        scattered_reference,
+        (TOKENS, ROUTER, W),
+        EXPERTS,
+        PS("model"),
+        repaired=False,
+    ),
+    "flat_scattered": Pair(
+        "wrong-placement",
+        ("data",),
+        "flat.at",
+        flat_scattered,
+        *OF_PARAMS,
+        vma=False,
+        repaired=False,
+    ),
+    "flat_updated": Pair(
+        "wrong-placement",
+        ("data",),
+        "lax.dynamic_update_slice",
+        flat_updated,
+        *OF_PARAMS,
+        vma=False,
+        repaired=False,
+    ),
+    "lookup_averaged": Pair(
+        "wrong-reduction",
+        ("model",),
+        "lax.pmean",
+        lookup_averaged,
+        lookup_summed,
+        lambda table, ids: table[ids],
+        *OF_TABLE,
+    ),
+}
