@@ -106,6 +106,11 @@ def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef]:
     return [n for s in body for n in ast.walk(s) if isinstance(n, ast.FunctionDef)]
 
 
+def is_policy(edit: Edit) -> bool:
+    """Whether an edit sets the policy of the program."""
+    return isinstance(edit, OptionEdit) and edit.option == "boxing"
+
+
 def split_edits(edits: Iterable[Edit]) -> tuple[list[SourceEdit], list[OptionEdit]]:
     """Edits of source texts, and edits of options."""
     edits = list(edits)

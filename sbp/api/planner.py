@@ -18,8 +18,8 @@ from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall
 from sbp.api.tracing import Tracer, traced_call, wanted_outputs
 from sbp.errors import SbpError, SbpTypeError, noting
-from sbp.explain.costly import memory_diagnostic
 from sbp.explain.faults import explain
+from sbp.explain.memory import memory_diagnostic
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
 from sbp.report.finding import diagnostics_of

@@ -1,28 +1,23 @@
-"""Annotations that make a plan more expensive, and values that fill the memory."""
+"""Annotations that make a plan more expensive."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp import _jax
-from sbp.errors import Diagnostic, Label, OptionEdit, bytes_text
+from sbp.errors import Diagnostic, Label, bytes_text
 from sbp.explain.edits import drop_pin, priced
 from sbp.explain.names import Names, pinned_text
 from sbp.explain.repins import edits_of
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
-from sbp.infer.space import Codes, local_shape, to_type
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program
-from sbp.plan.ir import Register
 from sbp.plan.program import Program
-from sbp.source.reader import scope_of, source_text, users_span
-from sbp.trace.graph import Graph, Node
+from sbp.source.reader import scope_of, source_text
 
 DEARER = 0.9
 """An annotation is costly when the plan without it takes at most this share of the time ..."""
@@ -65,16 +60,7 @@ def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
     tried = sites[:MAX_ANNOTATIONS]
     whole = search.seconds(())
     dear = search.cheaper(tried, DEARER * whole) if whole is not None else []
-    found: list[Diagnostic] = []
-    annotated = best_program(request) if dear else None  # a plan counts the reuse of conversions
-    for site in dear:
-        without = best_program(drop_pin(request, site))
-        assert without is not None and annotated is not None
-        if without.cost.seconds <= DEARER * annotated.cost.seconds and _matters(
-            program, annotated.cost.seconds, without
-        ):
-            found.append(_costly(request, site, program, annotated.cost.seconds, without))
-    found.sort(key=lambda d: d.labels[0].span)
+    found = _dearest_first(request, program, dear)
     unchecked = len(sites) - len(tried) + search.undecided
     if unchecked:
         reason = _many(len(sites)) if len(sites) > len(tried) else _spent(search.most, request.size)
@@ -166,6 +152,34 @@ def _spent(most: int, size: int) -> str:
     )
 
 
+def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) -> list[Diagnostic]:
+    """The costly annotations among some, dearest first. Each is judged with the dearer ones
+    dropped: an annotation that only follows another one costs nothing without it.
+
+    Arguments:
+      request: the program.
+      program: its plan.
+      dear: the annotations without which a choice of types was cheaper.
+    """
+    whole = best_program(request) if dear else None  # a plan counts the reuse of conversions
+    alone = [(best_program(drop_pin(request, site)), site) for site in dear]
+    ranked = sorted(
+        ((p.cost.seconds, n, p, site) for n, (p, site) in enumerate(alone) if p is not None),
+        key=lambda one: one[:2],
+    )
+    found: list[Diagnostic] = []
+    for _, _, without, site in ranked:
+        assert whole is not None
+        if found:
+            without = best_program(drop_pin(request, site))
+        if without is None or without.cost.seconds > DEARER * whole.cost.seconds:
+            continue
+        if _matters(program, whole.cost.seconds, without):
+            found.append(_costly(request, site, whole, without, dropped=len(found)))
+            request, whole = drop_pin(request, site), without
+    return found
+
+
 def _matters(program: Program, whole: float, without: Program) -> bool:
     """Whether the cost of an annotation is large enough to be reported: a tenth of a plan may be a
     microsecond.
@@ -182,16 +196,26 @@ def _matters(program: Program, whole: float, without: Program) -> bool:
 
 
 def _costly(
-    request: Request, site: PinSite, program: Program, whole: float, without: Program
+    request: Request, site: PinSite, program: Program, without: Program, *, dropped: int
 ) -> Diagnostic:
+    """The warning about one annotation.
+
+    Arguments:
+      request: the program.
+      site: the annotation.
+      program: the plan with it.
+      without: the plan without it.
+      dropped: the number of dearer annotations that both plans leave out.
+    """
     assert site.span is not None
-    rise = whole / without.cost.seconds - 1 if without.cost.seconds else math.inf
+    before, after = program.cost, without.cost
+    rise = before.seconds / after.seconds - 1 if after.seconds else math.inf
     price = (
-        f"{bytes_text(program.cost.bytes_per_device)} and {_seconds(whole)} per device with it, "
+        f"{bytes_text(before.bytes_per_device)} and {_seconds(before.seconds)} per device with it,"
+        f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
     )
-    price += (
-        f"{bytes_text(without.cost.bytes_per_device)} and {_seconds(without.cost.seconds)} without"
-    )
+    above = "dearer annotation" if dropped == 1 else f"{dropped} dearer annotations"
+    note = f"both plans are without the {above} above"
     text = f"drop `{source_text(site.span)}` at line {site.span.line}"
     edits = edits_of(request, site)
     return Diagnostic(
@@ -202,6 +226,7 @@ def _costly(
             f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f} % dearer"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
+        notes=(note,) if dropped else (),
         helps=(priced(text, edits, without, clears_all_errors=True),) if edits else (),
         scope=scope_of(site.nodes[0]),
     )
@@ -209,93 +234,3 @@ def _costly(
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
-def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
-    """Says that no plan fits the memory limit, what is largest in the one of least memory, and
-    which split would make it smaller."""
-    names, mesh, graph = Names.of(least.graph), least.mesh, least.typing.graph
-    live = {
-        *least.block.inputs,
-        *least.fullest,
-        *(s for s in least.block.outputs if isinstance(s, Register)),
-    }
-    held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
-    notes, labels = list[str](), list[Label]()
-    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r))[:4]:
-        size, shape, maker = (
-            _size(graph, mesh, value, codes),
-            graph.avals[value].shape,
-            names.makers.get(value),
-        )
-        name = names.value(value) or _told(maker)
-        text = (
-            f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)}"
-            " per device"
-        )
-        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
-        if ways:
-            smaller, k, code = min(ways)
-            text += f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
-        else:
-            local = local_shape(shape, codes, mesh.sizes)
-            halved = [mesh.names[k] for k, c in enumerate(codes) if c > 0 and local[c - 1] % 2 == 0]
-            text += f"; twice the devices on `{halved[0]}` would halve it" if halved else ""
-        notes.append(text)
-        span = maker and users_span(maker)
-        if span and all(label.span != span for label in labels):
-            labels.append(
-                Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels)
-            )
-    found, enough = (
-        bytes_text(least.cost.peak_memory_bytes),
-        math.ceil(least.cost.peak_memory_bytes),
-    )
-    return Diagnostic(
-        code="memory-limit",
-        severity="error",
-        title=(
-            f"no typing fits {bytes_text(limit)} per device; the least that was found is {found}"
-            " per device"
-        ),
-        labels=tuple(labels),
-        notes=tuple(notes),
-        helps=(
-            priced(
-                f"memory_limit={enough}",
-                (OptionEdit(option="memory_limit", value=enough),),
-                least,
-                clears_all_errors=True,
-            ),
-        ),
-    )
-
-
-def _told(maker: Node | None) -> str:
-    """A description of a value without a name, by the expression that makes it."""
-    span = maker and users_span(maker)
-    if maker is None or span is None:
-        return "a value"
-    what = "a cotangent" if maker.in_gradient else "a result"
-    return f"{what} of `{source_text(span, 40)}` at line {span.line}"
-
-
-def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
-    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(
-        graph.avals[value].dtype
-    )
-
-
-def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
-    """Types with one more split: of a dim that divides, on a mesh axis where the value is B.
-
-    Arguments:
-      shape: the shape of the value.
-      codes: its type.
-      mesh: the mesh.
-    """
-    for k, n in enumerate(mesh.sizes):
-        local = local_shape(shape, codes, mesh.sizes)
-        for dim, size in enumerate(local):
-            if n > 1 and codes[k] == 0 and size % n == 0 and size:
-                yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))

@@ -6,13 +6,14 @@ Each edit is planned before it is offered; the plan gives its price.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sbp.errors import Help
 from sbp.explain.edits import drop_pin, move_pin, pinned_value, priced, site_in
-from sbp.explain.insertions import Candidate, Insertions, states_of
+from sbp.explain.insertions import Candidate, HelpKind, Insertions, states_of
 from sbp.explain.loosening import Looser, blamed, loosened
 from sbp.explain.names import Names, behind_vmap
 from sbp.explain.repins import carried_text, edits_of
@@ -40,7 +41,7 @@ class FoundHelps:
     """The helps of a fault, and what the limits on the search left out.
 
     Arguments:
-      helps: the helps that are shown, cheapest first.
+      helps: the helps that are shown, in the order of `_chosen`.
       unshown: the number of accepted changes that are not shown.
       untried: the number of changes that were not planned because `plans` were made.
       plans: the most plans that were made.
@@ -88,8 +89,8 @@ class Repair:
         return users_span(self.node) is not None and not self.node.in_gradient
 
     def found(self) -> FoundHelps:
-        """Edits that give the program a typing, cheapest first. The pins that are to blame for its
-        other faults are left out of the program."""
+        """Edits that give the program a typing. The pins that are to blame for its other faults are
+        left out of the program."""
         trials = self.trials
         base, gone = self.base()
         policies = self.by_policy(base, 0) if trials.huge else _Accepted()
@@ -107,7 +108,7 @@ class Repair:
         if policies.skips:
             unsearched.append("policy")
         found = [*edits.found, *policies.found]
-        shown = _chosen(found, trials.limits.helps)
+        shown = _chosen(found, trials.limits.helps, pins=len(self.fault.pins))
         return FoundHelps(
             helps=tuple(f.help for f in shown),
             unshown=len(found) - len(shown),
@@ -147,7 +148,7 @@ class Repair:
                 text = one.text + self.became(program)
                 whole = not self.trials.several
                 help_ = priced(text, one.edits, program, clears_all_errors=whole)
-                found.append(_Found(number, help_, one.inserts))
+                found.append(_Found(number, help_, one.kind))
                 taken.append(one)
         return _Accepted(tuple(found), seen=len(seen), plans=plans, untried=len(untried))
 
@@ -173,7 +174,7 @@ class Repair:
             if program is not None:
                 text = looser.text + (CLEARS_ALL if several and whole else "")
                 help_ = priced(text, looser.edits, program, clears_all_errors=whole)
-                found.append(_Found(number + len(found), help_))
+                found.append(_Found(number + len(found), help_, "policy"))
                 wide = looser.wide
         return _Accepted(tuple(found), skips=skips)
 
@@ -221,27 +222,29 @@ class Repair:
     # ---- candidates -----------------------------------------------------------------------------
 
     def candidates(self, base: Request) -> Iterator[Candidate]:
-        """The edits to try: an annotation before the line, a split moved to another dim, a pin
+        """The edits to try: a split moved to another dim, an annotation before the line, a pin
         dropped."""
+        sites = [(pin, site_in(base, pin.site)) for pin in self.fault.pins if pin.site]
+        for pin, site in sites:
+            if site is not None:
+                yield from self.splits(base, pin, site)
         if self.inserts:
             made = self.trials.arriving(self.fault).made
             yield from Insertions(
                 base, self.fault, made, self.node, self.names, self.system, self.trials.large
             ).candidates()
-        for pin in self.fault.pins:
-            site = site_in(base, pin.site) if pin.site else None
+        for pin, site in sites:
             if site is not None:
-                yield from self.moves(base, pin, site)
+                yield from self.drops(base, pin, site)
 
-    def moves(self, base: Request, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
-        """A pin moved to another dim, or dropped.
+    def drops(self, base: Request, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
+        """A pin dropped, or left free on the fault's mesh axis.
 
         Arguments:
           base: the program without the pins of its other faults.
           pin: the constraint of the pin.
           site: the pin in `base`.
         """
-        yield from self.splits(base, pin, site)
         # The edits are made in the source and the options as they are, not as they are in `base`.
         request, k, axis = self.trials.request, self.position, self.fault.mesh_axis
         name, where, kept = self.names.site(site), self.where(site), carried_text(request, site)
@@ -308,6 +311,7 @@ class Repair:
                     make=functools.partial(move_pin, base, site, k, 1 + dim),
                     without=frozenset({(self.fault.mesh_axis, pin.name)}),
                     assumed=states,
+                    kind="pin",
                 )
 
     def twins(self, site: PinSite) -> list[Constraint]:
@@ -337,12 +341,12 @@ class _Found:
     Arguments:
       number: its position among the candidates, to break ties.
       help: the help.
-      inserts: whether it only adds an annotation.
+      kind: what it changes.
     """
 
     number: int
     help: Help
-    inserts: bool = False
+    kind: HelpKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,16 +368,32 @@ class _Accepted:
     skips: bool = False
 
 
-def _chosen(found: Sequence[_Found], most: int) -> list[_Found]:
-    """The cheapest helps, cheapest first. If some leave all pins as they are, the cheapest of those
-    is among them.
+_MEANT = ("pin", "conversion", "other pin", "drop", "policy")
+"""Kinds of helps, the likeliest first; "other pin" is another atom for a pin that is not odd."""
+
+
+def _chosen(found: Sequence[_Found], most: int, pins: int) -> list[_Found]:
+    """The helps that are shown, what was probably meant first: another atom for the pin that is
+    odd, a conversion before the line, a pin dropped, another policy; helps of one kind by their
+    bytes. The first of each kind are shown before the second of any.
+
+    A pin is odd where it stands against others, and another atom makes the plan no dearer than a
+    conversion does: the other pins agree with that atom.
 
     Arguments:
       found: the accepted helps.
       most: how many are shown.
+      pins: the number of pins that are to blame.
     """
-    ranked = sorted(found, key=lambda f: (f.help.bytes_per_device, f.number))
-    inserted = [f for f in ranked if f.inserts]
-    if inserted and inserted[0] not in ranked[:most]:
-        ranked[most - 1] = inserted[0]
-    return ranked[:most]
+    conversions = (f.help.bytes_per_device for f in found if f.kind == "conversion")
+    conversion = min(conversions, default=math.inf)
+
+    def rank(f: _Found) -> tuple[int, float, int]:
+        odd = pins > 1 and f.help.bytes_per_device <= conversion
+        kind = "other pin" if f.kind == "pin" and not odd else f.kind
+        return _MEANT.index(kind), f.help.bytes_per_device, f.number
+
+    ranked = sorted(found, key=rank)
+    first = list({rank(f)[0]: f for f in reversed(ranked)}.values())
+    chosen = [*sorted(first, key=rank), *(f for f in ranked if f not in first)][:most]
+    return sorted(chosen, key=rank)

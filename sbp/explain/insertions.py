@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sbp.annotations import annotate_p
 from sbp.errors import Edit, SourceEdit, Span
@@ -63,6 +63,11 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
     )
 
 
+HelpKind = Literal["pin", "conversion", "drop", "policy"]
+"""What a help changes: the atom of a pin, an annotation before the line, a pin that is dropped or
+left free on a mesh axis, a policy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
     """A change that may give a typing: its words, its edits, and its effect on the constraints.
@@ -74,7 +79,7 @@ class Candidate:
       without: (mesh axis, name) of constraints that the change takes away.
       assumed: literals of states on the fault's mesh axis. The program is in one of these states
           after the change; empty for any state.
-      inserts: whether it only adds an annotation and changes no pin.
+      kind: what it changes.
       instead: a smaller change; where it is accepted, this change is not offered.
     """
 
@@ -83,7 +88,7 @@ class Candidate:
     make: Callable[[], Request | None]
     without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
-    inserts: bool = False
+    kind: HelpKind = "drop"
     instead: Candidate | None = None
 
 
@@ -224,7 +229,7 @@ class Insertions:
                 make=functools.partial(_inserted, self.base, found, self.system.position),
                 without=frozenset((self.fault.mesh_axis, c) for one in found for c in one.reads),
                 assumed=next((one.assumed for one in found if one.assumed), ()),
-                inserts=True,
+                kind="conversion",
             )
 
     def annotated(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, file_name
+from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, file_name
 from sbp.report.parts import Excerpt, Mark, PricedHelp, ShownDiagnostic, SourceLine
 from sbp.report.wording import bytes_text
 from sbp.source.reader import character_index
@@ -22,11 +22,16 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
         rule=diagnostic.rule,
         rows=diagnostic.rows,
         notes=diagnostic.notes,
-        helps=tuple(
-            PricedHelp(text=h.text, price=f"{bytes_text(h.bytes_per_device)} per device")
-            for h in diagnostic.helps
-        ),
+        helps=tuple(PricedHelp(text=h.text, price=_price(h)) for h in diagnostic.helps),
     )
+
+
+def _price(help_: Help) -> str:
+    """What a device sends after a help, and its memory where a plan was made."""
+    sent = bytes_text(help_.bytes_per_device)
+    if help_.peak_memory_bytes is None:
+        return f"{sent} per device"
+    return f"{sent} sent, {bytes_text(help_.peak_memory_bytes)} memory per device"
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:

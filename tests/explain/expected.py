@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import Diagnostic
 from sbp.limits import Policy
-from tests.edits import check_helps
+from tests.edits import check_helps, is_policy
 
 MESH = AbstractMesh((8,), ("tensor",))
 MESH_2D = AbstractMesh((2, 4), ("data", "tensor"))
@@ -73,7 +73,8 @@ def check_wording(d: Diagnostic) -> None:
     assert not d.title.endswith(".")
     assert not re.search(r"illegal|failed|expected|actual", d.text())
     assert len(d.helps) <= 3
-    assert [h.bytes_per_device for h in d.helps] == sorted(h.bytes_per_device for h in d.helps)
+    by_policy = [any(is_policy(e) for e in h.edits) for h in d.helps]
+    assert by_policy == sorted(by_policy)
     assert sum(label.primary for label in d.labels) == 1
     if d.severity == "error":
         assert d.helps, d.text()

@@ -76,3 +76,22 @@ def test_annotations_left_when_the_choices_are_used_up_are_counted(tmp_path, mos
     sites = [s for s in pin_sites(program.request) if s.source == "annotation"]
     assert len(search.cheaper(sites, 0.9 * program.cost.seconds)) == dear
     assert search.undecided == undecided
+
+
+def test_the_dearest_is_judged_first_and_the_others_without_it(tmp_path):
+    """The second annotation only undoes what the first one asks: without the first it is free."""
+    lines = ["def program(x, w):", "    h = jnp.tanh(x @ w)"]
+    lines += ['    h = sbp.split(h, 1, "tensor")', '    h = sbp.split(jnp.sin(h), 0, "tensor")']
+    lines += ["    return (h @ w).sum()"]
+    warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
+    assert [d.labels[0].span.line for d in warned] == [5]
+
+
+def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
+    lines = ["def program(x, w):", '    h = sbp.replicate(x @ w, "tensor")']
+    lines += ['    g = sbp.replicate(jnp.tanh(x @ (2 * w)), "tensor")']
+    lines += ["    return (h * 2).sum() + (g @ w).sum()"]
+    warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
+    assert len(warned) == 2
+    assert not warned[0].notes
+    assert warned[1].notes == ("both plans are without the dearer annotation above",)

@@ -36,8 +36,8 @@ def test_two_pinned_operands_that_do_not_meet():
         "3 more changes give a typing and are not shown",
     )
     texts = [re.sub(r"line \d+", "line N", h.text) for h in d.helps]
-    assert texts[0] == 'drop `sbp.split(x, 1, "tensor")` at line N; h becomes S(1)'
-    assert 'sbp.replicate(x, "tensor") before line N; h becomes S(1)' in texts
+    assert texts[0] == 'sbp.replicate(x, "tensor") before line N; h becomes S(1)'
+    assert 'drop `sbp.split(x, 1, "tensor")` at line N; h becomes S(1)' in texts
 
 
 def test_the_quoted_price_is_that_of_the_repaired_program():

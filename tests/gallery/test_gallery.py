@@ -12,6 +12,7 @@ import pytest
 from sbp.errors import Diagnostic
 from sbp.report.report import Report
 from sbp.source.reader import source_text
+from tests.edits import is_policy
 from tests.gallery.broken import GALLERY, Broken, expectations
 from tests.gallery.repair import load, pinned_inputs, pins_of, repaired, without_pins
 
@@ -113,7 +114,8 @@ def test_wording(name, reports):
         assert not d.title.endswith(".")
         assert d.title[0] in "`'\"" or d.title[0].islower() or d.title.startswith(("S(", "P("))
         assert len(d.helps) <= 3 and len({h.text for h in d.helps}) == len(d.helps)
-        assert [h.bytes_per_device for h in d.helps] == sorted(h.bytes_per_device for h in d.helps)
+        by_policy = [any(is_policy(e) for e in h.edits) for h in d.helps]
+        assert by_policy == sorted(by_policy)
         assert not d.labels or sum(label.primary for label in d.labels) == 1
         assert bool(d.helps) != bool(entry.no_help), (
             f"helps {d.helps}, and none expected because: {entry.no_help or '-'}"

@@ -1,0 +1,147 @@
+"""Why no plan fits a memory limit: the values that fill the memory, and the pins without which a
+plan fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sbp import _jax
+from sbp.errors import Diagnostic, Help, Label, OptionEdit, bytes_text
+from sbp.explain.edits import drop_pin, pinned_value, priced
+from sbp.explain.limits import DiagnosisLimits
+from sbp.explain.names import Names
+from sbp.explain.repins import carried_text, edits_of
+from sbp.infer.constraints import PinSite, pin_sites
+from sbp.infer.request import Request
+from sbp.infer.space import Codes, local_shape, to_type
+from sbp.machine.mesh import MeshSpec
+from sbp.plan.fit import best_program
+from sbp.plan.ir import Register
+from sbp.plan.program import Program
+from sbp.source.reader import source_text, users_span
+from sbp.trace.graph import Graph, Node
+
+
+def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
+    """Says that no plan fits the memory limit, what is largest in the one of least memory, and
+    which split would make it smaller."""
+    names, mesh, graph = Names.of(least.graph), least.mesh, least.typing.graph
+    live = {
+        *least.block.inputs,
+        *least.fullest,
+        *(s for s in least.block.outputs if isinstance(s, Register)),
+    }
+    held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
+    notes, labels = list[str](), list[Label]()
+    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r))[:4]:
+        size, shape, maker = (
+            _size(graph, mesh, value, codes),
+            graph.avals[value].shape,
+            names.makers.get(value),
+        )
+        name = names.value(value) or _told(maker)
+        text = (
+            f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)}"
+            " per device"
+        )
+        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
+        if ways:
+            smaller, k, code = min(ways)
+            text += f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+        else:
+            local = local_shape(shape, codes, mesh.sizes)
+            halved = [mesh.names[k] for k, c in enumerate(codes) if c > 0 and local[c - 1] % 2 == 0]
+            text += f"; twice the devices on `{halved[0]}` would halve it" if halved else ""
+        notes.append(text)
+        span = maker and users_span(maker)
+        if span and all(label.span != span for label in labels):
+            labels.append(
+                Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels)
+            )
+    found, enough = (
+        bytes_text(least.cost.peak_memory_bytes),
+        math.ceil(least.cost.peak_memory_bytes),
+    )
+    looser = OptionEdit(option="memory_limit", value=enough)
+    helps, untried = _freed_pins(least)
+    if untried:
+        notes.append(f"{untried} more pins were not dropped to see whether a plan fits then")
+    return Diagnostic(
+        code="memory-limit",
+        severity="error",
+        title=(
+            f"no typing fits {bytes_text(limit)} per device; the least that was found is {found}"
+            " per device"
+        ),
+        labels=tuple(labels),
+        notes=tuple(notes),
+        helps=(*helps, priced(f"memory_limit={enough}", (looser,), least, clears_all_errors=True)),
+    )
+
+
+def _freed_pins(least: Program) -> tuple[list[Help], int]:
+    """The pins without which a plan fits the limit, each alone, those of the largest values first;
+    and the number of pins that were not tried.
+
+    Arguments:
+      least: the plan of least memory that was found.
+    """
+    request, limits = least.request, DiagnosisLimits()
+    names = Names.of(request.graph)
+    sites = [s for s in pin_sites(request) if edits_of(request, s)]
+    sites.sort(key=lambda s: -_pinned_size(request, s))
+    found: list[Help] = []
+    enough, most = limits.plans_of(request.size, 1)
+    tried = 0
+    for site in sites:
+        if tried >= (enough if found else most) or len(found) == limits.helps - 1:
+            break
+        tried += 1
+        program = best_program(drop_pin(request, site))
+        if program is not None:
+            text = (
+                f"drop `{source_text(site.span)}` at line {site.span.line}"
+                if site.span
+                else f"leave {names.site(site)} free in {'in' if site.is_input else 'out'}_types"
+                f"{carried_text(request, site)}"
+            )
+            found.append(priced(text, edits_of(request, site), program, clears_all_errors=True))
+    return found, 0 if found else len(sites) - tried
+
+
+def _pinned_size(request: Request, site: PinSite) -> float:
+    """Bytes of a pinned value on one device, with B on the axes that the pin leaves free."""
+    value = pinned_value(request.graph, site)
+    codes = tuple(c or 0 for c in site.codes)
+    return _size(request.graph, request.mesh, value, codes) if isinstance(value, int) else 0.0
+
+
+def _told(maker: Node | None) -> str:
+    """A description of a value without a name, by the expression that makes it."""
+    span = maker and users_span(maker)
+    if maker is None or span is None:
+        return "a value"
+    what = "a cotangent" if maker.in_gradient else "a result"
+    return f"{what} of `{source_text(span, 40)}` at line {span.line}"
+
+
+def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
+    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(
+        graph.avals[value].dtype
+    )
+
+
+def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
+    """Types with one more split: of a dim that divides, on a mesh axis where the value is B.
+
+    Arguments:
+      shape: the shape of the value.
+      codes: its type.
+      mesh: the mesh.
+    """
+    for k, n in enumerate(mesh.sizes):
+        local = local_shape(shape, codes, mesh.sizes)
+        for dim, size in enumerate(local):
+            if n > 1 and codes[k] == 0 and size % n == 0 and size:
+                yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))

@@ -1,0 +1,49 @@
+"""A memory limit that a pin breaks: the error offers to free that pin, with the plan's price."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp
+from tests.edits import check_helps
+
+MESH = AbstractMesh((2, 4), ("x", "y"))
+SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+
+
+def annotated(w, x):
+    return (x @ sbp.replicate(w * 2, "x", "y")).sum()
+
+
+def plain(w, x):
+    return (x @ w).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "said"),
+    [
+        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 16'),
+        (plain, {"in_types": ("B", "x:S(0)")}, "leave w free in in_types"),
+    ],
+)
+def test_the_pin_without_which_a_plan_fits_is_freed(fn, options, said):
+    asked: dict[str, Any] = {**options, "memory_limit": 4.5e6}
+    (found,) = sbp.jit(fn, MESH, **asked).check(SQUARE, SQUARE).diagnostics
+    assert found.code == "memory-limit"
+    assert [h.text for h in found.helps[:-1]] == [said]
+    assert found.helps[0].peak_memory_bytes is not None
+    assert found.helps[0].peak_memory_bytes <= 4.5e6
+    assert found.helps[-1].text.startswith("memory_limit=")
+    check_helps(fn, MESH, asked, (SQUARE, SQUARE), [found])
+
+
+def test_no_pin_is_freed_in_vain():
+    (found,) = (
+        sbp.jit(plain, MESH, in_types=("x:S(0)", None), memory_limit=1e4)
+        .check(SQUARE, SQUARE)
+        .diagnostics
+    )
+    assert [h.text.split("=")[0] for h in found.helps] == ["memory_limit"]
