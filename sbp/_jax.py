@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax._src import core as _core
 from jax._src import debugging as _debugging
+from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source_info
 from jax._src.lax import lax as _lax_internal
 from jax.extend import core as jex_core
@@ -329,6 +330,17 @@ def key_shape(dtype: Any) -> tuple[int, ...]:
 def wrap_key(words: Any, dtype: Any) -> Any:
     """Words as keys of a PRNG key dtype."""
     return jax.random.wrap_key_data(words, impl=dtype._impl.name)
+
+
+def words(x: Any) -> Any:
+    """The words of an array of PRNG keys; any other value as it is."""
+    return jax.random.key_data(x) if is_extended(getattr(x, "dtype", None)) else x
+
+
+def distributed_client() -> Any:
+    """The client of `jax.distributed`, with its key-value store; None where it was not
+    initialised."""
+    return _distributed.global_state.client
 
 
 def itemsize(dtype: Any) -> int:

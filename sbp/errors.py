@@ -53,6 +53,7 @@ CODES: dict[str, str] = {
     "saved-plan": (
         "a saved plan that was made for another program, mesh or version, or does not hold"
     ),
+    "processes-differ": "several processes are about to run different plans or other arguments",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
     "missing-reduction": (

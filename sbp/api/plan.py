@@ -26,6 +26,7 @@ from sbp.report.compare import Comparison, comparison
 from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
 from sbp.run.execute import Compiling, Executable
+from sbp.run.joint import JointRun, placed
 from sbp.run.partial import Partial
 from sbp.types import NdSbp, Unreduced
 
@@ -70,6 +71,14 @@ class Plan:
                 compiler_options=self._reader.options.compiler_options,
             ),
         )
+
+    @functools.cached_property
+    def _joint(self) -> JointRun | None:
+        """What its runs need where there are several processes."""
+        if jax.process_count() == 1:
+            return None
+        signature = self._signature
+        return JointRun(self._executable, self._reader.name, signature.names, signature.wanted)
 
     @property
     def cost(self) -> Cost:
@@ -244,11 +253,12 @@ class Plan:
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs on flat arguments. An argument with another sharding than `in_shardings` is moved;
-        the first such call gives a warning.
+        the first such call gives a warning. Of several processes, all run the plan.
 
         Raises:
           SbpError: `abstract-mesh` for a plan on an abstract mesh; `bad-argument` for a shape in
-            place of an array.
+            place of an array; with several processes `processes-differ` where they run different
+            plans, and `bad-argument` for a NumPy array that is pinned split.
         """
         mesh = self._reader.mesh
         if isinstance(mesh, AbstractMesh):
@@ -258,6 +268,8 @@ class Plan:
                 code="abstract-mesh",
             )
         flat = [_parts(leaf, mesh) if isinstance(leaf, Partial) else leaf for leaf in leaves]
+        if self._joint is not None:
+            flat = self._joint.arguments(flat)
         try:
             outs = self._executable(flat)
         except TypeError as error:
@@ -292,7 +304,7 @@ class Plan:
             if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
                 if x.committed:
                     names.append(name)
-                x = jax.device_put(x, sharding)
+                x = placed(x, sharding)
             moved.append(x)
         if names and not self._moved:
             self._moved = True

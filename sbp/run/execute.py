@@ -57,6 +57,7 @@ class Executable:
     def __init__(self, program: Program, mesh: Mesh | AbstractMesh, compiling: Compiling) -> None:
         self.program = program
         self.mesh = mesh
+        self.compiling = compiling
         self.inner = own_mesh(mesh)
         graph, spec = program.graph, program.mesh
         in_codes = [r.codes for r in program.block.inputs]

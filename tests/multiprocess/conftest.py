@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -36,8 +37,17 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 def pytest_unconfigure() -> None:
     """Ends at once after a failure: otherwise JAX waits at its exit for the other processes, which
-    may wait for this one."""
+    may wait for this one. JAX kills the others when the first process ends, so that one lets them
+    write their reports before."""
     if PROCESS and _ENDED and _ENDED[-1] != 0:
+        from sbp import _jax
+
+        number, count, _ = map(int, PROCESS.split())
+        client = _jax.distributed_client()
+        client.key_value_set(f"ended/{number}", "")
+        for other in range(1, count) if number == 0 else ():
+            with contextlib.suppress(Exception):  # it may hang, and the runner ends it
+                client.blocking_key_value_get(f"ended/{other}", 2000)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_ENDED[-1])

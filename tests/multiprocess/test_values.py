@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import jax
 import pytest
+from jax.experimental import multihost_utils
 
 import sbp
 from tests.multiprocess.programs import NAMES, cases
-from tests.multiprocess.world import MESHES, assert_shards, in_all, mesh_of, uneven_boundaries
+from tests.multiprocess.world import (
+    MESHES,
+    assert_shards,
+    from_first,
+    in_all,
+    mesh_of,
+    uneven_boundaries,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -39,3 +50,25 @@ def test_values_and_plans(mesh_name: str, name: str):
             again = f(*got[: len(case.donate)], *args[len(case.donate) :])
             want = jax.jit(case.fn)(*want[: len(case.donate)], *case.args[len(case.donate) :])
             assert_shards(again, want, exact=case.exact)
+
+
+def test_all_processes_run_a_plan_that_one_wrote(tmp_path_factory: pytest.TempPathFactory):
+    mesh = mesh_of("2x4")
+    case = cases(mesh.axis_names)["loop"]
+    path = tmp_path_factory.mktemp("plans") / "loop.json"
+    shown = str(path) if jax.process_index() == 0 else ""
+    path = Path(from_first(shown))
+    if jax.process_index() == 0:
+        sbp.jit(case.fn, mesh).plan(*case.args).save(path)
+    multihost_utils.sync_global_devices("written")
+    got = sbp.jit(case.fn, mesh, plan=path)(*case.args)
+    assert_shards(got, jax.jit(case.fn)(*case.args))
+
+
+def test_the_recipe(capsys: pytest.CaptureFixture[str]):
+    page = Path(__file__).parents[2] / "docs" / "recipes" / "several-processes.md"
+    code, shown = re.findall(
+        r"^```(?:python|text)\n(.*?)^```$", page.read_text("utf-8"), re.S | re.M
+    )
+    exec(compile(code, page.name, "exec"), {})
+    assert capsys.readouterr().out == (shown if jax.process_index() == 0 else "")

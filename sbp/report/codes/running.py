@@ -227,6 +227,30 @@ f = lambda x: x * 2.0
 sbp.jit(f, mesh).plan(jnp.zeros(8)).save("doubled.json")
 sbp.jit(f, mesh, plan="doubled.json").plan(jnp.zeros(8))
 """,
+    ),
+    CodePage(
+        "processes-differ",
+        """
+        Several processes share the mesh, and what they are about to run is not the same: another
+        mesh, program, option, or value of an argument that each process has as a whole (a NumPy
+        array, a number, an array on its own devices). Or a process did not run the plan at all.
+        Without this error they would wait for each other without end, or compute wrong values.
+
+        Make the same calls in the same order in all processes. What differs between them goes in
+        by jax.make_array_from_process_local_data.
+
+        The comparison is made once for each plan, before its first run, by the key-value store of
+        jax.distributed. The environment variable SBP_CHECK_PROCESSES=0 turns it off.
+        """,
+        """
+devices = sorted(jax.devices(), key=lambda d: d.process_index != jax.process_index())
+mesh = jax.sharding.Mesh(devices, ("data",))  # another order in each process
+sbp.jit(lambda x: x * 2.0, mesh)(x)
+""",
+        """
+mesh = jax.sharding.Mesh(jax.devices(), ("data",))
+sbp.jit(lambda x: x * 2.0, mesh)(x)
+""",
         runs=False,
     ),
     CodePage(

@@ -1,0 +1,84 @@
+"""`sbp.Partial` and effects in several processes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from tests.multiprocess.programs import numbers
+from tests.multiprocess.world import assert_shards, mesh_of, put
+
+pytestmark = pytest.mark.multiprocess
+
+X = numbers(16, 8)
+
+
+@pytest.mark.parametrize("name", ["8", "2x4"])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_partial_results_come_back_reduced_and_go_in(name: str, op: str):
+    mesh = mesh_of(name)
+    t = " ".join(f"{axis}:P({op})" for axis in mesh.axis_names)
+    spec = tuple(mesh.axis_names)
+    fn = (lambda x: x.sum(0)) if op == "sum" else (lambda x: x.max(0))
+    y = sbp.jit(fn, mesh, in_types=sbp.NdSbp({a: sbp.S(0) for a in spec}), out_types=t)(
+        put(X, mesh, spec)
+    )
+    assert isinstance(y, sbp.Partial) and y.parts.shape == (*mesh.devices.shape, 8)
+    assert_shards(y.reduce(), fn(X))
+    back = sbp.jit(lambda y: y * 2 + 1, mesh, in_types=t)(y)
+    assert_shards(back, fn(X) * 2 + 1)
+
+
+def test_callbacks_run_once_over_all_processes(capfd: pytest.CaptureFixture[str]):
+    mesh = mesh_of("2x4")
+    seen: list[np.ndarray] = []
+
+    def fn(x):
+        jax.debug.print("the sum is {}", x.astype(int).sum())
+        jax.debug.callback(lambda value: seen.append(np.asarray(value)), x[0])
+
+        def step(total, row):
+            jax.debug.callback(lambda value: seen.append(np.asarray(value)), row.sum())
+            return total + row.sum(), None
+
+        return lax.scan(step, jnp.float32(0), x)[0]
+
+    x = np.round(X * 4)
+    got = sbp.jit(fn, mesh, in_types="data:S(0) model:S(1)")(put(x, mesh, "data", "model"))
+    assert_shards(got, x.sum())
+    jax.effects_barrier()
+    printed = capfd.readouterr().out.count(f"the sum is {int(x.sum())}\n")
+    if jax.process_index() == 0:
+        assert printed == 1
+        assert sorted(v.shape for v in seen) == [()] * 16 + [(8,)]
+        np.testing.assert_array_equal(next(v for v in seen if v.shape), x[0])
+    else:
+        assert not printed and not seen
+
+
+def test_a_partitioned_callback_sees_the_shards_of_its_process():
+    mesh = mesh_of("2x4")
+    seen: list[np.ndarray] = []
+
+    def fn(x):
+        jax.debug.callback(lambda part: seen.append(np.asarray(part)), x, partitioned=True)
+        return x + 1
+
+    x = put(X, mesh, "data", "model")
+    sbp.jit(fn, mesh, in_types="data:S(0) model:S(1)")(x)
+    jax.effects_barrier()
+    want = [np.asarray(s.data) for s in x.addressable_shards]
+    assert sorted(v.tobytes() for v in seen) == sorted(v.tobytes() for v in want)
+
+
+def test_a_pure_callback():
+    mesh = mesh_of("8")
+
+    def fn(x):
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.typeof(x), x).sum(0)
+
+    assert_shards(sbp.jit(fn, mesh, in_types="data:S(0)")(put(X, mesh, "data")), X.sum(0) * 2)
