@@ -199,7 +199,7 @@ def values_digest(x: Any) -> str:
     """The digest of the elements of an array on the host."""
     x = np.asarray(x)
     digest = hashlib.sha256(f"{x.dtype}{x.shape}".encode())
-    digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+    digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()[:16]
 
 

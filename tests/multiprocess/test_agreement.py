@@ -72,8 +72,9 @@ def another_result():
 
 def another_donation():
     donated = (0,) if i_differ() else ()
-    options = {"in_types": "data:S(0)", "out_types": "data:S(0)"}
-    return sbp.jit(lambda x: x * 2, mesh_of("2x4"), donate_argnums=donated, **options), None
+    rows = "data:S(0)"
+    fn = lambda x: x * 2
+    return sbp.jit(fn, mesh_of("2x4"), rows, rows, donate_argnums=donated), None
 
 
 def another_shape_of_argument():
