@@ -78,6 +78,18 @@ def conv_case(rows: int, padding: Any, strides: tuple[int, int] = (1, 1), **opti
     )
 
 
+def log_sum(x: Any) -> Any:
+    """The maximum and the sum of exponentials below it of each column, as pairs."""
+
+    def joined(p: Any, q: Any) -> Any:
+        top = jnp.maximum(p[0], q[0])
+        return top, p[1] * jnp.exp(p[0] - top) + q[1] * jnp.exp(q[0] - top)
+
+    return lax.reduce(
+        (x, jnp.ones_like(x)), (np.float32(-1e30), np.float32(0)), joined, dimensions=(0,)
+    )
+
+
 CASES: dict[str, Case] = {
     "conv gradient VALID": conv_case(256, "VALID"),
     "conv gradient VALID, two dims": Case(
@@ -114,6 +126,9 @@ CASES: dict[str, Case] = {
         outs="x:S(0) y:S(1)",
         axes=(2, 4),
         dtype=jnp.bfloat16,
+    ),
+    "reduce of (max, sum-exp)": Case(
+        fn=log_sum, shapes=((65536, 512),), ins=("x:S(0)",), outs=("B", "B")
     ),
     "pad (1, -1)": Case(
         fn=lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0), (0, 0, 0)]),

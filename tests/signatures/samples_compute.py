@@ -257,6 +257,21 @@ more(
 )
 
 # reductions
+
+
+def _greater(p: Any, q: Any) -> Any:
+    """The pair with the greater value; the first of equal ones."""
+    left = (p[0] > q[0]) | ((p[0] == q[0]) & (p[1] < q[1]))
+    return jnp.where(left, p[0], q[0]), jnp.where(left, p[1], q[1])
+
+
+def _log_sum(p: Any, q: Any) -> Any:
+    """The maximum and the sum of exponentials below it."""
+    top = jnp.maximum(p[0], q[0])
+    safe = jnp.where(top == -jnp.inf, 0.0, top)
+    return top, p[1] * jnp.exp(p[0] - safe) + q[1] * jnp.exp(q[0] - safe)
+
+
 for _name in ("sum", "max", "min", "prod"):
     _reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod}[_name]
     more(f"reduce_{_name}", (lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (_reduce, (i(7),)))
@@ -282,6 +297,16 @@ more(
             (x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)
         ),
         (f(3, 5), f(3, 5)),
+    ),
+    (
+        lambda x, at: lax.reduce((x, at), (np.float32(-np.inf), np.int32(2**30)), _greater, (0,)),
+        (f(7, 3), np.arange(21, dtype=np.int32).reshape(7, 3)),
+    ),
+    (
+        lambda x: lax.reduce(
+            (x, jnp.ones_like(x)), (np.float32(-np.inf), np.float32(0)), _log_sum, (0, 1)
+        ),
+        (f(5, 3),),
     ),
 )
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):

@@ -6,10 +6,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
 from sbp.signatures.factors import FactorMap, admissible, dim_factors, monoid_rows, split_rows
+from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import without_padding
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, names, rule
+from sbp.signatures.rule import (
+    Kernel,
+    LocalContext,
+    Op,
+    Row,
+    Sent,
+    add_kernel,
+    bind_with,
+    names,
+    rule,
+)
 from sbp.signatures.traits import Traits
+from sbp.types import B, Split
 
 _MONOID = {
     "reduce_sum": "sum",
@@ -63,13 +78,54 @@ def _reduce_whole(op: Op) -> Sequence[Row]:
     return split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
 
 
-@rule("reduce", traits=Traits(), local=bind_with)
+def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Reduces the shard, gathers the results of all shards, and reduces those.
+
+    The initial values are neutral, as `lax.reduce` demands; they take the place of padding.
+    """
+    count, dims = len(args) // 2, tuple(ctx.params["dimensions"])
+    xs, starts = list(args[:count]), args[count:]
+    for d in dims:
+        extent = ctx.in_extent(0, d)
+        if not isinstance(extent, int):
+            real = lax.broadcasted_iota(jnp.int32, xs[0].shape, d) < extent
+            xs = [jnp.where(real, x, start) for x, start in zip(xs, starts, strict=True)]
+    outs = bind_with(ctx, (*xs, *starts))
+    for axis, _ in reversed([a for d in dims for a in ctx.in_axes(0, d)]):
+        outs = [lax.all_gather(out, axis) for out in outs]
+        outs = bind_with(ctx, (*outs, *starts), dimensions=(0,))
+    return outs
+
+
+def _exchange_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each device sends the results of its shard to all others, each result in a collective of its
+    own."""
+    size = sum(bytes_beside(a) for a in op.outs)
+    return (Sent("all_gather", (op.axis_size - 1) * size, len(op.outs)),)
+
+
+add_kernel(
+    Kernel(
+        name="reduced_shards",
+        summary="the results of all shards are gathered and reduced together",
+        sends=_exchange_sends,
+    )
+)
+
+
+@rule("reduce", traits=Traits(), local=_reduce_by_local)
 def _reduce_by(op: Op) -> Sequence[Row]:
-    """A reduction by any function, with initial values: only dims that are not reduced split."""
+    """A reduction by any associative function, of which the initial values are neutral elements:
+    other dims split; a reduced dim splits with the kernel `reduced_shards`."""
     count = len(op.ins) // 2
     dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
     kept = tuple(d for d in dims if d is not None)
-    return split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
+    rows = split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
+    for d in op.params["dimensions"]:
+        if op.ins[0].shape[d] > 0:
+            ins = (Split(d),) * count + (B,) * count
+            rows.append(Row(ins, (B,) * count, kernel="reduced_shards"))
+    return rows
 
 
 @rule("approx_top_k", traits=Traits(), local=bind_with)
