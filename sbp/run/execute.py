@@ -182,7 +182,11 @@ class Executable:
         """Waits until at most one execution is in flight (simulated CPU devices only)."""
         while self._in_flight is not None and len(self._in_flight) >= 2:
             # A later call may have taken an output by donation; that call waits for it.
-            present = [x for x in self._in_flight.popleft() if not x.is_deleted()]
+            present = [
+                x
+                for x in self._in_flight.popleft()
+                if isinstance(x, jax.Array) and not x.is_deleted()
+            ]
             jax.block_until_ready(present[:1])
 
 
