@@ -17,6 +17,8 @@
 #                                       (ARGS: --processes 2, -k train)
 #   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones
 #                                       are minimised and printed
+#   make peer [ARGS="--share 0.25"]     JAX's own tests (tests/peer) with every outermost jax.jit replaced by
+#                                       sbp.jit: passed, failed, not applicable with reasons
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
 #   make format / make lint / make clean
 
@@ -73,6 +75,9 @@ test-multiprocess: $(VENV)/.installed
 
 fuzz: $(VENV)/.installed
 	$(PY) -m tests.fuzz.run $(ARGS)
+
+peer: $(VENV)/.installed
+	JAX_PLATFORMS=cpu $(PY) -m tests.peer.run --jobs $(TEST_JOBS) $(ARGS)
 
 bench: $(VENV)/.installed-tpu
 	$(TPU_AOT_ENV) $(PY) -m benchmarks.gshard_bytes $(ARGS)

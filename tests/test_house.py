@@ -45,7 +45,8 @@ def test_rule(rule: str):
 
 
 def test_test_modules_are_short():
-    found = [v.message for v in house.modules_are_short(house.package(house.ROOT / "tests"))]
+    ours = tuple(m for m in house.package(house.ROOT / "tests") if "/jax_tests/" not in m.path)
+    found = [v.message for v in house.modules_are_short(ours)]
     assert not found, "\n".join(found)
 
 

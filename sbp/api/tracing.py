@@ -3,6 +3,7 @@ else that its types are chosen by."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,7 +100,9 @@ def traced_call(
         avals = signature.avals
         if explicit is not None:
             avals = _placed(signature, boundary, explicit, spec)
-        graph, flat_shapes = (tracer or trace)(call, avals, signature.names)
+        if tracer is None:
+            tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
+        graph, flat_shapes = tracer(call, avals, signature.names)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
@@ -126,6 +129,15 @@ def traced_call(
     return Traced(
         request=request, results=results, out_names=out_names, out_wanted=tuple(out_wanted)
     )
+
+
+def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
+    """JAX's name of the platform that a program on the mesh is lowered for; None for "gpu", which
+    is "cuda" or "rocm"."""
+    if isinstance(mesh, AbstractMesh):
+        return spec.hardware.platform
+    platform = mesh.devices.flat[0].platform
+    return platform if platform in ("cpu", "tpu") else None
 
 
 def _boundary(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, SbpInternalError, Span
@@ -43,7 +45,10 @@ _REMAT = frozenset({"remat", "remat2", "checkpoint"})
 
 @collecting_less()
 def trace(
-    fn: Callable[..., Any], args: Sequence[Any], input_names: Sequence[str] = ()
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    input_names: Sequence[str] = (),
+    platform: str | None = None,
 ) -> tuple[Graph, Any]:
     """Traces a function of flat arguments.
 
@@ -51,6 +56,8 @@ def trace(
       fn: takes the flat arguments, returns any pytree.
       args: `jax.ShapeDtypeStruct`s without sharding.
       input_names: names of the arguments for reports.
+      platform: JAX's name of the platform that the program is lowered for; the branches of
+        `jax.lax.platform_dependent` for other platforms are left out. None keeps all.
 
     Returns:
       The graph, and the pytree of output ShapeDtypeStructs.
@@ -65,7 +72,7 @@ def trace(
     ['tanh', 'reduce_sum']
     """
     closed, out_shape = _jax.make_jaxpr(fn, args)
-    builder = _Builder()
+    builder = _Builder(platform)
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     return with_joins(replace(graph, inspections=tuple(builder.inspections))), out_shape
@@ -98,7 +105,8 @@ class _Within:
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, platform: str | None = None) -> None:
+        self.platform = platform
         self.value_ids = itertools.count()
         self.node_ids = itertools.count()
         self.avals: dict[int, Any] = {}
@@ -154,6 +162,10 @@ class _Builder:
             operands = self.pinned(eqn, operands, before, nodes, at)
             if name in _INLINED or name == "custom_linear_solve":
                 results = self.inlined(eqn, operands, nodes, at)
+            elif (chosen := self.chosen_branch(eqn)) is not None and name == "platform_index":
+                results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
+            elif chosen is not None:
+                results = self.called(eqn.params["branches"][chosen], operands[1:], nodes, at)
             elif name in PLACING:
                 results = operands
             elif name == "inspect_sharding" and not at.manual:
@@ -212,14 +224,29 @@ class _Builder:
             called = next(eqn.params[k] for k in _INLINED[name].split() if k in eqn.params)
         if recomputed and eqn.params.get("prevent_cse"):
             operands = self.barrier(eqn, operands, nodes, at)
+        inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
+        return self.called(called, operands, nodes, replace(at, scope=inside))
+
+    def called(
+        self, called: Any, operands: tuple[Operand, ...], nodes: list[Node], within: _Within
+    ) -> tuple[Operand, ...]:
+        """The results of a jaxpr on these operands, after its nodes have been appended."""
         body, consts = _jax.open_jaxpr(called)
         env: dict[Any, Operand] = {}
         for var, value in zip(body.constvars, consts, strict=True):
             env[var] = Constant(value, _jax.plain_aval(var.aval))
         env.update(zip(body.invars, operands, strict=True))
-        inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
-        self.equations(body, env, nodes, replace(at, scope=inside))
+        self.equations(body, env, nodes, within)
         return tuple(self.read(env, out) for out in body.outvars)
+
+    def chosen_branch(self, eqn: Any) -> int | None:
+        """The position of the branch for the platform, of an equation that is part of a
+        `jax.lax.platform_dependent`. Only this branch may have a lowering for the platform."""
+        key = "platforms" if eqn.primitive.name == "platform_index" else "branches_platforms"
+        for position, names in enumerate(eqn.params.get(key) or ()):
+            if self.platform and (names is None or self.platform in names):
+                return position
+        return None
 
     def node(
         self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import api, core
 from jax._src import test_util as jtu
@@ -32,13 +33,13 @@ class Calls:
 
 
 def random_types(args: tuple[Any, ...], seed: str) -> tuple[Any, ...]:
-    """A type for each argument, drawn from its shape and dtype: a dim for each mesh axis, or none."""
+    """A type for each argument, drawn from its shape and dtype."""
     shapes = repr(jax.tree.map(lambda x: (np.shape(x), str(getattr(x, "dtype", ""))), args))
     rng = random.Random(hashlib.md5((shapes + seed).encode()).hexdigest())
 
     def pin(x: Any) -> sbp.NdSbp | None:
         dtype = getattr(x, "dtype", np.dtype(np.float32))
-        if not np.ndim(x) or rng.random() < 0.3 or jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        if not np.ndim(x) or rng.random() < 0.3 or jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return None
         dims = {axis: rng.randrange(-1, np.ndim(x)) for axis in AXES}
         split = {axis: sbp.S(d) for axis, d in dims.items() if d >= 0 and np.shape(x)[d] > 0}
@@ -95,9 +96,10 @@ def install(pins: str) -> None:
             return functools.partial(jit, **keywords)
         return OutermostJit(fn, keywords, mesh, pins)
 
-    assert jtu.api is api, "the tests' helper compiles with jax._src.api.jit"
+    helper: Any = jtu
+    assert helper.api is api, "the tests' helper compiles with jax._src.api.jit"
     # JAX runs single operators through `api.jit`; these stay as they are.
     helpers_api: Any = types.ModuleType("api")
     helpers_api.__dict__.update(vars(api), jit=jit)
-    jtu.api = helpers_api
+    helper.api = helpers_api
     jax.jit = jit

@@ -1,6 +1,6 @@
 """Runs JAX's own tests through `sbp.jit` and says what passed, what failed and what does not apply.
 
-    python -m tests.peer.run [--share 0.25] [--only EXPRESSION] [--pins SEED] [--jobs 2]
+python -m tests.peer.run [--share 0.25] [--only EXPRESSION] [--pins SEED] [--jobs 2]
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ class Reason:
 def reasons(path: Path = HERE / "reasons.toml") -> tuple[Reason, ...]:
     """The reasons of the file, in its order."""
     return tuple(
-        Reason(**{**entry, "modes": tuple(entry.get("modes", ()))})
+        Reason(
+            tests=entry["tests"],
+            why=entry["why"],
+            plain=entry.get("plain", False),
+            modes=tuple(entry.get("modes", ())),
+        )
         for entry in tomllib.loads(path.read_text("utf-8")).get("reason", ())
     )
 
@@ -74,11 +79,12 @@ def reasons(path: Path = HERE / "reasons.toml") -> tuple[Reason, ...]:
 def outcome(case: ElementTree.Element) -> Outcome:
     """The outcome that an element `testcase` of JUnit's XML states."""
     given = {p.get("name"): p.get("value") for p in case.iter("property")}
-    failure = next((case.find(tag) for tag in ("failure", "error") if case.find(tag) is not None), None)
+    failure = next((found for found in case if found.tag in ("failure", "error")), None)
     skipped = case.find("skipped")
+    module = (case.get("classname") or "").removeprefix("tests.peer.jax_tests.")
     at = failure if failure is not None else skipped
     return Outcome(
-        name=f"{(case.get('classname') or '').removeprefix('tests.peer.jax_tests.')}.{case.get('name')}",
+        name=f"{module}.{case.get('name')}",
         kind="failed" if failure is not None else "passed" if skipped is None else "skipped",
         text=" ".join((at.get("message") or "").split())[:200] if at is not None else "",
         calls=int(given.get("calls") or 0),
@@ -97,13 +103,27 @@ def run(mode: str, options: argparse.Namespace, tests: Sequence[str] = ()) -> di
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder) / "tests.xml"
         # The files are JAX's: neither this project's markers nor its warnings as errors apply.
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-o", "addopts=", "--no-header"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=short",
+            "-o",
+            "addopts=",
+            "--no-header",
+        ]
         command += ["-p", "no:warnings", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
         command += ["-n", str(options.jobs), "--dist", "worksteal", f"--junitxml={xml}"]
         command += ["-k", options.only] if options.only else []
         command += tests or [str(HERE / "jax_tests")]
         # JAX's tests expect that no compilation cache is in use.
-        settings = {"JAX_ENABLE_COMPILATION_CACHE": 0, "SBP_PEER": mode, "SBP_PEER_PINS": options.pins, "SBP_PEER_SHARE": options.share}
+        settings = {
+            "JAX_ENABLE_COMPILATION_CACHE": 0,
+            "SBP_PEER": mode,
+            "SBP_PEER_PINS": options.pins,
+            "SBP_PEER_SHARE": options.share,
+        }
         done = subprocess.run(
             command,
             env={**os.environ, **{key: str(value) for key, value in settings.items()}},
@@ -156,8 +176,10 @@ def faults(
             if o.differ and not too:
                 wrong.append(f"{name}: a wrong value: {o.text}")
     for r in listed:
-        if whole and not any(r.covers(name, mode) for name in found) and not (
-            r.modes and mode not in r.modes
+        if (
+            whole
+            and not any(r.covers(name, mode) for name in found)
+            and not (r.modes and mode not in r.modes)
         ):
             wrong.append(f"reasons.toml: {r.tests!r} names no test")
     return wrong
@@ -197,6 +219,7 @@ def main() -> int:
     listed = reasons()
     plain: dict[str, Outcome] = {}
     wrong: list[str] = []
+    total, differ, start = Counter[str](), 0, time.monotonic()
     for mode in options.modes:
         began = time.monotonic()
         found = run(mode, options)
@@ -208,8 +231,15 @@ def main() -> int:
             for text in faults(mode, found, plain, listed, options.share == 1 and not options.only)
         ]
         show(mode, found, listed, time.monotonic() - began)
-    differ = sum("a wrong value:" in text for text in wrong)
+        total.update(o.kind for o in found.values())
+        differ += sum(o.differ and plain[o.name].kind != "failed" for o in found.values())
     print(f"{differ} wrong values; {len(wrong)} errors", *wrong, sep="\n  ")
+    # In pytest's form, which .ci/run adds up.
+    counts = (
+        f"{total['passed']} passed, {max(0, total.total() - total['passed'] - len(wrong))} skipped"
+    )
+    counts = f"{len(wrong)} failed, {counts}" if wrong else counts
+    print(f"=== {counts} in {time.monotonic() - start:.1f}s ===")
     return bool(wrong)
 
 
