@@ -17,6 +17,7 @@ from sbp.errors import SbpTypeError as SbpTypeError
 from sbp.errors import SbpWarning as SbpWarning
 from sbp.handwritten.region import manual as manual
 from sbp.layout import Layout as Layout
+from sbp.layout import fully_sharded as fully_sharded
 from sbp.limits import Budget as Budget
 from sbp.limits import forbid as forbid
 from sbp.limits import policy as policy

@@ -246,6 +246,12 @@ class SbpError(Exception):
         self.message = message
         self.span = span
 
+    def about(self, subject: str) -> SbpError:
+        """The same error, with what it is about in front."""
+        self.message, self.title = f"{subject}: {self.message}", f"{subject}: {self.title}"
+        self.args = (f"{self.code}: {self.message}",)
+        return self
+
     def _render_traceback_(self) -> list[str]:
         """IPython shows this in place of a stack trace: what is wrong, in the user's own lines."""
         render = type(self).renderer
@@ -274,8 +280,7 @@ class ArgumentValueError(SbpError, ValueError):
 
 
 class ArgumentError(ArgumentTypeError, ArgumentValueError):
-    """An argument of another kind than a function takes. For some of them JAX raises `TypeError`,
-    for others `ValueError`."""
+    """An argument of another kind than a function takes; JAX raises the one or the other."""
 
 
 class ArgumentOverflowError(SbpError, OverflowError):

@@ -11,8 +11,10 @@ data:S(0) model:S(2)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,8 +22,8 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin, as_array, bind_pin
-from sbp.errors import SbpError, refused
-from sbp.kinds import AXES, Kind, made_of, shown, takes
+from sbp.errors import SbpError, nearest, refused
+from sbp.kinds import AXES, AXIS, Kind, made_of, shown, takes
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
@@ -191,6 +193,62 @@ class Layout(Mapping[str, tuple[str, ...]]):
             return jax.tree.map(type_of, names, is_leaf=_is_names)
         except ValueError as error:  # JAX sorts the keys of a dict
             raise refused(f"Layout.types: `names` is no pytree: {error}", error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FullySharded:
+    """The types of leaves that are split where they fit; see `fully_sharded`.
+
+    Arguments:
+      mesh_axes: the mesh axes to split over.
+    """
+
+    mesh_axes: tuple[str, ...]
+
+    def type_of(self, shape: Sequence[int], axes: Sequence[tuple[str, int]]) -> NdSbp:
+        """The type of a leaf.
+
+        Arguments:
+          shape: its shape.
+          axes: (name, size) pairs of the mesh.
+
+        Raises:
+          SbpError: `unknown-axis` for an axis that the mesh does not have.
+        """
+        sizes = dict(axes)
+        for name in self.mesh_axes:
+            if name not in sizes:
+                raise SbpError(
+                    f"fully_sharded: the mesh has no axis {shown(name)}{nearest(name, sizes)}",
+                    code="unknown-axis",
+                )
+        parts = math.prod(sizes[name] for name in self.mesh_axes)
+        fitting = [dim for dim, size in enumerate(shape) if size % parts == 0]
+        if not fitting or 0 in shape:
+            return NdSbp()
+        largest = max(fitting, key=lambda dim: (shape[dim], -dim))
+        return NdSbp({n: Split(largest) for n, _ in axes if n in self.mesh_axes})
+
+
+@takes("sbp.fully_sharded", mesh_axes=AXIS)
+def fully_sharded(*mesh_axes: str) -> FullySharded:
+    """An entry of `in_types` and `out_types` that splits each leaf where it fits: along its largest
+    dim that divides evenly over the mesh axes, the first of equal ones; a leaf without such a dim
+    is B. It stands for whole subtrees, such as the state of an optimiser, whose leaves need not be
+    shaped like parameters (ZeRO, Rajbhandari et al. 2020; FSDP).
+
+    Arguments:
+      *mesh_axes: the mesh axes to split over.
+
+    Raises:
+      SbpError: `bad-argument` for no axis; `unknown-axis` where it is used.
+
+    >>> fully_sharded("data").type_of((3, 8, 16), (("data", 4), ("model", 2)))
+    data:S(2)
+    """
+    if not mesh_axes:
+        raise SbpError('fully_sharded needs a mesh axis: fully_sharded("data")')
+    return FullySharded(mesh_axes)
 
 
 _LEAF = Kind('a tuple of dim names, such as ("batch", None), or None', lambda x: _is_names(x))

@@ -11,14 +11,21 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
+from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
 from sbp.errors import SbpError, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
 from sbp.kinds import leaves_of
+from sbp.layout import FullySharded
 from sbp.machine.mesh import MeshSpec
 from sbp.run.partial import Partial
-from sbp.types import Atom, B, NdSbp, Split, Unreduced
+from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
+
+_TYPE_FORMS = (
+    *(FullySharded, NdSbp, str, PartitionSpec, NamedSharding),
+    *(Split, Unreduced, Broadcast),
+)
 
 
 def is_type_leaf(x: Any) -> bool:
@@ -26,7 +33,7 @@ def is_type_leaf(x: Any) -> bool:
     return (
         x is None
         or _jax_call.is_unspecified(x)
-        or isinstance(x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | type(B))
+        or isinstance(x, _TYPE_FORMS)
         or (callable(x) and not isinstance(x, type))
     )
 
@@ -41,49 +48,94 @@ def check_types(types: Any, mesh: MeshSpec) -> None:
         if not (leaf is None or _jax_call.is_unspecified(leaf)) and (
             is_type_leaf(leaf) and not callable(leaf)
         ):
+            if isinstance(leaf, FullySharded):
+                leaf = leaf.type_of((), mesh.axes)
             check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, "in_types and out_types")
 
 
 def broadcast_types(
-    entry: Any, tree: Any, leaves: Sequence[tuple[KeyPath, Any]], where: str, mesh: MeshSpec
+    entry: Any,
+    tree: Any,
+    leaves: Sequence[tuple[KeyPath, Any]],
+    names: tuple[str, str],
+    mesh: MeshSpec,
 ) -> list[NdSbp | None]:
     """The type of each leaf of `tree` from a pytree prefix of types.
 
     Arguments:
-      entry: the prefix. Its leaves are types, None, or functions of a leaf's path and its
-        `ShapeDtypeStruct` that return a type or None.
+      entry: the prefix. Its leaves are types, None, functions of a leaf's path and its
+        `ShapeDtypeStruct` that return a type or None, or dicts of these by patterns of paths.
       tree: the structure of the arguments or results.
       leaves: their leaves, each with its path.
-      where: the name of `entry`, for errors.
+      names: the names of `entry` and of `tree`, for errors.
       mesh: the mesh.
 
     Raises:
-      SbpError: `bad-argument` where `entry` is no prefix of `tree`; `unknown-axis`, `type-syntax`
-        or `dim-out-of-range` for a type that does not fit the mesh or its leaf.
+      SbpError: `bad-argument` where `entry` is no prefix of `tree`, or for a pattern that names no
+        leaf; `unknown-axis`, `type-syntax` or `dim-out-of-range` for a type that does not fit the
+        mesh or its leaf.
     """
-    found: list[NdSbp | None] = [None] * len(leaves)
     try:
-        for t, positions in prefix_leaves(entry, tree, is_type_leaf):
-            for number in positions:
-                found[number] = _type_of_leaf(t, *leaves[number], where, mesh)
+        entries = entries_of(entry, tree, [path_names(path) for path, _ in leaves], names)
     except NoPrefix as error:
-        raise refused(
-            f"{where} is no prefix of the argument it types: {error}", ValueError
-        ) from error
+        raise refused(f"{names[0]} does not fit {names[1]}: {error}", ValueError) from error
+    return [
+        type_of_leaf(t, path, leaf, names, mesh)
+        for t, (path, leaf) in zip(entries, leaves, strict=True)
+    ]
+
+
+def entries_of(
+    entry: Any, tree: Any, paths: Sequence[tuple[str, ...]], names: tuple[str, str]
+) -> list[Any]:
+    """The entry of each leaf of `tree`. A dict with the keys of the dict in its place is a part of
+    the prefix; another dict with a `/` or a `*` in a key is one of patterns.
+
+    Arguments:
+      entry, tree, names: as `broadcast_types` takes them.
+      paths: the path of each leaf.
+
+    Raises:
+      NoPrefix: where `entry` is no prefix of `tree`.
+      SbpError: `bad-argument` for a pattern that names no leaf.
+    """
+    found: list[Any] = []
+    for leaf in prefix_leaves(entry, tree, lambda x: is_type_leaf(x) or is_patterns(x), names[1]):
+        here, depth = leaf.positions, len(leaf.path)
+        below = [path[depth:] for path in paths[here.start : here.stop]]
+        if not is_patterns(leaf.value):
+            found += [leaf.value] * len(here)
+        elif has_keys(leaf.tree, leaf.value):
+            name = names[1] + jax.tree_util.keystr(leaf.path)
+            for key, child in zip(leaf.tree.node_data()[1], leaf.tree.children(), strict=True):
+                own = [path[1:] for path in below[: child.num_leaves]]
+                below = below[child.num_leaves :]
+                found += entries_of(leaf.value[key], child, own, (names[0], f"{name}[{key!r}]"))
+        else:
+            found += types_by_pattern(leaf.value, [[path] for path in below], names[0])
     return found
 
 
-def _type_of_leaf(t: Any, path: KeyPath, leaf: Any, where: str, mesh: MeshSpec) -> NdSbp | None:
-    """The type of one leaf by its entry."""
+def type_of_leaf(
+    t: Any, path: KeyPath, leaf: Any, names: tuple[str, str], mesh: MeshSpec
+) -> NdSbp | None:
+    """The type of one leaf by its entry; the arguments are those of `broadcast_types`."""
+    name = names[1] + jax.tree_util.keystr(path)
     is_partial = isinstance(leaf, Partial)
-    shape = shape_of(leaf.parts if is_partial else leaf, where)
+    shape = shape_of(leaf.parts if is_partial else leaf, name)
     rank = len(shape.shape) - (leaf.rank if is_partial else 0)
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
         t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape)
+    if isinstance(t, FullySharded):
+        t = t.type_of(shape.shape, mesh.axes)
     if t is None or _jax_call.is_unspecified(t):
         return None
-    checked = as_type(t, rank, mesh.names)
-    check_axes(checked, mesh, f"{where}{jax.tree_util.keystr(path)}")
+    where = f"{names[0]} for {name}"
+    try:
+        checked = as_type(t, rank, mesh.names)
+    except SbpError as error:
+        raise error.about(where) from None
+    check_axes(checked, mesh, where)
     return checked
 
 

@@ -13,7 +13,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax_call
 from sbp.api.arguments import Names, Numbers, Parameters
-from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of
+from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of, type_of_leaf
+from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled, results_of
 from sbp.errors import SbpError, refused
 from sbp.infer.request import TypeSource
@@ -170,7 +171,8 @@ class CallReader:
         )
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
-        wanted, sources = self._wanted_inputs(len(dynamic), tree, with_path)
+        heads = [self._argument_name(p) for p in positions]
+        wanted, sources = self._wanted_inputs(heads, tree, with_path)
         avals = tuple(map(_aval_of, leaves, wanted, names))
         fn, count = self._fn, len(args)
 
@@ -228,30 +230,30 @@ class CallReader:
         groups = zip(chosen, arguments_of(tree), strict=True)
         return tuple(tuple(at) for is_chosen, (_, at) in groups if is_chosen and at)
 
+    def _argument_name(self, position: int) -> str:
+        """The user's name of a positional argument."""
+        names = self.parameters.names
+        return names[position] if position < len(names) else f"args[{position}]"
+
     def _leaf_name(self, path: tuple[Any, ...], positions: list[int]) -> str:
         where, index, *rest = path
         if where.idx == 0:
-            position = positions[index.idx]
-            head = (
-                self.parameters.names[position]
-                if position < len(self.parameters.names)
-                else f"args[{position}]"
-            )
+            head = self._argument_name(positions[index.idx])
         else:
             head = str(index.key)
         return head + jax.tree_util.keystr(tuple(rest))
 
     def _wanted_inputs(
-        self, count: int, tree: Any, with_path: list[Any]
+        self, heads: Sequence[str], tree: Any, with_path: list[Any]
     ) -> tuple[tuple[NdSbp | None, ...], tuple[TypeSource, ...]]:
         """The type asked of each input, and what asks it.
 
         Arguments:
-          count: the number of positional arguments that are not static.
+          heads: the names of the positional arguments that are not static.
           tree: the structure of all arguments that are not static.
           with_path: (path, leaf) of all arguments that are not static, flat.
         """
-        in_types = self.options.in_types
+        in_types, count = self.options.in_types, len(heads)
         wanted: list[NdSbp | None] = []
         # The inputs of a saved plan lie where that plan says.
         carried = [
@@ -270,20 +272,38 @@ class CallReader:
         if in_types is None:
             own: tuple[TypeSource, ...] = ("argument",) * positional
             return tuple(carried), own + named
+        arguments = arguments_of(tree)[:count]
+        given: tuple[TypeSource, ...] = ("in_types",) * positional
+        if is_patterns(in_types) and not (count == 1 and has_keys(arguments[0][0], in_types)):
+            return (*self._by_pattern(heads, with_path[:positional]), *carried[positional:]), (
+                given + named
+            )
         if not isinstance(in_types, tuple):
             in_types = (in_types,) * (count if is_type_leaf(in_types) else 1)
         if len(in_types) != count:
             raise refused(
                 f"in_types has {len(in_types)} entries for {count} non-static positional"
-                " arguments; give one each",
+                f" arguments ({', '.join(heads)}); give one each",
                 ValueError,
             )
-        arguments = arguments_of(tree)[:count]
         for number, (entry, (arg, at)) in enumerate(zip(in_types, arguments, strict=True)):
             own_leaves = [(path[2:], leaf) for path, leaf in with_path[at.start : at.stop]]
-            wanted += broadcast_types(entry, arg, own_leaves, f"in_types[{number}]", self.spec)
-        given: tuple[TypeSource, ...] = ("in_types",) * positional
+            wanted += broadcast_types(
+                entry, arg, own_leaves, (f"in_types[{number}]", heads[number]), self.spec
+            )
         return (*wanted, *carried[positional:]), given + named
+
+    def _by_pattern(self, heads: Sequence[str], with_path: list[Any]) -> list[NdSbp | None]:
+        """The types of positional arguments where `in_types` is one dict of patterns for all of
+        them. A path goes with and without the name of its argument."""
+        owners = [str(heads[path[1].idx]) for path, _ in with_path]
+        inside = [path_names(path[2:]) for path, _ in with_path]
+        ways = [[(owner, *names), names] for owner, names in zip(owners, inside, strict=True)]
+        entries = types_by_pattern(self.options.in_types, ways, "in_types")
+        return [
+            type_of_leaf(t, path[2:], leaf, ("in_types", owner), self.spec)
+            for t, owner, (path, leaf) in zip(entries, owners, with_path, strict=True)
+        ]
 
 
 def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:

@@ -64,7 +64,10 @@ def jit(
       mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices. None takes that of
         `in_shardings` or `out_shardings`, else that of `jax.set_mesh` at each call.
       in_types: pytree prefixes of types, one per non-static positional argument; None leaves inputs
-        free (arrays that carry a NamedSharding on this mesh keep it).
+        free (arrays that carry a NamedSharding on this mesh keep it). An entry may also be a
+        function of a leaf's path and shape, `sbp.fully_sharded(..)`, or a dict of entries by
+        patterns of paths: `{"blocks/*/qkv": "model:S(1)"}`. One such dict may stand for all
+        arguments.
       out_types: a pytree prefix of types for what `fn` returns; None leaves them free.
       boxing: "auto" allows any conversion at its price, "reduce" only conversions from P,
         "explicit" none that moves data except at annotations and at the boundary. A mapping gives

@@ -287,7 +287,7 @@ def wanted_outputs(
         return [None] * len(names), names
     wanted: list[NdSbp | None] = []
     with_path = list(zip(results.paths, results.shapes, strict=True))
-    types = broadcast_types(out_types, results.tree, with_path, "out_types", spec)
+    types = broadcast_types(out_types, results.tree, with_path, ("out_types", "result"), spec)
     for t, leaf, name in zip(types, results.shapes, names, strict=True):
         check_monoids(t or NdSbp(), leaf.dtype, f"output {name}")
         wanted.append(even_boundary(t, leaf.shape, spec, f"output {name}")[0])

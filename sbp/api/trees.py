@@ -4,56 +4,111 @@ their constructors may check their leaves."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from sbp.errors import nearest
 from sbp.kinds import paths_of
 
 KeyPath = tuple[Any, ...]
 
 
 class NoPrefix(ValueError):
-    """A tree that is no prefix of another one; the text says where."""
+    """A tree that is no prefix of another one; the text says where, and which keys differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLeaf:
+    """A leaf of a prefix.
+
+    Arguments:
+      value: the leaf.
+      path: its path in the prefix.
+      tree: the structure that it stands for.
+      positions: the positions of the leaves of that structure.
+    """
+
+    value: Any
+    path: KeyPath
+    tree: Any
+    positions: range
 
 
 def prefix_leaves(
-    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]
-) -> Iterator[tuple[Any, range]]:
-    """The leaves of a prefix, each with the positions of the leaves below it.
+    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str
+) -> Iterator[PrefixLeaf]:
+    """The leaves of a prefix.
 
     Arguments:
       prefix: a pytree whose leaves stand for whole subtrees.
       tree: the structure that it is a prefix of.
       is_leaf: whether an entry of `prefix` is a leaf.
+      name: the user's name of `tree`, for errors.
 
     Raises:
       NoPrefix: where the structures differ.
 
     >>> tree = jax.tree.structure({"a": (1, 2), "b": 3})
-    >>> list(prefix_leaves({"a": "S(0)", "b": "B"}, tree, lambda x: isinstance(x, str)))
+    >>> found = prefix_leaves({"a": "S(0)", "b": "B"}, tree, lambda x: isinstance(x, str), "x")
+    >>> [(leaf.value, leaf.positions) for leaf in found]
     [('S(0)', range(0, 2)), ('B', range(2, 3))]
     """
     with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
-    counts = list(_counts(structure, tree, iter([path for path, _ in with_path])))
+    subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), name)
     start = 0
-    for (_, leaf), count in zip(with_path, counts, strict=True):
-        yield leaf, range(start, start + count)
-        start += count
+    for (path, leaf), subtree in zip(with_path, subtrees, strict=True):
+        yield PrefixLeaf(leaf, path, subtree, range(start, start + subtree.num_leaves))
+        start += subtree.num_leaves
 
 
-def _counts(prefix: Any, tree: Any, paths: Iterator[KeyPath]) -> Iterator[int]:
+def _subtrees(
+    prefix: Any, tree: Any, paths: Sequence[KeyPath], here: KeyPath, name: str
+) -> list[Any]:
+    """The structure that each leaf of a prefix stands for.
+
+    Arguments:
+      prefix, tree: the two structures.
+      paths: the path of each leaf of the prefix.
+      here: the path of the prefix.
+      name: the user's name of the whole tree.
+    """
     if prefix.node_data() is None:
-        next(paths)
-        yield tree.num_leaves
-        return
+        return [tree]
     mine, other = prefix.children(), tree.children()
     if tree.node_data() != prefix.node_data() or len(mine) != len(other):
-        path = next(paths, ())
-        depth = f" before {jax.tree_util.keystr(path)}" if path else ""
-        raise NoPrefix(f"{prefix} stands for {tree}{depth}")
+        raise NoPrefix(_difference(prefix, tree, f"{name}{jax.tree_util.keystr(here)}"))
+    found: list[Any] = []
     for a, b in zip(mine, other, strict=True):
-        yield from _counts(a, b, paths)
+        below = paths[len(found) : len(found) + a.num_leaves]
+        # Below a subtree without leaves nothing can differ but its own kind.
+        deeper = below[0][: len(here) + 1] if below else here
+        found += _subtrees(a, b, below, deeper, name)
+    return found
+
+
+def _difference(prefix: Any, tree: Any, name: str) -> str:
+    """How a structure differs from the one that it should be a prefix of."""
+    mine, other = prefix.node_data(), tree.node_data()
+    if other is not None and mine[0] is other[0] is dict:
+        for key in mine[1]:
+            if key not in other[1]:
+                return f"{name} has no key {key!r}{nearest(key, map(str, other[1]))}"
+        missing = next(key for key in other[1] if key not in mine[1])
+        return f"it has no entry for {name}[{missing!r}]; give it a type, or None to leave it free"
+    return f"{name} is {_kind(tree)}, but the entry for it is {_kind(prefix)}"
+
+
+def _kind(tree: Any) -> str:
+    """A structure in words."""
+    data = tree.node_data()
+    if data is None:
+        return "one array"
+    if data[0] is type(None):
+        return "None"
+    count = len(tree.children())
+    return f"a {data[0].__name__} of {count} entr{'y' if count == 1 else 'ies'}"
 
 
 def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int = 0) -> Any:

@@ -249,7 +249,7 @@ def judge(misuse: Misuse) -> Outcome:
             return Outcome("user", repr(error)[:200])
         return Outcome("raw", "".join(traceback.format_exception(error)[-8:]))
     text = str(error)
-    if error.code not in CODES or len(text.split()) < 5 or len(text) > 5_000:
+    if error.code not in CODES or len(text.split()) < 5:
         return Outcome("mute", text[:1000])
     if misuse.use.peer is not None:
         theirs = _error(misuse.use.peer, misuse)

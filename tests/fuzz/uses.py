@@ -13,7 +13,6 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import sbp
 from sbp import _jax, cli, signatures
-from sbp.kinds import shown
 from tests.fuzz.misuse import Use
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -65,6 +64,8 @@ JIT_OPTIONS: tuple[dict[str, Any], ...] = (
     {"in_types": ("data:S(0)",)},
     {"in_types": (TYPE,), "out_types": TYPE},
     {"out_types": PartitionSpec("data")},
+    {"in_types": {"x*/": "data:S(0)"}},
+    {"in_types": (lambda path, leaf: "data:S(0)",), "out_types": sbp.fully_sharded("data")},
     {"boxing": "reduce"},
     {"boxing": {"data": "reduce"}},
     {"memory_limit": 1e9},
@@ -210,6 +211,7 @@ def _types() -> tuple[Use, ...]:
         Use("parse", sbp.parse, ("data:S(0)",), {"mesh_axes": ("data", "model")}),
         Use("Layout", sbp.Layout, ({"batch": ("data", "model")},)),
         Use("Layout(names)", sbp.Layout, (), {"batch": "data", "d_ff": ("model",)}),
+        Use("fully_sharded", sbp.fully_sharded, ("data", "model")),
         Use("Layout call", LAYOUT, (X, "batch", "d_ff")),
         Use("Layout call in jit", _pinned(LAYOUT), ("batch", "d_ff")),
         Use("Layout.type", LAYOUT.type, ("batch", None), {"free": ["pod"]}),
@@ -258,7 +260,10 @@ def _programs() -> tuple[Use, ...]:
     names = {"static_argnames": ("n",), "donate_argnames": ("x",)}
     return (
         Use("jit", _jitted, (users_body, MESH)),
-        *(Use(f"jit({shown(o)})", _jitted, (users_body, MESH), o) for o in JIT_OPTIONS),
+        *(
+            Use(f"jit({k}: {', '.join(o)})", _jitted, (users_body, MESH), o)
+            for k, o in enumerate(JIT_OPTIONS)
+        ),
         Use("jit(argnums)", _sbp_static, (X, 2), numbered, peer=_jax_static),
         Use("jit(argnames)", _sbp_static, (X, 2), names, peer=_jax_static),
         Use("plan of a call", PLAIN.plan, (X,), peer=jax.jit(users_body)),

@@ -1,0 +1,210 @@
+"""How the types of arguments and results are named: by prefix, by pattern, by function, and by what
+fits; and what is said where that goes wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+import sbp
+from sbp.api.patterns import matches
+
+MESH = AbstractMesh((2, 4), ("data", "model"))
+BLOCK = {"qkv": {"w": (16, 48), "b": (48,)}, "out": {"w": (48, 16), "b": (16,)}}
+SHAPES = {"blocks": [BLOCK, BLOCK], "head": (16, 32), "scale": ()}
+SPLIT, OTHER = sbp.parse("model:S(1)"), sbp.parse("data:S(0)")
+
+
+def _arrays(shapes: Any) -> Any:
+    return jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=lambda x: type(x) is tuple
+    )
+
+
+PARAMS = _arrays(SHAPES)
+X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+
+
+def loss(params: Any, x: Any) -> Any:
+    for block in params["blocks"]:
+        x = (x @ block["qkv"]["w"] + block["qkv"]["b"]) @ block["out"]["w"] + block["out"]["b"]
+    return (x @ params["head"]).sum() * params["scale"]
+
+
+def _wanted(in_types: Any, *args: Any) -> dict[str, Any]:
+    """The type asked for each input, by name."""
+    signature = sbp.jit(loss, MESH, in_types=in_types)._on(MESH).reader.read(args, {})[0]
+    return {
+        name: t for name, t in zip(signature.names, signature.wanted, strict=True) if t is not None
+    }
+
+
+QKV = {f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "in_types",
+    [
+        ({"blocks/*/qkv/w": "model:S(1)"}, None),
+        ({"**/qkv/w": "model:S(1)"}, None),
+        ({"b*/?/qkv/w": PartitionSpec(None, "model")}, None),
+        {"blocks/*/qkv/w": "model:S(1)"},
+        {"params/blocks/*/qkv/w": SPLIT},
+        ({"blocks": {"*/qkv/w": SPLIT}, "head": None, "scale": None}, None),
+        ({"blocks/*/qkv/w": lambda path, x: SPLIT if x.ndim == 2 else None}, None),
+    ],
+    ids=str,
+)
+def test_patterns_name_leaves(in_types):
+    assert _wanted(in_types, PARAMS, X) == QKV
+
+
+def test_a_pattern_names_subtrees_and_the_first_one_counts():
+    found = _wanted({"params/blocks/0/qkv/b": "model:S(0)", "params/blocks/0": "B"}, PARAMS, X)
+    assert found == {
+        f"params['blocks'][0]['{layer}']['{leaf}']": (
+            sbp.parse("model:S(0)") if (layer, leaf) == ("qkv", "b") else sbp.NdSbp()
+        )
+        for layer in ("qkv", "out")
+        for leaf in ("w", "b")
+    }
+
+
+def test_a_dict_with_the_keys_of_the_argument_is_a_prefix():
+    """Haiku's parameters have slashes in their keys."""
+    shapes = _arrays({"mlp/linear": {"w": (16, 16)}, "mlp/~/norm": {"scale": (16,)}})
+
+    def f(params: Any, x: Any) -> Any:
+        return (x @ params["mlp/linear"]["w"]) * params["mlp/~/norm"]["scale"]
+
+    def plan(entry: Any) -> Any:
+        return sbp.jit(f, MESH, in_types=(entry, OTHER)).plan(shapes, X).in_types[0][0]
+
+    by_prefix = plan({"mlp/linear": {"w": SPLIT}, "mlp/~/norm": "B"})
+    assert by_prefix == plan({"mlp/linear/w": SPLIT, "mlp/*": "B", "**/scale": "B"})
+    assert by_prefix["mlp/linear"]["w"] == SPLIT
+
+
+def test_out_types_by_pattern():
+    f = sbp.jit(lambda x: {"a": {"y": x * 2, "z": x}}, MESH, out_types={"*/y": "data:S(0)"})
+    assert f.plan(X).out_types["a"]["y"] == OTHER
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "named"),
+    [
+        ("a", "a", True),
+        ("a", "a b", True),
+        ("a/b", "a", False),
+        ("/a/b/", "a b", True),
+        ("**/c", "a b c", True),
+        ("**/c", "c", True),
+        ("a/**/d", "a b c d", True),
+        ("a/*/d", "a b c d", False),
+        ("a*", "abc", True),
+        ("A", "a", False),
+        ("[ab]/0", "b 0", True),
+    ],
+)
+def test_matches(pattern, path, named):
+    assert matches(pattern, path.split()) is named
+
+
+@pytest.mark.parametrize(
+    ("in_types", "message"),
+    [
+        (
+            ({"blocks/*/qvk/w": "B"}, None),
+            "in_types[0]: no leaf has the path 'blocks/*/qvk/w'; the nearest is 'blocks/",
+        ),
+        ({"prams/head": "B"}, "no leaf has the path 'prams/head'; the nearest is 'params/head'"),
+        (
+            ({"blocks": None, "haed": SPLIT, "scale": None}, None),
+            "in_types[0] does not fit params: params has no key 'haed'; did you mean \"head\"?",
+        ),
+        (
+            ({"blocks": None, "head": SPLIT}, None),
+            "in_types[0] does not fit params: it has no entry for params['scale']; give it a type",
+        ),
+        (
+            ({"blocks": [None], "head": None, "scale": None}, None),
+            "params['blocks'] is a list of 2 entries, but the entry for it is a list of 1 entry",
+        ),
+        (
+            ({"blocks": None, "head": [SPLIT, SPLIT], "scale": None}, None),
+            "params['head'] is one array, but the entry for it is a list of 2 entries",
+        ),
+        (
+            ({"blocks": [None, {"qkv": {"w": "B", "c": "B"}, "out": None}], "head": None,
+              "scale": None}, None),
+            "params['blocks'][1]['qkv'] has no key 'c'; known: b, w",
+        ),
+        (
+            ({"head": "model:S(2)", "blocks": None, "scale": None}, None),
+            "in_types[0] for params['head']: model:S(2) on a tensor with dims 0..1",
+        ),
+        (
+            (None, PartitionSpec(None, None, "data")),
+            "in_types[1] for x: data:S(2) on a tensor with dims 0..1",
+        ),
+        (
+            (lambda path, leaf: "dta:S(0)" if leaf.shape else None, None),
+            "in_types[0] for params['blocks'][0]['out']['b']: the mesh",
+        ),
+        (("B",), "in_types has 1 entries for 2 non-static positional arguments (params, x)"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_leaf_and_the_nearest(in_types, message):
+    with pytest.raises(sbp.SbpError) as caught:
+        sbp.jit(loss, MESH, in_types=in_types).plan(PARAMS, X)
+    assert message in str(caught.value)
+
+
+def test_errors_are_not_cut_off():
+    wide = {f"layer_number_{k}": (4, 4) for k in range(60)}
+    types: dict[str, Any] = dict.fromkeys(wide, None)
+    types["layer_number_59"] = {"w": "B"}
+    f = sbp.jit(lambda p: p["layer_number_0"], MESH, in_types=(types,))
+    with pytest.raises(sbp.SbpError) as caught:
+        f.plan(_arrays(wide))
+    assert str(caught.value).endswith(
+        "p['layer_number_59'] is one array, but the entry for it is a dict of 1 entry"
+    )
+
+
+def test_fully_sharded_splits_where_it_fits():
+    """Optimiser states hold leaves that are not shaped like parameters."""
+    state = _arrays({"mu": (24, 16), "row": (24,), "odd": (3, 5), "count": (), "none": (0, 8)})
+    f = sbp.jit(
+        lambda s: jax.tree.map(lambda x: x + 1, s),
+        MESH,
+        in_types=(sbp.fully_sharded("data", "model"),),
+        out_types=sbp.fully_sharded("model"),
+    )
+    plan = f.plan(state)
+    split = sbp.parse("data:S(0) model:S(0)")
+    assert plan.in_types[0][0] == {
+        "mu": split, "row": split, "odd": sbp.NdSbp(), "count": sbp.NdSbp(), "none": sbp.NdSbp(),
+    }  # fmt: skip
+    assert plan.out_types["mu"] == sbp.parse("model:S(0)")
+    with pytest.raises(sbp.SbpError, match=r"no axis 'modl'; did you mean \"model\""):
+        sbp.jit(lambda s: s, MESH, in_types=(sbp.fully_sharded("modl"),))
+
+
+def test_what_patterns_pin_runs():
+    mesh = sbp.make_mesh((2, 4), ("data", "model"))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), PARAMS)
+    x = rng.normal(size=X.shape).astype(X.dtype)
+    types = {"params/**/w": sbp.fully_sharded("model"), "x": "data:S(0)"}
+    f = sbp.jit(jax.grad(loss), mesh, in_types=types)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-3),
+        f(params, x),
+        jax.grad(loss)(params, x),
+    )
