@@ -154,20 +154,21 @@ def _kill(members: Sequence[_Member]) -> None:
 
 def verdicts(reports: Sequence[Path]) -> dict[str, str]:
     """For each test `passed`, `skipped`, `failed` or `error`, from the JUnit files of all
-    processes. A test that some process did not report is an error."""
+    processes. A test that is missing in a report is an error, and so is a process without one."""
     found: list[dict[str, str]] = []
     for report in reports:
         tests: dict[str, str] = {}
-        if report.exists():
-            for case in ElementTree.parse(report).iter("testcase"):
-                kinds = {"failure": "failed", "error": "error", "skipped": "skipped"}
-                ends = [kinds[child.tag] for child in case if child.tag in kinds]
-                name = f"{case.get('classname', '')}::{case.get('name', '')}"
-                tests[name] = ends[0] if ends else "passed"
-        found.append(tests)
+        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+            kinds = {"failure": "failed", "error": "error", "skipped": "skipped"}
+            ends = [kinds[child.tag] for child in case if child.tag in kinds]
+            name = f"{case.get('classname', '')}::{case.get('name', '')}"
+            tests[name] = ends[0] if ends else "passed"
+        if tests:
+            found.append(tests)
     names = sorted(set().union(*found))
     worst = ("error", "failed", "skipped", "passed")
-    return {
+    silent = {report.stem: "error" for report in reports if not report.exists()}
+    return silent | {
         name: min((tests.get(name, "error") for tests in found), key=worst.index) for name in names
     }
 
@@ -178,7 +179,7 @@ def world(count: int, seconds: float, arguments: Sequence[str]) -> dict[str, int
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        reports = [Path(folder) / f"{k}.xml" for k in range(count)]
+        reports = [Path(folder) / f"report of process {k}.xml" for k in range(count)]
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-x"]
         pytest += ["-m", "multiprocess", "tests/multiprocess", *arguments]
         ended = together(

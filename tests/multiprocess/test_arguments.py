@@ -33,6 +33,12 @@ def test_numpy_arrays_that_are_free_are_one_global_value():
     assert_shards(got, (X @ X.T + 3, X.sum()))
 
 
+def test_numbers_and_arrays_without_elements():
+    fn = lambda x, a, b, empty: (x.sum() + a, b * 2, empty)
+    args = X, 3, True, np.zeros((0, 8), np.float32)
+    assert_shards(sbp.jit(fn, mesh_of("2x4"))(*args), jax.jit(fn)(*args))
+
+
 def test_numpy_arrays_are_refused_and_taken_as_in_jax_jit():
     """What is pinned split could be the whole or a part. What is B, is the whole."""
     mesh = mesh_of("2x4")

@@ -1,4 +1,4 @@
-"""`sbp.Partial` and effects in several processes."""
+"""`sbp.Partial`, effects and regions written by hand in several processes."""
 
 from __future__ import annotations
 
@@ -82,3 +82,17 @@ def test_a_pure_callback():
         return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.typeof(x), x).sum(0)
 
     assert_shards(sbp.jit(fn, mesh, in_types="data:S(0)")(put(X, mesh, "data")), X.sum(0) * 2)
+
+
+def test_a_region_written_by_hand():
+    """One process may plan and check by itself, which tries the claims of the region."""
+    x, w = X, numbers(8, 4, seed=3)
+    region = sbp.manual(
+        lambda x, w: lax.psum(x @ w, "model"),
+        in_types=("data:S(0) model:S(1)", "model:S(0)"),
+        out_types="data:S(0)",
+    )
+    f = sbp.jit(lambda x, w: region(x, w) * 2, mesh_of("2x4"))
+    if jax.process_index() == 0:
+        assert f.check(x, w).ok and f.plan(x, w).cost.bytes_per_device > 0
+    assert_shards(f(x, w), x @ w * 2)
