@@ -16,7 +16,7 @@ from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
 from sbp.errors import SbpError, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import leaves_of
+from sbp.kinds import leaves_of, takes_no_such_call
 from sbp.layout import FullySharded
 from sbp.machine.mesh import MeshSpec
 from sbp.run.partial import Partial
@@ -125,7 +125,16 @@ def type_of_leaf(
     shape = shape_of(leaf.parts if is_partial else leaf, name)
     rank = len(shape.shape) - (leaf.rank if is_partial else 0)
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
-        t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape)
+        try:
+            t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape)
+        except TypeError as error:
+            if takes_no_such_call(error):
+                raise refused(
+                    f"{names[0]} has {t!r}, which is no function of a path and a ShapeDtypeStruct:"
+                    f" {error}",
+                    error,
+                ) from error
+            raise
     if isinstance(t, FullySharded):
         t = t.type_of(shape.shape, mesh.axes)
     if t is None or _jax_call.is_unspecified(t):

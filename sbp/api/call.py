@@ -16,7 +16,7 @@ from sbp.api.arguments import Names, Numbers, Parameters
 from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of, type_of_leaf
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled, results_of
-from sbp.errors import SbpError, refused
+from sbp.errors import SbpError, refused, takes_no_such_call
 from sbp.infer.request import TypeSource
 from sbp.kinds import fits, paths_of
 from sbp.limits import Budget, Policy
@@ -174,13 +174,18 @@ class CallReader:
         heads = [self._argument_name(p) for p in positions]
         wanted, sources = self._wanted_inputs(heads, tree, with_path)
         avals = tuple(map(_aval_of, leaves, wanted, names))
-        fn, count = self._fn, len(args)
+        fn, name, count = self._fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
             inner, inner_kwargs = jax.tree.unflatten(tree, flat)
             rest = iter(inner)
             full = [statics[i] if i in statics else next(rest) for i in range(count)]
-            return fn(*full, **inner_kwargs, **static_kwargs)
+            try:
+                return fn(*full, **inner_kwargs, **static_kwargs)
+            except TypeError as error:
+                if takes_no_such_call(error):
+                    raise refused(f"{name} was called wrongly: {error}", error) from error
+                raise
 
         key = (
             tree,

@@ -124,7 +124,7 @@ def jit(
         donate_argnames=donate_argnames,
         reduce_dtype=reduce_dtype_name(reduce_dtype),
         has_shardings=is_given(in_shardings) or is_given(out_shardings),
-        keep_unused=bool(keep_unused),
+        keep_unused=_truth(keep_unused, "keep_unused"),
         compiler_options=_compiler_options(compiler_options),
         plan=None if plan is None else path_of(plan, "plan"),
     )
@@ -149,6 +149,13 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
                 f"sbp.jit takes no {option}={shown(value)}: the mesh names the devices; give a mesh"
                 " of the devices that you want"
             )
+
+
+def _truth(value: Any, option: str) -> bool:
+    try:
+        return bool(value)
+    except ValueError as error:
+        raise refused(f"{option} is True or False; got {shown(value)}", error) from error
 
 
 def _compiler_options(options: Any) -> dict[str, Any] | None:

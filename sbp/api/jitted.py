@@ -18,6 +18,7 @@ from sbp.api.planner import Planner
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import SbpError, SbpWarning, users_stacklevel
 from sbp.kinds import leaves_of
+from sbp.machine.mesh import mesh_spec
 from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
 
@@ -51,6 +52,7 @@ class Jitted:
         self._planners: dict[Mesh | AbstractMesh, Planner] = {}
         self._plans = PlanCache(self.name)
         if mesh is not None:
+            mesh_spec(mesh, options.hardware)  # refuses what is no mesh, and may have no hash
             self._on(mesh)
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+import jax
 import numpy as np
 
 from sbp import _jax
@@ -66,6 +67,9 @@ def _parameter(value: Any) -> str:
             return f"{type(value).__name__}.{value.name}"
         case Span():
             return "line"
+        case jax.sharding.Sharding():
+            # JAX notes shardings of arrays on Explicit axes. What the user asks for is a pin.
+            return repr(None)
         case np.ndarray():
             return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
         case Graph():

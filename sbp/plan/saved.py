@@ -24,7 +24,7 @@ from sbp.plan.listed import wrong_conversions
 from sbp.plan.parse import parse_listing
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
-from sbp.plan.text import ListedBody, ListedRegion, Listing, node_place
+from sbp.plan.text import ListedBody, ListedRegion, Listing, listing, node_place
 from sbp.trace.graph import Graph
 from sbp.version import VERSION
 
@@ -118,15 +118,15 @@ class SavedPlan:
           SbpError: `saved-plan`, with the first line that does not parse or does not hold.
         """
         try:
-            listing = parse_listing("\n".join(self.lines))
+            read = parse_listing("\n".join(self.lines))
         except SbpError as error:
             raise _refused(error.title, *error.details) from error
-        for wrong in wrong_conversions(listing):
+        for wrong in wrong_conversions(read):
             raise _refused(
                 f"line {wrong.number} of the plan does not hold: {wrong.problem}",
                 self.lines[wrong.number - 1].strip(),
             )
-        return listing
+        return read
 
     def program_for(self, request: Request) -> Program:
         """The plan for a request, without choosing types.
@@ -138,7 +138,7 @@ class SavedPlan:
           SbpError: `saved-plan` where the plan was made for another program, mesh, version or
             option, or does not hold.
         """
-        listing = self.check_text()
+        read = self.check_text()
         self._check_purpose(request)
         try:
             program = self._resolved(request)
@@ -146,7 +146,7 @@ class SavedPlan:
             raise _refused(f"its types do not hold in this program: {error}") from error
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise _refused(f"its types are not those of this program: {error!r}") from error
-        self._compare(listing, program)
+        self._compare(read, program)
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refused("it takes more memory than memory_limit")
@@ -205,11 +205,13 @@ class SavedPlan:
             )
         return dataclasses.replace(program, memory_prices=int(read["memory_prices"]))
 
-    def _compare(self, listing: Listing, program: Program) -> None:
+    def _compare(self, read: Listing, program: Program) -> None:
         """Compares the text of the file with that of the program, source lines aside."""
-        made = str(_without_comments(parse_listing(str(program)))).splitlines()
-        own = str(_without_comments(listing)).splitlines()
-        for number, (mine, other) in enumerate(itertools.zip_longest(own, made), 1):
+        own, made = _without_comments(read), _without_comments(listing(program))
+        if own == made:
+            return
+        lines = itertools.zip_longest(str(own).splitlines(), str(made).splitlines())
+        for number, (mine, other) in enumerate(lines, 1):
             if mine != other:
                 raise _refused(
                     f"line {number} of the plan is not what its types give",
@@ -275,8 +277,8 @@ def _tuples(x: Any) -> Any:
     return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 
-def _without_comments(listing: Listing) -> Listing:
-    return dataclasses.replace(listing, body=_plain(listing.body))
+def _without_comments(whole: Listing) -> Listing:
+    return dataclasses.replace(whole, body=_plain(whole.body))
 
 
 def _plain(body: ListedBody) -> ListedBody:

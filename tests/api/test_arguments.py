@@ -181,6 +181,55 @@ def test_a_negative_number_beyond_a_variadic_call(mesh):
         f(1.0)
 
 
+@pytest.mark.parametrize("method", ["__call__", "plan", "lower", "eval_shape", "trace"])
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((1.0,), {}, "missing 1 required positional argument: 'b'"),
+        ((1.0, 2.0, 3.0), {}, "takes 2 positional arguments but 3 were given"),
+        ((1.0,), {"b": 1.0, "c": 2.0}, "unexpected keyword argument 'c'"),
+        ((1.0, 2.0), {"a": 1.0}, "multiple values for argument 'a'"),
+    ],
+)
+def test_calls_that_the_function_does_not_take(method, args, kwargs, said, mesh):
+    with pytest.raises(sbp.SbpError, match=f"two was called wrongly: .*{said}") as refused:
+        getattr(sbp.jit(two, mesh), method)(*args, **kwargs)
+    assert isinstance(refused.value, TypeError)
+    (found,) = sbp.jit(two, mesh).check(*args, **kwargs).diagnostics
+    assert said in found.title
+
+
+def test_errors_of_the_function_pass_unchanged(mesh):
+    def fails(x):
+        return two(x)
+
+    with pytest.raises(TypeError, match="missing 1 required") as raised:
+        sbp.jit(fails, mesh)(1.0)
+    assert not isinstance(raised.value, sbp.SbpError)
+
+
+WRONG_KINDS = [
+    *({"mesh": wrong} for wrong in (3, "x", [0], {0}, np.ones(3), slice(1), object())),
+    *({"boxing": wrong} for wrong in (3, None, np.ones(3), {"x": 3}, {0: "auto"}, ["auto"])),
+    *({"reduce_dtype": wrong} for wrong in ("x", {"x": 1}, 3, object())),
+    *({"memory_limit": wrong} for wrong in ("1", -1, 0, True, float("nan"), [1])),
+    *({"hardware": wrong} for wrong in ("x", 3, [], object())),
+    *({"budgets": wrong} for wrong in (3, "x", [3], {"a": 1})),
+    *({"plan": wrong} for wrong in (3, object(), [1])),
+    *({"compiler_options": wrong} for wrong in (3, "x", [1])),
+    {"keep_unused": np.ones(3)},
+    {"in_types": (len, None)},
+    {"in_types": ("S(9)", None)},
+    {"out_types": (None, None)},
+]
+
+
+@pytest.mark.parametrize("options", WRONG_KINDS, ids=str)
+def test_options_of_the_wrong_kind(options, mesh):
+    with pytest.raises(sbp.SbpError):
+        sbp.jit(two, **({"mesh": mesh} | options)).plan(jnp.ones(8), jnp.ones(8))
+
+
 @pytest.mark.parametrize("option", ["device", "backend"])
 def test_a_device_is_named_by_the_mesh(option, mesh):
     with pytest.raises(sbp.SbpError, match=f"takes no {option}=.*the mesh names the devices"):

@@ -241,6 +241,16 @@ def test_other_programs_have_other_digests(one, other, differing):
         assert sum(p != q for p, q in zip(a, b, strict=True)) == differing
 
 
+def test_explicit_axes_do_not_change_a_program():
+    """There JAX notes shardings of arrays in its types."""
+    mesh = jax.make_mesh((8,), ("x",))
+    f = sbp.jit(lambda x: jnp.broadcast_to(x.sum(0), (8, 8)) * 2, mesh)
+    x = jax.device_put(jnp.ones((8, 8)), jax.NamedSharding(mesh, jax.P("x")))
+    with jax.set_mesh(mesh):
+        inside = digests(f.trace(x).request.graph)
+    assert inside == digests(f.trace(X).request.graph)
+
+
 def test_arrays_that_a_program_closes_over_count_by_shape():
     a, b, c = jnp.ones((8, 8)), jnp.zeros((8, 8)), jnp.ones((8, 1))
     assert digests_of(lambda x: x + a) == digests_of(lambda x: x + b) != digests_of(lambda x: x + c)
