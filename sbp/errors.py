@@ -307,12 +307,6 @@ def refused(
     return SbpError(title, code=code)
 
 
-def takes_no_such_call(error: TypeError) -> bool:
-    """Whether a call itself failed, and no line of the callee ran: it takes other arguments. To be
-    asked in the frame that calls."""
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
-
-
 class SbpInternalError(AssertionError):
     """A broken invariant of sbp itself; please report it with the text."""
 

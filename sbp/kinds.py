@@ -240,6 +240,12 @@ def _no_pytree(what: str, error: Exception) -> ArgumentError:
     return ArgumentError(f"{what} cannot be read as a pytree; change what JAX names: {said}")
 
 
+def takes_no_such_call(error: TypeError) -> bool:
+    """Whether a call itself failed, and no line of the callee ran: it takes other arguments. To be
+    asked in the frame that calls."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
 def fits(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> None:
@@ -249,7 +255,8 @@ def fits(
       ArgumentTypeError: as Python says it.
     """
     try:
-        signature = inspect.signature(function)
+        # A wrapper need not take the arguments of what it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # a function of C has none
         return
     try:

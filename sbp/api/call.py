@@ -16,9 +16,9 @@ from sbp.api.arguments import Names, Numbers, Parameters
 from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of, type_of_leaf
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled, results_of
-from sbp.errors import SbpError, refused, takes_no_such_call
+from sbp.errors import SbpError, refused
 from sbp.infer.request import TypeSource
-from sbp.kinds import fits, paths_of
+from sbp.kinds import paths_of, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run.partial import Partial
@@ -165,7 +165,6 @@ class CallReader:
         positions = [i for i in range(len(args)) if i not in statics]
         dynamic = tuple(args[i] for i in positions)
         dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in static_kwargs}
-        fits(self._fn, args, kwargs)
         with_path, tree = paths_of(
             (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial)
         )

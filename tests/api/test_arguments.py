@@ -199,9 +199,17 @@ def test_calls_that_the_function_does_not_take(method, args, kwargs, said, mesh)
     assert said in found.title
 
 
+def test_a_wrapper_may_take_other_arguments_than_what_it_wraps(mesh):
+    @functools.wraps(two)
+    def wrapper(a):
+        return two(a, 3.0)
+
+    assert_same_results(jax.jit(wrapper)(2.0), sbp.jit(wrapper, mesh)(2.0))
+
+
 def test_errors_of_the_function_pass_unchanged(mesh):
     def fails(x):
-        return two(x)
+        return functools.partial(two)(x)
 
     with pytest.raises(TypeError, match="missing 1 required") as raised:
         sbp.jit(fails, mesh)(1.0)
