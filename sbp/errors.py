@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
+from sbp.spans import Label as Label
 from sbp.spans import Span as Span
 from sbp.spans import file_name as file_name
 
@@ -88,15 +89,6 @@ CODES: dict[str, str] = {
     "manual-types": "a manual region whose claimed types do not hold",
 }
 """Every diagnostic code with its one-line meaning."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """A span with a remark. Carets mark the span of a primary label, dashes that of others."""
-
-    span: Span
-    text: str
-    primary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,15 @@ class Span:
         return f"{file_name(self.file)}:{self.line}:{self.column}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A span with a remark. Carets mark the span of a primary label, dashes that of others."""
+
+    span: Span
+    text: str
+    primary: bool = False
+
+
 def file_name(path: str) -> str:
     """The name that a source file is shown under: relative to the working folder or to the
     installed libraries, else its last two parts.
