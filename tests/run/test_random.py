@@ -80,3 +80,15 @@ def test_iota_and_masks():
 
     x = jnp.arange(24 * 12.0).reshape(24, 12)
     assert_same(sbp.jit(fn, mesh)(x), jax.jit(fn)(x), rtol=0)
+
+
+def test_a_batch_of_keys_is_one_draw():
+    """Why `rng_bit_generator` has no row for a batch of keys: JAX draws once, from the first
+    key."""
+    keys = jnp.arange(24, dtype=jnp.uint32).reshape(6, 4)
+    of_each = jax.vmap(lambda k: jax.lax.rng_bit_generator(k, (3,)))
+    (node,) = [e for e in jax.make_jaxpr(of_each)(keys).eqns if e.outvars[1:]]
+    assert node.invars[0].aval.shape == (4,) and node.outvars[1].aval.shape == (6, 3)
+    mesh = sbp.make_mesh((4,), ("x",))
+    f = sbp.jit(lambda k: of_each(sbp.annotate(k, x=sbp.S(0))), mesh)
+    assert_same(f(keys), jax.jit(of_each)(keys), rtol=0)

@@ -19,7 +19,10 @@ from sbp.types import Atom, B, Split
 
 replicated(
     "rng_bit_generator",
-    reason="the algorithm's state is one stream: a slice of the draw needs the whole draw",
+    reason=(
+        "the algorithm's state is one stream: a slice of the draw needs the whole draw; of a batch"
+        " of keys, JAX makes one draw from the first key"
+    ),
     traits=Traits(generates="draws"),
 )
 
