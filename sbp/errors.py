@@ -51,9 +51,7 @@ CODES: dict[str, str] = {
         "an sbp.jit function called under another transformation runs as the plain function"
     ),
     "many-plans": "more call signatures of one function than plans are kept of it",
-    "saved-plan": (
-        "a saved plan that was made for another program, mesh or version, or does not hold"
-    ),
+    "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",
     "processes-differ": "several processes are about to run different plans or other arguments",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
