@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.errors import SbpError, refused
-from sbp.kinds import AXIS, Kind, is_whole, one_of, refuse_unless, shown, takes
+from sbp.kinds import AXIS, Kind, is_whole, one_of, reduce_dtype_name, refuse_unless, shown, takes
 from sbp.spans import Span
 from sbp.types import MONOIDS, Atom, B, Broadcast, NdSbp, Split, Unreduced, parse
 
@@ -43,6 +43,7 @@ class Pin:
         mesh.
       asked_by: what the user wrote to ask for that sharding, such as `with_sharding_constraint`;
         empty for an annotation of sbp.
+      ordered: whether the user lists the mesh axes of one dim, outer first, as `type` has them.
       whole: the dims that no mesh axis splits but those that `type` names.
     """
 
@@ -54,6 +55,7 @@ class Pin:
     sharding: Any = None
     asked_by: str = ""
     whole: tuple[int, ...] = ()
+    ordered: bool = False
 
     def batched(self, dim: int) -> Pin:
         """The same pin on a tensor with a new dim at `dim`."""
@@ -65,7 +67,8 @@ class Pin:
             raise SbpError(
                 "shard(device_assignment) under vmap has no meaning; use split or annotate there"
             )
-        return Pin(NdSbp(moved, self.type.free), self.complete, reduce_dtype=self.reduce_dtype)
+        t = NdSbp(moved, self.type.free)
+        return Pin(t, self.complete, reduce_dtype=self.reduce_dtype, ordered=self.ordered)
 
 
 annotate_p = _jax.Primitive("sbp_annotate")
@@ -181,13 +184,20 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
       mesh_axes: axis names of the mesh, outer first; None does not check the order.
 
     Raises:
-      SbpError: `bad-placement` when one dim is split over axes against their mesh order.
+      SbpError: `bad-placement` when one dim is split over axes against their mesh order, and for an
+        axis that is named twice.
     """
     atoms: dict[str, Atom] = {}
     for dim, entry in enumerate(spec.partitions):
         if entry is None or entry is PartitionSpec.UNCONSTRAINED:
             continue
         names = (entry,) if isinstance(entry, str) else tuple(entry)
+        twice = [n for n in names if n in atoms or names.count(n) > 1]
+        if twice:
+            raise SbpError(
+                f"{spec} names mesh axis {shown(twice[0])} twice; a mesh axis splits one dim, once",
+                code="bad-placement",
+            )
         known = [n for n in names if mesh_axes is not None and n in mesh_axes]
         if mesh_axes is not None and sorted(known, key=mesh_axes.index) != known:
             raise SbpError(
@@ -206,35 +216,12 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
     return NdSbp(atoms)
 
 
-def reduce_dtype_name(reduce_dtype: Any) -> str | None:
-    """The `reduce_dtype` of `sbp.jit` and `annotate` by its name.
-
-    Raises:
-      SbpError: `unknown-option` for anything but float32 and None.
-
-    >>> reduce_dtype_name(jnp.float32)
-    'float32'
-    """
-    if reduce_dtype is None:
-        return None
-    try:
-        name = np.dtype(reduce_dtype).name
-    except (TypeError, ValueError):  # NumPy raises either for what is no dtype
-        name = ""
-    if name != "float32":
-        raise SbpError(
-            "reduce_dtype is jnp.float32, or None for the platform's own sums; got"
-            f" {shown(reduce_dtype)}",
-            code="unknown-option",
-        )
-    return name
-
-
 def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int, reduce_dtype: str | None) -> Pin | None:
     if type is not None and atoms:
         raise SbpError("annotate takes a type or atoms by axis, not both")
     if type is not None:
-        return Pin(as_type(type, ndim), complete=True, reduce_dtype=reduce_dtype)
+        ordered, t = isinstance(type, PartitionSpec), as_type(type, ndim)
+        return Pin(t, complete=True, reduce_dtype=reduce_dtype, ordered=ordered)
     if not atoms:
         return None
     t = NdSbp(atoms)
@@ -289,7 +276,8 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
       *mesh_axes: mesh axis names, outer first.
 
     Raises:
-      SbpError: `dim-out-of-range` for a dim that `x` lacks.
+      SbpError: `dim-out-of-range` for a dim that `x` lacks; `bad-placement` for an axis that is
+        named twice, and in `sbp.jit` for axes against the order of the mesh.
 
     >>> split(jnp.zeros((8, 4)), 1, "model").shape
     (8, 4)
@@ -302,8 +290,13 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
             f"split of dim {shown(dim)} on a tensor of shape {x.shape}; it has {x.ndim} dims",
             code="dim-out-of-range",
         )
+    twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
+    if twice:
+        raise SbpError(
+            f"split names mesh axis {shown(twice[0])} twice; name it once", code="bad-placement"
+        )
     dim = int(dim) % x.ndim
-    return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim)))))
+    return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim))), ordered=True))
 
 
 @takes("sbp.replicate", mesh_axes=AXIS)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
 from sbp.errors import ArgumentError, ArgumentTypeError, nearest
 
@@ -205,6 +206,30 @@ def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:
         return cls
 
     return decorated
+
+
+def reduce_dtype_name(reduce_dtype: Any) -> str | None:
+    """The `reduce_dtype` of `sbp.jit` and `annotate` by its name.
+
+    Raises:
+      SbpError: `unknown-option` for anything but float32 and None.
+
+    >>> reduce_dtype_name("float32")
+    'float32'
+    """
+    if reduce_dtype is None:
+        return None
+    try:
+        name = np.dtype(reduce_dtype).name
+    except (TypeError, ValueError):  # NumPy raises either for what is no dtype
+        name = ""
+    if name != "float32":
+        raise ArgumentError(
+            "reduce_dtype is jnp.float32, or None for the platform's own sums; got"
+            f" {shown(reduce_dtype)}",
+            code="unknown-option",
+        )
+    return name
 
 
 IsLeaf = Callable[[Any], bool] | None

@@ -11,6 +11,7 @@ data:S(0) model:S(2)
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,9 @@ from sbp.kinds import AXES, AXIS, Kind, made_of, shown, takes
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
+
+NEAR_NAME = 0.8
+"""The likeness, of `difflib`, from which a name that a layout lacks is taken for a slip."""
 
 DimName = str | None
 """The name of a dim; None for a dim without a name, which no layout splits."""
@@ -47,7 +51,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
     the layout does not mention, the tensor's type is inferred.
 
     Arguments:
-      axes: a dict from dim name to mesh axes, for names that are not Python identifiers.
+      axes: a dict from dim name to mesh axes, for names that are not Python identifiers. `()` names
+          a dim that stays whole; only a name that is like another one needs that.
       **named: dim names as keywords, each with one mesh axis, or a tuple of axes, outer first, in
           the order of the mesh.
 
@@ -108,7 +113,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
         Raises:
           SbpError: `layout-conflict` when two dims would be split over one mesh axis,
-            `layout-names` when a name occurs twice or there are not as many names as dims,
+            `layout-names` when a name occurs twice, is a slip for one that the layout has, or
+            there are not as many names as dims,
             `bad-argument` for a pytree in place of an array.
         """
         if not hasattr(x, "aval"):
@@ -123,7 +129,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                 f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)};"
                 " give one for each dim"
             )
-        return bind_pin(x, Pin(self.type(*names)))
+        return bind_pin(x, Pin(self.type(*names), ordered=True))
 
     @takes("Layout.type", skip=1, free=_FREE)
     def type(self, *names: DimName, free: Iterable[str] = ()) -> NdSbp:
@@ -148,6 +154,12 @@ class Layout(Mapping[str, tuple[str, ...]]):
                     f"a dim's name is a string or None, got {shown(name)} in {_shown(names)}; name"
                     " the dims in order"
                 )
+            near = difflib.get_close_matches(name or "", self._axes, n=1, cutoff=NEAR_NAME)
+            if name is not None and name not in self._axes and near:
+                raise _names_error(
+                    f"the layout has no dim {shown(name)}; did you mean {near[0]!r}? If it is"
+                    f" another dim, which stays whole, say so in the layout: {{{name!r}: ()}}"
+                )
             if name is not None and name in names[:number]:
                 raise _names_error(
                     f"dim {name!r} occurs twice in {_shown(names)}; the names of one tensor differ:"
@@ -166,6 +178,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                         code="layout-conflict",
                         span=_jax.caller_span(),
                     )
+                atoms.pop(axis)  # the axes of one dim stand in the order that the layout gives
                 owner[axis], atoms[axis] = str(name), Split(dim)
         return NdSbp(atoms, free)
 
@@ -266,7 +279,7 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
         if isinstance(value, Sequence | AbstractSet)
         else (value,)
     )
-    if not isinstance(name, str) or not axes or not all(isinstance(a, str) for a in axes):
+    if not isinstance(name, str) or not all(isinstance(a, str) for a in axes):
         raise SbpError(
             f"a layout maps a dim name to a mesh axis or a tuple of them, got"
             f" {shown(name)}: {shown(value)}; leave out what is not split"

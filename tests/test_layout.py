@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import B, Layout, NdSbp, S
@@ -151,7 +152,6 @@ def test_two_dims_on_one_mesh_axis():
             "bad-argument",
             "a layout maps a dim name to a mesh axis or a tuple of them, got 'b': 0",
         ),
-        (lambda: Layout(b=()), "bad-argument", "got 'b': (); leave out what is not split"),
         (
             lambda: Layout(b="x")({"w": np.zeros(3)}, "b"),
             "bad-argument",
@@ -261,3 +261,42 @@ def test_through_scan_and_grad():
     expected, expected_grads = jax.jit(step)(w, x)
     np.testing.assert_allclose(value, expected, rtol=2e-5)
     np.testing.assert_allclose(grads, expected_grads, rtol=2e-4, atol=1e-5)
+
+
+def test_a_slip_in_a_name_is_refused():
+    layout = sbp.Layout(batch="data", heads="model")
+    with pytest.raises(sbp.SbpError, match="has no dim 'bacth'; did you mean 'batch'"):
+        layout(jnp.zeros((4, 4)), "bacth", "heads")
+    with pytest.raises(sbp.SbpError, match="has no dim 'head'; did you mean 'heads'"):
+        layout.type("batch", "head")
+    whole = sbp.Layout(batch="data", heads="model", head=())
+    assert whole.type("batch", "heads", "head") == sbp.parse("data:S(0) model:S(1)")
+
+
+ORDER = "bad-placement.*dim 0 is split over model, data, against the mesh order data, model"
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        (lambda x: sbp.split(x, 0, "model", "data"), ORDER),
+        (lambda x: sbp.annotate(x, PartitionSpec(("model", "data"))), ORDER),
+        (lambda x: sbp.Layout(b=("model", "data"))(x, "b", None), ORDER),
+        (lambda x: sbp.split(x, 0, "data", "data"), "bad-placement: split names mesh axis 'data'"),
+        (
+            lambda x: sbp.annotate(x, PartitionSpec("data", ("model", "data"))),
+            "bad-placement.* names mesh axis 'data' twice",
+        ),
+    ],
+)
+def test_axes_are_named_once_in_the_order_of_the_mesh(pin, message):
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    with pytest.raises(sbp.SbpError, match=message):
+        sbp.jit(pin, mesh).plan(jnp.zeros((8, 8)))
+
+
+def test_axes_of_a_layout_keep_their_order():
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    layout = sbp.Layout(a="model", b=("data", "model"))
+    plan = sbp.jit(lambda x: layout(x, "b", None), mesh).plan(jnp.zeros((8, 8)))
+    assert plan.out_types == sbp.parse("data:S(0) model:S(0)")

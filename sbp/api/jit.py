@@ -11,14 +11,13 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax_call
-from sbp.annotations import reduce_dtype_name
 from sbp.api.arguments import Names, Numbers
 from sbp.api.call import JitOptions
 from sbp.api.jitted import Jitted as Jitted
 from sbp.api.planfile import path_of
 from sbp.api.shardings import is_given, mesh_of, types_of
 from sbp.errors import ArgumentError, SbpError, nearest, refused
-from sbp.kinds import AXIS, FLAG, Kind, refuse_unless, shown, takes
+from sbp.kinds import AXIS, FLAG, Kind, reduce_dtype_name, refuse_unless, shown, takes
 from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware
 

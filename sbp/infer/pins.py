@@ -17,7 +17,7 @@ from sbp.kinds import shown
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node
-from sbp.types import NdSbp, Unreduced
+from sbp.types import NdSbp, Split, Unreduced
 
 
 def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -> None:
@@ -63,6 +63,25 @@ def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) ->
             )
 
 
+def _check_order(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None) -> None:
+    """Checks that the axes which split one dim stand in the order of the mesh.
+
+    Raises:
+      SbpError: `bad-placement`.
+    """
+    for dim in sorted({atom.dim for atom in t.values() if isinstance(atom, Split)}):
+        given = [name for name, atom in t.items() if atom == Split(dim)]
+        wanted = [name for name in mesh.names if name in given]
+        if given != wanted:
+            raise SbpError(
+                f"dim {dim} is split over {', '.join(given)}, against the mesh order"
+                f" {', '.join(wanted)}; name them in that order, or build the mesh in the other",
+                code="bad-placement",
+                span=span,
+                subject=where,
+            )
+
+
 def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) -> Graph:
     """The graph with annotations that fit the mesh. A device assignment becomes a type.
 
@@ -102,6 +121,8 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
             pin = pin_of_sharding(pin, shape, mesh, ids, node.span)
             node = dataclasses.replace(node, params=node.params | {"pin": pin})
         check_axes(pin.type, mesh, where, node.span)
+        if pin.ordered:
+            _check_order(pin.type, mesh, where, node.span)
         check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where, node.span)
         return node
 
