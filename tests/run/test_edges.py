@@ -225,7 +225,7 @@ BAD = {
         lambda m: sbp.jit(lambda x: sbp.partial(x > 0, "x"), m)(GRID),
         "x:P\\(sum\\) on bool",
     ),
-    "axis by number": (lambda m: sbp.split(GRID, 0, WRONG["axis"]), "takes the name of a mesh axis"),
+    "axis by number": (lambda m: sbp.split(GRID, 0, WRONG["axis"]), "the name of a mesh axis"),
     "memory limit": (
         lambda m: sbp.jit(lambda x: x, m, memory_limit=WRONG["limit"]),
         "memory_limit is bytes",
