@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -19,10 +20,11 @@ from sbp.errors import Diagnostic, SbpError, SbpWarning, refused, users_stacklev
 from sbp.explain.costly import costly_annotations
 from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
-from sbp.kinds import leaves_of, shown, takes
+from sbp.kinds import FLAG, leaves_of, shown, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.report.compare import Comparison, comparison
+from sbp.report.progress import counting_down
 from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
 from sbp.run.execute import Compiling, Executable
@@ -166,16 +168,20 @@ class Plan:
             output_names=self._traced.out_names,
         )
 
-    @takes("Plan.why", skip=1)
-    def why(self, name: str | int) -> Explanation:
-        """Why a value has its type: where the type comes from, the price of every other type, and
-        the reasons of the value's conversions.
+    @takes("Plan.why", skip=1, refine=FLAG)
+    def why(self, name: str | int, *, refine: bool = False) -> Explanation:
+        """Why a value has its type: where the type comes from, the price of other types, and the
+        reasons of the value's conversions.
 
-        The price of a type is that of the plan of the program with the value annotated to it.
+        The price of a type is that of the plan of the program with the value annotated to it. In a
+        large program these plans take minutes: the first answer makes few of them or none, and says
+        how many types it did not try.
 
         Arguments:
           name: a variable, an input such as "params['w']", an output, a line ("ffn.py:12", 12), or
               "gradient of line 12".
+          refine: True plans up to 28 other types, whatever the size of the program, and shows the
+              progress.
 
         Returns:
           An answer that shows itself in the terminal and in notebooks; its `why` has the figures.
@@ -190,7 +196,10 @@ class Plan:
         >>> found.type, [(c.steps[0].kind, c.bytes_per_device) for c in found.conversions]
         (B, [('all_reduce', 4.0)])
         """
-        found = why(self.program, name, self._traced.out_names)
+        names = self._traced.out_names
+        shows = counting_down("plans") if refine else contextlib.nullcontext(_no_progress)
+        with shows as planning:
+            found = why(self.program, name, names, refine=refine, planning=planning)
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
 
@@ -341,3 +350,7 @@ def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:
 def _is_placement_complaint(error: ValueError) -> bool:
     text = str(error)
     return "incompatible devices" in text or "sharding" in text.lower() or "committed" in text
+
+
+def _no_progress(steps: int) -> None:
+    """Shows nothing of the progress."""

@@ -72,9 +72,8 @@ class WhyLimits:
     """Limits on the plans made for one question to `plan.why`.
 
     Arguments:
-      plans: the most plans.
-      few_plans, nodes_planned: for a large program, as many plans as have `nodes_planned`
-        operations together, but at least `few_plans`.
+      plans: the most plans of a refined answer.
+      first_operations: operations that the plans of a first answer have together.
       joint: the most alternatives that differ from the plan on two mesh axes.
       deferred: the most conversions of the value for which the program is planned with the
         conversion elsewhere. Conversions that send most bytes come first.
@@ -82,12 +81,12 @@ class WhyLimits:
     """
 
     plans: int = 28
-    few_plans: int = 6
-    nodes_planned: int = 6000
+    first_operations: int = 500
     joint: int = 3
     deferred: int = 4
     links: int = 200
 
-    def plans_of(self, size: int) -> int:
-        """The most plans for a question about a program with `size` operations."""
-        return min(self.plans, max(self.few_plans, self.nodes_planned // max(1, size)))
+    def plans_of(self, size: int, *, refine: bool) -> int:
+        """The most plans for a question about a program with `size` operations: for a first answer,
+        or for a refined one."""
+        return self.plans if refine else min(self.plans, self.first_operations // max(1, size))

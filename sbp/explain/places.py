@@ -18,15 +18,17 @@ class SourcePlace:
     Arguments:
       span: the expression; None in code that no line of the user stands for.
       gradient: whether the backward pass of that expression is meant.
+      recomputed: whether it is meant where the backward pass repeats it.
     """
 
     span: Span | None
     gradient: bool = False
+    recomputed: bool = False
 
     @classmethod
     def of(cls, node: Node) -> SourcePlace:
         """The place of a node."""
-        return cls(node.span, node.in_gradient)
+        return cls(node.span, node.in_gradient, node.is_recomputed)
 
 
 @dataclass(frozen=True, slots=True)

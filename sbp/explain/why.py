@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.explain.alternatives import Outcome, planned
 from sbp.explain.answers import Alternative, AxisStory, Why
-from sbp.explain.conversions import SubjectConversions
+from sbp.explain.conversions import ExplainedConversion, Group, SubjectConversions
 from sbp.explain.limits import WhyLimits
 from sbp.explain.origins import Link, Origins
 from sbp.explain.pinning import Types, Wanted, pin_subject, unpin_subject
@@ -37,6 +37,8 @@ def why(
     name: str | int,
     output_names: Sequence[str] = (),
     *,
+    refine: bool = False,
+    planning: Callable[[int], None] = lambda left: None,
     limits: WhyLimits = LIMITS,
 ) -> Why:
     """Explains the type of a value.
@@ -45,13 +47,16 @@ def why(
       program: the plan.
       name: the name of the value, as for `sbp.explain.subjects.Subjects.find`.
       output_names: the names of the results.
+      refine: whether to make the plans of a refined answer, and not of a first one.
+      planning: called before each plan with the most plans that are left.
       limits: on the number of plans. The answer counts what they leave out.
 
     Raises:
       SbpError: when no value has that name.
     """
     found = Subjects.of(program.request.graph, output_names).find(name)
-    return _Inquiry(program, found, tuple(output_names), limits).answer()
+    most = limits.plans_of(program.request.size, refine=refine)
+    return _Inquiry(program, found, tuple(output_names), limits, planning, most).answer()
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class _Inquiry:
       found: the value.
       output_names: the names of the results.
       limits: on the number of plans.
+      planning: called before each plan with `left`.
       left: the number of plans that may still be made.
     """
 
@@ -70,16 +76,16 @@ class _Inquiry:
     found: Found
     output_names: tuple[str, ...]
     limits: WhyLimits
+    planning: Callable[[int], None]
+    left: int
     origins: Origins = field(init=False)
     types: Types = field(init=False)
     native: frozenset[str] = field(init=False)
-    left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.origins = Origins.of(self.program.typing)
         self.types = Types.of(self.program, self.request.graph)
         self.native = self.natively_partial()
-        self.left = self.limits.plans_of(self.nodes)
 
     @property
     def subject(self) -> Subject:
@@ -120,9 +126,12 @@ class _Inquiry:
         kinds = [typing.values[v] for v in self.present] if subject.kind != "output" else [codes]
         conversions = SubjectConversions(self.program, subject, self.origins)
         found = conversions.groups()
-        self.left -= min(self.limits.deferred, len(found))
-        free = {k: self.unpinned(k) for k in self.axes if self.is_pinned(k)}
+        deferred = min(self.limits.deferred, len(found), self.left)
+        self.left -= deferred
+        pinned = [k for k in self.axes if self.is_pinned(k)]
+        free = {k: self.unpinned(k) for k in pinned[: self.left]}
         singles, untried = self.singles(codes)
+        untried += len(pinned) - len(free)
         joint, untried_pairs = self.joint(codes, singles)
         alternatives = [*free.values(), *itertools.chain.from_iterable(singles.values()), *joint]
         local = local_shape(aval.shape, codes, self.mesh.sizes)
@@ -141,7 +150,7 @@ class _Inquiry:
             untried=untried,
             untried_pairs=untried_pairs,
             conversions=tuple(
-                conversions.explained(group, tried=number < self.limits.deferred)
+                self.explained(conversions, group, tried=number < deferred)
                 for number, group in enumerate(found)
             ),
             output_names=self.output_names,
@@ -152,6 +161,14 @@ class _Inquiry:
             evades=subject.kind == "made"
             and any(p != "auto" for p in self.request.strictest.policies),
         )
+
+    def explained(
+        self, conversions: SubjectConversions, group: Group, *, tried: bool
+    ) -> ExplainedConversion:
+        """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
+        if tried:
+            self.planning(self.left)
+        return conversions.explained(group, tried=tried)
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
@@ -176,6 +193,7 @@ class _Inquiry:
 
     def planned(self, request: Request) -> Outcome:
         """The result of planning a changed program."""
+        self.planning(self.left)
         self.left -= 1
         return Outcome.of(planned(request), self.request, self.subject)
 

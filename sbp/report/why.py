@@ -218,7 +218,7 @@ def _alternatives(why: Why) -> Section:
     left = [f"{counted(len(rest), 'dearer type')}"] if rest else []
     if why.untried:
         types = counted(why.untried, "type")
-        left.append(f"{types} not tried, the program has {why.nodes} equations")
+        left.append(f"{types} not tried; plan.why(.., refine=True) tries more")
     if why.untried_pairs:
         left.append(f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not tried")
     table = Table(

@@ -88,7 +88,7 @@ def place_text(at: SourcePlace) -> str:
     """A place in a sentence. For a gradient it is the forward line."""
     if at.span is None:
         return "in generated code"
-    return f"{'in the gradient of' if at.gradient else 'at'} {place(at.span)}"
+    return f"{_pass(at, 'in the gradient of', 'recomputed at') or 'at'} {place(at.span)}"
 
 
 def place_cell(at: SourcePlace | None) -> str:
@@ -97,7 +97,11 @@ def place_cell(at: SourcePlace | None) -> str:
         return ""
     if at.span is None:
         return "in generated code"
-    return f"{'gradient of ' if at.gradient else ''}{place(at.span)}"
+    return f"{_pass(at, 'gradient of ', 'recomputed ')}{place(at.span)}"
+
+
+def _pass(at: SourcePlace, gradient: str, recomputed: str) -> str:
+    return gradient if at.gradient else recomputed if at.recomputed else ""
 
 
 def quoted(span: Span) -> str:

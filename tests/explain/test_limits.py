@@ -236,9 +236,25 @@ def test_types_on_two_axes_that_were_not_tried_are_counted():
 
 def test_types_that_were_not_tried_are_counted():
     plan = planned("def f(x, w):\n    h = x @ w\n    return jnp.tanh(h)\n", [shape(64, 64)] * 2)
-    found, text = answer(plan, "h", plans=2, few_plans=1)
+    found, text = answer(plan, "h", plans=2)
     assert len(found.alternatives) <= 2 and found.untried > 0
     assert f"{found.untried} types not tried" in text
+
+
+def test_a_first_answer_makes_few_plans():
+    plan = planned("def f(x, w):\n    h = x @ w\n    return jnp.tanh(h)\n", [shape(64, 64)] * 2)
+    made = []
+    found = why(plan.program, "h", planning=made.append, limits=WhyLimits(first_operations=0))
+    assert not made and not found.alternatives
+    assert found.axes[0].links and found.conversions is not None
+    text = explanation(found, plan.program.mesh).text()
+    assert f"{found.untried} types not tried; plan.why(.., refine=True) tries more" in " ".join(
+        text.split()
+    )
+    limits = WhyLimits(first_operations=0)
+    refined = why(plan.program, "h", refine=True, planning=made.append, limits=limits)
+    assert refined.alternatives and not refined.untried
+    assert made == sorted(made, reverse=True) and len(made) >= len(refined.alternatives)
 
 
 def test_a_conversion_that_was_not_tried_elsewhere_says_so():

@@ -105,10 +105,10 @@ def test_the_example_of_the_style_guide():
         "       S(1)    S(0)    ->  P(sum)    x fits, w_in does not",
     ]
     assert text[14].startswith("   = help: sbp.replicate(x, ") and text[14].endswith(
-        "  6.0 MiB per device"
+        "  6.0 MiB sent, 64.0 MiB memory per device"
     )
     assert len(text[14]) == 110
-    assert text[16] == "   = more: sbp explain no-signature"
+    assert text[17] == "   = more: sbp explain no-signature"
 
 
 def test_a_missing_golden_file_fails(tmp_path, monkeypatch):
