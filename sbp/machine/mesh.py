@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -27,10 +27,12 @@ class MeshSpec:
     Arguments:
       axes: (name, size) pairs; the order is the nesting order of splits of one dim.
       hardware: the figures that costs are computed from.
+      is_assumed: whether neither the user nor a device names the hardware.
     """
 
     axes: tuple[tuple[str, int], ...]
     hardware: Hardware
+    is_assumed: bool = field(default=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,6 +98,7 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
             f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}", TypeError
         )
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
+    is_assumed = hardware is None and isinstance(mesh, AbstractMesh)
     if hardware is None:
         hardware = _hardware_of(mesh)
     elif isinstance(hardware, str):
@@ -106,7 +109,7 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
         raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {shown(hardware)}")
-    spec = MeshSpec(axes=axes, hardware=hardware)
+    spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
     return spec

@@ -133,9 +133,10 @@ def _heading(found: Sequence[object], noun: str) -> str:
 def _title(program: Program, title: str) -> str:
     mesh = program.mesh
     name = f"`{title}` " if title else ""
+    assumed = " (assumed, since the mesh is abstract; hardware= names another)"
     return (
         f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
-        f" {mesh.hardware.name}"
+        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
 
 
