@@ -50,6 +50,15 @@ def test_test_modules_are_short():
     assert not found, "\n".join(found)
 
 
+def test_names_of_test_modules_are_unique():
+    """pytest imports them by their names alone."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((house.ROOT / "tests").rglob("test_*.py")):
+        found[path.name].append(str(path.relative_to(house.ROOT)))
+    twice = [f"{', '.join(paths)}: rename all but one" for paths in found.values() if paths[1:]]
+    assert not twice, "\n".join(twice)
+
+
 def test_the_list_names_rules():
     assert left().keys() <= RULES.keys()
 

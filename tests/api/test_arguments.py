@@ -9,6 +9,7 @@ import pytest
 
 import sbp
 from tests.api.same import assert_same_results, both, outcome
+from tests.cases import case_name
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ WRONG_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=case_name)
 def test_options_are_refused_where_jax_refuses_them(options, mesh):
     """Both refuse when the function is decorated, with the same kind of exception."""
     want = outcome(lambda: jax.jit(two, **options))
@@ -165,7 +166,7 @@ def test_calls_end_as_those_of_jax(case, mesh):
         ({"donate_argnums": 0, "donate_argnames": "b"}, (True, False)),
         ({}, (False, False)),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_donated_arguments_are_taken(options, deleted, mesh):
     f = sbp.jit(lambda a, b: (a + 1, b + 1), mesh, **options)
@@ -232,7 +233,7 @@ WRONG_KINDS = [
 ]
 
 
-@pytest.mark.parametrize("options", WRONG_KINDS, ids=str)
+@pytest.mark.parametrize("options", WRONG_KINDS, ids=case_name)
 def test_options_of_the_wrong_kind(options, mesh):
     with pytest.raises(sbp.SbpError):
         sbp.jit(two, **({"mesh": mesh} | options)).plan(jnp.ones(8), jnp.ones(8))

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.api.patterns import matches
+from tests.cases import case_name
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
 BLOCK = {"qkv": {"w": (16, 48), "b": (48,)}, "out": {"w": (48, 16), "b": (16,)}}
@@ -58,7 +59,7 @@ QKV = {f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)}
         ({"blocks": {"*/qkv/w": SPLIT}, "head": None, "scale": None}, None),
         ({"blocks/*/qkv/w": lambda path, x: SPLIT if x.ndim == 2 else None}, None),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_patterns_name_leaves(in_types):
     assert _wanted(in_types, PARAMS, X) == QKV
