@@ -45,14 +45,19 @@ def nodes_of(graph):
 
 
 def written_onto(typing: Typing, request: Request) -> Typing:
-    """The same typing of another trace of the same program."""
+    """The same typing of another trace of the same program. The kernels of its rows are those of
+    that trace: a reshape of rows that divide moves nothing, and one of others does."""
     values, rows, returned = {}, {}, {}
+
+    def row_there(node, row):
+        there = request.table.rows_in(request.graph, node, request.native)
+        return next((r for r in there if (r.ins, r.outs) == (row.ins, row.outs)), row)
 
     def visit(mine, theirs):
         values.update(zip(theirs.inputs, (typing.values[v] for v in mine.inputs), strict=True))
         assert [n.op for n in nodes_of(mine)] == [n.op for n in nodes_of(theirs)]
         for node, other in zip(nodes_of(mine), nodes_of(theirs), strict=True):
-            rows[other.id] = typing.rows[node.id]
+            rows[other.id] = row_there(other, typing.rows[node.id])
             values.update(zip(other.outputs, (typing.values[v] for v in node.outputs), strict=True))
             for k, (a, b) in enumerate(zip(node.regions, other.regions, strict=True)):
                 visit(a, b)
