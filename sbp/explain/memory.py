@@ -3,8 +3,10 @@ plan fits."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, OptionEdit, bytes_text
@@ -81,8 +83,8 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
 
 
 def _freed_pins(least: Program) -> tuple[list[Help], int]:
-    """The pins without which a plan fits the limit, each alone, those of the largest values first;
-    and the number of pins that were not tried.
+    """The pins without which a plan fits the limit, each alone, or else together, those of the
+    largest values first; and the number of pins that were not tried.
 
     Arguments:
       least: the plan of least memory that was found.
@@ -92,22 +94,37 @@ def _freed_pins(least: Program) -> tuple[list[Help], int]:
     sites = [s for s in pin_sites(request) if edits_of(request, s)]
     sites.sort(key=lambda s: -_pinned_size(request, s))
     found: list[Help] = []
-    enough, most = limits.plans_of(request.size, 1)
-    tried = 0
-    for site in sites:
-        if tried >= (enough if found else most) or len(found) == limits.helps - 1:
-            break
-        tried += 1
-        program = best_program(drop_pin(request, site))
+    _, most = limits.plans_of(request.size, 1)
+
+    def free(pins: Sequence[PinSite]) -> bool:
+        """Whether a plan fits without some pins; then this is a help."""
+        program = best_program(functools.reduce(drop_pin, pins, request))
         if program is not None:
-            text = (
-                f"drop `{source_text(site.span)}` at line {site.span.line}"
-                if site.span
-                else f"leave {names.site(site)} free in {'in' if site.is_input else 'out'}_types"
-                f"{carried_text(request, site)}"
-            )
-            found.append(priced(text, edits_of(request, site), program, clears_all_errors=True))
-    return found, 0 if found else len(sites) - tried
+            edits = tuple(itertools.chain.from_iterable(edits_of(request, s) for s in pins))
+            text = " and ".join(_freed_text(request, names, s) for s in pins)
+            found.append(priced(text, edits, program, clears_all_errors=True))
+        return program is not None
+
+    alone = sites[:most]
+    for site in alone:
+        if len(found) == limits.helps - 1:
+            break
+        free([site])
+    together = [
+        s for s in sites if not s.is_input or request.demand.source(s.position) != "argument"
+    ]
+    for count in range(2, min(len(together), most) + 1):
+        if found or free(together[:count]):
+            break
+    return found, 0 if found else len(sites) - len(alone)
+
+
+def _freed_text(request: Request, names: Names, site: PinSite) -> str:
+    """A pin that is dropped, in words."""
+    if site.span:
+        return f"drop `{source_text(site.span)}` at line {site.span.line}"
+    option = "in_types" if site.is_input else "out_types"
+    return f"leave {names.site(site)} free in {option}{carried_text(request, site)}"
 
 
 def _pinned_size(request: Request, site: PinSite) -> float:

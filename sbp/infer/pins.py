@@ -118,7 +118,7 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
             )
         if pin.sharding is not None:
             shape = g.avals[node.outputs[0]].shape
-            pin = pin_of_sharding(pin, shape, mesh, ids, node.span)
+            pin = pin_of_sharding(pin, shape, mesh, device_ids, node.span)
             node = dataclasses.replace(node, params=node.params | {"pin": pin})
         check_axes(pin.type, mesh, where, node.span)
         if pin.ordered:

@@ -18,7 +18,7 @@ from sbp.types import NdSbp
 
 
 def pin_of_sharding(
-    pin: Pin, shape: tuple[int, ...], mesh: MeshSpec, ids: np.ndarray, span: Span | None
+    pin: Pin, shape: tuple[int, ...], mesh: MeshSpec, ids: np.ndarray | None, span: Span | None
 ) -> Pin:
     """A pin with the type of its `NamedSharding` on the mesh.
 
@@ -29,7 +29,7 @@ def pin_of_sharding(
       pin: the pin, with a sharding and without a type.
       shape: the global shape of the value.
       mesh: the mesh of `sbp.jit`.
-      ids: ids of its devices, in the shape of the mesh.
+      ids: ids of its devices, in the shape of the mesh; None for an abstract mesh.
       span: the user's line.
 
     Raises:
@@ -39,13 +39,11 @@ def pin_of_sharding(
     sharding: NamedSharding = pin.sharding
     spec: PartitionSpec = sharding.spec
     where = str(span) if span else f"the sharding of {pin.asked_by}"
-    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    own = {str(axis): int(sharding.mesh.shape[axis]) for axis in _axes(sharding.spec)}
     try:
-        if isinstance(sharding.mesh, Mesh) and own.items() - sizes.items():
+        if isinstance(sharding.mesh, Mesh) and not _is_same(sharding.mesh, mesh, ids):
             t = _type_of_blocks(sharding, shape, mesh, ids)
         else:
-            _check_mesh(sharding, own, mesh, ids)
+            _check_sizes(sharding, mesh)
             t = from_spec(sharding.spec, mesh.names)
         check_rank(t, len(shape))
     except SbpError as error:
@@ -62,54 +60,55 @@ def _axes(spec: PartitionSpec) -> list[str]:
     return [*split, *sorted(getattr(spec, "unreduced", ()) or ())]
 
 
-def _check_mesh(
-    sharding: NamedSharding, own: dict[str, int], mesh: MeshSpec, ids: np.ndarray
-) -> None:
-    """Checks that a sharding is one of the mesh: it has the axes, of equal size, and the devices in
-    the same order."""
-    for axis, size in own.items():
+def _is_same(own: Mesh, mesh: MeshSpec, ids: np.ndarray | None) -> bool:
+    """Whether a mesh has the axes of another one, and its devices where it has any."""
+    axes = tuple(map(str, own.axis_names)), tuple(int(n) for n in own.devices.shape)
+    return axes == (mesh.names, mesh.sizes) and (ids is None or np.array_equal(_ids(own), ids))
+
+
+def _check_sizes(sharding: NamedSharding, mesh: MeshSpec) -> None:
+    """Checks that the mesh has the axes that a sharding names, of equal size."""
+    for axis in _axes(sharding.spec):
+        size = int(sharding.mesh.shape[axis])
         if mesh.size(axis) != size:  # an unknown axis raises
             raise SbpError(
                 f"mesh axis {axis!r} has {size} devices in the mesh of this sharding, and"
                 f" {mesh.size(axis)} in the mesh of sbp.jit ({mesh}); build both from one mesh",
                 code="bad-placement",
             )
-    devices = sharding.mesh
-    if (
-        isinstance(devices, Mesh)
-        and tuple(devices.axis_names) == mesh.names
-        and not np.array_equal(_ids(devices), ids)
-    ):
-        raise SbpError(
-            "the mesh of this sharding has its devices in another order than the mesh of sbp.jit"
-            f" ({mesh}); build both from one mesh",
-            code="bad-placement",
-        )
 
 
 def _type_of_blocks(
-    sharding: NamedSharding, shape: tuple[int, ...], mesh: MeshSpec, ids: np.ndarray
+    sharding: NamedSharding, shape: tuple[int, ...], mesh: MeshSpec, ids: np.ndarray | None
 ) -> NdSbp:
-    """The type that gives each device the same part as a sharding on a mesh with other axes.
+    """The type that gives each device the same part as a sharding on another mesh.
 
     Raises:
-      SbpError: `bad-placement` when no type does, `unknown-axis` for other devices.
+      SbpError: `bad-placement` when no type does, or where the devices are others.
     """
+    if ids is None:  # an abstract mesh: its devices count from 0
+        ids = np.arange(mesh.num_devices).reshape(mesh.sizes)
     axes = [str(a) for a in sharding.mesh.axis_names]
     dims = [[] for _ in shape]
-    for d, entry in enumerate(sharding.spec.partitions):
+    entries = sharding.spec.partitions
+    for d, entry in enumerate(entries[: len(shape)]):
         if entry is not None and entry is not PartitionSpec.UNCONSTRAINED:
             dims[d] = [axes.index(a) for a in ((entry,) if isinstance(entry, str) else entry)]
     own, order = _ids(sharding.mesh), np.argsort(ids, axis=None)
-    if own.size == ids.size and np.array_equal(np.sort(own, axis=None), ids.ravel()[order]):
+    split = not sharding.spec.unreduced and PartitionSpec.UNCONSTRAINED not in entries
+    if (
+        split
+        and own.size == ids.size
+        and np.array_equal(np.sort(own, axis=None), ids.ravel()[order])
+    ):
         wanted = _blocks(own.shape, dims)[:, np.argsort(own, axis=None)]
         for codes in itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes)):
             splits = [[i for i, c in enumerate(codes) if c == d + 1] for d in range(len(shape))]
             if np.array_equal(_blocks(ids.shape, splits)[:, order], wanted):
                 return to_type(codes, mesh)
     raise SbpError(
-        f"no type on the mesh of sbp.jit ({mesh}) places the parts of {sharding.spec} on the mesh"
-        f" {dict(sharding.mesh.shape)}; name the axes of the mesh of sbp.jit",
+        f"no type on the mesh of sbp.jit ({mesh}) places the parts of {sharding.spec} on the"
+        f" devices of the mesh {dict(sharding.mesh.shape)}; name the axes of the mesh of sbp.jit",
         code="bad-placement",
     )
 

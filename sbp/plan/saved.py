@@ -7,6 +7,7 @@ those of the chooser do, and its text has to be the text of what they give.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class SavedPlan:
       removed: the repeated conversions that were removed: for each the value, the value that is
         read in its place, and the type.
       lines: the text of the plan.
+      seal: a digest of `types` and `removed`. Nothing else shows a change of the bound on how good
+        the plan is.
     """
 
     made_for: dict[str, str]
@@ -50,6 +53,7 @@ class SavedPlan:
     types: dict[str, Any]
     removed: tuple[Any, ...]
     lines: tuple[str, ...]
+    seal: str
 
     @classmethod
     def of(cls, program: Program) -> SavedPlan:
@@ -74,8 +78,9 @@ class SavedPlan:
             made_for=_made_for(program.request),
             program=digests(program.request.graph),
             types=types,
-            removed=tuple(map(_key, program.removed)),
+            removed=(removed := tuple(map(_key, program.removed))),
             lines=tuple(str(program).splitlines()),
+            seal=_seal(types, removed),
         )
 
     def dumps(self) -> str:
@@ -85,6 +90,7 @@ class SavedPlan:
             "program": json.dumps(" ".join(self.program)),
             "types": json.dumps(self.types),
             "removed": json.dumps(self.removed),
+            "seal": json.dumps(self.seal),
             "plan": json.dumps(self.lines, indent=1, ensure_ascii=False),
         }
         lines = [f'"sbp plan": {FORMAT}', *(f'"{name}": {text}' for name, text in parts.items())]
@@ -107,8 +113,9 @@ class SavedPlan:
                 types=dict(read["types"]),
                 removed=tuple(_tuples(r) for r in read["removed"]),
                 lines=tuple(map(str, read["plan"])),
+                seal=str(read["seal"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _refused(f"it is no file of plan.save: {error}") from error
 
     def check_text(self) -> Listing:
@@ -144,9 +151,11 @@ class SavedPlan:
             program = self._resolved(request)
         except SbpInternalError as error:
             raise _refused(f"its types do not hold in this program: {error}") from error
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise _refused(f"its types are not those of this program: {error!r}") from error
         self._compare(read, program)
+        if self.seal != _seal(self.types, self.removed):
+            raise _refused("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refused("it takes more memory than memory_limit")
@@ -266,6 +275,12 @@ def _check_complete(typing: Typing) -> None:
         or any(len(codes) != axes for codes in every)
     ):
         raise SbpInternalError("the types are not those of the program's values")
+
+
+def _seal(types: dict[str, Any], removed: tuple[Any, ...]) -> str:
+    """A digest of what a file says of its types, read back or not."""
+    text = json.dumps([json.loads(json.dumps(types)), json.loads(json.dumps(removed))])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _key(repeat: Repeat) -> tuple[Any, ...]:

@@ -150,7 +150,13 @@ class Executable:
             value, ndim = inspection.value, len(program.graph.aval(inspection.value).shape)
             if not isinstance(value, int) or value in values:
                 codes = values[value] if isinstance(value, int) else (0,) * len(mesh.sizes)
-                inspection.callback(named_sharding(codes, mesh, self.mesh, ndim))
+                try:
+                    inspection.callback(named_sharding(codes, mesh, self.mesh, ndim))
+                except NotImplementedError:
+                    # JAX does not say which devices hold what of an unreduced array, so a picture
+                    # of it cannot be drawn. Each device's part has the shape of a copy.
+                    whole = tuple(max(c, 0) for c in codes)
+                    inspection.callback(named_sharding(whole, mesh, self.mesh, ndim))
 
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the

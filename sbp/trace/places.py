@@ -53,7 +53,7 @@ class Places:
     """Reads the places that equations ask for, and collects what has no effect, for warnings."""
 
     def __init__(self) -> None:
-        self._ignored: dict[tuple[str, Span | None], str] = {}
+        self._ignored: dict[tuple[str, Span | None], tuple[str, str]] = {}
 
     def pins(self, eqn: Any, span: Span | None, scope: str, *, manual: bool) -> tuple[Pins, Pins]:
         """The pins of an equation: for each operand, and for each result.
@@ -77,25 +77,32 @@ class Places:
         call = _call_of(eqn)
         sharding = sharding_of(place)
         if (memory := memory_of(place)) is not None:
-            self._ignored.setdefault(("ignored-memory", span), f"{call} to {memory} memory")
+            self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
         if isinstance(place, Format):
-            self._ignored.setdefault(("ignored-constraint", span), f"the layout of {call}")
-        if sharding is None or manual:
-            if names_devices(place):
-                self._ignored.setdefault(("ignored-constraint", span), call)
+            self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
+        if manual and names_devices(place):
+            self._ignore("ignored-constraint", span, call, _MANUAL)
+        elif sharding is None and names_devices(place):
+            self._ignore("ignored-constraint", span, call, _PLACE)
+        if manual or sharding is None:
             return None
         return Pin(NdSbp(), complete=True, sharding=sharding, asked_by=call)
 
+    def _ignore(self, code: str, span: Span | None, what: str, why: str) -> None:
+        self._ignored.setdefault((code, span), (what, why))
+
     def warn(self) -> None:
         """Gives a warning for each line that asks for what has no effect."""
-        for (code, span), what in self._ignored.items():
-            why = (
-                "sbp chooses on which device and in which layout values lie; pin this one with"
-                " sbp.annotate or a NamedSharding"
-                if code == "ignored-constraint"
-                else "all values stay in the devices' own memory"
-            )
+        for (code, span), (what, why) in self._ignored.items():
             warn(code, what, f"has no effect: {why}", span=span)
+
+
+_PLACE = (
+    "sbp chooses on which device and in which layout values lie; pin this one with sbp.annotate"
+    " or a NamedSharding"
+)
+_MEMORY = "all values stay in the devices' own memory"
+_MANUAL = "in a hand-written region each device has the shard that the region's types give it"
 
 
 def _is_users(eqn: Any, place: Any, scope: str) -> bool:

@@ -63,6 +63,17 @@ def test_visualize(capsys):
     assert "CPU 0,1,2,3" in capsys.readouterr().out
 
 
+def test_visualize_draws_the_parts_of_a_sum(capsys):
+    def fn(x, w):
+        y = x @ w
+        jax.debug.visualize_array_sharding(y)
+        return y
+
+    types = ("x:S(1) y:S(0)", "x:S(0)")
+    np.testing.assert_allclose(sbp.jit(fn, MESH, in_types=types)(X, X), X @ X)
+    assert "CPU 0,4" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("size", "shape"), [(8, (4, 2)), (7, (7, 2))], ids=["even", "an uneven dim is whole"]
 )

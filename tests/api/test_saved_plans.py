@@ -1,5 +1,6 @@
 """`plan.save(path)` and `sbp.jit(.., plan=path)`."""
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -150,3 +151,33 @@ def test_another_process_reads_the_plan(path, mesh):
         [sys.executable, "-c", RESTART, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(sbp.jit(step, mesh, in_types=TYPES).plan(W, X))
+
+
+@pytest.mark.parametrize("change", [("lower_bound", 1e30), ("seconds", 0.0), ("memory_prices", 7)])
+def test_changed_figures_are_refused(path, mesh, tmp_path, change):
+    """No other check sees them: a plan could say that it is proved cheapest."""
+    name, value = change
+    whole = json.loads(path.read_text())
+    whole["types"][name] = value
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(whole))
+    with pytest.raises(sbp.SbpError, match=r"saved-plan: .*its figures were changed"):
+        sbp.jit(step, mesh, in_types=TYPES, plan=changed).plan(W, X)
+
+
+@pytest.mark.parametrize("field", ["values", "rows", "regions"])
+@pytest.mark.parametrize("wrong", [[], None, 3, "x"])
+def test_types_of_another_kind_are_refused(path, mesh, tmp_path, field, wrong):
+    whole = json.loads(path.read_text())
+    whole["types"][field] = wrong
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(whole))
+    with pytest.raises(sbp.SbpError, match="saved-plan"):
+        sbp.jit(step, mesh, in_types=TYPES, plan=changed).plan(W, X)
+
+
+def test_deep_nesting_is_no_plan(mesh, tmp_path):
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(sbp.SbpError, match="saved-plan"):
+        sbp.jit(step, mesh, plan=deep).plan(W, X)

@@ -25,7 +25,7 @@ def plain(w, x):
 @pytest.mark.parametrize(
     ("fn", "options", "said"),
     [
-        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 16'),
+        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 18'),
         (plain, {"in_types": ("B", "x:S(0)")}, "leave w free in in_types"),
     ],
 )
@@ -38,6 +38,30 @@ def test_the_pin_without_which_a_plan_fits_is_freed(fn, options, said):
     assert found.helps[0].peak_memory_bytes <= 4.5e6
     assert found.helps[-1].text.startswith("memory_limit=")
     check_helps(fn, MESH, asked, (SQUARE, SQUARE), [found])
+
+
+def step(params, x, y):
+    def loss(params):
+        return ((jnp.tanh(x @ params["a"]) @ params["b"] - y) ** 2).mean()
+
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+
+def test_pins_without_which_a_plan_fits_only_together_are_freed_together():
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    args = {"a": shape(256, 1024), "b": shape(1024, 256)}, shape(512, 256), shape(512, 256)
+    options: dict[str, Any] = {
+        "in_types": ({"a": "B", "b": "B"}, None, None),
+        "memory_limit": int(2.5 * 2**20),
+        "hardware": "tpu-v5e",
+    }
+    (found,) = sbp.jit(step, MESH, **options).check(*args).diagnostics
+    first = found.helps[0]
+    assert first.text.startswith("leave params['")
+    assert " free in in_types and leave params['" in first.text
+    assert first.peak_memory_bytes is not None
+    assert first.peak_memory_bytes <= options["memory_limit"]
+    check_helps(step, MESH, options, args, [found])
 
 
 def test_no_pin_is_freed_in_vain():

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp
+from sbp.types import Unreduced
 from tests.fuzz.program import Info, Program
 from tests.fuzz.source import arguments, function_source, load
 
@@ -135,7 +136,7 @@ def parts_of(x: Any, type: str, mesh: Any) -> sbp.Partial:
     """A value in parts, as an argument that is pinned partial: all at the first index, neutral
     elements or copies elsewhere."""
     t = sbp.parse(type, mesh_axes=mesh.axis_names)
-    partial = sbp.Partial(x, t)
+    monoid = next(a.monoid for a in t.values() if isinstance(a, Unreduced))
     sizes = [
         int(mesh.shape[a])
         for a in mesh.axis_names
@@ -143,7 +144,7 @@ def parts_of(x: Any, type: str, mesh: Any) -> sbp.Partial:
     ]
     x = np.asarray(x)
     parts = np.broadcast_to(x, (*sizes, *x.shape)).copy()
-    if partial.monoid in ("sum", "or") and x.dtype != np.bool_:
+    if monoid in ("sum", "or") and x.dtype != np.bool_:
         parts[...] = np.zeros((), x.dtype)
         parts[(0,) * len(sizes)] = x
     return sbp.Partial(jnp.asarray(parts), t)

@@ -322,7 +322,7 @@ def test_certify_looks_at_all_axes_together():
     wrong = dataclasses.replace(
         typing,
         request=dataclasses.replace(request, demand=own),
-        rows={node.id: NdRow(((2, 2),), ((2, 2),))},
+        rows={node.id: dataclasses.replace(typing.rows[node.id], ins=((2, 2),), outs=((2, 2),))},
         values=typing.values | {node.outputs[0]: (2, 2)},
         outputs=((2, 2),),
     )

@@ -18,6 +18,9 @@ MESH = sbp.make_mesh((2, 4), ("x", "y"))
 FLAT = Mesh(np.array(jax.devices()), ("all",))
 CUBE = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("a", "b", "c"))
 BACK = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("x", "y"))
+HALF = Mesh(np.array(jax.devices()[4:]), ("y",))
+LAID = Mesh(np.array(jax.devices()).reshape(4, 2), ("y", "x"))
+TURNED = Mesh(np.array(jax.devices()).reshape(2, 4).T.copy(), ("y", "x"))
 ACROSS = Mesh(np.array(jax.devices()).reshape(2, 4).T, ("p", "q"))
 IDS = np.vectorize(lambda d: d.id)(MESH.devices)
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -76,6 +79,8 @@ SPECS = [
         NamedSharding(CUBE, P(None, ("b", "c"))),
         NamedSharding(ACROSS, P("q", "p")),
         NamedSharding(ACROSS, P(("q", "p"))),
+        NamedSharding(TURNED, P("y", "x")),
+        NamedSharding(BACK, P()),
     ],
     ids=lambda s: f"{dict(s.mesh.shape)}{s.spec}",
 )
@@ -125,7 +130,11 @@ class TestUnconstrained:
     ("sharding", "code", "says"),
     [
         (NamedSharding(MESH, P(("y", "x"))), "bad-placement", "against the mesh order"),
-        (NamedSharding(BACK, P("x")), "bad-placement", "devices in another order"),
+        (NamedSharding(BACK, P("x")), "bad-placement", "no type on the mesh"),
+        (NamedSharding(LAID, P("y")), "bad-placement", "no type on the mesh"),
+        (NamedSharding(HALF, P("y")), "bad-placement", "no type on the mesh"),
+        (NamedSharding(HALF, P()), "bad-placement", "no type on the mesh"),
+        (NamedSharding(FLAT, P(P.UNCONSTRAINED, "all")), "bad-placement", "no type on the mesh"),
         (NamedSharding(CUBE, P(("c", "b", "a"))), "bad-placement", "no type on the mesh"),
         (
             NamedSharding(AbstractMesh((4, 2), ("x", "y")), P("x")),
