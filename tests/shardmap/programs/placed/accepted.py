@@ -158,7 +158,8 @@ def scattered_by_exchange(u, w):
     return mine.reshape(N_MODEL, -1, y.shape[1]).sum(0)
 
 
-TABLES, FEATURES, DENSE = draw(8, 6, 4, seed=128), np.arange(128).reshape(16, 8) % 6, draw(16, 4)
+TABLES, DENSE = draw(8, 6, 4, seed=128), draw(16, 4)
+FEATURES = np.arange(128, dtype=np.int32).reshape(16, 8) % 6
 
 
 def embeddings_to_samples(tables, ids, dense):
