@@ -105,6 +105,7 @@ def jit(
     """
     if fn is _NO_FUNCTION:
         given: Any = {k: v for k, v in locals().items() if k != "fn"}
+        # A decorator with options returns what takes the function.
         return functools.partial(jit, **given)  # pyright: ignore[reportReturnType]
     _check_function(fn, device, backend)
     per_axis = _axis_policies(boxing)

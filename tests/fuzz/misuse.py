@@ -45,7 +45,7 @@ class Unprintable:
 class Unhashable:
     """An object that is no key."""
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # so Python says "unhashable" of a class
 
 
 class UsersClass:
@@ -264,7 +264,7 @@ def _error(call: Callable[..., Any], misuse: Misuse) -> Exception | None:
     try:
         with warnings.catch_warnings(action="ignore"):
             call(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # whatever the wrong use raises is what is judged
         return error
     return None
 
