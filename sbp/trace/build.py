@@ -13,6 +13,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.trace.batched import has_batched_predicate, with_one_predicate
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
 from sbp.trace.joins import with_joins
@@ -166,6 +167,8 @@ class _Builder:
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
             elif chosen is not None:
                 results = self.called(eqn.params["branches"][chosen], operands[1:], nodes, at)
+            elif has_batched_predicate(eqn):
+                results = self.called(with_one_predicate(eqn), operands, nodes, at)
             elif name in PLACING:
                 results = operands
             elif name == "inspect_sharding" and not at.manual:
