@@ -1,5 +1,4 @@
-"""A `while` with a predicate for each element of a batch, which `jax.vmap` makes, as a loop with one
-predicate.
+"""A `while` with a predicate for each element of a batch as a loop with one predicate.
 
 `jax.vmap` of a loop whose predicate depends on the mapped values gives an equation whose predicate
 is an array. Such an equation cannot be written with `jax.lax.while_loop`. JAX lowers it to a loop
@@ -56,5 +55,5 @@ def with_one_predicate(eqn: Any) -> Any:
 
 
 def _chosen(goes_on: jax.Array, new: Any, old: Any) -> Any:
-    """`new` for the elements of the batch, whose dims come first, that go on; `old` for the others."""
+    """`new` for the elements of the batch that go on, `old` for the others; batch dims are first."""
     return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)

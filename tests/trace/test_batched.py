@@ -74,5 +74,5 @@ def test_devices_agree_on_one_bit_a_trip() -> None:
     """With the batch split, nothing else is sent."""
     mesh = jax.make_mesh((8,), ("x",))
     f = sbp.jit(jax.vmap(doubled), mesh, in_types=("x:S(0)",), out_types=("x:S(0)", "x:S(0)"))
-    plan = f.plan(np.ones((8 * 1024,), np.float32))
+    plan = f.plan(jax.ShapeDtypeStruct((2**24,), jnp.float32))
     assert 0 < plan.cost.bytes_per_device < 1024
