@@ -55,5 +55,5 @@ def with_one_predicate(eqn: Any) -> Any:
 
 
 def _chosen(goes_on: jax.Array, new: Any, old: Any) -> Any:
-    """`new` for the elements of the batch that go on, `old` for the others; batch dims are first."""
+    """`new` where the elements of the batch, the first dims, go on; else `old`."""
     return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
