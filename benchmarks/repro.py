@@ -92,6 +92,11 @@ def _weight_gradient(x: Any, dy: Any) -> Any:
     return x.T @ dy
 
 
+def _cast_gradient(x: Any, dy: Any) -> Any:
+    """A gradient that is made in float32 and cast for the optimiser."""
+    return jnp.dot(x.T, dy, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
 def _vocabulary(h: Any, table: Any) -> Any:
     """Logits of a table that is kept in float32."""
     return h @ table.astype(jnp.bfloat16).T
@@ -148,6 +153,14 @@ CASES: dict[str, Case] = {
         )
         for name, types in (("rows", "d:S(0)"), ("columns", "d:S(1)"))
     },
+    "cast sum": Case(
+        fn=_cast_gradient,
+        avals=(_of((TOKENS, 2048)), _of((TOKENS, 8192))),
+        mesh=(("d", 4), ("e", 4)),  # over the whole mesh, this compiler scatters by an all-reduce
+        in_types=("d:S(0)", "d:S(0)"),
+        out_types="d:B",
+        choices={"sbp": {}, "sbp bfloat16": {"reduce_dtype": jnp.bfloat16}},
+    ),
     "vocabulary": Case(
         fn=_vocabulary,
         avals=(_of((8 * 2048, 2048)), _of((262144, 2048), jnp.float32)),

@@ -35,8 +35,8 @@ class Pin:
         inferred.
       device_assignment: a GShard device assignment (shape, device ids); `sbp.jit` looks for a type
         with this placement on its mesh.
-      reduce_dtype: "float32" to sum 16-bit parts in float32 on the way to the type; None for the
-        `reduce_dtype` of `sbp.jit`.
+      reduce_dtype: the name of the dtype in which parts are summed on the way to the type; None
+        for the `reduce_dtype` of `sbp.jit`.
       input: the position of the input whose type this is, where an uneven split keeps JAX from
         sharding the input itself so; -1 for what the user annotates.
       sharding: the `NamedSharding` of a pin in JAX's own words; `sbp.jit` finds its type on its
@@ -240,9 +240,10 @@ def annotate(
       type: a complete type (axes it does not name are B): an NdSbp, a type text, a PartitionSpec or
           NamedSharding.
       cotangent: a complete type for the cotangent of `x`; None leaves it to inference.
-      reduce_dtype: `jnp.float32` accumulates 16-bit parts of `x` in float32 where they are summed
-          over devices to get its type, and those of its cotangent where `cotangent` is given; None
-          leaves it to the `reduce_dtype` of `sbp.jit`.
+      reduce_dtype: the dtype in which parts of `x` are summed over devices to get its type, and
+          those of its cotangent where `cotangent` is given. `jnp.float32` accumulates 16-bit parts
+          in float32; `jnp.bfloat16` lets float32 parts pass the casts to bfloat16 before `x`, and
+          adds no cast. None leaves it to the `reduce_dtype` of `sbp.jit`.
       **atoms: `S(dim)`, `B` or `P` by mesh axis name.
 
     Returns:

@@ -208,11 +208,16 @@ def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:
     return decorated
 
 
+REDUCE_DTYPES = ("float32", "bfloat16", "float16")
+"""The dtypes of `reduce_dtype`. Integers add exactly in any order, and wider floats have no
+collectives on most devices."""
+
+
 def reduce_dtype_name(reduce_dtype: Any) -> str | None:
     """The `reduce_dtype` of `sbp.jit` and `annotate` by its name.
 
     Raises:
-      SbpError: `unknown-option` for anything but float32 and None.
+      SbpError: `unknown-option` for anything but None and `REDUCE_DTYPES`.
 
     >>> reduce_dtype_name("float32")
     'float32'
@@ -223,10 +228,10 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
         name = np.dtype(reduce_dtype).name
     except (TypeError, ValueError):  # NumPy raises either for what is no dtype
         name = ""
-    if name != "float32":
+    if name not in REDUCE_DTYPES:
         raise ArgumentError(
-            "reduce_dtype is jnp.float32, or None for the platform's own sums; got"
-            f" {shown(reduce_dtype)}",
+            "reduce_dtype is jnp.float32, jnp.bfloat16 or jnp.float16, or None for the platform's"
+            f" own sums; got {shown(reduce_dtype)}",
             code="unknown-option",
         )
     return name

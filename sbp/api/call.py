@@ -37,7 +37,7 @@ class JitOptions:
       budgets: collectives that no plan may have.
       memory_limit: bytes per device; None for no limit.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
-      reduce_dtype: "float32" or None.
+      reduce_dtype: the name of a dtype in `REDUCE_DTYPES`, or None.
       has_shardings: whether the types come from `in_shardings` and `out_shardings`.
       keep_unused: whether the compiled program takes arguments that it does not read.
       compiler_options: options of XLA.

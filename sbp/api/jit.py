@@ -77,9 +77,11 @@ def jit(
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`. Negative
         numbers count from the last positional parameter, for donated arguments too.
       budgets: collectives that the plan may not have, from `sbp.forbid`.
-      reduce_dtype: `jnp.float32` accumulates sums of 16-bit parts over devices in float32, for the
-        same bytes: an all-to-all along a tensor dim, a local sum, and an all-gather. None leaves
-        these sums to the platform, as `jax.jit` does.
+      reduce_dtype: the dtype of sums over devices. `jnp.float32` accumulates 16-bit parts in
+        float32, for the same bytes: an all-to-all along a tensor dim, a local sum, and an
+        all-gather. `jnp.bfloat16` (or `jnp.float16`) lets a sum of float32 parts that the function
+        casts to bfloat16 come after that cast, at its bytes; it adds no cast. None leaves
+        sums to the platform and before casts, as `jax.jit` does.
       in_shardings, out_shardings: as in `jax.jit`, in place of `in_types` and `out_types`:
         `NamedSharding`s on the mesh, `PartitionSpec`s, or None.
       keep_unused, compiler_options: as in `jax.jit`.

@@ -289,10 +289,10 @@ class Plan:
                 raise
             outs = self._executable(self._move(flat))
         results = []
-        for out, t in zip(outs, self._traced.out_wanted, strict=True):
-            results.append(
-                out if t is None or not t.is_partial else Partial(_with_part_dims(out, t, mesh), t)
-            )
+        for k, (out, t) in enumerate(zip(outs, self._traced.out_wanted, strict=True)):
+            if t is not None and t.is_partial:
+                out = Partial(_with_part_dims(out, t, mesh), t, self.program.output_sum(k))
+            results.append(out)
         return jax.tree.unflatten(self.results.tree, results)
 
     def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:

@@ -57,7 +57,7 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
         request.mesh, communicates=policy_at(request, node, position) == "auto"
     )
     return (
-        table.axis_rows(node, ins, outs, request.mesh.sizes[position])
+        table.axis_rows(node, ins, outs, request.mesh.sizes[position], node.id in request.rounding)
         if rule_for(node.op) is not None
         else ()
     )

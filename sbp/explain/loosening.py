@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sbp.errors import Edit, OptionEdit, SourceEdit
+from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
 from sbp.infer.request import Request
 from sbp.limits import (
@@ -78,8 +79,9 @@ class Looser:
 
 
 def loosened(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
-    """The policies that allow more than the one that is to blame. The policy of the program changes
-    on all mesh axes without a policy of their own, another policy on one axis.
+    """The policies that allow more than the one that is to blame, and before them the
+    `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
+    mesh axes without a policy of their own, another policy on one axis.
 
     Regions have no names, so two regions with one policy look alike in the program. A region's
     policy therefore changes only for the line, or in all regions that set it.
@@ -89,6 +91,14 @@ def loosened(request: Request, found: Blamed, position: int) -> Iterator[Looser]
       found: the policy that is to blame.
       position: the position of the mesh axis.
     """
+    dtype = found.node and allowing(request.graph, found.node)
+    if dtype and request.reduce_dtype is None:
+        yield Looser(
+            ("reduce_dtype", dtype),
+            f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}",
+            (OptionEdit(option="reduce_dtype", value=dtype),),
+            functools.partial(_summed_in, dtype),
+        )
     names = request.mesh.names
     per_axis: tuple[Policy | None, ...] = request.axis_policies or (None,) * len(names)
     looser, axis = POLICIES[: POLICIES.index(found.policy)][::-1], names[position]
@@ -164,6 +174,10 @@ def boxing_edit(
       names: the mesh axes.
     """
     return OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
+
+
+def _summed_in(dtype: str, request: Request) -> Request:
+    return replace(request, reduce_dtype=dtype)
 
 
 def _based(policy: Policy, request: Request) -> Request:

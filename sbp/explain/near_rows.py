@@ -9,8 +9,12 @@ from sbp.errors import RuleRow
 from sbp.explain.blame import BlamedFault
 from sbp.explain.insertions import axis_rows
 from sbp.explain.trials import Arriving
+from sbp.infer.accumulation import allowing
 from sbp.infer.space import Code, encode
 from sbp.trace.graph import Node
+from sbp.types import P
+
+_SUM = encode(P)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,11 @@ def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:
             inputs=tuple(map(repr, row.ins)), outputs=tuple(map(repr, row.outs)), remark=remark
         )
         ranked.append((-near, number, row))
+    dtype = allowing(fault.request.graph, node)
+    if dtype and node.id not in fault.request.rounding and any(_SUM in c for c in made.values()):
+        remark = f"only with reduce_dtype=jnp.{dtype}: the cast rounds each part"
+        row = RuleRow(inputs=(repr(P),), outputs=(repr(P),), remark=remark)
+        ranked.append((-1, len(ranked), row))
     ranked.sort(key=lambda r: r[:2])
     nearest = [row for near, _, row in ranked if near == ranked[0][0]]
     most = fault.trials.limits.rows

@@ -13,12 +13,13 @@ from typing import Literal
 from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, AxisRow, ValueName
+from sbp.infer.accumulation import allowing
 from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Op, Row, rule_for, traits_of
 from sbp.trace.graph import Node
 from sbp.trace.regions import interface_of
-from sbp.types import Split
+from sbp.types import P, Split
 
 NeedKind = Literal[
     "pin",
@@ -83,6 +84,8 @@ class ConversionNeed:
       result: the code of the reader's result from the partial value; None where no row takes it.
       blocker: of a carry, the first node that reads it and has no row for the partial value.
       donor: of a donated output, the input.
+      allowing: of the kind "rounding", the `reduce_dtype` with which the sum may come after the
+        cast; None where none does.
     """
 
     kind: NeedKind
@@ -97,6 +100,7 @@ class ConversionNeed:
     result: Code | None = None
     blocker: Node | None = None
     donor: ValueName | None = None
+    allowing: str | None = None
 
     @property
     def is_forced(self) -> bool:
@@ -235,9 +239,9 @@ class Reasons:
             ins = tuple(graph.aval(o) for o in node.inputs)
             outs = tuple(graph.avals[v] for v in node.outputs)
             size = self.program.mesh.sizes[axis]
-            self.rows[key] = (
-                None if rule is None else rule.rows(Op(node.op, node.params, ins, outs, size))
-            )
+            rounds = node.id in self.program.typing.graph_request.rounding
+            op = Op(node.op, node.params, ins, outs, size, rounds)
+            self.rows[key] = None if rule is None else rule.rows(op)
         return self.rows[key]
 
     # ---- readers --------------------------------------------------------------------------------
@@ -274,6 +278,7 @@ class Reasons:
             kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None
         ) -> ConversionNeed:
             result = encode(row.outs[0]) if row is not None and row.outs else None
+            rounds = kind == "rounding" and decode(change.before) == P
             return ConversionNeed(
                 kind=kind,
                 change=change,
@@ -282,6 +287,7 @@ class Reasons:
                 row=self.chosen_row(reader, change.axis),
                 partners=beside,
                 result=result,
+                allowing=allowing(self.program.graph, reader) if rounds else None,
             )
 
         if self._rows(reader, change.axis) is None:

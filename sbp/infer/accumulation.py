@@ -1,14 +1,15 @@
-"""Which sums of 16-bit parts over devices are accumulated in float32: `reduce_dtype` of `sbp.jit`
-and `sbp.annotate`.
+"""In which dtype the parts of a sum over devices are added: `reduce_dtype` of `sbp.jit` and
+`sbp.annotate`.
 
-Without `reduce_dtype`, such a sum is the platform's own collective, as in `jax.jit` (a TPU adds in
-bfloat16).
+Without `reduce_dtype`, a sum is the platform's own collective in the dtype of its value, as in
+`jax.jit` (a TPU adds bfloat16 in bfloat16). With it, parts that are narrower are added in the wider
+dtype, and a cast that the user wrote from a wider dtype may round the parts before the sum.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +17,30 @@ import jax.numpy as jnp
 
 from sbp.annotations import Pin, annotate_p
 from sbp.infer.flow import Flow
-from sbp.trace.graph import Node
+from sbp.kinds import REDUCE_DTYPES
+from sbp.signatures import traits_of
+from sbp.trace.graph import Graph, Node
 
 Carried = Callable[[Node], Iterator[int]]
 """For a node with rows, the positions of operands that some row takes as parts of a sum."""
 
+Sums = Mapping[int, str]
+"""For each value whose `reduce_dtype` the user chose, the name of that dtype."""
+
 
 @dataclass(frozen=True, slots=True)
-class Float32Sum:
-    """A sum of 16-bit parts for which the user chose float32 (`reduce_dtype`).
+class WideSum:
+    """A sum of parts in a wider dtype than theirs, which the user chose (`reduce_dtype`).
 
     Arguments:
+      dtype: the name of the wider dtype.
       dim: the tensor dim that is cut into one block for each device. An all-to-all exchanges the
-        blocks, each device sums its blocks in float32, and for an all-reduce an all-gather joins
+        blocks, each device adds its blocks in `dtype`, and for an all-reduce an all-gather joins
         the sums. None where no dim has as many elements as there are devices: then the platform
         sums natively.
     """
 
+    dtype: str
     dim: int | None
 
 
@@ -64,48 +72,153 @@ def block_dim(part: Sequence[int], n: int) -> int | None:
     return min((d for d, size in enumerate(part) if size >= n), key=order, default=None)
 
 
-def is_narrow(dtype: Any) -> bool:
-    """Whether a dtype is a float of 16 bits or fewer.
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is a real float."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
 
-    >>> is_narrow(jnp.bfloat16), is_narrow(jnp.int16)
+
+def holds(dtype: Any, other: Any) -> bool:
+    """Whether each value of one real float dtype is a value of another one.
+
+    Arguments:
+      dtype: the dtype that may hold the values.
+      other: the dtype of the values.
+
+    >>> holds(jnp.float32, jnp.bfloat16), holds(jnp.float16, jnp.bfloat16)
     (True, False)
     """
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
+    ours, theirs = jnp.finfo(dtype), jnp.finfo(other)
+    smallest = ours.minexp - ours.nmant <= theirs.minexp - theirs.nmant
+    return bool(ours.nmant >= theirs.nmant and ours.maxexp >= theirs.maxexp and smallest)
 
 
-def float32_sums(flow: Flow, reduce_dtype: str | None, carried: Carried) -> frozenset[int]:
-    """The values whose partial sums are accumulated in float32.
+def wide(dtype: Any, chosen: str | None) -> str | None:
+    """The dtype in which parts are added instead of their own.
+
+    Arguments:
+      dtype: the dtype of the parts.
+      chosen: the `reduce_dtype` of their value; None for none.
+
+    Returns:
+      `chosen` where it is wider; None for the platform's own sum.
+
+    >>> wide(jnp.bfloat16, "float32"), wide(jnp.float32, "bfloat16")
+    ('float32', None)
+    """
+    if chosen is None or not is_real(dtype):
+        return None
+    return chosen if holds(chosen, dtype) and not holds(dtype, chosen) else None
+
+
+def is_rounding_cast(graph: Graph, node: Node) -> bool:
+    """Whether a node casts a real float to one that does not hold all its values."""
+    traits = traits_of(node.op)
+    if not (traits.carries == "rounded" and traits.adapts):
+        return False
+    source, target = graph.aval(node.inputs[0]).dtype, graph.avals[node.outputs[0]].dtype
+    return is_real(source) and is_real(target) and not holds(target, source)
+
+
+def allowing(graph: Graph, node: Node) -> str | None:
+    """The `reduce_dtype` with which a cast may round the parts of a sum; None for other nodes, and
+    for casts to a dtype that is no `reduce_dtype`."""
+    if not is_rounding_cast(graph, node):
+        return None
+    name = str(graph.avals[node.outputs[0]].dtype)
+    return name if name in REDUCE_DTYPES else None
+
+
+def rounding_casts(graph: Graph, sums: Sums) -> frozenset[int]:
+    """The casts that may round parts before they are summed: casts to a dtype that holds every
+    value of the `reduce_dtype` of their result.
+
+    Arguments:
+      graph: the program.
+      sums: the values with a `reduce_dtype`.
+
+    Returns:
+      Node ids.
+    """
+    return frozenset(
+        node.id
+        for node in graph.walk()
+        if is_rounding_cast(graph, node)
+        and (chosen := sums.get(node.outputs[0])) is not None
+        and holds(graph.avals[node.outputs[0]].dtype, chosen)
+    )
+
+
+def has_choice(graph: Graph) -> bool:
+    """Whether an annotation of a program has a `reduce_dtype`."""
+    return any(_choice(node) for node in graph.walk())
+
+
+def possible_casts(graph: Graph) -> frozenset[int]:
+    """The casts that may round parts if all values have the `reduce_dtype` that allows most.
+
+    Returns:
+      Node ids.
+    """
+    return frozenset(node.id for node in graph.walk() if is_rounding_cast(graph, node))
+
+
+def chosen_sums(flow: Flow, reduce_dtype: str | None, carried: Carried) -> Sums:
+    """The values whose `reduce_dtype` the user chose.
 
     Arguments:
       flow: the decisions and edges of the program.
-      reduce_dtype: "float32" for every 16-bit value of the program; None for the values whose parts
-        may reach an annotation with `reduce_dtype`.
+      reduce_dtype: the name of a dtype for every value of the program; None for the values whose
+        parts may reach an annotation with a `reduce_dtype`.
       carried: says which operands of a node may be parts of a sum whose results are parts, too.
 
     Returns:
-      Value ids. Where an annotation chooses, these are its operand and all values whose parts may
-      reach it: a sum that the plan makes earlier, such as before a transpose or before a loop, is
-      in float32 as well.
+      The dtype of each value. Where an annotation chooses, these are its operand and all values
+      whose parts may reach it: a sum that the plan makes earlier, such as before a transpose or
+      before a loop, is in that dtype as well. It overrides `reduce_dtype`. Of several annotations
+      that a value reaches, the dtype that holds the values of all counts.
     """
     graph = flow.graph
-    if reduce_dtype is not None:
-        return frozenset(v for v, aval in graph.avals.items() if is_narrow(aval.dtype))
-    waiting = [o for n in graph.walk() if _chooses(n) and isinstance(o := n.inputs[0], int)]
+    reals = [v for v, aval in graph.avals.items() if is_real(aval.dtype)]
+    found = dict.fromkeys(reals, reduce_dtype) if reduce_dtype is not None else {}
+    choices: dict[str, list[int]] = defaultdict(list)
+    for node in graph.walk():
+        if (choice := _choice(node)) is not None:
+            # What a pin leaves partial is summed later: by a reader, or by `Partial.reduce`.
+            choices[choice] += [o for o in node.inputs if isinstance(o, int)]
+            choices[choice] += node.outputs if node.params["pin"].type.is_partial else ()
+    sources = _sources(flow, carried) if choices else {}
+    own: dict[int, str] = {}
+    for choice in sorted(choices):
+        for value in _reached(graph, choices[choice], sources):
+            own[value] = widest(own.get(value, choice), choice)
+    return {**found, **own}
+
+
+def widest(one: str, other: str) -> str:
+    """A dtype that holds the values of two.
+
+    >>> widest("bfloat16", "float16")
+    'float32'
+    """
+    return one if holds(one, other) else other if holds(other, one) else "float32"
+
+
+def _reached(graph: Graph, starts: Sequence[int], sources: Mapping[int, list[int]]) -> set[int]:
+    """The values whose parts may reach some values, these included."""
     found: set[int] = set()
-    sources = _sources(flow, carried) if waiting else {}
+    waiting = list(starts)
     while waiting:
         value = waiting.pop()
-        if value not in found and is_narrow(graph.avals[value].dtype):
+        if value not in found and is_real(graph.avals[value].dtype):
             found.add(value)
             waiting += sources.get(value, ())
-    return frozenset(found)
+    return found
 
 
-def _chooses(node: Node) -> bool:
-    if node.op != annotate_p.name:
-        return False
-    pin: Pin | None = node.params["pin"]
-    return pin is not None and pin.reduce_dtype is not None
+def _choice(node: Node) -> str | None:
+    """The `reduce_dtype` of an annotation; None for other nodes."""
+    pin: Pin | None = node.params["pin"] if node.op == annotate_p.name else None
+    return None if pin is None else pin.reduce_dtype
 
 
 def _sources(flow: Flow, carried: Carried) -> dict[int, list[int]]:

@@ -105,12 +105,11 @@ def _certify_rows(typing: Typing, request: Request) -> None:
     Raises:
       SbpInternalError: names the first node with another row.
     """
-    graph, native, table = request.graph, request.native, request.table
     for decision in request.flow.decisions:
         node = decision.node
         if decision.kind != "row" or node is None:
             continue
-        rows = table.rows_in(graph, node, native)
+        rows = request.rows_of(node)
         row = typing.rows[node.id]
         if row not in rows:
             where = f" at {node.span}" if node.span else ""

@@ -213,7 +213,7 @@ class _SystemBuilder:
 
     def __init__(self, request: Request, sites: tuple[PinSite, ...], position: int) -> None:
         self.request, self.graph, self.mesh = request, request.graph, request.mesh
-        self.flow, self.native, self.table = request.flow, request.native, request.table
+        self.flow, self.native = request.flow, request.native
         self.position, self.n = position, self.mesh.sizes[position]
         self.sites = [s for s in sites if s.codes[position] is not None]
         self.annotations = {node.id: s for s in self.sites for node in s.nodes}
@@ -349,7 +349,7 @@ class _SystemBuilder:
 
     def projected(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
         """The rows of a node on this axis, each as the codes of its operands and results."""
-        rows = self.table.rows_in(self.graph, node, self.native)
+        rows = self.request.rows_of(node)
         rules = self.request.rules(node, in_loop=in_loop)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:

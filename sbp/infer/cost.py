@@ -74,7 +74,7 @@ def undominated(
     rows: Sequence[NdRow],
     seconds: np.ndarray,
     avals: Sequence[Any],
-    float32: Sequence[bool],
+    widths: Sequence[str | None],
     spaces: Spaces,
     rules: Rules,
 ) -> np.ndarray:
@@ -88,8 +88,8 @@ def undominated(
       rows: the rows of a node.
       seconds: the cost of each row.
       avals: of each operand, then of each result.
-      float32: for each operand, then for each result, whether its partial sums are accumulated in
-        float32.
+      widths: for each operand, then for each result, the wider dtype in which its partial sums are
+        accumulated; None for the platform's own.
       spaces: type spaces of the mesh.
       rules: rules that allow a conversion only where all places of the program allow it.
 
@@ -107,7 +107,7 @@ def undominated(
         if len(distinct) > 1:
             monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
             space = spaces.of(
-                tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, float32=float32[position]
+                tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, wide=widths[position]
             )
             known = [t in space.index for t in distinct]
             at = [space.index.get(t, 0) for t in distinct]

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from sbp.annotations import Pin
 from sbp.infer.flow import Edge, Flow
-from sbp.infer.rows import EMPTY, RowTable, worth_having
+from sbp.infer.rows import EMPTY, PartialRow, RowTable, worth_having
 from sbp.signatures.region import REGION_OPS
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Node
 from sbp.types import Unreduced
 
 
 def native_partials(
-    flow: Flow, table: RowTable, seeds: Mapping[int, frozenset[str]]
+    flow: Flow,
+    table: RowTable,
+    seeds: Mapping[int, frozenset[str]],
+    rounding: Container[int] = (),
 ) -> Mapping[int, frozenset[str]]:
     """For each value, the monoids under which some row yields it partial, or a partial value
     reaches it. It is the least fixpoint over the edges.
@@ -25,8 +28,9 @@ def native_partials(
       flow: the program's decisions and edges.
       table: the rows.
       seeds: for each input that is pinned partial, its monoids.
+      rounding: the ids of casts that may round the parts of a sum.
     """
-    native: dict[int, frozenset[str]] = dict(seeds)
+    graph, native = flow.graph, dict(seeds)
     positions = {n: k for k, n in enumerate(table.mesh.sizes) if n > 1}
     if not positions:
         return native
@@ -43,8 +47,16 @@ def native_partials(
         decision, given = flow.decisions[number], [_native_of(native, e) for e in into[number]]
         if decision.kind == "row":
             assert decision.node is not None
-            axes = every if decision.node.op in REGION_OPS else positions.values()
-            found = _native_of_rows(flow.graph, decision.node, table, axes, given)
+            node = decision.node
+            ins = [graph.aval(o) for o in node.inputs]
+            outs = [graph.avals[o] for o in node.outputs]
+            axes = every if node.op in REGION_OPS else positions.values()
+            rows = (
+                row
+                for k in axes
+                for row in table.partial_rows(node, ins, outs, k, node.id in rounding)
+            )
+            found = _native_of_rows(node, rows, given)
         else:
             found = {v: _pinned_partial(decision.node).union(*given) for v in decision.makes}
         for value, monoids in found.items():
@@ -74,25 +86,17 @@ def _pinned_partial(node: Node | None) -> frozenset[str]:
 
 
 def _native_of_rows(
-    graph: Graph,
-    node: Node,
-    table: RowTable,
-    positions: Iterable[int],
-    given: Sequence[frozenset[str]],
+    node: Node, rows: Iterable[PartialRow], given: Sequence[frozenset[str]]
 ) -> dict[int, frozenset[str]]:
     """For each result of a node, the monoids under which rows yield it partial.
 
     Arguments:
-      graph: the program.
       node: the node.
-      table: its rows.
-      positions: of the mesh axes.
+      rows: its rows with a partial result, of all mesh axes.
       given: for each operand, the monoids under which it can be partial.
     """
-    ins = [graph.aval(o) for o in node.inputs]
-    outs = [graph.avals[o] for o in node.outputs]
     found: dict[int, frozenset[str]] = defaultdict(frozenset)
-    for row in (row for k in positions for row in table.partial_rows(node, ins, outs, k)):
+    for row in rows:
         if worth_having(row.ins, tuple(given)):
             for result, monoid in row.yields:
                 found[node.outputs[result]] |= monoid

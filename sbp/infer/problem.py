@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import float32_sums
+from sbp.infer.accumulation import Sums, wide
 from sbp.infer.charges import ConversionCharges, PricedEnd
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.flow import Decision, Edge, End, Flow
@@ -61,7 +61,7 @@ class Problem:
     byte_price: float = 0.0
     live: frozenset[tuple[int, bool]] = frozenset()
     shares: Mapping[int, float] = field(default_factory=dict)
-    _float32: frozenset[int] = field(init=False)
+    _sums: Sums = field(init=False)
     _table: RowTable = field(init=False)
     _spaces: Spaces = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
@@ -93,7 +93,7 @@ class Problem:
         # Asked for once: to find them hashes the whole mesh.
         self._table, self._spaces = self.request.table, self.request.spaces
         self.native = self.request.native
-        self._float32 = float32_sums(self.flow, self.request.reduce_dtype, self._carried)
+        self._sums = self.request.sums
         for number, decision in enumerate(self.flow.decisions):
             if decision.kind == "row":
                 assert decision.node is not None
@@ -125,7 +125,7 @@ class Problem:
         aval: Any,
         monoids: frozenset[str],
         codes: Sequence[Codes] = (),
-        float32: bool = False,
+        wide: str | None = None,
     ) -> TypeSpace:
         forced = set()
         for t in codes:
@@ -135,8 +135,12 @@ class Problem:
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
         return self._spaces.of(
-            tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced), float32
+            tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced), wide
         )
+
+    def _wide(self, value: int) -> str | None:
+        """The dtype in which parts of a value are added; None for the platform's own sum."""
+        return wide(self.graph.avals[value].dtype, self._sums.get(value))
 
     def _boundary_types(
         self, aval: Any, wanted: tuple[int | None, ...] | None
@@ -227,18 +231,11 @@ class Problem:
             self.costs.add_unary(variable, costs)
             self.charged[variable] = self.charged.get(variable, 0.0) + costs
 
-    def _carried(self, node: Node) -> Iterator[int]:
-        """The operands of a node that some row takes as parts of a sum."""
-        rows = self._rows(node)
-        for k in range(len(node.inputs)):
-            if any(c < 0 for row in rows for c in row.ins[k]):
-                yield k
-
     # ---- rows -----------------------------------------------------------------------------------
 
     def _rows(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
-        return self._table.rows_in(self.graph, node, self.native)
+        return self._table.rows_in(self.graph, node, self.native, self.request.rounding)
 
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
         """The rows of a node that its rules allow and that are not dominated, with the seconds of
@@ -246,8 +243,10 @@ class Problem:
         graph, every = self.graph, self._rows(node)
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
-        float32 = tuple(o in self._float32 for o in (*node.inputs, *node.outputs))
-        key = id(every), node.op, rules, float32
+        widths = tuple(
+            self._wide(o) if isinstance(o, int) else None for o in (*node.inputs, *node.outputs)
+        )
+        key = id(every), node.op, rules, widths
         if key not in self._row_costs:
             rows = allowed_rows(graph, node, every, rules, self.mesh)
             # Of rows with equal costs, one that takes and yields a partial is preferred: the
@@ -262,7 +261,7 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(rows, seconds, avals, float32, self._spaces, self.request.strictest)
+            kept = undominated(rows, seconds, avals, widths, self._spaces, self.request.strictest)
             # The entry keeps `every` alive, since its id is in the key.
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
@@ -304,7 +303,7 @@ class Problem:
             monoids = self.native.get(value, EMPTY)
             if self.request.budgets:
                 monoids = detour(aval.dtype, monoids)
-            space = self._space(aval, monoids, sorted(every), value in self._float32)
+            space = self._space(aval, monoids, sorted(every), self._wide(value))
             if len(ends) == 1:
                 charges.charge(value, space, maker, ends[0])
             else:
@@ -332,7 +331,7 @@ class Problem:
             request=self.request,
             graph=self.graph,
             **self._typed(states),
-            float32=self._float32,
+            sums=self._sums,
             # Both without the price of memory: no typing that takes as few bytes costs less than
             # the bound.
             seconds=solution.cost - charged + waived,

@@ -4,15 +4,22 @@ value."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sbp.infer.accumulation import (
+    Sums,
+    chosen_sums,
+    has_choice,
+    possible_casts,
+    rounding_casts,
+)
 from sbp.infer.completeness import check_complete
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
-from sbp.infer.rows import RowTable
+from sbp.infer.rows import NdRow, RowTable
 from sbp.infer.space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
@@ -100,12 +107,15 @@ class Request:
       boxing: the policy of mesh axes without a policy of their own.
       axis_policies: the policy of each mesh axis, None for `boxing`; empty for None on every axis.
       budgets: the collectives that they forbid occur in no plan.
-      reduce_dtype: "float32" where all sums of 16-bit parts are accumulated in float32; None leaves
-        them to the platform, except where an annotation asks for float32.
+      reduce_dtype: the dtype of all sums over devices, as far as parts and casts of the program
+        allow it (`infer.accumulation`); None leaves them to the platform, except where an
+        annotation asks for a dtype.
       memory_limit: bytes per device; None for no limit.
       aliased: positions of donated inputs whose buffers outputs take.
       reuse: whether the choice of types counts that the backward pass can reuse conversions of the
         forward pass. Then it takes up to three times as long.
+      given_sums: the values with a `reduce_dtype`, where the program was made from another one by
+        `plan.saving`; None to find them.
       caches: row tables and type spaces.
     """
 
@@ -119,6 +129,7 @@ class Request:
     memory_limit: float | None = None
     aliased: tuple[int, ...] = ()
     reuse: bool = True
+    given_sums: Sums | None = None
     caches: RequestCaches = field(default_factory=RequestCaches, compare=False, repr=False)
 
     # ---- what follows from the fields -----------------------------------------------------------
@@ -161,7 +172,38 @@ class Request:
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:
         """For each value of the program, the monoids under which some row yields it partial."""
-        return native_partials(self.flow, self.table, self.demand.partial_inputs(self.graph))
+        return self._native(self.rounding)
+
+    def _native(self, rounding: frozenset[int]) -> Mapping[int, frozenset[str]]:
+        seeds = self.demand.partial_inputs(self.graph)
+        return native_partials(self.flow, self.table, seeds, rounding)
+
+    def rows_of(self, node: Node) -> tuple[NdRow, ...]:
+        """The rows of a node, also rows that its rules forbid."""
+        return self.table.rows_in(self.graph, node, self.native, self.rounding)
+
+    @functools.cached_property
+    def sums(self) -> Sums:
+        """The values with a `reduce_dtype`."""
+        if self.given_sums is not None:
+            return self.given_sums
+        if not has_choice(self.graph):
+            return chosen_sums(self.flow, self.reduce_dtype, lambda node: iter(()))
+        casts = possible_casts(self.graph)
+        native, table = self._native(casts), self.table
+
+        def carried(node: Node) -> Iterator[int]:
+            rows = table.rows_in(self.graph, node, native, casts)
+            for k in range(len(node.inputs)):
+                if any(c < 0 for row in rows for c in row.ins[k]):
+                    yield k
+
+        return chosen_sums(self.flow, self.reduce_dtype, carried)
+
+    @functools.cached_property
+    def rounding(self) -> frozenset[int]:
+        """The ids of casts that may round the parts of a sum."""
+        return rounding_casts(self.graph, self.sums)
 
     # ---- policies and budgets -------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ that the rows of the outer axes leave on a device."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class _OuterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Partial:
+class PartialRow:
     """A row on one mesh axis with a partial result.
 
     Arguments:
@@ -87,6 +87,16 @@ class _Partial:
 
     ins: tuple[Code, ...]
     yields: tuple[tuple[int, frozenset[str]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """A node with the number of its operator and parameters, a key of caches, and whether it is a
+    cast that may round the parts of a sum."""
+
+    number: int
+    node: Node
+    rounds: bool
 
 
 def _localised(aval: Any, code: Code, n: int) -> Any:
@@ -115,14 +125,19 @@ class RowTable:
         self._cache: dict[Any, tuple[NdRow, ...]] = {}
         self._axis_cache: dict[Any, tuple[Row, ...]] = {}
         self._operations: dict[Any, int] = {}
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[str, int, bool], int] = {}
         self._all_local = ("local",) * len(mesh.sizes)
         self._branch_cache: dict[Any, tuple[_Branch, ...]] = {}
-        self._partial_cache: dict[Any, tuple[_Partial, ...]] = {}
+        self._partial_cache: dict[Any, tuple[PartialRow, ...]] = {}
         self._keep: list[Any] = []
 
     def axis_rows(
-        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], n: int
+        self,
+        node: Node,
+        ins: Sequence[Any],
+        outs: Sequence[Any],
+        n: int,
+        rounds: bool = False,
     ) -> tuple[Row, ...]:
         """The rows of a node on one mesh axis.
 
@@ -131,15 +146,13 @@ class RowTable:
           ins: avals of its operands.
           outs: avals of its results.
           n: the size of the axis.
+          rounds: whether it is a cast that may round the parts of a sum.
         """
-        key = (self._operation(node), _aval_key(ins), _aval_key(outs), n)
+        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), n)
         if key not in self._axis_cache:
             found = rule_for(node.op)
-            op = Op(node.op, node.params, tuple(ins), tuple(outs), n)
-            if found is None:
-                rows: Sequence[Row] = (all_b(op),)
-            else:
-                rows = found.rows(op)
+            op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
+            rows = (all_b(op),) if found is None else found.rows(op)
             self._axis_cache[key] = tuple(
                 r for r in rows if self._is_offered(kernel_named(r.kernel))
             )
@@ -147,14 +160,18 @@ class RowTable:
 
     def _is_offered(self, kernel: Kernel) -> bool:
         """Whether rows with a kernel are in the table. Kernels that compute while they send are
-        left
-        out on hardware that cannot: it gathers first, for the same bytes."""
+        left out on hardware that cannot: it gathers first, for the same bytes."""
         return not kernel.communicates or (
             self.communicates and (self.mesh.hardware.overlaps or not kernel.overlaps)
         )
 
     def rows_on(
-        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
+        self,
+        node: Node,
+        ins: Sequence[Any],
+        outs: Sequence[Any],
+        position: int,
+        rounds: bool = False,
     ) -> tuple[Row, ...]:
         """The rows of a node on the mesh axis at a position.
 
@@ -163,40 +180,46 @@ class RowTable:
           ins: avals of its operands.
           outs: avals of its results.
           position: of the mesh axis.
+          rounds: whether it is a cast that may round the parts of a sum.
         """
         name, n = self.mesh.axes[position]
         if node.op not in REGION_OPS:
-            return self.axis_rows(node, ins, outs, n)
+            return self.axis_rows(node, ins, outs, n, rounds)
         if node.op == SHARD_MAP:
-            check_mesh(
-                node.params,
-                self.mesh.names,
-                self.mesh.sizes,
-                f" at {node.span}" if node.span else "",
-            )
+            where = f" at {node.span}" if node.span else ""
+            check_mesh(node.params, self.mesh.names, self.mesh.sizes, where)
         return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
 
     def partial_rows(
-        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], position: int
-    ) -> tuple[_Partial, ...]:
+        self,
+        node: Node,
+        ins: Sequence[Any],
+        outs: Sequence[Any],
+        position: int,
+        rounds: bool = False,
+    ) -> tuple[PartialRow, ...]:
         """The rows of a node on one mesh axis that have a partial result; arguments as
         `rows_on`."""
-        key = (self._operation(node), _aval_key(ins), _aval_key(outs), position)
+        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = []
-            for row in self.rows_on(node, ins, outs, position):
+            for row in self.rows_on(node, ins, outs, position, rounds):
                 yields = tuple(
                     (i, frozenset((a.monoid,)))
                     for i, a in enumerate(row.outs)
                     if isinstance(a, Unreduced)
                 )
                 if yields:
-                    found.append(_Partial(tuple(map(encode, row.ins)), yields))
+                    found.append(PartialRow(tuple(map(encode, row.ins)), yields))
             self._partial_cache[key] = tuple(dict.fromkeys(found))
         return self._partial_cache[key]
 
     def rows_in(
-        self, graph: Graph, node: Node, native: Mapping[int, frozenset[str]]
+        self,
+        graph: Graph,
+        node: Node,
+        native: Mapping[int, frozenset[str]],
+        rounding: Container[int] = (),
     ) -> tuple[NdRow, ...]:
         """All ND rows of a node of a program.
 
@@ -205,16 +228,23 @@ class RowTable:
           node: the node.
           native: for each value of the program, the monoids under which it can be partial without a
             conversion.
+          rounding: the ids of casts that may round the parts of a sum.
         """
         return self.rows(
             node,
             [graph.aval(o) for o in node.inputs],
             [graph.avals[o] for o in node.outputs],
             [native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs],
+            node.id in rounding,
         )
 
     def rows(
-        self, node: Node, ins: Sequence[Any], outs: Sequence[Any], native: Sequence[frozenset[str]]
+        self,
+        node: Node,
+        ins: Sequence[Any],
+        outs: Sequence[Any],
+        native: Sequence[frozenset[str]],
+        rounds: bool = False,
     ) -> tuple[NdRow, ...]:
         """All ND rows of a node.
 
@@ -224,34 +254,32 @@ class RowTable:
           outs: avals of its results.
           native: for each operand, the monoids under which it can be partial without a conversion.
             Rows that `worth_having` refuses are left out.
+          rounds: whether it is a cast that may round the parts of a sum.
         """
-        operation = self._operation(node)
-        key = (operation, _aval_key(ins), _aval_key(outs), tuple(native))
+        operation = _Operation(self._operation(node, rounds), node, rounds)
+        key = (operation.number, _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
-            found = self._extended(
-                operation, node, tuple(native), _OuterRow(tuple(ins), tuple(outs))
-            )
+            found = self._extended(operation, tuple(native), _OuterRow(tuple(ins), tuple(outs)))
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 
-    def _operation(self, node: Node) -> int:
+    def _operation(self, node: Node, rounds: bool) -> int:
         """The number of a node's operator and parameters; equal ones have one number. Nodes that
         share their parameters, as the copies of an edited program do, are compared once."""
-        key = node.op, id(node.params)
+        key = node.op, id(node.params), rounds
         if key not in self._numbers:
             self._keep.append(node.params)  # since its id is in the key
-            same = node.op, node.params_key(self._keep)
+            same = node.op, node.params_key(self._keep), rounds
             self._numbers[key] = self._operations.setdefault(same, len(self._operations))
         return self._numbers[key]
 
     def _extended(
-        self, operation: int, node: Node, native: tuple[frozenset[str], ...], outer: _OuterRow
+        self, operation: _Operation, native: tuple[frozenset[str], ...], outer: _OuterRow
     ) -> Iterator[NdRow]:
         """The ND rows of a node that begin with a row on the outer mesh axes.
 
         Arguments:
-          operation: the number of the operation and its parameters, a key of the cache.
-          node: the node.
+          operation: the node with the number of its operation.
           native: as for `rows`.
           outer: the row on the outer axes.
         """
@@ -263,27 +291,26 @@ class RowTable:
             if _one_monoid(row) and (kernels == self._all_local or nests(row)):
                 yield row
             return
-        for b in self._branches(operation, node, outer.inner_ins, outer.inner_outs, len(kernels)):
+        for b in self._branches(operation, outer.inner_ins, outer.inner_outs, len(kernels)):
             # The shards of an operand go round one axis at most.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
-                yield from self._extended(operation, node, native, outer.then(b))
+                yield from self._extended(operation, native, outer.then(b))
 
     def _branches(
-        self, operation: int, node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
+        self, operation: _Operation, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
     ) -> tuple[_Branch, ...]:
         """The rows of a node on one mesh axis, with the shapes that they leave for inner axes.
 
         Arguments:
-          operation: the number of the operation and its parameters, a key of the cache.
-          node: the node.
+          operation: the node with the number of its operation.
           ins, outs: avals of operands and results, as the outer axes leave them.
           position: of the mesh axis.
         """
         n = self.mesh.sizes[position]
-        key = operation, _aval_key(ins), _aval_key(outs), position
+        key = operation.number, _aval_key(ins), _aval_key(outs), position
         if key not in self._branch_cache:
             found = []
-            for row in self.rows_on(node, ins, outs, position):
+            for row in self.rows_on(operation.node, ins, outs, position, operation.rounds):
                 codes_in, codes_out = tuple(map(encode, row.ins)), tuple(map(encode, row.outs))
                 if (
                     (n > 1 or not any((*codes_in, *codes_out)))

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import Float32Sum, block_dim
+from sbp.infer.accumulation import WideSum, block_dim
 from sbp.infer.policy import Rules
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.network import AlphaBeta
@@ -115,7 +115,7 @@ class Step:
       target: codes after.
       bytes_sent: bytes that one device sends (ring optimum, padding included).
       seconds: alpha-beta time.
-      float32: how the step sums where the user chose float32; None for the platform's own sum.
+      wide: how the step sums where the user chose a wider dtype; None for the platform's own sum.
     """
 
     kind: StepKind
@@ -124,7 +124,7 @@ class Step:
     target: Codes
     bytes_sent: float
     seconds: float
-    float32: Float32Sum | None = None
+    wide: WideSum | None = None
 
 
 LOCAL: frozenset[str] = frozenset({"slice", "mask", "zero_pad"})
@@ -158,7 +158,7 @@ class TypeSpace:
       monoids: monoids that may occur.
       forced: (mesh axis position, dim) of splits that a pin asks for, although the dim has fewer
           elements than the axis has devices.
-      float32: whether partial sums are accumulated in float32 (`Float32Sum`).
+      wide: the wider dtype in which partial sums are accumulated (`WideSum`); None for their own.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class TypeSpace:
         mesh: MeshSpec,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]] = frozenset(),
-        float32: bool = False,
+        wide: str | None = None,
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
-        self.forced, self.float32 = forced, float32
+        self.forced, self.wide = forced, wide
         choices = []
         for position, n in enumerate(self.sizes):
             codes = [
@@ -256,11 +256,11 @@ class TypeSpace:
         there = float(self.local_bytes[self.index[target]])
         share = (n - 1) / n
         how = None
-        if self.float32 and source[axes[0]] == _SUM and kind in ("all_reduce", "reduce_scatter"):
+        if self.wide is not None and source[axes[0]] == _SUM and _kind(target[axes[0]]) != "P":
             part, scattered = local_shape(self.shape, source, self.sizes), target[axes[0]]
-            how = Float32Sum(scattered - 1 if scattered else block_dim(part, n))
+            how = WideSum(self.wide, scattered - 1 if scattered else block_dim(part, n))
             if how.dim is not None:
-                return self._float32_step(kind, axes, source, target, n, how)
+                return self._wide_step(kind, axes, source, target, n, how)
         run: str = kind
         match kind:
             case "all_reduce":
@@ -278,17 +278,17 @@ class TypeSpace:
         seconds = self._step_seconds(run, axes, sent, max(here, there))
         return Step(kind, axes, source, target, sent, seconds, how)
 
-    def _float32_step(
+    def _wide_step(
         self,
         kind: StepKind,
         axes: tuple[int, ...],
         source: Codes,
         target: Codes,
         n: int,
-        how: Float32Sum,
+        how: WideSum,
     ) -> Step:
-        """A sum in float32: an all-to-all, a pass over memory that reads n blocks and writes one,
-        and for an all-reduce an all-gather."""
+        """A sum in a wider dtype: an all-to-all, a pass over memory that reads n blocks and writes
+        one, and for an all-reduce an all-gather."""
         assert how.dim is not None
         padded = float(self._exchanged(source, how.dim, n))
         sent = (n - 1) / n * padded
@@ -384,9 +384,9 @@ class Spaces:
         itemsize: int,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]],
-        float32: bool,
+        wide: str | None,
     ) -> TypeSpace:
-        return TypeSpace(shape, itemsize, self.mesh, monoids, forced, float32)
+        return TypeSpace(shape, itemsize, self.mesh, monoids, forced, wide)
 
     def of(
         self,
@@ -394,7 +394,7 @@ class Spaces:
         itemsize: int,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]] = frozenset(),
-        float32: bool = False,
+        wide: str | None = None,
     ) -> TypeSpace:
-        """The space of one shape; `float32` where its partial sums are accumulated in float32."""
-        return self._get(shape, itemsize, monoids, forced, float32)
+        """The space of one shape; `wide` is the dtype of its partial sums where it is wider."""
+        return self._get(shape, itemsize, monoids, forced, wide)

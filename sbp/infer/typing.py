@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass, field
 
 from sbp.errors import SbpInternalError
+from sbp.infer.accumulation import Sums
 from sbp.infer.flow import Decision
 from sbp.infer.request import Request
 from sbp.infer.rows import NdRow
@@ -33,7 +34,7 @@ class Typing:
           with regions included.
       region_outputs: for (node id, region), the types in which the region returns its results.
       outputs: the types in which the program returns its results.
-      float32: the values whose 16-bit parts are summed in float32 (`reduce_dtype`).
+      sums: the values with a `reduce_dtype`, and that dtype.
       seconds: the modelled seconds of the program.
       lower_bound: seconds. No typing takes fewer in the model.
       saved_seconds: the modelled seconds of the conversions that `plan.saving` removed; `seconds`
@@ -52,7 +53,7 @@ class Typing:
     lower_bound: float
     saved_seconds: float = 0.0
     bounds_reuse: bool = True
-    float32: frozenset[int] = field(default=frozenset(), repr=False)
+    sums: Sums = field(default_factory=dict, repr=False)
 
     @property
     def mesh(self) -> MeshSpec:
@@ -64,7 +65,7 @@ class Typing:
         """The request with `graph` as its program, for the rules and rows of its nodes."""
         if self.graph is self.request.graph:
             return self.request
-        return dataclasses.replace(self.request, graph=self.graph)
+        return dataclasses.replace(self.request, graph=self.graph, given_sums=self.sums)
 
     def decided(self, decision: Decision) -> Codes:
         """The type of a decision on a value.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.annotations import annotate_p
+from sbp.infer.accumulation import wide
 from sbp.infer.flow import Edge
 from sbp.infer.policy import Rules, detour
 from sbp.infer.rows import EMPTY
@@ -89,9 +90,8 @@ class _Lowering:
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         shape = tuple(aval.shape)
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        return self.request.spaces.of(
-            shape, _jax.itemsize(aval.dtype), monoids, forced, value in self.typing.float32
-        )
+        sums_in = wide(aval.dtype, self.typing.sums.get(value))
+        return self.request.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, forced, sums_in)
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 
 from sbp.errors import SbpError
-from sbp.infer.accumulation import Float32Sum
+from sbp.infer.accumulation import WideSum
+from sbp.kinds import REDUCE_DTYPES
 from sbp.plan.text import (
     ListedBody,
     ListedConversion,
@@ -20,7 +21,7 @@ from sbp.plan.text import (
     ListedRegion,
     ListedValue,
     Listing,
-    float32_text,
+    wide_text,
 )
 from sbp.types import parse
 
@@ -35,7 +36,7 @@ _CALL = re.compile(
     r" (B|trips?))?"
 )
 _OPERANDS = re.compile(_OPERAND)
-_FLOAT32 = re.compile(r"float32 along dim (\d+)|native: no dim for float32")
+_WIDE = re.compile(r"(\w+) along dim (\d+)|native: no dim for (\w+)")
 
 
 def parse_listing(text: str) -> Listing:
@@ -105,11 +106,12 @@ class _Reader:
             name=found.group(1), shape=found.group(2) or "", type=t, argument=argument
         )
 
-    def float32(self, text: str) -> Float32Sum:
-        found = _FLOAT32.fullmatch(text)
-        if found is None:
-            raise self.fail(f"{float32_text(Float32Sum(0))!r}, not {text!r}", self.at - 1)
-        return Float32Sum(int(found.group(1)) if found.group(1) else None)
+    def wide(self, text: str) -> WideSum:
+        found = _WIDE.fullmatch(text)
+        dtype, dim, without = found.groups() if found is not None else ("", None, "")
+        if (dtype or without) not in REDUCE_DTYPES:
+            raise self.fail(f"{wide_text(WideSum('float32', 0))!r}, not {text!r}", self.at - 1)
+        return WideSum(dtype or without, int(dim) if dim else None)
 
     def operands(self, text: str, known: set[str]) -> tuple[str, ...]:
         found = tuple(_OPERANDS.findall(text))
@@ -157,7 +159,7 @@ class _Reader:
                 mesh_axes=tuple(over.split(", ")),
                 operand=operands[0],
                 bytes_sent=sent,
-                float32=self.float32(how) if how else None,
+                wide=self.wide(how) if how else None,
                 comment=comment,
             )
         if unit and unit != "B":

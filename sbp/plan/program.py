@@ -120,6 +120,12 @@ class Program:
         """The type of each flat output."""
         return tuple(to_type(c, self.mesh) for c in self.typing.outputs)
 
+    def output_sum(self, position: int) -> str | None:
+        """The `reduce_dtype` of an output, by its position; None for none."""
+        operand = self.graph.outputs[position]
+        chosen = self.typing.sums.get(operand) if isinstance(operand, int) else None
+        return chosen or self.request.reduce_dtype
+
     @property
     def unordered_values(self) -> int:
         """The number of values that are read in more than `lower.ORDERED_TYPES` other types. One

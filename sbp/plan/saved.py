@@ -68,7 +68,6 @@ class SavedPlan:
                 f"{n}.{i}": codes for (n, i), codes in sorted(first.region_outputs.items())
             },
             "outputs": first.outputs,
-            "float32": sorted(first.float32),
             "seconds": first.seconds,
             "lower_bound": last.lower_bound,
             "bounds_reuse": last.bounds_reuse,
@@ -199,7 +198,7 @@ class SavedPlan:
             seconds=float(read["seconds"]),
             lower_bound=float(read["lower_bound"]),
             bounds_reuse=bool(read["bounds_reuse"]),
-            float32=frozenset(map(int, read["float32"])),
+            sums=request.sums,
         )
         _check_complete(typing)
         certify(typing)

@@ -13,7 +13,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import Span, file_name
-from sbp.infer.accumulation import Float32Sum
+from sbp.infer.accumulation import WideSum
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node
@@ -75,7 +75,7 @@ class ListedConversion:
       mesh_axes: names of the mesh axes it runs over.
       operand: the register it converts.
       bytes_sent: bytes that one device sends each time it runs.
-      float32: how it sums where the user chose float32; None for the platform's own sum.
+      wide: how it sums where the user chose a wider dtype; None for the platform's own sum.
       comment: the node that needs the result.
     """
 
@@ -84,7 +84,7 @@ class ListedConversion:
     mesh_axes: tuple[str, ...]
     operand: str
     bytes_sent: float
-    float32: Float32Sum | None = None
+    wide: WideSum | None = None
     comment: str = ""
 
 
@@ -153,7 +153,7 @@ def _body_lines(body: ListedBody, indent: str) -> Iterator[str]:
                 sent = f"  {_figure(line.bytes_sent)} B" if line.bytes_sent else ""
                 yield f"{indent}{_results(line.results)}{call}{sent}{_comment(line.comment)}"
             case ListedConversion():
-                how = f"; {float32_text(line.float32)}" if line.float32 else ""
+                how = f"; {wide_text(line.wide)}" if line.wide else ""
                 call = f"{line.kind}[{', '.join(line.mesh_axes)}{how}]({line.operand})"
                 yield (
                     f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)}"
@@ -179,13 +179,14 @@ def _results(results: tuple[ListedValue, ...]) -> str:
 # ---- words -------------------------------------------------------------------------------------
 
 
-def float32_text(how: Float32Sum) -> str:
-    """How a sum for which the user chose float32 is taken.
+def wide_text(how: WideSum) -> str:
+    """How a sum for which the user chose a wider dtype is taken.
 
-    >>> float32_text(Float32Sum(0)), float32_text(Float32Sum(None))
+    >>> wide_text(WideSum("float32", 0)), wide_text(WideSum("float32", None))
     ('float32 along dim 0', 'native: no dim for float32')
     """
-    return "native: no dim for float32" if how.dim is None else f"float32 along dim {how.dim}"
+    dim = f"along dim {how.dim}"
+    return f"native: no dim for {how.dtype}" if how.dim is None else f"{how.dtype} {dim}"
 
 
 def place(span: Span) -> str:
@@ -346,7 +347,7 @@ class _Writer:
                 mesh_axes=axes,
                 operand=operand,
                 bytes_sent=float(step.bytes_sent),
-                float32=step.float32,
+                wide=step.wide,
                 comment=comment,
             )
             operand = result.name

@@ -26,6 +26,7 @@ from sbp.report.parts import (
     Table,
     TableRow,
 )
+from sbp.report.precision import precision
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
@@ -91,6 +92,7 @@ def full(
             )
         )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
+    parts += precision(program)
     parts.append(_tensors("input", facts.inputs(program)))
     parts.append(_tensors("output", facts.outputs(program, output_names)))
     regions = facts.regions(program)
@@ -121,6 +123,7 @@ def short(
             Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
         )
     parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
+    parts += precision(program)
     if diagnostics:
         parts.append(_findings(diagnostics))
     return Page(title=_title(program, title), parts=tuple(parts))

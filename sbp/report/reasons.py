@@ -115,9 +115,11 @@ def _read_need(need: ConversionNeed, node: Node) -> str:
         case "no signature":
             return f"needed by {what}, which has no signature and takes all operands B"
         case "rounding":
+            dtype = need.allowing
             return (
                 f"needed by {what}: a cast to {node.params['new_dtype']} would round each part, so"
                 " the sum comes first"
+                + (f" (reduce_dtype=jnp.{dtype} allows it to come after)" if dtype else "")
             )
         case "not linear":
             return (

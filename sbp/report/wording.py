@@ -10,7 +10,7 @@ from sbp.errors import bytes_text as bytes_text
 from sbp.explain.places import SourcePlace
 from sbp.infer.space import Code, Step, decode
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.text import float32_text, place
+from sbp.plan.text import place, wide_text
 from sbp.source.annotations import annotation_span
 from sbp.source.reader import expression_text, shortened
 from sbp.trace.graph import Node
@@ -72,10 +72,10 @@ def atoms_text(codes: Sequence[Code]) -> str:
 
 def change_text(step: Step) -> str:
     """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
-    where the user chose float32."""
+    where the user chose a wider dtype."""
     before = dict.fromkeys(step.source[i] for i in step.mesh_axes)
     after = dict.fromkeys(step.target[i] for i in step.mesh_axes)
-    how = f" ({float32_text(step.float32)})" if step.float32 else ""
+    how = f" ({wide_text(step.wide)})" if step.wide else ""
     return f"{atoms_text([*before])} -> {atoms_text([*after])}{how}"
 
 

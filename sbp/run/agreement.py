@@ -228,7 +228,7 @@ def _choices(block: Block) -> Iterator[str]:
             case Apply():
                 yield f"{instruction.node.op} {instruction.row.kernels} {instruction.outs}"
             case Box():
-                steps = [(s.kind, s.mesh_axes, s.target, s.float32) for s in instruction.steps]
+                steps = [(s.kind, s.mesh_axes, s.target, s.wide) for s in instruction.steps]
                 yield f"{instruction.source} {instruction.target} {steps}"
             case Loop():
                 yield f"{instruction.node.op} {instruction.outs}"

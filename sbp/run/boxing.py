@@ -14,6 +14,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
+from sbp.infer.accumulation import WideSum
 from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import neutral, reduced
@@ -141,13 +142,13 @@ class Boxing:
         if 0 in global_shape:
             return jnp.zeros(there, x.dtype)  # without elements there is nothing to send
         match step.kind, before, after:
-            case "all_reduce", _, _ if step.float32 and step.float32.dim is not None:
-                dim = step.float32.dim
-                total = self.float32_block(x, names, n, dim, -(-x.shape[dim] // n))
+            case "all_reduce", _, _ if step.wide and step.wide.dim is not None:
+                dim = step.wide.dim
+                total = self.wide_block(x, names, n, (dim, -(-x.shape[dim] // n)), step.wide)
                 whole = lax.all_gather(total, names, axis=dim, tiled=True)
                 return _first(whole, dim, there[dim])
-            case "reduce_scatter", _, Split(dim=d) if step.float32:
-                return self.float32_block(x, names, n, d, there[d])
+            case "reduce_scatter", _, Split(dim=d) if step.wide:
+                return self.wide_block(x, names, n, (d, there[d]), step.wide)
             case "all_reduce", Unreduced(monoid=monoid), _:
                 return self.all_reduce(x, monoid, names, n)
             case "reduce_scatter", Unreduced(monoid=monoid), Split(dim=d):
@@ -242,18 +243,20 @@ class Boxing:
             )
         return reduced(_exchanged(x, (name,), n, dim, size), monoid, dim)
 
-    def float32_block(self, x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
-        """This device's block of the sum, accumulated in float32 and rounded to the dtype of `x`.
+    def wide_block(
+        self, x: Any, names: tuple[str, ...], n: int, block: tuple[int, int], how: WideSum
+    ) -> Any:
+        """This device's block of the sum, accumulated in a wider dtype and rounded to that of `x`.
 
         Arguments:
           x: this device's part.
           names: the mesh axes.
           n: the product of their sizes.
-          dim: the dim that is split.
-          size: length of a block along it.
+          block: the dim that is split, and the length of a block along it.
+          how: the dtype in which parts are added.
         """
-        parts = _exchanged(x, names, n, dim, size)
-        return jnp.sum(parts.astype(jnp.float32), dim).astype(x.dtype)
+        parts = _exchanged(x, names, n, *block)
+        return jnp.sum(parts.astype(how.dtype), block[0], dtype=how.dtype).astype(x.dtype)
 
 
 def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:

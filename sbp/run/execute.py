@@ -90,12 +90,7 @@ class Executable:
         )
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
-        simulated = (
-            isinstance(mesh, Mesh)
-            and mesh.devices.size > 1
-            and mesh.devices.flat[0].platform == "cpu"
-        )
-        self._in_flight: deque[Any] | None = deque() if simulated and _version() < (0, 12) else None
+        self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
 
     def _whole(
         self, name: str, in_specs: Sequence[PartitionSpec], out_specs: tuple[PartitionSpec, ...]
@@ -194,6 +189,16 @@ class Executable:
                 if isinstance(x, jax.Array) and not x.is_deleted()
             ]
             jax.block_until_ready(present[:1])
+
+
+def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether a mesh has simulated CPU devices that abort when many executions are in flight."""
+    return (
+        isinstance(mesh, Mesh)
+        and mesh.devices.size > 1
+        and mesh.devices.flat[0].platform == "cpu"
+        and _version() < (0, 12)
+    )
 
 
 def _partials(codes: Codes) -> int:

@@ -49,6 +49,7 @@ class Op:
       ins: avals of the operands.
       outs: avals of the results.
       axis_size: number of devices along the mesh axis that the rows are for.
+      rounds_parts: whether the user allows (`reduce_dtype`) that a cast rounds the parts of a sum.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Op:
     ins: tuple[Any, ...]
     outs: tuple[Any, ...]
     axis_size: int
+    rounds_parts: bool = False
 
     def divides(self, size: int) -> bool:
         """Whether the mesh axis splits a dim of this size into shards of equal size."""
@@ -257,6 +259,14 @@ def known_kernels() -> tuple[Kernel, ...]:
 
 
 add_kernel(Kernel(name="local", summary="the primitive itself"))
+
+ROUNDED_PARTS = add_kernel(
+    Kernel(
+        name="rounded_parts",
+        summary="the cast itself, which rounds each part before the sum (`reduce_dtype`)",
+    )
+)
+"""The kernel of casts that round the parts of a sum."""
 
 
 def rule_for(name: str) -> Rule | None:

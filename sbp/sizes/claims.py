@@ -21,7 +21,7 @@ from sbp.infer.space import Code, Codes, encode, is_even, to_type
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import Op, all_b, kernel_named, rule_for
+from sbp.signatures import ROUNDED_PARTS, Op, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, region_rows
 from sbp.sizes.exploration import Lift
 from sbp.sizes.expressions import is_symbolic, map_sizes, shape_text
@@ -239,7 +239,8 @@ def _offered(
     codes_in, codes_out = tuple(t[position] for t in row.ins), tuple(t[position] for t in row.outs)
     if n == 1:
         return _offered(asked, ins, outs, (*kernels, "local"))
-    op = Op(asked.op, asked.params, ins, outs, n)
+    rounds = ROUNDED_PARTS.name in row.kernels
+    op = Op(asked.op, asked.params, ins, outs, n, rounds)
     found = rule_for(op.name)
     rows = (
         region_rows(op, name)

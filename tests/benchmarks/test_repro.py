@@ -20,9 +20,14 @@ def test_choices_are_public_options_that_take_effect(name):
             for step in planned.box.steps
             if step.kind in ("all_reduce", "reduce_scatter")
         ]
-        wide = [step for step in reductions if step.float32]
+        wide = [step for step in reductions if step.wide]
         assert wide == (reductions if label == "sbp float32" else [])
         assert wide or label != "sbp float32"
+        if "sbp bfloat16" in case.choices:
+            rounded = [
+                n for n, row in program.typing.rows.items() if "rounded_parts" in row.kernels
+            ]
+            assert len(rounded) == (label == "sbp bfloat16")
         sent[label] = {s.kind for operation, _ in program.kernels() for _, s in operation.sends}
     if "sbp no rings" in sent:
         assert "permute" in sent["sbp"] and "permute" not in sent["sbp no rings"]

@@ -1,5 +1,5 @@
-"""Which values are summed in float32 where an annotation asks for it: the values whose parts may
-reach the annotation, in barriers, loops and branches."""
+"""Which values have the `reduce_dtype` of an annotation: the values whose parts may reach the
+annotation, in barriers, loops and branches; and which casts may round parts before a sum."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import sbp
-from sbp.infer.accumulation import float32_sums
+from sbp.infer.accumulation import chosen_sums, holds, rounding_casts
 from sbp.infer.flow import flow_of
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
@@ -26,10 +27,10 @@ def carried(node: Node) -> Iterator[int]:
 
 
 def chosen(program: Callable[..., Any]) -> str:
-    """The products of a program that are summed in float32, by number."""
+    """The products of a program that have a `reduce_dtype`, by number."""
     args = [jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)] * 2
     graph, _ = trace(program, args)
-    found = float32_sums(flow_of(graph), None, carried)
+    found = chosen_sums(flow_of(graph), None, carried)
     products = [n.outputs[0] for n in graph.walk() if n.op == "dot_general"]
     return "".join(str(k) for k, value in enumerate(products) if value in found)
 
@@ -98,4 +99,74 @@ def test_a_barrier_leaves_the_sums_of_its_other_operands_native():
     mesh = jax.sharding.AbstractMesh((4,), ("x",))
     args = [jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)] * 2
     plan = sbp.jit(barrier, mesh, ("x:S(1)", "x:S(0)"), hardware="tpu-v5e").plan(*args)
-    assert len(plan.program.typing.float32) == 2  # the operand of the annotation, and its product
+    assert len(plan.program.typing.sums) == 2  # the operand of the annotation, and its product
+
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("other", DTYPES)
+def test_a_dtype_holds_another_when_every_value_survives_the_round_trip(dtype: str, other: str):
+    """All values of 16 bits or fewer; of wider ones the extremes."""
+    theirs = jnp.dtype(other)
+    if theirs.itemsize <= 2:
+        bits = np.arange(2 ** (8 * theirs.itemsize), dtype=f"uint{8 * theirs.itemsize}")
+        values = bits.view(theirs)
+    else:
+        f = np.finfo(theirs)
+        values = np.array([f.max, f.smallest_subnormal, 1 + f.eps], theirs)
+    with np.errstate(all="ignore"):
+        values = values[np.isfinite(values.astype(np.float64))]
+        back = values.astype(jnp.dtype(dtype)).astype(theirs)
+    assert holds(dtype, other) == bool((back == values).all())
+
+
+def casts(program: Callable[..., Any], reduce_dtype: str | None, *dtypes: Any) -> list[str]:
+    """The dtypes of casts that may round parts, in program order."""
+    args = [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)]
+    graph, _ = trace(program, args)
+    sums = chosen_sums(flow_of(graph), reduce_dtype, carried)
+    found = rounding_casts(graph, sums)
+    return [str(graph.avals[n.outputs[0]].dtype) for n in graph.walk() if n.id in found]
+
+
+def chain(x: Any) -> Any:
+    """Casts down, up and down again, and casts that no `reduce_dtype` is about."""
+    y = x.astype(jnp.bfloat16).astype(jnp.float32).astype(jnp.float16)
+    return y, x.astype(jnp.int32), x.astype(jnp.complex64), x.astype(jnp.float8_e5m2)
+
+
+@pytest.mark.parametrize(
+    ("reduce_dtype", "want"),
+    [
+        (None, []),
+        ("float32", []),
+        ("bfloat16", ["bfloat16"]),
+        ("float16", ["float16"]),
+    ],
+)
+def test_casts_to_a_dtype_that_holds_the_reduce_dtype(reduce_dtype: str | None, want: list[str]):
+    assert casts(chain, reduce_dtype) == want
+
+
+def test_casts_of_64_bits():
+    with jax.enable_x64(True):
+        down = lambda x: (x.astype(jnp.float32), x.astype(jnp.bfloat16))
+        assert casts(down, "float32", jnp.float64) == ["float32"]
+        assert casts(down, "bfloat16", jnp.float64) == ["float32", "bfloat16"]
+        assert casts(lambda z: z.astype(jnp.complex64), "float32", jnp.complex128) == []
+
+
+def test_annotations_override_the_program_and_the_widest_wins():
+    def program(x: Any) -> Any:
+        narrow, both = x.astype(jnp.bfloat16), (x + 1).astype(jnp.bfloat16)
+        return (
+            sbp.annotate(narrow, "B", reduce_dtype=jnp.float32),
+            sbp.annotate(both, "B", reduce_dtype=jnp.float32),
+            sbp.annotate(both, "B", reduce_dtype=jnp.bfloat16),
+            (x + 2).astype(jnp.bfloat16),
+        )
+
+    assert casts(program, "bfloat16") == ["bfloat16"]  # the last one
+    assert casts(program, None) == []

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.infer.accumulation import Float32Sum
+from sbp.infer.accumulation import WideSum
 from sbp.plan.parse import parse_listing
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
@@ -31,7 +31,7 @@ def plan_of(
 def reductions(plan):
     """The kind and the way of summing of each reduction of a plan."""
     steps = [s for p in plan.program.boxes() for s in p.box.steps]
-    return [(s.kind, s.float32) for s in steps if s.kind in ("all_reduce", "reduce_scatter")]
+    return [(s.kind, s.wide) for s in steps if s.kind in ("all_reduce", "reduce_scatter")]
 
 
 def test_the_platform_sums_unless_the_user_chooses():
@@ -42,7 +42,7 @@ def test_the_platform_sums_unless_the_user_chooses():
 
 def test_float32_sums_go_along_a_dim_for_the_same_bytes():
     native, wide = plan_of(), plan_of(reduce_dtype=jnp.float32)
-    assert reductions(wide) == [("all_reduce", Float32Sum(0))]
+    assert reductions(wide) == [("all_reduce", WideSum("float32", 0))]
     assert wide.cost.bytes_per_device == native.cost.bytes_per_device
     assert wide.cost.seconds > native.cost.seconds
     text = wide.lower().as_text()
@@ -53,7 +53,7 @@ def test_float32_sums_go_along_a_dim_for_the_same_bytes():
 def test_a_scattered_sum_is_in_float32_too():
     plan = plan_of(out="x:S(0) y:S(1)", reduce_dtype=jnp.float32)
     assert {kind for kind, _ in reductions(plan)} == {"reduce_scatter"}
-    assert {how for _, how in reductions(plan)} == {Float32Sum(0), Float32Sum(1)}
+    assert {how for _, how in reductions(plan)} == {WideSum("float32", 0), WideSum("float32", 1)}
 
 
 @pytest.mark.parametrize("rows", [64, 3])
@@ -81,7 +81,7 @@ def test_padding_is_priced():
     """Ten rows are twelve on four devices."""
     mesh = jax.sharding.AbstractMesh((1, 4), ("x", "y"))
     plan = plan_of(10, 3, mesh=mesh, reduce_dtype=jnp.float32)
-    assert reductions(plan) == [("all_reduce", Float32Sum(0))]
+    assert reductions(plan) == [("all_reduce", WideSum("float32", 0))]
     assert plan.cost.bytes_per_device == 2 * 3 / 4 * 12 * 3 * 2
 
 
@@ -91,7 +91,7 @@ def test_an_annotation_chooses_for_its_value_alone():
         return sbp.annotate(y, "B", reduce_dtype=jnp.float32), sbp.annotate(jnp.tanh(a) @ b, "B")
 
     assert reductions(plan_of(out=None, fn=program)) == [
-        ("all_reduce", Float32Sum(0)),
+        ("all_reduce", WideSum("float32", 0)),
         ("all_reduce", None),
     ]
 
@@ -104,7 +104,7 @@ def test_an_annotation_chooses_for_the_cotangent_that_it_pins():
     a, b = (jax.ShapeDtypeStruct((64, 64), jnp.bfloat16) for _ in range(2))
     types = ("x:S(0) y:S(0)", "B")
     plan = sbp.jit(jax.grad(program, argnums=1), MESH, types, "B", boxing="reduce").plan(a, b)
-    assert reductions(plan) == [("all_reduce", Float32Sum(0))]
+    assert reductions(plan) == [("all_reduce", WideSum("float32", 0))]
 
 
 def test_an_annotation_in_a_loop_chooses_for_the_value_outside():
@@ -119,11 +119,13 @@ def test_an_annotation_in_a_loop_chooses_for_the_value_outside():
         return lax.scan(body, jnp.bfloat16(0), None, length=3)[0]
 
     plan = plan_of(fn=program)
-    assert ("all_reduce", Float32Sum(0)) in reductions(plan)
-    assert [p.trips for p in plan.program.boxes() if p.box.steps[0].float32] == [1]
+    assert ("all_reduce", WideSum("float32", 0)) in reductions(plan)
+    assert [p.trips for p in plan.program.boxes() if p.box.steps[0].wide] == [1]
 
 
-@pytest.mark.parametrize("reduce_dtype", [jnp.float64, jnp.bfloat16, "f32", 32])
+@pytest.mark.parametrize(
+    "reduce_dtype", [jnp.float64, jnp.int32, jnp.complex64, jnp.float8_e5m2, "f32", 32]
+)
 def test_other_dtypes_are_refused(reduce_dtype):
     with pytest.raises(sbp.SbpError, match=r"unknown-option: reduce_dtype is jnp\.float32"):
         sbp.jit(product, MESH, reduce_dtype=reduce_dtype)

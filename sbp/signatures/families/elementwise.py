@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from sbp.signatures.factors import (
     multilinear_rows,
 )
 from sbp.signatures.rule import (
+    ROUNDED_PARTS,
     Op,
     Row,
     Rule,
@@ -290,8 +292,8 @@ def cast_rows(op: Op) -> list[Row]:
 
     * `sum` and `prod`: from a float to a wider float, and from an integer to one with as many or
       fewer bits (reduction modulo 2**k is a homomorphism). A cast to a narrower float rounds each
-      part, a cast from float to integer truncates each part, and integer parts wrap, so that no
-      wider integer has their sum.
+      part, which is a row for `sum` only where the user allows it. A cast from float to integer
+      truncates each part, and integer parts wrap, so that no wider integer has their sum.
     * `max` and `min`: monotone casts. A cast from float to integer is not monotone (NaN becomes a
       number). A cast to a float without infinities is excluded too: the neutral element becomes
       NaN.
@@ -323,6 +325,8 @@ def cast_rows(op: Op) -> list[Row]:
     if not integers and all(jnp.issubdtype(d, np.inexact) for d in (source, target)):
         wider = target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source))
         rows += [*linear_rows(op), *monoid_rows(op, "prod")] if wider else []
+        if op.rounds_parts and not wider:
+            rows += [replace(row, kernel=ROUNDED_PARTS.name) for row in linear_rows(op)]
     holds_all = (
         integers
         and jnp.iinfo(target).min <= jnp.iinfo(source).min
