@@ -18,6 +18,7 @@ from sbp.errors import SbpWarning as SbpWarning
 from sbp.handwritten.region import manual as manual
 from sbp.layout import Layout as Layout
 from sbp.layout import fully_sharded as fully_sharded
+from sbp.layout import padded as padded
 from sbp.limits import Budget as Budget
 from sbp.limits import forbid as forbid
 from sbp.limits import policy as policy
@@ -25,6 +26,7 @@ from sbp.machine.mesh import HARDWARE as HARDWARE
 from sbp.machine.mesh import Hardware as Hardware
 from sbp.machine.mesh import make_mesh as make_mesh
 from sbp.report.report import Report as Report
+from sbp.run.padded import Padded as Padded
 from sbp.run.partial import Partial as Partial
 from sbp.types import B as B
 from sbp.types import NdSbp as NdSbp

@@ -111,7 +111,8 @@ class OptionEdit:
       option: the argument: `boxing`, `in_types`, `out_types`, `memory_limit` or `budgets` of
           `sbp.jit`, `constraints` of `jax.export.symbolic_shape`.
       value: its new value as the call takes it; where `position` is given, that of one part: a
-          type text or None for one array, the new `above` (bytes) for one budget.
+          type text, `sbp.padded` of one, or None for one array, the new `above` (bytes) for one
+          budget.
       position: the number of the array among the flat inputs or outputs, or that of the budget;
           None where `value` is the whole argument.
       function: the function that is called.

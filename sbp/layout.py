@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.annotations import Pin, as_array, bind_pin
-from sbp.errors import SbpError, nearest, refused
-from sbp.kinds import AXES, AXIS, Kind, made_of, shown, takes
+from sbp.annotations import Pin, as_array, as_type, bind_pin
+from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.kinds import AXES, AXIS, FLAG, Kind, made_of, shown, takes
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
@@ -209,16 +209,62 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedType:
+    """A type of arguments or results that are held as `sbp.Padded`; see `padded`.
+
+    Arguments:
+      type: the type, in one of the forms that `in_types` takes; None leaves it to inference.
+    """
+
+    type: Any
+
+
+@takes("sbp.padded")
+def padded(type: Any = None) -> PaddedType:
+    """An entry of `in_types` and `out_types` whose splits need not divide: between calls the array
+    stays split as `sbp.Padded`, one padded array with its true shape. Without it, a dim that does
+    not divide is whole on every device at the boundary of a program.
+
+    Arguments:
+      type: a type without P, as `in_types` takes it: an `NdSbp`, a type text, a `PartitionSpec` or
+        a `NamedSharding`. None leaves the type to inference.
+
+    Returns:
+      An entry for what stands for one type. An argument of it may be an `sbp.Padded` or any array;
+      a result of it is always an `sbp.Padded`.
+
+    Raises:
+      SbpError: `type-syntax` for what is no type, `bad-argument` for a type with P.
+
+    >>> import jax
+    >>> import sbp
+    >>> mesh = sbp.make_mesh((1,), ("data",))
+    >>> rows = padded("data:S(0)")
+    >>> f = sbp.jit(lambda w: 2 * w, mesh, in_types=rows, out_types=rows)
+    >>> f(jax.numpy.ones((13, 7))).shape
+    (13, 7)
+    """
+    if type is not None and as_type(type).is_partial:
+        raise ArgumentError(
+            f"sbp.padded takes a type without P, got {shown(type)}; a result that is pinned P comes"
+            " back as an sbp.Partial"
+        )
+    return PaddedType(type)
+
+
+@dataclass(frozen=True, slots=True)
 class FullySharded:
     """The types of leaves that are split where they fit; see `fully_sharded`.
 
     Arguments:
       mesh_axes: the mesh axes to split over.
+      padded: whether a leaf that fits nowhere is split along its longest dim, as `sbp.Padded`.
     """
 
     mesh_axes: tuple[str, ...]
+    padded: bool = False
 
-    def type_of(self, shape: Sequence[int], axes: Sequence[tuple[str, int]]) -> NdSbp:
+    def type_of(self, shape: Sequence[int], axes: Sequence[tuple[str, int]]) -> NdSbp | PaddedType:
         """The type of a leaf.
 
         Arguments:
@@ -237,14 +283,17 @@ class FullySharded:
                 )
         parts = math.prod(sizes[name] for name in self.mesh_axes)
         fitting = [dim for dim, size in enumerate(shape) if size % parts == 0]
-        if not fitting or 0 in shape:
+        is_padded = self.padded and not fitting and max(shape, default=0) > 1
+        dims = range(len(shape)) if is_padded else fitting
+        if not dims or 0 in shape:
             return NdSbp()
-        largest = max(fitting, key=lambda dim: (shape[dim], -dim))
-        return NdSbp({n: Split(largest) for n, _ in axes if n in self.mesh_axes})
+        largest = max(dims, key=lambda dim: (shape[dim], -dim))
+        split = NdSbp({n: Split(largest) for n, _ in axes if n in self.mesh_axes})
+        return PaddedType(split) if is_padded else split
 
 
-@takes("sbp.fully_sharded", mesh_axes=AXIS)
-def fully_sharded(*mesh_axes: str) -> FullySharded:
+@takes("sbp.fully_sharded", mesh_axes=AXIS, padded=FLAG)
+def fully_sharded(*mesh_axes: str, padded: bool = False) -> FullySharded:
     """An entry of `in_types` and `out_types` that splits each leaf where it fits: along its largest
     dim that divides evenly over the mesh axes, the first of equal ones; a leaf without such a dim
     is B. It stands for whole subtrees, such as the state of an optimiser, whose leaves need not be
@@ -252,16 +301,20 @@ def fully_sharded(*mesh_axes: str) -> FullySharded:
 
     Arguments:
       *mesh_axes: the mesh axes to split over.
+      padded: True splits a leaf without such a dim along its longest dim, and holds it as
+        `sbp.Padded`. A leaf with at most one element along each dim is B in any case.
 
     Raises:
       SbpError: `bad-argument` for no axis; `unknown-axis` where it is used.
 
     >>> fully_sharded("data").type_of((3, 8, 16), (("data", 4), ("model", 2)))
     data:S(2)
+    >>> fully_sharded("data", padded=True).type_of((13, 7), (("data", 4),))
+    PaddedType(type=data:S(0))
     """
     if not mesh_axes:
         raise SbpError('fully_sharded needs a mesh axis: fully_sharded("data")')
-    return FullySharded(mesh_axes)
+    return FullySharded(mesh_axes, padded)
 
 
 _LEAF = Kind('a tuple of dim names, such as ("batch", None), or None', lambda x: _is_names(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,15 +18,29 @@ from sbp.errors import SbpError, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
 from sbp.kinds import leaves_of, takes_no_such_call
-from sbp.layout import FullySharded
+from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
+from sbp.run.padded import Padded
 from sbp.run.partial import Partial
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
 _TYPE_FORMS = (
-    *(FullySharded, NdSbp, str, PartitionSpec, NamedSharding),
+    *(FullySharded, PaddedType, NdSbp, str, PartitionSpec, NamedSharding),
     *(Split, Unreduced, Broadcast),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of an argument or a result.
+
+    Arguments:
+      type: its type; None leaves it free.
+      padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
+    """
+
+    type: NdSbp | None
+    padded: bool = False
 
 
 def is_type_leaf(x: Any) -> bool:
@@ -50,6 +65,8 @@ def check_types(types: Any, mesh: MeshSpec) -> None:
         ):
             if isinstance(leaf, FullySharded):
                 leaf = leaf.type_of((), mesh.axes)
+            if isinstance(leaf, PaddedType):
+                leaf = NdSbp() if leaf.type is None else leaf.type
             check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, "in_types and out_types")
 
 
@@ -59,8 +76,8 @@ def broadcast_types(
     leaves: Sequence[tuple[KeyPath, Any]],
     names: tuple[str, str],
     mesh: MeshSpec,
-) -> list[NdSbp | None]:
-    """The type of each leaf of `tree` from a pytree prefix of types.
+) -> list[Asked]:
+    """What is asked of each leaf of `tree`, from a pytree prefix of types.
 
     Arguments:
       entry: the prefix. Its leaves are types, None, functions of a leaf's path and its
@@ -116,10 +133,8 @@ def entries_of(
     return found
 
 
-def type_of_leaf(
-    t: Any, path: KeyPath, leaf: Any, names: tuple[str, str], mesh: MeshSpec
-) -> NdSbp | None:
-    """The type of one leaf by its entry; the arguments are those of `broadcast_types`."""
+def type_of_leaf(t: Any, path: KeyPath, leaf: Any, names: tuple[str, str], mesh: MeshSpec) -> Asked:
+    """What is asked of one leaf by its entry; the arguments are those of `broadcast_types`."""
     name = names[1] + jax.tree_util.keystr(path)
     is_partial = isinstance(leaf, Partial)
     shape = shape_of(leaf.parts if is_partial else leaf, name)
@@ -137,15 +152,18 @@ def type_of_leaf(
             raise
     if isinstance(t, FullySharded):
         t = t.type_of(shape.shape, mesh.axes)
+    is_padded = isinstance(t, PaddedType)
+    if is_padded:
+        t = t.type
     if t is None or _jax_call.is_unspecified(t):
-        return None
+        return Asked(None, is_padded)
     where = f"{names[0]} for {name}"
     try:
         checked = as_type(t, rank, mesh.names)
     except SbpError as error:
         raise error.about(where) from None
     check_axes(checked, mesh, where)
-    return checked
+    return Asked(checked, is_padded)
 
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
@@ -158,11 +176,14 @@ def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
 
 
 def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
-    """The type that pins an argument because it has it already: that of a `Partial`, or of a
-    `NamedSharding` on the same devices. None for other arguments."""
+    """The type that pins an argument because it has it already: that of a `Partial`, of a `Padded`
+    that a mesh with these axes can hold, or of a `NamedSharding` on the same devices. None for
+    other arguments."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Partial):
         return leaf.type
+    if isinstance(leaf, Padded):
+        return leaf.type if leaf.fits_on(axes_of(mesh)) else None
     if not isinstance(sharding, NamedSharding) or isinstance(leaf, _jax.Tracer):
         return None
     if not same_mesh(sharding.mesh, mesh):
@@ -175,12 +196,31 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return None
 
 
+def held_as(asked: Asked, leaf: Any, mesh: Mesh | AbstractMesh) -> Asked:
+    """What is asked of an argument, once it is known how it arrives. A `Padded` whose type is asked
+    for, or free, is taken as it is."""
+    own = carried_type(leaf, mesh) if isinstance(leaf, Padded) else None
+    if own is None or asked.padded:
+        return asked
+    as_it_is = asked.type is None or leaf.is_laid_out(asked.type, axes_of(mesh))
+    return Asked(own, padded=True) if as_it_is else asked
+
+
+def axes_of(mesh: Mesh | AbstractMesh) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of a mesh's axes, outer first."""
+    return tuple(zip(map(str, mesh.axis_names), map(int, mesh.axis_sizes), strict=True))
+
+
 def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an input.
 
     Raises:
       SbpError: `bad-argument` for an input that is no array.
     """
+    if isinstance(x, Padded):
+        if x.problem:
+            raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(
             x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False))
@@ -216,14 +256,14 @@ def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
 
 
 def even_boundary(
-    t: NdSbp | None, shape: tuple[int, ...], mesh: MeshSpec, where: str
+    asked: Asked, shape: tuple[int, ...], mesh: MeshSpec, where: str
 ) -> tuple[NdSbp | None, Pin | None]:
     """The type of an array at the boundary of a program. JAX shards arrays evenly, so a mesh axis
     that does not divide its dim becomes B there, with a warning; the program slices or gathers the
-    array inside.
+    array inside. What is held padded keeps its type, unless it has no elements to split.
 
     Arguments:
-      t: the type that is asked for; None for a free one.
+      asked: the type that is asked for.
       shape: the global shape.
       mesh: the mesh.
       where: the input or output, for the warning.
@@ -231,8 +271,11 @@ def even_boundary(
     Returns:
       The type at the boundary, and the pin inside the program where that type is another one.
     """
+    t = asked.type
     if t is None or is_even(shape, from_type(t, mesh), mesh.sizes):
         return t, None
+    if asked.padded:
+        return (NdSbp(free=t.free) if 0 in shape else t), None
     atoms: dict[str, Atom] = {}
     for axis in mesh.names:
         if axis not in t.free:
@@ -241,10 +284,7 @@ def even_boundary(
     even = NdSbp(atoms, t.free)
     why = f"does not divide under {t!r}" if 0 not in shape else f"has no elements to split {t!r}"
     text = f"{why}; it is held {even!r} there and sliced or gathered inside"
+    if 0 not in shape:
+        text += f' (sbp.padded("{t!r}") keeps it split between calls)'
     warn("uneven-boundary", f"{where} of shape {shape}", text)
     return even, Pin(t, complete=True)
-
-
-def partial_axes(t: NdSbp, mesh: MeshSpec) -> tuple[str, ...]:
-    """The mesh axes on which a type is partial."""
-    return tuple(a for a in mesh.names if isinstance(t.get(a), Unreduced))

@@ -13,16 +13,24 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax_call
 from sbp.api.arguments import Names, Numbers, Parameters
-from sbp.api.boundary import broadcast_types, carried_type, is_type_leaf, shape_of, type_of_leaf
+from sbp.api.boundary import (
+    Asked,
+    broadcast_types,
+    carried_type,
+    held_as,
+    is_type_leaf,
+    shape_of,
+    type_of_leaf,
+)
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
-from sbp.api.trees import KeyPath, arguments_of, filled, results_of
+from sbp.api.trees import KeyPath, arguments_of, filled
 from sbp.errors import SbpError, refused
 from sbp.infer.request import TypeSource
 from sbp.kinds import paths_of, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
+from sbp.run.padded import Padded
 from sbp.run.partial import Partial
-from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
 
@@ -73,7 +81,7 @@ class CallSignature:
       avals: global shape and dtype of each flat argument.
       names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
-      wanted: the type asked for each flat argument; None leaves it free.
+      asked: what is asked of each flat argument.
       sources: for each flat argument, what asks for its type.
       donated_args: for each donated argument the flat positions of its leaves.
     """
@@ -84,7 +92,7 @@ class CallSignature:
     avals: tuple[jax.ShapeDtypeStruct, ...]
     names: tuple[str, ...]
     call: Callable[..., Any]
-    wanted: tuple[NdSbp | None, ...]
+    asked: tuple[Asked, ...]
     sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
 
@@ -96,6 +104,16 @@ class CallSignature:
     def partial(self) -> tuple[NdSbp | None, ...]:
         """For each flat argument its type where that is partial, else None."""
         return tuple(t if t is not None and t.is_partial else None for t in self.wanted)
+
+    @property
+    def wanted(self) -> tuple[NdSbp | None, ...]:
+        """The type asked for each flat argument; None leaves it free."""
+        return tuple(asked.type for asked in self.asked)
+
+    @property
+    def padded(self) -> frozenset[int]:
+        """The flat positions of arguments that are held as `Padded`."""
+        return frozenset(i for i, asked in enumerate(self.asked) if asked.padded)
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -166,13 +184,14 @@ class CallReader:
         dynamic = tuple(args[i] for i in positions)
         dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in static_kwargs}
         with_path, tree = paths_of(
-            (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial)
+            (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial | Padded)
         )
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
         heads = [self._argument_name(p) for p in positions]
-        wanted, sources = self._wanted_inputs(heads, tree, with_path)
-        avals = tuple(map(_aval_of, leaves, wanted, names))
+        given, sources = self._wanted_inputs(heads, tree, with_path)
+        asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
+        avals = tuple(_aval_of(x, a.type, n) for x, a, n in zip(leaves, asked, names, strict=True))
         fn, name, count = self._fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
@@ -192,12 +211,12 @@ class CallReader:
             # The key has their types, too: 1, 1.0 and True are equal and trace differently.
             tuple((i, type(v), v) for i, v in sorted(statics.items())),
             tuple((k, type(v), v) for k, v in sorted(static_kwargs.items())),
-            wanted,
+            asked,
             _jax_call.trace_key(),
         )
         paths = tuple(path for path, _ in with_path)
         donated = self._donated(tree, positions, len(args))
-        signature = CallSignature(key, tree, paths, avals, names, call, wanted, sources, donated)
+        signature = CallSignature(key, tree, paths, avals, names, call, asked, sources, donated)
         return signature, leaves
 
     def _statics(
@@ -249,8 +268,8 @@ class CallReader:
 
     def _wanted_inputs(
         self, heads: Sequence[str], tree: Any, with_path: list[Any]
-    ) -> tuple[tuple[NdSbp | None, ...], tuple[TypeSource, ...]]:
-        """The type asked of each input, and what asks it.
+    ) -> tuple[tuple[Asked, ...], tuple[TypeSource, ...]]:
+        """What is asked of each input, and what asks it.
 
         Arguments:
           heads: the names of the positional arguments that are not static.
@@ -258,12 +277,12 @@ class CallReader:
           with_path: (path, leaf) of all arguments that are not static, flat.
         """
         in_types, count = self.options.in_types, len(heads)
-        wanted: list[NdSbp | None] = []
+        wanted: list[Asked] = []
         # The inputs of a saved plan lie where that plan says.
         carried = [
-            carried_type(leaf, self.mesh)
+            Asked(carried_type(leaf, self.mesh))
             if self.options.plan is None or isinstance(leaf, Partial)
-            else None
+            else Asked(None)
             for _, leaf in with_path
         ]
         positional = sum(len(at) for _, at in arguments_of(tree)[:count])
@@ -297,8 +316,8 @@ class CallReader:
             )
         return (*wanted, *carried[positional:]), given + named
 
-    def _by_pattern(self, heads: Sequence[str], with_path: list[Any]) -> list[NdSbp | None]:
-        """The types of positional arguments where `in_types` is one dict of patterns for all of
+    def _by_pattern(self, heads: Sequence[str], with_path: list[Any]) -> list[Asked]:
+        """What is asked of positional arguments where `in_types` is one dict of patterns for all of
         them. A path goes with and without the name of its argument."""
         owners = [str(heads[path[1].idx]) for path, _ in with_path]
         inside = [path_names(path[2:]) for path, _ in with_path]
@@ -347,38 +366,3 @@ def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:
         )
     aval = shape_of(leaf.parts, name)
     return jax.ShapeDtypeStruct(aval.shape[leaf.rank :], aval.dtype)
-
-
-def tied_outputs(
-    signature: CallSignature,
-    graph: Graph,
-    out_tree: Any,
-    out_wanted: Sequence[NdSbp | None],
-) -> tuple[tuple[int, int], ...]:
-    """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
-    first result of equal structure, shapes and dtypes. So a training step returns the types that it
-    takes.
-
-    Arguments:
-      signature: the call.
-      graph: its program.
-      out_tree: the structure of what the function returns.
-      out_wanted: the type asked for each output. Outputs with a type are left out.
-    """
-    arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for group in signature.donated_args:
-        for number, (result, at) in enumerate(results_of(out_tree)):
-            if number in used or result != arguments[group]:
-                continue
-            same = all(
-                graph.aval(graph.outputs[o]).shape == signature.avals[i].shape
-                and graph.aval(graph.outputs[o]).dtype == signature.avals[i].dtype
-                for o, i in zip(at, group, strict=True)
-            )
-            if same:
-                used.add(number)
-                pairs += [(o, i) for o, i in zip(at, group, strict=True) if out_wanted[o] is None]
-                break
-    return tuple(pairs)

@@ -13,6 +13,7 @@ from sbp import _jax, _jax_call
 from sbp.api.arguments import Parameters
 from sbp.api.cache import PlanCache
 from sbp.api.call import CallSignature, JitOptions, function_name, quick_key
+from sbp.api.holding import plain
 from sbp.api.plan import Plan
 from sbp.api.planner import Planner
 from sbp.api.tracing import Traced, shapes_of, traced_call
@@ -93,8 +94,10 @@ class Jitted:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
+            args, kwargs = plain((args, kwargs))
             return self._fn(*args, **kwargs)
         if _jax_call.jit_is_disabled():
+            args, kwargs = plain((args, kwargs))
             return self._fn(*args, **kwargs)
         mesh = self.mesh
         quick = quick_key(flat, tree, mesh)
@@ -105,7 +108,7 @@ class Jitted:
         planner = self._on(mesh)
         signature, leaves = planner.reader.read(args, kwargs)
         plan = self._plan_of(planner, signature)
-        if quick is not None and not any(signature.partial):
+        if quick is not None and plan.holding.is_direct(leaves):
             self._plans.add_quick(quick, (mesh, signature.key))
         return plan.run(leaves)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
-from sbp.api.boundary import partial_axes
 from sbp.api.call import CallReader, CallSignature, quick_key
+from sbp.api.holding import Holding
 from sbp.api.planfile import write_plan
 from sbp.api.tracing import Traced
 from sbp.errors import Diagnostic, SbpError, SbpWarning, refused, users_stacklevel
@@ -29,8 +29,6 @@ from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
 from sbp.run.execute import Compiling, Executable
 from sbp.run.joint import JointRun, placed
-from sbp.run.partial import Partial
-from sbp.types import NdSbp, Unreduced
 
 
 class Plan:
@@ -75,6 +73,17 @@ class Plan:
         )
 
     @functools.cached_property
+    def holding(self) -> Holding:
+        """How its arguments and results are held between calls."""
+        return Holding(
+            program=self.program,
+            signature=self._signature,
+            asked=self._traced.out_asked,
+            mesh=self._reader.mesh,
+            shardings=self._executable.in_shardings,
+        )
+
+    @functools.cached_property
     def _joint(self) -> JointRun | None:
         """What its runs need where there are several processes."""
         if jax.process_count() == 1:
@@ -100,15 +109,17 @@ class Plan:
     @property
     def in_shardings(self) -> Any:
         """`NamedSharding`s of the positional arguments on the user's mesh, in their structure.
-        Arrays with these shardings are not moved when the plan runs."""
+        Arrays with these shardings are not moved when the plan runs. What is held as `sbp.Padded`
+        is a `Padded` here, too, with the sharding of its parts."""
         mesh = self._reader.mesh
         flat = [NamedSharding(mesh, s.spec) for s in self._executable.in_shardings]
-        return self._signature.like(flat)[0]
+        return self.holding.arguments_like(flat)[0]
 
     @property
     def out_shardings(self) -> Any:
-        """`NamedSharding`s of what the function returns, on the user's mesh."""
-        return self.results.like(self._executable.out_shardings)
+        """`NamedSharding`s of what the function returns, on the user's mesh, as in
+        `in_shardings`."""
+        return self.results.like(self.holding.results_like(self._executable.out_shardings))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan on arguments of the signature that it was made for.
@@ -127,32 +138,19 @@ class Plan:
                 "the plan was made for other shapes, dtypes or static arguments; call the sbp.jit"
                 " function instead"
             )
-        if not any(signature.partial):
+        if self.holding.is_direct(leaves):
             self._quick = quick
         return self.run(leaves)
 
     def lower(self) -> Any:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. On an
         abstract mesh it has `.as_text()` and does not compile."""
-        shapes = []
-        for aval, want, sharding in zip(
-            self._signature.avals,
-            self._signature.partial,
-            self._executable.in_shardings,
-            strict=True,
-        ):
-            leading = (
-                ()
-                if want is None
-                else tuple(
-                    n
-                    for a in partial_axes(want, self.program.mesh)
-                    if (n := self.program.mesh.size(a)) > 1
-                )
+        shapes = [
+            jax.ShapeDtypeStruct(self.holding.shape(i), aval.dtype, sharding=sharding)
+            for i, (aval, sharding) in enumerate(
+                zip(self._signature.avals, self._executable.in_shardings, strict=True)
             )
-            shapes.append(
-                jax.ShapeDtypeStruct((*leading, *aval.shape), aval.dtype, sharding=sharding)
-            )
+        ]
         return self._executable.lower(shapes)
 
     def report(self) -> Report:
@@ -276,9 +274,10 @@ class Plan:
                 " devices",
                 code="abstract-mesh",
             )
-        flat = [_parts(leaf, mesh) if isinstance(leaf, Partial) else leaf for leaf in leaves]
+        taken = self.holding.taken(leaves)
+        flat = taken.flat
         if self._joint is not None:
-            flat = self._joint.arguments(flat)
+            flat = self._joint.arguments(flat, taken.whole)
         try:
             outs = self._executable(flat)
         except TypeError as error:
@@ -287,13 +286,10 @@ class Plan:
         except ValueError as error:
             if not _is_placement_complaint(error):
                 raise
-            outs = self._executable(self._move(flat))
-        results = []
-        for k, (out, t) in enumerate(zip(outs, self._traced.out_wanted, strict=True)):
-            if t is not None and t.is_partial:
-                out = Partial(_with_part_dims(out, t, mesh), t, self.program.output_sum(k))
-            results.append(out)
-        return jax.tree.unflatten(self.results.tree, results)
+            outs = self._executable(self._move(flat, taken.moved))
+        else:
+            self._warn_moved(taken.moved)
+        return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
 
     def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:
         """Refuses a run on shapes."""
@@ -305,8 +301,14 @@ class Plan:
                     error,
                 ) from error
 
-    def _move(self, flat: list[Any]) -> list[Any]:
-        moved, names = [], []
+    def _move(self, flat: list[Any], names: Sequence[str]) -> list[Any]:
+        """The arguments, moved to where the plan takes them.
+
+        Arguments:
+          flat: the arguments.
+          names: of arguments that were moved before.
+        """
+        moved, names = [], list(names)
         for x, sharding, name in zip(
             flat, self._executable.in_shardings, self._signature.names, strict=True
         ):
@@ -315,6 +317,11 @@ class Plan:
                     names.append(name)
                 x = placed(x, sharding)
             moved.append(x)
+        self._warn_moved(names)
+        return moved
+
+    def _warn_moved(self, names: Sequence[str]) -> None:
+        """Gives one warning for the arguments that were moved."""
         if names and not self._moved:
             self._moved = True
             shown = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
@@ -324,27 +331,6 @@ class Plan:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
-        return moved
-
-
-def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
-    return [int(mesh.shape[a]) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
-
-
-def _parts(leaf: Partial, mesh: Mesh) -> Any:
-    """The array that the program takes for a `Partial`: without the leading dims of mesh axes of
-    size 1, on which the one part is the value."""
-    sizes = _part_sizes(leaf.type, mesh)
-    return (
-        leaf.parts
-        if 1 not in sizes
-        else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
-    )
-
-
-def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:
-    sizes = _part_sizes(t, mesh)
-    return out if 1 not in sizes else out.reshape(*sizes, *out.shape[sum(n > 1 for n in sizes) :])
 
 
 def _is_placement_complaint(error: ValueError) -> bool:

@@ -16,7 +16,7 @@ from sbp.api.planfile import load_program
 from sbp.api.shardings import check_meshes
 from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall
-from sbp.api.tracing import Tracer, traced_call, wanted_outputs
+from sbp.api.tracing import Tracer, asked_outputs, traced_call
 from sbp.errors import SbpError, SbpTypeError, noting
 from sbp.explain.faults import explain
 from sbp.explain.memory import memory_diagnostic
@@ -102,7 +102,7 @@ class Planner:
         plan.noted = tuple(noted)
         found = call.decide(
             plan.program.typing,
-            lambda shapes: wanted_outputs(
+            lambda shapes: asked_outputs(
                 self.reader, dataclasses.replace(plan.results, shapes=tuple(shapes))
             )[0],
         )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from sbp import _jax
-from sbp.api.boundary import even_boundary
+from sbp.api.boundary import Asked, even_boundary
 from sbp.api.call import CallSignature
 from sbp.errors import (
     SbpError,
@@ -40,7 +40,6 @@ from sbp.sizes.expressions import (
 from sbp.sizes.scope import Scope
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
-from sbp.types import NdSbp
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
 """The device count times these is the first choice of sizes: they are large, and different symbols
@@ -143,19 +142,19 @@ class SizedCall:
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def decide(self, typing: Typing, wanted: Callable[[list[Any]], list[NdSbp | None]]) -> Decided:
+    def decide(self, typing: Typing, asked: Callable[[list[Any]], list[Asked]]) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: its typing at the chosen sizes.
-          wanted: shapes of the flat results -> the type that each has at the boundary.
+          asked: shapes of the flat results -> what is asked of each at the boundary.
         """
         graph, out_shape = self._traced
         claims = [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
 
-            def types(lift: Lift) -> list[NdSbp | None]:
-                return wanted(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))
+            def types(lift: Lift) -> list[Asked]:
+                return asked(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
                 here = types(numbers(self.point))
@@ -177,25 +176,29 @@ class SizedCall:
     def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
         """A claim for each pinned input that does not divide at the chosen sizes, so that its type
         at the boundary is not its pin. Sizes at which it divides have another typing."""
-        for want, aval, here, name in zip(
-            self.symbolic.wanted,
+        for asked, aval, here, name in zip(
+            self.symbolic.asked,
             self.symbolic.avals,
             self.signature.avals,
             self.symbolic.names,
             strict=True,
         ):
-            if want is None or here.shape == aval.shape:
+            if asked.type is None or here.shape == aval.shape:
                 continue
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                even = even_boundary(want, here.shape, mesh, name)[0]
-            if even == want:
+                even = even_boundary(asked, here.shape, mesh, name)[0]
+            if even == asked.type:
                 continue  # it divides; `claims_of` claims that
             shape = tuple(aval.shape)
 
             def holds(
-                lift: Lift, want: Any = want, shape: Any = shape, even: Any = even, name: str = name
+                lift: Lift,
+                asked: Asked = asked,
+                shape: Any = shape,
+                even: Any = even,
+                name: str = name,
             ) -> bool:
-                return even_boundary(want, tuple(map(lift, shape)), mesh, name)[0] == even
+                return even_boundary(asked, tuple(map(lift, shape)), mesh, name)[0] == even
 
             yield Claim(
                 text=f"input {name} of shape {shape_text(shape)} is held {even!r}",

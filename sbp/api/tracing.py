@@ -14,9 +14,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp import _jax
 from sbp.annotations import Pin, bind_pin
-from sbp.api.boundary import broadcast_types, codes_of, even_boundary
-from sbp.api.call import CallReader, CallSignature, tied_outputs
-from sbp.api.trees import KeyPath, filled
+from sbp.api.boundary import Asked, broadcast_types, codes_of, even_boundary
+from sbp.api.call import CallReader, CallSignature
+from sbp.api.trees import KeyPath, arguments_of, filled, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.coverage import check_rules
@@ -63,13 +63,13 @@ class Traced:
         chosen by.
       results: what the function returns.
       out_names: a name for each output.
-      out_wanted: the type asked for each output.
+      out_asked: what is asked of each output.
     """
 
     request: Request
     results: Results
     out_names: tuple[str, ...]
-    out_wanted: tuple[NdSbp | None, ...]
+    out_asked: tuple[Asked, ...]
 
 
 Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
@@ -107,17 +107,20 @@ def traced_call(
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
     results = call.results(flat_shapes)
-    out_wanted, out_names = wanted_outputs(reader, results)
-    tied = tied_outputs(signature, graph, results.tree, out_wanted)
+    out_asked, out_names = asked_outputs(reader, results)
+    tied = tied_outputs(signature, graph, results.tree, out_asked)
+    padded = {o for o, asked in enumerate(out_asked) if asked.padded}
     by_axis = options.axis_policies
     request = Request(
         graph=graph,
         mesh=spec,
         demand=Demand(
             inputs=tuple(codes_of(t, spec) for t in boundary),
-            outputs=tuple(codes_of(t, spec) for t in out_wanted),
+            outputs=tuple(codes_of(asked.type, spec) for asked in out_asked),
             tied=tied,
             sources=signature.sources,
+            padded_inputs=signature.padded,
+            padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
         ),
         boxing=options.boxing,
         axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
@@ -126,9 +129,7 @@ def traced_call(
         memory_limit=options.memory_limit,
         aliased=tuple(i for _, i in tied),
     )
-    return Traced(
-        request=request, results=results, out_names=out_names, out_wanted=tuple(out_wanted)
-    )
+    return Traced(request=request, results=results, out_names=out_names, out_asked=tuple(out_asked))
 
 
 def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
@@ -147,10 +148,10 @@ def _boundary(
     another type."""
     boundary: list[NdSbp | None] = []
     inner: list[Pin | None] = []
-    asked = zip(signature.wanted, signature.avals, signature.names, strict=True)
-    for position, (want, aval, name) in enumerate(asked):
-        check_monoids(want or NdSbp(), aval.dtype, f"input {name}")
-        outer, pin = even_boundary(want, aval.shape, spec, f"input {name}")
+    each = zip(signature.asked, signature.avals, signature.names, strict=True)
+    for position, (asked, aval, name) in enumerate(each):
+        check_monoids(asked.type or NdSbp(), aval.dtype, f"input {name}")
+        outer, pin = even_boundary(asked, aval.shape, spec, f"input {name}")
         boundary.append(outer)
         inner.append(replace(pin, input=position) if pin else None)
     return boundary, inner
@@ -172,8 +173,9 @@ def _placed(
       spec: its axes.
     """
     found: list[jax.ShapeDtypeStruct] = []
-    for aval, t, source in zip(signature.avals, types, signature.sources, strict=True):
-        if t is not None and source != "in_types" and not t.is_partial:
+    each = zip(signature.avals, types, signature.sources, signature.asked, strict=True)
+    for aval, t, source, asked in each:
+        if t is not None and source != "in_types" and not t.is_partial and not asked.padded:
             sharding = NamedSharding(explicit, partition_spec(from_type(t, spec), spec, aval.ndim))
             aval = aval.update(sharding=sharding)
         found.append(aval)
@@ -272,10 +274,8 @@ def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     return graph
 
 
-def wanted_outputs(
-    reader: CallReader, results: Results
-) -> tuple[list[NdSbp | None], tuple[str, ...]]:
-    """The type asked for each output at the boundary, and a name for each.
+def asked_outputs(reader: CallReader, results: Results) -> tuple[list[Asked], tuple[str, ...]]:
+    """What is asked of each output at the boundary, and a name for each.
 
     Arguments:
       reader: the function with its mesh and options.
@@ -284,11 +284,48 @@ def wanted_outputs(
     spec, out_types = reader.spec, reader.options.out_types
     names = tuple(jax.tree_util.keystr(path) or "result" for path in results.paths)
     if out_types is None:
-        return [None] * len(names), names
-    wanted: list[NdSbp | None] = []
+        return [Asked(None)] * len(names), names
+    found: list[Asked] = []
     with_path = list(zip(results.paths, results.shapes, strict=True))
     types = broadcast_types(out_types, results.tree, with_path, ("out_types", "result"), spec)
-    for t, leaf, name in zip(types, results.shapes, names, strict=True):
-        check_monoids(t or NdSbp(), leaf.dtype, f"output {name}")
-        wanted.append(even_boundary(t, leaf.shape, spec, f"output {name}")[0])
-    return wanted, names
+    for asked, leaf, name in zip(types, results.shapes, names, strict=True):
+        check_monoids(asked.type or NdSbp(), leaf.dtype, f"output {name}")
+        outer, _ = even_boundary(asked, leaf.shape, spec, f"output {name}")
+        found.append(Asked(outer, asked.padded))
+    return found, names
+
+
+def tied_outputs(
+    signature: CallSignature,
+    graph: Graph,
+    out_tree: Any,
+    out_asked: Sequence[Asked],
+) -> tuple[tuple[int, int], ...]:
+    """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
+    first result of equal structure, shapes and dtypes. So a training step returns the types that it
+    takes.
+
+    Arguments:
+      signature: the call.
+      graph: its program.
+      out_tree: the structure of what the function returns.
+      out_asked: what is asked of each output. Outputs of which anything is asked are left out.
+    """
+    arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
+    for group in signature.donated_args:
+        for number, (result, at) in enumerate(results_of(out_tree)):
+            if number in used or result != arguments[group]:
+                continue
+            same = all(
+                graph.aval(graph.outputs[o]).shape == signature.avals[i].shape
+                and graph.aval(graph.outputs[o]).dtype == signature.avals[i].dtype
+                for o, i in zip(at, group, strict=True)
+            )
+            if same:
+                used.add(number)
+                free = Asked(None)
+                pairs += [(o, i) for o, i in zip(at, group, strict=True) if out_asked[o] == free]
+                break
+    return tuple(pairs)

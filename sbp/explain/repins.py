@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from sbp.annotations import Pin
 from sbp.errors import Edit, OptionEdit
@@ -10,6 +11,7 @@ from sbp.explain.names import behind_vmap
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
+from sbp.layout import padded
 from sbp.source.editing import Part, PinnedPart, repinned
 from sbp.source.reader import expression_at
 from sbp.trace.places import CONSTRAINTS
@@ -56,7 +58,9 @@ def edits_of(
         )
         return repinned(site.span, pinned)
     option = "in_types" if site.is_input else "out_types"
-    value = repr(NdSbp(atoms, free)) if atoms else None
+    value: Any = repr(NdSbp(atoms, free)) if atoms else None
+    if request.demand.is_padded("input" if site.is_input else "output", site.position):
+        value = padded(value)
     edit = OptionEdit(option=option, value=value, position=site.position)
     return (edit,) if site.source == "output" else _input_edits(request, site, edit)
 

@@ -217,10 +217,16 @@ class _Inquiry:
         splits = [
             1 + d
             for d, size in enumerate(aval.shape)
-            if size >= n and (not boundary or size % n == 0)
+            if size >= n and (not self.must_divide or size % n == 0)
         ]
         partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native)]
         return [c for c in (0, *partial, *splits) if c != current]
+
+    @property
+    def must_divide(self) -> bool:
+        """Whether the value is an input or output whose splits have to divide."""
+        kind, position = self.subject.kind, self.subject.position
+        return kind in ("input", "output") and not self.request.demand.is_padded(kind, position)
 
     def natively_partial(self) -> frozenset[str]:
         """The monoids under which some row makes the value partial."""
@@ -275,7 +281,7 @@ class _Inquiry:
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
         have one monoid."""
-        if self.subject.kind in ("input", "output") and not is_even(shape, codes, self.mesh.sizes):
+        if self.must_divide and not is_even(shape, codes, self.mesh.sizes):
             return False
         parts: dict[int, int] = {}
         for c, n in zip(codes, self.mesh.sizes, strict=True):

@@ -326,7 +326,8 @@ class _SystemBuilder:
         if decision.kind in ("input", "output"):  # partial only where pinned
             codes = self.atoms(decision.aval, EMPTY, pinned)
             shape = decision.aval.shape
-            codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
+            if not self.request.demand.is_padded(decision.kind, decision.position):
+                codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
         if decision.sliced:
             return tuple((c, c + 1 if c > 0 else c) for c in codes)
         return tuple((c,) for c in codes)

@@ -143,17 +143,17 @@ class Problem:
         return wide(self.graph.avals[value].dtype, self._sums.get(value))
 
     def _boundary_types(
-        self, aval: Any, wanted: tuple[int | None, ...] | None
+        self, aval: Any, wanted: tuple[int | None, ...] | None, *, padded: bool
     ) -> tuple[Codes, ...]:
-        """The types that an input or output may have: even splits, and partial only where
-        pinned."""
+        """The types that an input or output may have: even splits unless it is held padded, and
+        partial only where pinned."""
         wanted = wanted or (None,) * len(self.mesh.sizes)
         pinned = tuple(0 if c is None else c for c in wanted)
         space = self._space(aval, EMPTY, (pinned,))
         return tuple(
             t
             for t in space.types
-            if is_even(aval.shape, t, self.mesh.sizes)
+            if (is_even(aval.shape, t, self.mesh.sizes) or (padded and 0 not in aval.shape))
             and all(
                 (have >= 0) if want is None else have == want
                 for have, want in zip(t, wanted, strict=True)
@@ -171,11 +171,12 @@ class Problem:
     def _types(self, decision: Decision) -> tuple[Codes, ...]:
         """The types of a decision on a value that no row makes."""
         position, monoids = decision.position, decision.monoids(self.native)
+        aval, demand = decision.aval, self.request.demand
         match decision.kind:
-            case "input":
-                return self._boundary_types(decision.aval, self.request.demand.inputs[position])
-            case "output":
-                return self._boundary_types(decision.aval, self.request.demand.outputs[position])
+            case "input" | "output" as kind:
+                wanted = demand.inputs if kind == "input" else demand.outputs
+                padded = demand.is_padded(kind, position)
+                return self._boundary_types(aval, wanted[position], padded=padded)
             case "predicate":
                 return ((0,) * len(self.mesh.sizes),)
             case "annotation" if decision.node and (pin := decision.node.params["pin"]):

@@ -42,16 +42,24 @@ class Demand:
       tied: (output, input) positions that have the same type: a donated argument and the output
         that takes its buffer.
       sources: for each input, what asks the type; empty for "in_types" everywhere.
+      padded_inputs, padded_outputs: positions of what is held padded between calls, so that its
+        splits need not divide.
     """
 
     inputs: tuple[tuple[int | None, ...] | None, ...]
     outputs: tuple[tuple[int | None, ...] | None, ...]
     tied: tuple[tuple[int, int], ...] = ()
     sources: tuple[TypeSource, ...] = ()
+    padded_inputs: frozenset[int] = frozenset()
+    padded_outputs: frozenset[int] = frozenset()
 
     def source(self, position: int) -> TypeSource:
         """What asks the type of the input at a position."""
         return self.sources[position] if self.sources else "in_types"
+
+    def is_padded(self, kind: str, position: int) -> bool:
+        """Whether the "input" or "output" at a position is held padded."""
+        return position in (self.padded_inputs if kind == "input" else self.padded_outputs)
 
     @property
     def ties(self) -> dict[int, int]:

@@ -17,7 +17,7 @@ import jax
 
 from sbp.errors import SbpError, SbpInternalError
 from sbp.infer.certificate import certify
-from sbp.infer.request import Request
+from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.typing import Typing
 from sbp.plan.fingerprint import digests
@@ -239,7 +239,14 @@ def _made_for(request: Request) -> dict[str, str]:
         "budgets": "; ".join(map(str, request.budgets)),
         "reduce_dtype": str(request.reduce_dtype),
         "memory_limit": str(request.memory_limit),
+        "values held padded": _padded(request.demand),
     }
+
+
+def _padded(demand: Demand) -> str:
+    """Which arguments and results are held padded."""
+    inputs, outputs = sorted(demand.padded_inputs), sorted(demand.padded_outputs)
+    return ", ".join([*(f"input {i}" for i in inputs), *(f"output {o}" for o in outputs)]) or "none"
 
 
 def _check_complete(typing: Typing) -> None:

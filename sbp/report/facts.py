@@ -32,6 +32,7 @@ class Tensor:
       type: its type.
       bytes_per_device: bytes of one device's shard.
       donated: whether it is a donated argument.
+      padded: whether it is held as `sbp.Padded`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Tensor:
     local_shape: str
     bytes_per_device: float
     donated: bool = False
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +89,13 @@ class RegionFact:
     bytes_per_device: float
 
 
-def tensor(program: Program, source: Source, name: str, *, donated: bool = False) -> Tensor:
+def tensor(program: Program, source: Source, name: str) -> Tensor:
     """A register or constant as a fact.
 
     Arguments:
       program: the plan.
       source: the register or constant.
       name: the user's name.
-      donated: whether it is a donated argument.
     """
     aval = (
         program.graph.avals[source.value] if isinstance(source, Register) else source.constant.aval
@@ -106,7 +107,6 @@ def tensor(program: Program, source: Source, name: str, *, donated: bool = False
         local_shape=shape_text(aval, source.codes, program.mesh.sizes),
         bytes_per_device=math.prod(local_shape(aval.shape, source.codes, program.mesh.sizes))
         * _jax.itemsize(aval.dtype),
-        donated=donated,
     )
 
 
@@ -116,7 +116,11 @@ def inputs(program: Program) -> list[Tensor]:
         f"args[{i}]" for i in range(len(program.block.inputs))
     )
     return [
-        tensor(program, register, name, donated=number in program.request.aliased)
+        replace(
+            tensor(program, register, name),
+            donated=number in program.request.aliased,
+            padded=program.request.demand.is_padded("input", number),
+        )
         for number, (register, name) in enumerate(zip(program.block.inputs, names, strict=True))
     ]
 
@@ -124,7 +128,10 @@ def inputs(program: Program) -> list[Tensor]:
 def outputs(program: Program, output_names: tuple[str, ...]) -> list[Tensor]:
     """The results."""
     return [
-        tensor(program, s, output_name(output_names, i))
+        replace(
+            tensor(program, s, output_name(output_names, i)),
+            padded=program.request.demand.is_padded("output", i),
+        )
         for i, s in enumerate(program.block.outputs)
     ]
 

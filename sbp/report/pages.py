@@ -310,7 +310,8 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     )
 
     def row(t: facts.Tensor) -> TableRow:
-        name = t.name + (" (donated)" if t.donated else "")
+        marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
+        name = t.name + (f" ({', '.join(marks)})" if marks else "")
         return TableRow(
             cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(t.bytes_per_device))
         )

@@ -296,3 +296,21 @@ def extent(size: int, dim: int, codes: Codes, mesh: MeshSpec) -> Any:
             size = -(-size // n)
             real = size if even else jnp.clip(real - lax.axis_index(name) * size, 0, size)
     return real
+
+
+def without_padding(x: Any, global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> Any:
+    """This device's shard with 0 in place of its padding, so that what is returned and saved does
+    not depend on how it was computed.
+
+    Arguments:
+      x: the shard.
+      global_shape: shape of the whole tensor.
+      codes: its type.
+      mesh: the mesh.
+    """
+    for dim, size in enumerate(global_shape):
+        real = extent(size, dim, codes, mesh)
+        if not isinstance(real, int) and not _jax.is_extended(x.dtype):
+            is_real = lax.broadcasted_iota(np.int32, x.shape, dim) < real
+            x = jnp.where(is_real, x, jnp.zeros((), x.dtype))
+    return x

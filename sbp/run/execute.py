@@ -14,6 +14,7 @@ from sbp import _jax, _jax_call
 from sbp.infer.space import Codes
 from sbp.machine.context import no_mesh
 from sbp.plan.program import Program
+from sbp.run.boxing import without_padding
 from sbp.run.interpret import Interpreter
 from sbp.run.specs import named_sharding, partition_spec
 
@@ -102,6 +103,7 @@ class Executable:
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.
         avals = [graph.avals[v] for v in graph.inputs]
+        out_avals = [graph.aval(o) for o in graph.outputs]
         passed = [i for i, aval in enumerate(avals) if 0 not in aval.shape]
 
         def body(*shards: Any) -> tuple[Any, ...]:
@@ -116,9 +118,14 @@ class Executable:
             ]
             self._answer_inspections()
             outs = interpreter.block(program.block, args)
+            padded = program.request.demand.padded_outputs
             return tuple(
-                y.reshape((1,) * _partials(c) + y.shape) if _partials(c) else y
-                for y, c in zip(outs, out_codes, strict=True)
+                y.reshape((1,) * _partials(c) + y.shape)
+                if _partials(c)
+                else without_padding(y, out_avals[o].shape, c, program.mesh)
+                if o in padded
+                else y
+                for o, (y, c) in enumerate(zip(outs, out_codes, strict=True))
             )
 
         mapped = jax.shard_map(

@@ -42,11 +42,15 @@ class JointRun:
         here = jax.process_index() in self._processes
         self._agreed = len(self._processes) == 1 or not here
 
-    def arguments(self, flat: Sequence[Any]) -> list[Any]:
+    def arguments(self, flat: Sequence[Any], whole: frozenset[int]) -> list[Any]:
         """The flat arguments with NumPy arrays placed on this process's devices.
 
         Before the first run, all processes of the mesh compare their plans, and the arguments that
         each of them has as a whole.
+
+        Arguments:
+          flat: the arguments.
+          whole: positions of NumPy arrays that are one value in all processes, however it is split.
 
         Raises:
           SbpError: `bad-argument` for a NumPy array with a split type that the user asked for, as
@@ -54,8 +58,9 @@ class JointRun:
         """
         shardings = self._executable.in_shardings
         if len(self._processes) > 1:
-            for x, name, want in zip(flat, self._names, self._wanted, strict=True):
-                if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+            each = zip(flat, self._names, self._wanted, strict=True)
+            for position, (x, name, want) in enumerate(each):
+                if position not in whole and not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
                     _refuse_split(x, name, want, self._mesh)
         if not self._agreed:
             agree(self._name, self._described(flat), self._processes)

@@ -81,22 +81,33 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
 
 def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
     names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
-    for name, value in zip(names, graph.inputs, strict=True):
-        yield from _even(f"input {name}", graph.avals[value], typing.values[value], typing.mesh)
+    demand = typing.request.demand
+    for position, (name, value) in enumerate(zip(names, graph.inputs, strict=True)):
+        padded = demand.is_padded("input", position)
+        aval, codes = graph.avals[value], typing.values[value]
+        yield from _held(f"input {name}", aval, codes, typing.mesh, padded=padded)
     for number, (operand, codes) in enumerate(zip(graph.outputs, typing.outputs, strict=True)):
-        yield from _even(f"output {number}", graph.aval(operand), codes, typing.mesh)
+        padded = demand.is_padded("output", number)
+        yield from _held(f"output {number}", graph.aval(operand), codes, typing.mesh, padded=padded)
 
 
-def _even(what: str, aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[Claim]:
-    if is_symbolic([aval]) and any(c > 0 for c in codes):
-        shape = tuple(aval.shape)
+def _held(what: str, aval: Any, codes: Codes, mesh: MeshSpec, *, padded: bool) -> Iterator[Claim]:
+    """The claim that an input or output can be held in its type."""
+    if not (is_symbolic([aval]) and any(c > 0 for c in codes)):
+        return
+    shape = tuple(aval.shape)
+    if padded:
         yield Claim(
-            text=(
-                f"{what} of shape {shape_text(shape)} divides evenly under {to_type(codes, mesh)!r}"
-            ),
-            key=("even", str(shape), codes),
-            holds=lambda lift: is_even([lift(d) for d in shape], codes, mesh.sizes),
+            text=f"{what} of shape {shape_text(shape)} has elements to split",
+            key=("elements", str(shape)),
+            holds=lambda lift: all(lift(d) != 0 for d in shape),
         )
+        return
+    yield Claim(
+        text=f"{what} of shape {shape_text(shape)} divides evenly under {to_type(codes, mesh)!r}",
+        key=("even", str(shape), codes),
+        holds=lambda lift: is_even([lift(d) for d in shape], codes, mesh.sizes),
+    )
 
 
 # ---- nodes --------------------------------------------------------------------------------------

@@ -156,6 +156,11 @@ def _partial(*args: Any, **kwargs: Any) -> Any:
     return made.reduce(), made.monoid, repr(made)
 
 
+def _padded(*args: Any, **kwargs: Any) -> Any:
+    rows = sbp.padded(*args, **kwargs)
+    return sbp.jit(users_body, MESH, in_types=rows, out_types=rows).plan(SHAPE)
+
+
 def _jax_static(*args: Any, **options: Any) -> Any:
     return jax.jit(users_two, **options)(*args)
 
@@ -216,6 +221,10 @@ def _types() -> tuple[Use, ...]:
         Use("Layout call in jit", _pinned(LAYOUT), ("batch", "d_ff")),
         Use("Layout.type", LAYOUT.type, ("batch", None), {"free": ["pod"]}),
         Use("Layout.types", LAYOUT.types, ({"w": ("batch", "d_ff")},), {"free": ["pod"]}),
+        Use("Padded", sbp.Padded, (jnp.ones((8, 3)), (7, 3), "data:S(0)", MESH)),
+        Use("Padded.of", sbp.Padded.of, (X, "data:S(0)", RUNS.mesh), {"shape": (8, 4)}),
+        Use("padded", sbp.padded, ("data:S(0)",)),
+        Use("padded in jit", _padded, ("data:S(0)",)),
         Use("Partial", _partial, (jnp.ones((2, 3)), sbp.NdSbp({"data": sbp.P}))),
     )
 

@@ -139,7 +139,9 @@ with sbp.signatures.registered("pallas_call:cube", ["S(0) -> S(0)"], local=lambd
         gathered inside the program; the report prices it. Inside, uneven splits are no matter.
 
         Make the dim a multiple of the axis size, for instance by padding the batch, or leave the
-        input free.
+        input free. A weight or optimiser state stays split between calls where its type is given as
+        sbp.padded("model:S(0)"): then it is an sbp.Padded, which is padded, and shows its true
+        shape.
         """,
         """
 x = jax.ShapeDtypeStruct((10, 16), jnp.float32)

@@ -1,0 +1,215 @@
+"""How arguments and results are held between calls: `Partial`, `Padded`, and plain arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from sbp.api.boundary import Asked, axes_of
+from sbp.api.call import CallSignature
+from sbp.plan.program import Program
+from sbp.run.padded import Padded, padded_parts
+from sbp.run.padding import Axes, Padding
+from sbp.run.partial import Partial
+from sbp.types import NdSbp, Unreduced
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Arguments as the program takes them.
+
+    Arguments:
+      flat: arrays. NumPy arrays are not placed yet.
+      whole: positions of what stands for one value in all processes, however it is split.
+      moved: names of arguments that were in another layout.
+    """
+
+    flat: list[Any]
+    whole: frozenset[int]
+    moved: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedInput:
+    """An argument that is held padded.
+
+    Arguments:
+      node: the `Padded`, without its parts.
+      padding: its blocks.
+      padded_shape: the shape of its parts.
+    """
+
+    node: Padded
+    padding: Padding
+    padded_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Holding:
+    """The arguments and results of one plan.
+
+    Arguments:
+      program: the plan.
+      signature: the call that it was made for.
+      asked: what is asked of each flat result.
+      mesh: the user's mesh.
+      shardings: of the flat arguments, as the compiled program takes them.
+    """
+
+    program: Program
+    signature: CallSignature
+    asked: tuple[Asked, ...]
+    mesh: Any
+    shardings: tuple[NamedSharding, ...]
+
+    @functools.cached_property
+    def inputs(self) -> dict[int, PaddedInput]:
+        """The arguments that are held padded."""
+        types, avals = self.program.input_types, self.signature.avals
+        found: dict[int, PaddedInput] = {}
+        for i in sorted(self.program.request.demand.padded_inputs):
+            node = Padded.held(None, avals[i].shape, types[i], self.axes)
+            padding = Padding.of(node.shape, node.type, self.axes)
+            found[i] = PaddedInput(node, padding, padding.padded_shape)
+        return found
+
+    @functools.cached_property
+    def outputs(self) -> dict[int, Padded]:
+        """The results that are held padded, without their parts."""
+        graph, types = self.program.graph, self.program.output_types
+        return {
+            o: Padded.held(None, graph.aval(graph.outputs[o]).shape, types[o], self.axes)
+            for o in sorted(self.program.request.demand.padded_outputs)
+        }
+
+    @functools.cached_property
+    def axes(self) -> Axes:
+        """The mesh axes."""
+        return axes_of(self.mesh)
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """The shape of the array that the program takes for an argument: that of a `Partial` with
+        its leading dims, that of a `Padded` with padding."""
+        shape = tuple(self.signature.avals[position].shape)
+        if position in self.inputs:
+            return self.inputs[position].padded_shape
+        t = self.signature.partial[position]
+        return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
+
+    def is_direct(self, leaves: Sequence[Any]) -> bool:
+        """Whether the leaves of arguments, as JAX flattens them, are what the program takes."""
+        return not any(
+            isinstance(x, Partial) or (isinstance(x, Padded) and not self._is_here(x, i))
+            for i, x in enumerate(leaves)
+        )
+
+    def _is_here(self, x: Padded, position: int) -> bool:
+        """Whether an argument has the type that the program takes."""
+        return position in self.inputs and x.has_layout_of(self.inputs[position].node)
+
+    def taken(self, leaves: Sequence[Any]) -> Taken:
+        """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
+        for what is held padded, are converted."""
+        flat, whole, moved = list(leaves), set[int](), list[str]()
+        if not self.inputs and not any(isinstance(x, Partial | Padded) for x in leaves):
+            return Taken(flat, frozenset(), ())
+        for i, x in enumerate(leaves):
+            if isinstance(x, Partial):
+                flat[i] = _parts(x, self.mesh)
+            elif isinstance(x, Padded) and (
+                isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, i)
+            ):
+                flat[i] = x.parts
+                whole.add(i)
+            elif isinstance(x, Padded) or (i in self.inputs and self._is_whole(x, i)):
+                committed = isinstance(x, jax.Array) and x.committed
+                if isinstance(x, Padded) or committed:
+                    moved.append(self.signature.names[i])
+                if isinstance(x, Padded | jax.Array):
+                    whole.add(i)
+                array = x.full() if isinstance(x, Padded) else x
+                flat[i] = self._padded(array, i) if i in self.inputs else array
+        return Taken(flat, frozenset(whole), tuple(moved))
+
+    def _is_whole(self, x: Any, position: int) -> bool:
+        """Whether an argument that is held padded comes as an array without padding. An array of
+        the padded shape comes from a `Padded`, whose leaf it is."""
+        is_shape = isinstance(x, jax.ShapeDtypeStruct)
+        return not is_shape and tuple(np.shape(x)) != self.inputs[position].padded_shape
+
+    def _padded(self, x: Any, position: int) -> Any:
+        padding = self.inputs[position].padding
+        if isinstance(x, jax.Array):
+            return padded_parts(x, padding, self.shardings[position])
+        return padding.pad(np.asarray(x))  # it is placed with the other NumPy arrays
+
+    def results(self, outs: Sequence[Any]) -> list[Any]:
+        """The flat results as the user gets them."""
+        found = []
+        for position, (out, asked) in enumerate(zip(outs, self.asked, strict=True)):
+            t = asked.type
+            if position in self.outputs:
+                found.append(self.outputs[position].with_parts(out))
+            elif t is not None and t.is_partial:
+                parts = _with_part_dims(out, t, self.mesh)
+                found.append(Partial(parts, t, self.program.output_sum(position)))
+            else:
+                found.append(out)
+        return found
+
+    def arguments_like(self, leaves: Sequence[Any]) -> Any:
+        """The structure (args, kwargs) with other leaves, such as shardings; `Padded` is a node
+        there, as it is in the arguments."""
+        return self.signature.like(
+            [
+                self.inputs[i].node.with_parts(x) if i in self.inputs else x
+                for i, x in enumerate(leaves)
+            ]
+        )
+
+    def results_like(self, leaves: Sequence[Any]) -> list[Any]:
+        """Leaves for the structure of the results, in which `Padded` is a node."""
+        return [
+            self.outputs[o].with_parts(x) if o in self.outputs else x for o, x in enumerate(leaves)
+        ]
+
+
+def plain(tree: Any) -> Any:
+    """Arguments with plain arrays in place of `Padded` and `Partial`, for the plain function."""
+
+    def is_held(x: Any) -> bool:
+        return isinstance(x, Padded | Partial)
+
+    if not any(map(is_held, jax.tree.leaves(tree, is_leaf=is_held))):
+        return tree
+
+    def array(x: Any) -> Any:
+        return x.full() if isinstance(x, Padded) else x.reduce() if isinstance(x, Partial) else x
+
+    return jax.tree.map(array, tree, is_leaf=is_held)
+
+
+def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
+    return [int(mesh.shape[a]) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
+
+
+def _parts(leaf: Partial, mesh: Mesh) -> Any:
+    """The array that the program takes for a `Partial`: without the leading dims of mesh axes of
+    size 1, on which the one part is the value."""
+    sizes = _part_sizes(leaf.type, mesh)
+    return (
+        leaf.parts
+        if 1 not in sizes
+        else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
+    )
+
+
+def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:
+    sizes = _part_sizes(t, mesh)
+    return out if 1 not in sizes else out.reshape(*sizes, *out.shape[sum(n > 1 for n in sizes) :])

@@ -1,0 +1,314 @@
+"""`sbp.Padded`: an array whose splits do not divide, outside a plan, as one padded array."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from sbp import _jax
+from sbp.annotations import as_type
+from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.kinds import Kind, is_whole, made_of, shown, takes
+from sbp.run.joint import placed
+from sbp.run.padding import Axes, Padding
+from sbp.run.parts import of_process
+from sbp.types import NdSbp, Split
+
+_MESH = Kind("a jax.sharding.Mesh or an AbstractMesh", lambda x: isinstance(x, Mesh | AbstractMesh))
+_TYPE = Kind(
+    'a type without P, such as "data:S(0)"',
+    lambda x: isinstance(x, str | NdSbp | PartitionSpec | NamedSharding),
+)
+_SHAPE = Kind(
+    "a tuple of whole numbers, or None",
+    lambda x: x is None or (isinstance(x, tuple | list) and all(is_whole(n) and n >= 0 for n in x)),
+)
+_PARTS = Kind(
+    "a padded array",
+    lambda x: (
+        isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+        or (isinstance(x, np.ndarray) and x.dtype.kind in "biufcV")
+    ),
+)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@made_of("Padded", parts=_PARTS, shape=_SHAPE, type=_TYPE, mesh=_MESH)
+class Padded:
+    """An array that is split over a mesh, although its dims need not divide. JAX shards even dims
+    only, so it holds one padded array. Its own shape and values are those without padding.
+
+    A plan returns one for a result that is pinned to `sbp.padded(..)`, and takes one wherever it
+    takes an array. As a pytree it is a node with one leaf, the padded array. Padding has any
+    content; that of a result is 0.
+
+    Attributes:
+      parts: the padded array: along each dim the equally large buffers of the blocks.
+      shape: the true shape.
+      type: the type.
+      axes: names and sizes of the mesh axes that split it, outer first.
+
+    Arguments:
+      parts, shape, type: the attributes.
+      mesh: the mesh.
+
+    Raises:
+      SbpError: `bad-argument` for parts of another shape than the padded one, and for a type with
+        P; `unknown-axis`, `dim-out-of-range` or `type-syntax` for a type that does not fit.
+
+    >>> import sbp
+    >>> mesh = sbp.make_mesh((1,), ("data",))
+    >>> w = Padded.of(np.ones((13, 7)), "data:S(0)", mesh)
+    >>> w.shape, np.asarray(w).sum().item()
+    ((13, 7), 91.0)
+    """
+
+    def __init__(self, parts: Any, shape: Any, type: Any, mesh: Mesh | AbstractMesh) -> None:
+        self.parts: Any = parts
+        self.shape: tuple[int, ...] = tuple(map(int, shape))
+        self.type, self.axes = _held(type, self.shape, mesh)
+        if tuple(parts.shape) != self._padding.padded_shape:
+            raise ArgumentError(
+                f"Padded: parts of shape {tuple(parts.shape)}, but {self.shape} under"
+                f" {self.type!r} is padded to {self._padding.padded_shape}; sbp.Padded.of(x, type,"
+                " mesh) pads an array"
+            )
+
+    @classmethod
+    @takes("Padded.of", skip=1, type=_TYPE, mesh=_MESH, shape=_SHAPE)
+    def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> Padded:
+        """An array as `Padded`, on the devices of a mesh.
+
+        Arguments:
+          x: an array, or its `ShapeDtypeStruct`, of which a `Padded` of a `ShapeDtypeStruct` is
+            made: the target of a restored checkpoint.
+          type: the type, without P.
+          mesh: the mesh.
+          shape: the true shape, where there are several processes and `x` is this process's part:
+            the elements that its own devices hold. None where `x` is the whole, equal in all
+            processes.
+
+        Raises:
+          SbpError: `bad-argument` for `x` of neither shape and for a type with P; `abstract-mesh`
+            for an array on a mesh without devices.
+        """
+        name = "Padded.of"
+        if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+            x = _numpy(x, name)
+        whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
+        t, axes = _held(type, whole, mesh)
+        padding = Padding.of(whole, t, axes)
+        sharding = NamedSharding(mesh, spec_of(t, mesh, len(whole)))
+        if isinstance(x, jax.ShapeDtypeStruct):
+            parts: Any = jax.ShapeDtypeStruct(padding.padded_shape, x.dtype, sharding=sharding)
+        elif isinstance(mesh, AbstractMesh):
+            raise SbpError(
+                "Padded.of: an AbstractMesh has no devices to hold an array; give a Mesh, or a"
+                " jax.ShapeDtypeStruct in place of the array",
+                code="abstract-mesh",
+            )
+        elif tuple(x.shape) == whole:
+            parts = padded_parts(x, padding, sharding)
+        else:
+            parts = of_process(x, padding, sharding, name)
+        return _made(parts, whole, t, axes)
+
+    @classmethod
+    def held(cls, parts: Any, shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
+        """A `Padded` without checks; `parts` may also be what stands for the array in a pytree,
+        such as its sharding.
+
+        Arguments:
+          parts: the padded array.
+          shape: the true shape.
+          t: the type.
+          axes: names and sizes of all mesh axes, outer first.
+        """
+        return _made(parts, shape, *_split(t, shape, axes))
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
+        if not _PARTS.accepts(self.parts):
+            return f"has parts that are no array, {shown(self.parts)}"
+        have, needed = tuple(self.parts.shape), self._padding.padded_shape
+        return "" if have == needed else f"has parts of shape {have}, which are not {needed}"
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """The pytree: one leaf, the padded array."""
+        return ((jax.tree_util.GetAttrKey("parts"), self.parts),), self._aux
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """As `tree_flatten_with_keys`, without the key."""
+        return (self.parts,), self._aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Padded:
+        """The inverse of `tree_flatten`."""
+        return _made(children[0], *aux)  # JAX also passes what is no array, such as None
+
+    @property
+    def _aux(self) -> Any:
+        return self.shape, self.type, self.axes
+
+    @property
+    def _padding(self) -> Padding:
+        return Padding.of(self.shape, self.type, self.axes)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self.parts.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements, without padding."""
+        return int(np.prod(self.shape, dtype=int))
+
+    def full(self) -> jax.Array:
+        """The array of the true shape, whole on each device. Of several processes, all call it."""
+        parts = self.parts
+        if isinstance(parts, jax.Array):
+            parts = whole_on_devices(parts)
+        return jax.numpy.asarray(self._padding.cut(parts))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The values on the host."""
+        parts = self.parts
+        if isinstance(parts, jax.Array) and not parts.is_fully_addressable:
+            raise refused(
+                "this Padded has parts on devices of other processes; call .full() in all of them",
+                ValueError,
+            )
+        found = self._padding.cut(np.asarray(parts))
+        return np.array(found, dtype) if copy else np.asarray(found, dtype)
+
+    def with_parts(self, parts: Any) -> Padded:
+        """The same with other parts."""
+        return _made(parts, *self._aux)
+
+    def has_layout_of(self, other: Padded) -> bool:
+        """Whether it has the shape and the blocks of another one."""
+        return self._aux == other._aux
+
+    def is_laid_out(self, t: NdSbp, axes: Axes) -> bool:
+        """Whether its parts are those of a type on mesh axes."""
+        return self._aux == (self.shape, *_split(t, self.shape, axes))
+
+    def fits_on(self, axes: Axes) -> bool:
+        """Whether a mesh with these axes can have its type."""
+        return self.axes == tuple((n, size) for n, size in axes if n in dict(self.axes))
+
+    def __reduce__(self) -> Any:
+        # What is saved has the values of the true shape; devices have no place in it.
+        return _restored, (np.asarray(self), self.type, self.axes)
+
+    def __copy__(self) -> Padded:
+        return _made(self.parts, *self._aux)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Padded:
+        return _made(copy.deepcopy(self.parts, memo), *self._aux)
+
+    def __repr__(self) -> str:
+        return f"Padded({self.shape}, {self.type!r})"
+
+
+def spec_of(t: NdSbp, mesh: Mesh | AbstractMesh, ndim: int) -> PartitionSpec:
+    """The JAX spec of a type without P."""
+    dims = [tuple(n for n in mesh.axis_names if t.get(str(n)) == Split(dim)) for dim in range(ndim)]
+    return PartitionSpec(*(names or None for names in dims))
+
+
+def whole_on_devices(x: jax.Array) -> jax.Array:
+    """A global array, whole on each of its devices. JAX does not cut dims that are split."""
+    if isinstance(x, _jax.Tracer):  # a split is part of its type on Explicit axes only
+        sharding = jax.typeof(x).sharding
+        is_split = any(entry is not None for entry in sharding.spec)
+        whole = NamedSharding(sharding.mesh, PartitionSpec())
+        return jax.sharding.reshard(x, whole) if is_split else x
+    if not isinstance(x.sharding, NamedSharding):
+        return x
+    return jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
+
+
+def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array:
+    """An array of the true shape, padded and in a sharding of the padded shape.
+
+    Arguments:
+      x: the array: a global one, or one that each process has as a whole.
+      padding: its blocks.
+      sharding: the sharding.
+    """
+    if isinstance(x, jax.Array) and (
+        not x.is_fully_addressable or x.sharding.device_set == sharding.device_set
+    ):
+        return jax.device_put(padding.pad(whole_on_devices(x)), sharding)
+    words = x if isinstance(x, jax.Array) and _jax.is_extended(x.dtype) else np.asarray(x)
+    return placed(padding.pad(words), sharding)
+
+
+def _held(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[NdSbp, Axes]:
+    """The type of a `Padded` from a type as users write it, and the mesh axes that split it.
+
+    Raises:
+      SbpError: where it has P or a free axis, or does not fit the shape or the mesh.
+    """
+    names = tuple(map(str, mesh.axis_names))
+    found = as_type(t, len(shape), names)
+    if found.is_partial or found.free:
+        raise ArgumentError(
+            f"Padded: {found!r} has {'P' if found.is_partial else 'a free axis'}; give each mesh"
+            " axis S(dim) or B"
+        )
+    for axis in found:
+        if axis not in names:
+            raise SbpError(
+                f"Padded: the mesh has no axis {shown(axis)}{nearest(axis, names)}",
+                code="unknown-axis",
+            )
+    return _split(found, shape, tuple(zip(names, map(int, mesh.axis_sizes), strict=True)))
+
+
+def _split(t: NdSbp, shape: tuple[int, ...], axes: Axes) -> tuple[NdSbp, Axes]:
+    """A type with nothing but its splits, and the mesh axes of these. An array without elements is
+    whole, as at the boundary of a program."""
+    split = {n: size for n, size in axes if isinstance(t.get(n), Split) and size > 1}
+    if 0 in shape:
+        split = {}
+    return NdSbp({n: t[n] for n in split}), tuple(split.items())
+
+
+def _made(parts: Any, shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
+    """A `Padded` of checked fields."""
+    found = object.__new__(Padded)
+    found.parts, found.shape, found.type, found.axes = parts, shape, t, axes
+    return found
+
+
+def _restored(values: np.ndarray, t: NdSbp, axes: Axes) -> Padded:
+    """A `Padded` that was saved, on the host."""
+    return _made(Padding.of(values.shape, t, axes).pad(values), values.shape, t, axes)
+
+
+def _numpy(x: Any, name: str) -> np.ndarray:
+    """An array of the host.
+
+    Raises:
+      SbpError: `bad-argument` for what is no array of numbers.
+    """
+    try:
+        found = np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} takes an array for `x`, got {shown(x)}") from error
+    if found.dtype.kind not in "biufcV":
+        raise ArgumentError(f"{name} takes an array for `x`, got {shown(x)}")
+    return found

@@ -1,0 +1,123 @@
+"""How an array is padded so that JAX can shard it: the blocks of its dims, which need not divide,
+as equally large buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sbp import _jax
+from sbp.types import NdSbp, Split
+
+Axes = tuple[tuple[str, int], ...]
+"""Names and sizes of mesh axes, outer first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The blocks of an array's dims. A dim of length L over axes of sizes n1, n2, .. has blocks of
+    ceil(L / n1), each of them has blocks of ceil(ceil(L / n1) / n2), and so on.
+
+    Arguments:
+      shape: the true shape.
+      counts: for each dim, the sizes of the mesh axes that split it, outer first.
+
+    >>> Padding((15, 3), ((2, 4), ())).padded_shape
+    (16, 3)
+    >>> Padding((5, 3), ((2, 4), ())).ranges(0)
+    [(0, 1), (1, 2), (2, 3), (3, 3), (3, 4), (4, 5), (5, 5), (5, 5)]
+    """
+
+    shape: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], t: NdSbp, axes: Sequence[tuple[str, int]]) -> Padding:
+        """The blocks of a type.
+
+        Arguments:
+          shape: the true shape.
+          t: the type.
+          axes: names and sizes of the mesh axes, outer first.
+        """
+        counts = tuple(
+            tuple(n for name, n in axes if t.get(name) == Split(dim)) for dim in range(len(shape))
+        )
+        return cls(tuple(shape), counts)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The buffer of one block."""
+        return tuple(self._lengths(dim)[-1] for dim in range(len(self.shape)))
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape of all buffers together."""
+        sizes = zip(self.block_shape, self.counts, strict=True)
+        return tuple(block * math.prod(counts) for block, counts in sizes)
+
+    def _lengths(self, dim: int) -> list[int]:
+        """The length of a dim, and that of its blocks after each axis."""
+        lengths = [self.shape[dim]]
+        for n in self.counts[dim]:
+            lengths.append(-(-lengths[-1] // n))
+        return lengths
+
+    def ranges(self, dim: int) -> list[tuple[int, int]]:
+        """The elements of each block of a dim, from start to stop."""
+        found = [(0, self.shape[dim])]
+        for n, length in zip(self.counts[dim], self._lengths(dim)[1:], strict=True):
+            found = [
+                (min(start + i * length, stop), min(start + (i + 1) * length, stop))
+                for start, stop in found
+                for i in range(n)
+            ]
+        return found
+
+    def pad(self, x: Any) -> Any:
+        """An array of the true shape as one of the padded shape; padding is 0.
+
+        Arguments:
+          x: a NumPy or JAX array.
+        """
+        return self._on_words(x, self._padded)
+
+    def cut(self, x: Any) -> Any:
+        """The inverse of `pad`."""
+        return self._on_words(x, self._cut)
+
+    def _on_words(self, x: Any, change: Any) -> Any:
+        """Applies a change to an array, to PRNG keys by their words."""
+        if not _jax.is_extended(x.dtype):
+            return change(x)
+        return _jax.wrap_key(change(_jax.words(x)), x.dtype)
+
+    def _padded(self, x: Any) -> Any:
+        numpy = np if isinstance(x, np.ndarray) else jnp
+        for dim, counts in enumerate(self.counts):
+            before, after = x.shape[:dim], x.shape[dim + 1 :]
+            blocks = 1
+            for n, length in zip(counts, self._lengths(dim)[1:], strict=True):
+                size = x.shape[dim] // blocks if blocks > 1 else x.shape[dim]
+                x = x.reshape(*before, blocks, size, *after)
+                missing = [(0, 0)] * x.ndim
+                missing[dim + 1] = (0, n * length - size)
+                blocks *= n
+                x = numpy.pad(x, missing).reshape(*before, blocks * length, *after)
+        return x
+
+    def _cut(self, x: Any) -> Any:
+        for dim, counts in enumerate(self.counts):
+            before, after = x.shape[:dim], x.shape[dim + 1 :]
+            lengths, blocks = self._lengths(dim), math.prod(counts)
+            for n, size, length in zip(counts[::-1], lengths[-2::-1], lengths[:0:-1], strict=True):
+                blocks //= n
+                x = x.reshape(*before, blocks, n * length, *after)
+                x = x[(slice(None),) * (dim + 1) + (slice(0, size),)]
+                x = x.reshape(*before, blocks * size, *after)
+        return x

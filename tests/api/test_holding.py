@@ -1,0 +1,268 @@
+"""Arguments and results that are held as `sbp.Padded` between calls."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from sbp.errors import OptionEdit
+
+RNG = np.random.default_rng(0)
+W = RNG.normal(size=(13, 7)).astype(np.float32)
+X = RNG.normal(size=(16, 13)).astype(np.float32)
+Y = RNG.normal(size=(16, 7)).astype(np.float32)
+
+LAYOUTS = {
+    "2": ((2,), ("x",), "x:S(0)", "x:S(0)"),
+    "4": ((4,), ("x",), "x:S(1)", "x:S(0)"),
+    "8": ((8,), ("x",), "x:S(0)", "x:S(0)"),
+    "2x4, one dim": ((2, 4), ("x", "y"), "x:S(0) y:S(0)", "x:S(0) y:S(0)"),
+    "2x4, two dims": ((2, 4), ("x", "y"), "x:S(1) y:S(0)", "x:S(0)"),
+    "2x2x2": ((2, 2, 2), ("x", "y", "z"), "x:S(0) y:S(1) z:S(0)", "x:S(0) z:S(0)"),
+}
+
+
+def mesh_of(name):
+    sizes, names, *types = LAYOUTS[name]
+    return sbp.make_mesh(sizes, names), *types
+
+
+def with_nan(held: sbp.Padded, mesh: Any) -> sbp.Padded:
+    """The same with NaN in its padding."""
+    ones = sbp.Padded.of(np.ones(held.shape, bool), held.type, mesh)
+    return sbp.Padded(jnp.where(ones.parts, held.parts, jnp.nan), held.shape, held.type, mesh)
+
+
+def loss(w, x, y):
+    return ((jnp.tanh(x @ w) - y) ** 2).mean()
+
+
+def adam(state, x, y):
+    value, g = jax.value_and_grad(loss)(state["w"], x, y)
+    m, v = 0.9 * state["m"] + 0.1 * g, 0.99 * state["v"] + 0.01 * g * g
+    return {"w": state["w"] - 0.1 * m / (jnp.sqrt(v) + 1e-8), "m": m, "v": v}, value
+
+
+START = {"w": W, "m": np.zeros_like(W), "v": np.zeros_like(W)}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_training_with_padded_weights_and_moments(name):
+    """The first call takes NumPy arrays, the others what the step returned: one plan for all. What
+    padding holds changes nothing, and nothing moves at the boundary."""
+    mesh, t, rows = mesh_of(name)
+    held = sbp.padded(t)
+    step = sbp.jit(adam, mesh, (held, rows, rows), (held, None), donate_argnums=0)
+    plain = jax.jit(adam)
+    state, want = START, START
+    for _ in range(3):
+        if isinstance(state["w"], sbp.Padded):
+            given = state = {k: with_nan(v, mesh) for k, v in state.items()}
+        else:
+            given = {}
+        state, value = step(state, X, Y)
+        want, wanted = plain(want, X, Y)
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+        assert all(old.parts.is_deleted() for old in given.values())
+    assert len(step._plans) == 1
+    plan = step.plan(state, X, Y)
+    for k, v in state.items():
+        assert isinstance(v, sbp.Padded) and v.type == sbp.parse(t)
+        np.testing.assert_allclose(v, want[k], rtol=2e-4, atol=1e-6)
+        assert not np.isnan(np.asarray(v.parts)).any()
+    graph, boxes = plan.program.graph, [p.box for p in plan.program.boxes()]
+    names = dict(zip(graph.inputs, graph.input_names, strict=True))
+    assert not any(names.get(b.source.value, "") in ("state['m']", "state['v']") for b in boxes)
+    assert not any(b.reader is None and graph.avals[b.source.value].shape for b in boxes)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_padded_argument_needs_no_types(name):
+    """It carries its type, as an array with a NamedSharding does, and a donated one comes back."""
+    mesh, t, _ = mesh_of(name)
+    w = with_nan(sbp.Padded.of(W, t, mesh), mesh)
+    f = sbp.jit(lambda w, x: (w * 2 + w.mean(), (x @ w).max(), w.sum(0)), mesh, donate_argnums=0)
+    plan = f.plan(w, X)
+    assert plan.in_types[0][0] == plan.out_types[0] == sbp.parse(t)
+    got, want = f(w, X), jax.jit(f.__wrapped__)(W, X)
+    assert isinstance(got[0], sbp.Padded) and not isinstance(got[2], sbp.Padded)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 9, 16, 0])
+def test_any_length(size):
+    """A result that is asked for as padded is one, whether or not its dim divides."""
+    mesh, rows = sbp.make_mesh((8,), ("x",)), sbp.padded("x:S(0)")
+    x = np.arange(3 * size, dtype=np.int32).reshape(size, 3)
+    f = sbp.jit(lambda x: lax.cumsum(x[::-1], 0) * 2, mesh, rows, rows)
+    y = f(f(x))
+    assert isinstance(y, sbp.Padded) and y.shape == x.shape
+    np.testing.assert_array_equal(y, f.__wrapped__(f.__wrapped__(x)))
+    np.testing.assert_array_equal(y.full(), y)
+
+
+def test_a_free_type_may_be_uneven():
+    mesh = sbp.make_mesh((8,), ("x",))
+    f = sbp.jit(lambda x: jnp.exp(sbp.split(x, 0, "x")), mesh, sbp.padded(), sbp.padded())
+    assert f.plan(W).in_types[0][0] == f.plan(W).out_types == sbp.parse("x:S(0)")
+    assert f.plan(W).cost.bytes_per_device == 0
+    np.testing.assert_allclose(f(W), np.exp(W), rtol=1e-5)
+    half = sbp.jit(lambda x: x * 2, mesh, sbp.padded("x:?"), sbp.padded("x:S(1)"))
+    np.testing.assert_array_equal(half(W), W * 2)
+
+
+def test_what_arrives_in_another_layout_is_moved_with_one_warning():
+    mesh = sbp.make_mesh((2, 4), ("x", "y"))
+    w = sbp.Padded.of(W, "x:S(0) y:S(0)", mesh)
+    device = jax.device_put(W, jax.devices()[1])
+    here = sbp.make_mesh((2,), ("a",))
+    for types in (sbp.padded("y:S(1)"), "x:B"):
+        f = sbp.jit(lambda w: w + 1, mesh, types)
+        with pytest.warns(sbp.SbpWarning, match="input-moved: 1 inputs \\(w\\)") as given:
+            np.testing.assert_array_equal(f(w), W + 1)
+            np.testing.assert_array_equal(f(device), W + 1)
+        assert len(given) == 1
+    f = sbp.jit(lambda w: w + 1, here)
+    with pytest.warns(sbp.SbpWarning, match="input-moved"):
+        np.testing.assert_array_equal(f(w), W + 1)
+    np.testing.assert_array_equal(sbp.jit(lambda w: w + 1, mesh)(w=w), W + 1)
+    uncommitted = sbp.jit(lambda w: w + 1, mesh, sbp.padded("y:S(1)"))
+    np.testing.assert_array_equal(uncommitted(jnp.asarray(W)), W + 1)
+
+
+def test_a_type_that_is_pinned_without_padding():
+    """The result is what `jax.jit` gives, and the warning names the way to keep it split."""
+    mesh = sbp.make_mesh((8,), ("x",))
+    f = sbp.jit(lambda w: w * 2, mesh, out_types="x:S(0)")
+    with pytest.warns(
+        sbp.SbpWarning, match='uneven-boundary: .*sbp.padded\\("x:S\\(0\\)"\\) keeps'
+    ):
+        assert isinstance(f(W), jax.Array)
+    g = sbp.jit(lambda w: w * 2, mesh, in_types="x:S(0)", out_types=sbp.padded("x:S(0)"))
+    w = sbp.Padded.of(W, "x:S(0)", mesh)
+    np.testing.assert_array_equal(g(w), W * 2)  # it is taken as it is, without a warning
+    assert g.plan(w).cost.bytes_per_device == 0
+
+
+def test_fully_sharded_state():
+    """Leaves that divide are arrays, those that do not are padded, scalars are whole."""
+    mesh = sbp.make_mesh((8,), ("x",))
+    state = {"a": np.ones((13, 7)), "b": np.ones((3, 16)), "c": np.ones(3), "n": np.zeros(())}
+    types = sbp.fully_sharded("x", padded=True)
+    f = sbp.jit(lambda s: jax.tree.map(lambda a: a + 1, s), mesh, types, types)
+    out = f(f(state))
+    assert [isinstance(out[k], sbp.Padded) for k in "abcn"] == [True, False, True, False]
+    assert f.plan(state).in_types[0][0] == {
+        k: sbp.parse(t) for k, t in {"a": "x:S(0)", "b": "x:S(1)", "c": "x:S(0)", "n": "B"}.items()
+    }
+    for k, a in out.items():
+        np.testing.assert_array_equal(a, state[k] + 2)
+    by_path = {"s/a": sbp.padded("x:S(1)"), "s/b": lambda path, leaf: sbp.padded("x:S(0)")}
+    taken = sbp.jit(f.__wrapped__, mesh, by_path).plan(state).in_types[0][0]
+    assert (taken["a"], taken["b"]) == (sbp.parse("x:S(1)"), sbp.parse("x:S(0)"))
+
+
+def test_memory_and_report_count_the_padded_part():
+    mesh = sbp.make_mesh((8,), ("x",))
+    rows = sbp.padded("x:S(0)")
+    plan = sbp.jit(lambda w: w * 2, mesh, rows, rows).plan(W)
+    assert plan.cost.peak_memory_bytes == 2 * 2 * 7 * 4  # two rows in, two rows out
+    assert (
+        plan.cost.peak_memory_bytes < sbp.jit(lambda w: w * 2, mesh).plan(W).cost.peak_memory_bytes
+    )
+    text = str(plan.report())
+    assert "w (padded)" in text and "result (padded)" in text and "f32[2,7]" in text
+    assert not plan.report().diagnostics
+    stats = plan.lower().compile().memory_analysis()
+    assert stats.argument_size_in_bytes == stats.output_size_in_bytes == 2 * 7 * 4
+
+
+def test_shardings_have_the_structure_of_arguments_and_results():
+    mesh = sbp.make_mesh((8,), ("x",))
+    rows = sbp.padded("x:S(0)")
+    f = sbp.jit(lambda s, x: (s, x), mesh, ({"w": rows}, None), ({"w": rows}, None))
+    plan = f.plan({"w": W}, X)
+    out = f({"w": W}, X)
+    assert jax.tree.structure(plan.out_shardings) == jax.tree.structure(out)
+    assert jax.tree.structure(plan.in_shardings[0]) == jax.tree.structure(out[0])
+    again = jax.device_put(out[0], plan.in_shardings[0])
+    assert again["w"].parts.sharding == plan.in_shardings[0]["w"].parts
+    np.testing.assert_array_equal(f(again, X)[0]["w"], W)
+
+
+def test_saved_plans(tmp_path):
+    mesh = sbp.make_mesh((8,), ("x",))
+    rows, path = sbp.padded("x:S(0)"), tmp_path / "plan.json"
+    sbp.jit(lambda w: w * 2, mesh, rows, rows).plan(W).save(path)
+    f = sbp.jit(lambda w: w * 2, mesh, out_types=rows, plan=path)
+    w = sbp.Padded.of(W, "x:S(0)", mesh)
+    np.testing.assert_array_equal(f(w), W * 2)
+    with pytest.raises(
+        sbp.SbpError, match="values held padded input 0, output 0, and this is outp"
+    ):
+        f(W)
+
+
+def test_symbolic_sizes():
+    """The type holds wherever there are elements: nothing has to divide."""
+    (n,) = jax.export.symbolic_shape("n")
+    rows = sbp.padded("x:S(0)")
+    f = sbp.jit(lambda x: x + x, sbp.make_mesh((2,), ("x",)), rows, rows)
+    report = f.check(jax.ShapeDtypeStruct((n,), np.float32))
+    assert report.sizes is not None and report.sizes.holds == "n >= 2"  # as the rows of add
+
+
+def test_under_another_transformation_it_is_a_plain_array():
+    mesh = sbp.make_mesh((8,), ("x",))
+    w = sbp.Padded.of(W, "x:S(0)", mesh)
+    f = sbp.jit(lambda w: (w * w).sum(), mesh)
+    with pytest.warns(sbp.SbpWarning, match="nested-jit"):
+        got = jax.jit(lambda w: f(w))(w)
+    np.testing.assert_allclose(got, (W * W).sum(), rtol=1e-5)
+    with jax.disable_jit():
+        np.testing.assert_allclose(f(w), (W * W).sum(), rtol=1e-5)
+
+
+def test_padding_is_zero_where_values_are_checked_for_nan():
+    mesh = sbp.make_mesh((8,), ("x",))
+    f = sbp.jit(lambda w: w / w, mesh, out_types=sbp.padded("x:S(0)"))
+    with jax.debug_nans(True):
+        np.testing.assert_array_equal(f(W), np.ones_like(W))
+    parts = np.asarray(f(W).parts)
+    assert parts.shape == (16, 7) and not parts[13:].any()
+
+
+def test_a_repeated_call_reads_no_signature(monkeypatch):
+    """Calls with what the plan takes are as quick as those with arrays."""
+    mesh = sbp.make_mesh((8,), ("x",))
+    rows = sbp.padded("x:S(0)")
+    f = sbp.jit(lambda w: w * 2, mesh, rows, rows)
+    w = f(f(W))
+    monkeypatch.setattr(sbp.api.call.CallReader, "read", None)  # pyright: ignore
+    np.testing.assert_array_equal(f(w), W * 8)
+
+
+def test_why_plans_other_uneven_types():
+    mesh = sbp.make_mesh((2,), ("x",))
+    plan = sbp.jit(lambda w: w * 2, mesh, sbp.padded("x:S(0)")).plan(W)
+    tried = {a.wanted for a in plan.why("w").why.alternatives}
+    assert (("x", "S(1)"),) in tried  # 7 columns on two devices
+    even = sbp.jit(lambda w: w * 2, mesh, "B").plan(W).why("w").why.alternatives
+    assert not any("S" in atom for a in even for _, atom in a.wanted)
+
+
+def test_helps_keep_an_input_padded():
+    """A help that gives a padded input another type says so in its edit."""
+    mesh = sbp.make_mesh((2,), ("x",))
+    types = (sbp.padded("x:S(0)"), sbp.padded("x:S(1)"))
+    add = lambda a, b: a + b
+    (fault,) = sbp.jit(add, mesh, types, boxing="explicit").check(W, W).diagnostics
+    edit = OptionEdit(option="in_types", value=sbp.padded(), position=1)
+    (sent,) = (h.bytes_per_device for h in fault.helps if h.edits == (edit,))
+    edited = sbp.jit(add, mesh, (types[0], edit.value), boxing="explicit").plan(W, W)
+    assert edited.cost.bytes_per_device == sent

@@ -1,0 +1,175 @@
+"""`sbp.Padded` by itself: its values, what JAX and files make of it, and bad input."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+import sbp
+
+W = np.random.default_rng(0).normal(size=(13, 7)).astype(np.float32)
+TYPES = ("x:S(0)", "y:S(1)", "x:S(0) y:S(0)", "x:S(1) y:S(0)", "B")
+SBP: Any = sbp  # wrong calls are meant here
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 4), ("x", "y"))  # Explicit axes, which is what users have
+
+
+@pytest.mark.parametrize("t", TYPES)
+def test_an_array_in_and_out(mesh, t):
+    whole = NamedSharding(mesh, PartitionSpec())
+    for x in (W, W.tolist(), jnp.asarray(W), jax.device_put(W, whole)):
+        held = sbp.Padded.of(x, t, mesh)
+        assert (held.shape, held.ndim, held.size, held.dtype) == ((13, 7), 2, 91, np.float32)
+        assert held.type == sbp.parse(t) and repr(held) == f"Padded((13, 7), {t})"
+        np.testing.assert_array_equal(np.asarray(held), W)
+        np.testing.assert_array_equal(held.full(), W)
+        assert held.full().sharding.is_fully_replicated
+    parts = sbp.jit(lambda w: w, mesh, out_types=sbp.padded(t))(W).parts
+    np.testing.assert_array_equal(sbp.Padded.of(W, t, mesh).parts, parts)
+    assert held.parts.sharding.is_equivalent_to(parts.sharding, 2)
+
+
+def test_it_is_smaller_than_a_copy_on_each_device(mesh):
+    held = sbp.Padded.of(W, "x:S(0) y:S(0)", mesh)
+    assert {s.data.shape for s in held.parts.addressable_shards} == {(2, 7)}
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (0,), (0, 7), (1, 1), (8, 3)], ids=str)
+def test_dims_smaller_than_the_mesh(mesh, shape):
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    held = sbp.Padded.of(x, "x:S(0) y:S(0)", mesh)
+    assert held.shape == shape and np.asarray(held).shape == shape
+    np.testing.assert_array_equal(held.full(), x)
+
+
+@pytest.mark.parametrize("t", TYPES)
+def test_saved_by_pickle_and_numpy(mesh, t, tmp_path):
+    held = sbp.Padded.of(W, t, mesh)
+    back = pickle.loads(pickle.dumps(held))
+    assert jax.tree.structure(back) == jax.tree.structure(held)
+    np.testing.assert_array_equal(back, W)
+    np.testing.assert_array_equal(sbp.jit(lambda w: w * 2, mesh)(back), W * 2)
+    np.save(tmp_path / "w.npy", held)
+    np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), W)
+    for copied in (copy.copy(held), copy.deepcopy(held)):
+        assert isinstance(copied.parts, jax.Array)
+        np.testing.assert_array_equal(copied, W)
+
+
+def test_saved_by_orbax(mesh, tmp_path):
+    """A checkpoint is restored into the state that was saved, or into shapes."""
+    t = "x:S(0) y:S(0)"
+    state = {"w": sbp.Padded.of(W, t, mesh), "moments": [sbp.Padded.of(W * W, t, mesh)]}
+    shape = sbp.Padded.of(jax.ShapeDtypeStruct(W.shape, W.dtype), t, mesh)
+    shapes = {"w": shape, "moments": [shape]}
+    path = Path(tmp_path) / "state"
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, state)
+    for target in (state, shapes):
+        with ocp.StandardCheckpointer() as checkpointer:
+            back = checkpointer.restore(path, target)
+        assert jax.tree.structure(back) == jax.tree.structure(state)
+        assert back["w"].parts.sharding.is_equivalent_to(state["w"].parts.sharding, 2)
+        np.testing.assert_array_equal(back["w"], W)
+        np.testing.assert_array_equal(back["moments"][0], W * W)
+
+
+def test_as_a_pytree_it_is_a_node_with_one_leaf(mesh):
+    held = sbp.Padded.of(W, "x:S(0)", mesh)
+    ((path, leaf),) = jax.tree_util.tree_leaves_with_path({"w": held})
+    assert jax.tree_util.keystr(path) == "['w'].parts" and leaf is held.parts
+    doubled = jax.tree.map(lambda a, b: a + b, held, held)
+    np.testing.assert_array_equal(doubled, W * 2)
+    assert jax.block_until_ready(held) is held
+    tripled = jax.jit(lambda held: 3 * held.full())(held)
+    np.testing.assert_array_equal(tripled, W * 3)
+    np.testing.assert_array_equal(jax.tree.map(np.asarray, held).full(), W)
+
+
+def test_keys(mesh):
+    keys = jax.random.split(jax.random.key(0), 5)
+    held = sbp.Padded.of(keys, "y:S(0)", mesh)
+    assert held.parts.shape == (8,)
+    np.testing.assert_array_equal(jax.random.key_data(held.full()), jax.random.key_data(keys))
+
+
+BAD = {
+    "parts of the true shape": (
+        lambda m: sbp.Padded(W, W.shape, "x:S(0)", m),
+        "Padded: parts of shape \\(13, 7\\), but \\(13, 7\\) under x:S\\(0\\) is padded to "
+        "\\(14, 7\\); sbp.Padded.of",
+    ),
+    "no parts": (
+        lambda m: SBP.Padded([1.0], (1,), "B", m),
+        "Padded takes a padded array for `parts`, got \\[1.0\\]",
+    ),
+    "no shape": (
+        lambda m: SBP.Padded(W, 13, "B", m),
+        "Padded takes a tuple of whole numbers.* for `shape`, got 13",
+    ),
+    "no type": (lambda m: SBP.Padded.of(W, 3, m), "takes a type without P, .* for `type`, got 3"),
+    "no mesh": (
+        lambda m: SBP.Padded.of(W, "x:S(0)", None),
+        "Padded.of takes a jax.sharding.Mesh or an AbstractMesh for `mesh`",
+    ),
+    "no array": (
+        lambda m: sbp.Padded.of("text", "x:S(0)", m),
+        "Padded.of takes an array for `x`, got 'text'",
+    ),
+    "no part of the whole": (
+        lambda m: sbp.Padded.of(W, "x:S(0)", m, shape=(14, 7)),
+        "Padded.of: an array of shape \\(13, 7\\) is neither the whole, \\(14, 7\\), nor",
+    ),
+    "partial": (lambda m: sbp.Padded.of(W, "x:P(sum)", m), "Padded: x:P\\(sum\\) has P"),
+    "free axis": (lambda m: sbp.Padded.of(W, "x:?", m), "Padded: x:\\? has a free axis"),
+    "unknown axis": (lambda m: sbp.Padded.of(W, "z:S(0)", m), "unknown-axis: .* no axis 'z'"),
+    "dim out of range": (lambda m: sbp.Padded.of(W, "x:S(2)", m), "dim-out-of-range: x:S\\(2\\)"),
+    "abstract mesh": (
+        lambda m: sbp.Padded.of(W, "x:S(0)", AbstractMesh((2,), ("x",))),
+        "abstract-mesh: Padded.of",
+    ),
+    "entry of P": (lambda m: sbp.padded("x:P(sum)"), "sbp.padded takes a type without P"),
+    "entry of no type": (lambda m: SBP.padded(3), "type-syntax: a type is"),
+    "entry of an atom": (lambda m: SBP.padded(sbp.S(0)), "alone names no mesh axis"),
+    "entry of an unknown axis": (
+        lambda m: sbp.jit(lambda x: x, m, in_types=sbp.padded("z:S(0)")),
+        "unknown-axis",
+    ),
+    "parts that JAX replaced": (
+        lambda m: sbp.jit(lambda x: x, m)(jax.tree.map(lambda a: None, sbp.Padded.of(W, "B", m))),
+        "input x is Padded\\(\\(13, 7\\), B\\) and has parts that are no array, None",
+    ),
+    "parts that the user cut": (
+        lambda m: sbp.jit(lambda w: w, m)(
+            {"a": jax.tree.map(lambda a: np.asarray(a)[:3], sbp.Padded.of(W, "x:S(0)", m))}
+        ),
+        "input w\\['a'\\] is .* has parts of shape \\(3, 7\\), which are not \\(14, 7\\)",
+    ),
+    "an input pinned partial": (
+        lambda m: sbp.jit(lambda x: x, m, in_types="x:P(sum)")(sbp.Padded.of(W, "x:S(0)", m)),
+        "not-partial: input x",
+    ),
+    "shapes in place of arrays": (
+        lambda m: sbp.jit(lambda x: x, m)(
+            sbp.Padded.of(jax.ShapeDtypeStruct((13, 7), np.float32), "x:S(0)", m)
+        ),
+        "input x is a ShapeDtypeStruct",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_says_what_to_change(mesh, name):
+    program, wanted = BAD[name]
+    with pytest.raises(sbp.SbpError, match=wanted):
+        program(mesh)
