@@ -24,9 +24,10 @@ _TYPE = Kind(
     lambda x: isinstance(x, str | NdSbp | PartitionSpec | NamedSharding),
 )
 _SHAPE = Kind(
-    "a tuple of whole numbers, or None",
-    lambda x: x is None or (isinstance(x, tuple | list) and all(is_whole(n) and n >= 0 for n in x)),
+    "a tuple of whole numbers",
+    lambda x: isinstance(x, tuple | list) and all(is_whole(n) and n >= 0 for n in x),
 )
+_SHAPE_OR_NONE = Kind(f"{_SHAPE.what}, or None", lambda x: x is None or _SHAPE.accepts(x))
 _PARTS = Kind(
     "a padded array",
     lambda x: (
@@ -79,7 +80,7 @@ class Padded:
             )
 
     @classmethod
-    @takes("Padded.of", skip=1, type=_TYPE, mesh=_MESH, shape=_SHAPE)
+    @takes("Padded.of", skip=1, type=_TYPE, mesh=_MESH, shape=_SHAPE_OR_NONE)
     def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> Padded:
         """An array as `Padded`, on the devices of a mesh.
 
