@@ -69,7 +69,8 @@ def test_saved_by_pickle_and_numpy(mesh, t, tmp_path):
 def test_saved_by_orbax(mesh, tmp_path):
     """A checkpoint is restored into the state that was saved, or into shapes."""
     t = "x:S(0) y:S(0)"
-    state = {"w": sbp.Padded.of(W, t, mesh), "moments": [sbp.Padded.of(W * W, t, mesh)]}
+    w = sbp.Padded.of(W, t, mesh)
+    state = {"w": w, "moments": [sbp.Padded.of(W * W, t, mesh)]}
     shape = sbp.Padded.of(jax.ShapeDtypeStruct(W.shape, W.dtype), t, mesh)
     shapes = {"w": shape, "moments": [shape]}
     path = Path(tmp_path) / "state"
@@ -79,7 +80,7 @@ def test_saved_by_orbax(mesh, tmp_path):
         with ocp.StandardCheckpointer() as checkpointer:
             back = checkpointer.restore(path, target)
         assert jax.tree.structure(back) == jax.tree.structure(state)
-        assert back["w"].parts.sharding.is_equivalent_to(state["w"].parts.sharding, 2)
+        assert back["w"].parts.sharding.is_equivalent_to(w.parts.sharding, 2)
         np.testing.assert_array_equal(back["w"], W)
         np.testing.assert_array_equal(back["moments"][0], W * W)
 
