@@ -48,7 +48,7 @@ def adam(state, x, y):
     return {"w": state["w"] - 0.1 * m / (jnp.sqrt(v) + 1e-8), "m": m, "v": v}, value
 
 
-START = {"w": W, "m": np.zeros_like(W), "v": np.zeros_like(W)}
+START: dict[str, Any] = {"w": W, "m": np.zeros_like(W), "v": np.zeros_like(W)}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -59,7 +59,8 @@ def test_training_with_padded_weights_and_moments(name):
     held = sbp.padded(t)
     step = sbp.jit(adam, mesh, (held, rows, rows), (held, None), donate_argnums=0)
     plain = jax.jit(adam)
-    state, want = START, START
+    state: Any = START
+    want: Any = START
     for _ in range(3):
         if isinstance(state["w"], sbp.Padded):
             given = state = {k: with_nan(v, mesh) for k, v in state.items()}
