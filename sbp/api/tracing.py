@@ -16,7 +16,7 @@ from sbp import _jax
 from sbp.annotations import Pin, bind_pin
 from sbp.api.boundary import Asked, broadcast_types, codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature
-from sbp.api.trees import KeyPath, arguments_of, filled, results_of
+from sbp.api.trees import KeyPath, arguments_of, filled, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.coverage import check_rules
@@ -121,6 +121,7 @@ def traced_call(
             sources=signature.sources,
             padded_inputs=signature.padded,
             padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
+            layers=(layer_paths(signature.paths, 2), layer_paths(results.paths, 1)),
         ),
         boxing=options.boxing,
         axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),

@@ -144,6 +144,19 @@ def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: in
     return kind(children.values()) if kind in (tuple, list) else children
 
 
+def layer_paths(paths: Sequence[KeyPath], named: int) -> tuple[KeyPath, ...]:
+    """Paths with the positions in lists left out: those of one leaf in all layers are equal.
+
+    Arguments:
+      paths: the paths.
+      named: the number of their first keys that stay.
+    """
+    key = jax.tree_util.SequenceKey
+    return tuple(
+        (*p[:named], *(key(0) if isinstance(k, key) else k for k in p[named:])) for p in paths
+    )
+
+
 def arguments_of(tree: Any) -> list[tuple[Any, range]]:
     """The arguments of a call with structure (args, kwargs): of each the structure and the
     positions of its leaves."""

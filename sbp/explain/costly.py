@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sbp.errors import Diagnostic, Label, bytes_text
 from sbp.explain.edits import drop_pin, priced
+from sbp.explain.followed import following
 from sbp.explain.names import Names, pinned_text
 from sbp.explain.repins import edits_of
 from sbp.infer.choose import choose
@@ -218,6 +219,8 @@ def _costly(
     note = f"both plans are without the {above} above"
     text = f"drop `{source_text(site.span)}` at line {site.span.line}"
     edits = edits_of(request, site)
+    helps = [following(request, site, without, DEARER)]
+    helps += [priced(text, edits, without, clears_all_errors=True)] if edits else []
     return Diagnostic(
         code="costly-annotation",
         severity="warning",
@@ -227,7 +230,7 @@ def _costly(
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
         notes=(note,) if dropped else (),
-        helps=(priced(text, edits, without, clears_all_errors=True),) if edits else (),
+        helps=tuple(h for h in helps if h is not None),
         scope=scope_of(site.nodes[0]),
     )
 

@@ -65,12 +65,24 @@ def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Requ
       position: of the mesh axis.
       code: the code that the pin asks there.
     """
+    codes = tuple(code if k == position else c for k, c in enumerate(site.codes))
+    return change_pin(request, site, codes)
+
+
+def change_pin(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request | None:
+    """The request with a pin that asks other codes; None where a value that is pinned by the same
+    line has too few dims for one of them.
+
+    Arguments:
+      request: the request.
+      site: the pin.
+      codes: for each mesh axis what the pin asks; None leaves the axis free.
+    """
     values = [n.outputs[0] for n in site.nodes] or [pinned_value(request.graph, site)]
-    if any(len(request.graph.aval(v).shape) < code for v in values):
+    highest = max((c for c in codes if c is not None), default=0)
+    if any(len(request.graph.aval(v).shape) < highest for v in values):
         return None
-    return _with_codes(
-        request, site, tuple(code if k == position else c for k, c in enumerate(site.codes))
-    )
+    return _with_codes(request, site, codes)
 
 
 def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:

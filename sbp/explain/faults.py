@@ -157,7 +157,8 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
     near = NearRows() if region else near_rows(fault, node, arriving)
     if fault.found.budgets:
         code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
-        found = _budget_helps(fault)
+        edits = Repair(fault.trials, fault.found, node, fault.names, fault.shown).found()
+        found = _with_budget(fault, edits)
     else:
         code, title = "annotation-conflict" if conflict else "no-signature", what
         found = Repair(fault.trials, fault.found, node, fault.names, fault.shown).found()
@@ -223,6 +224,13 @@ def _budget_helps(fault: BlamedFault) -> FoundHelps:
         fault.request, fault.found.budgets[0], plans=fault.trials.limits.budget_plans
     )
     return FoundHelps(helps=() if found is None else (found,))
+
+
+def _with_budget(fault: BlamedFault, found: FoundHelps) -> FoundHelps:
+    """The helps of a fault with the least size of its first budget as the last one."""
+    helps = (*found.helps[: fault.trials.limits.helps - 1], *_budget_helps(fault).helps)
+    left = len(found.helps) - len(helps) + 1
+    return dataclasses.replace(found, helps=helps, unshown=found.unshown + max(0, left))
 
 
 def conflict_title(fault: BlamedFault, node: Node, conflict: bool) -> str:

@@ -5,27 +5,25 @@ Each edit is planned before it is offered; the plan gives its price.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from sbp.errors import Help
-from sbp.explain.edits import drop_pin, move_pin, pinned_value, priced, site_in
-from sbp.explain.insertions import Candidate, HelpKind, Insertions, states_of
+from sbp.explain.edits import drop_pin, priced, site_in
+from sbp.explain.insertions import Candidate, Insertions
 from sbp.explain.loosening import Looser, blamed, loosened
-from sbp.explain.names import Names, behind_vmap
-from sbp.explain.repins import carried_text, edits_of
+from sbp.explain.names import Names
+from sbp.explain.pin_changes import PinChanges
+from sbp.explain.ranking import RankedHelp, chosen
 from sbp.explain.trials import Trials
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import Constraint, PinSite, System
+from sbp.infer.constraints import System
 from sbp.infer.request import Request
 from sbp.infer.space import decode
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
-from sbp.plan.text import place
-from sbp.source.reader import source_text, users_span
+from sbp.source.reader import users_span
 from sbp.trace.graph import Node
 
 CLEARS_ALL = ", which clears every error"
@@ -41,7 +39,7 @@ class FoundHelps:
     """The helps of a fault, and what the limits on the search left out.
 
     Arguments:
-      helps: the helps that are shown, in the order of `_chosen`.
+      helps: the helps that are shown, in the order of `chosen`.
       unshown: the number of accepted changes that are not shown.
       untried: the number of changes that were not planned because `plans` were made.
       plans: the most plans that were made.
@@ -85,7 +83,9 @@ class Repair:
 
     @property
     def inserts(self) -> bool:
-        """Whether annotations before the line of the fault are tried."""
+        """Whether annotations before the line of the fault are tried. Budgets hold there, too."""
+        if self.fault.budgets:
+            return False
         return users_span(self.node) is not None and not self.node.in_gradient
 
     def found(self) -> FoundHelps:
@@ -108,7 +108,7 @@ class Repair:
         if policies.skips:
             unsearched.append("policy")
         found = [*edits.found, *policies.found]
-        shown = _chosen(found, trials.limits.helps, pins=len(self.fault.pins))
+        shown = chosen(found, trials.limits.helps)
         return FoundHelps(
             helps=tuple(f.help for f in shown),
             unshown=len(found) - len(shown),
@@ -125,7 +125,7 @@ class Repair:
           gone: (mesh axis, name) of the constraints of those pins.
         """
         enough, most = self.trials.limits.plans_of(self.trials.size, self.shown)
-        found: list[_Found] = []
+        found: list[RankedHelp] = []
         seen: set[str] = set()
         taken: list[Candidate] = []
         untried: set[str] = set()
@@ -148,7 +148,9 @@ class Repair:
                 text = one.text + self.became(program)
                 whole = not self.trials.several
                 help_ = priced(text, one.edits, program, clears_all_errors=whole)
-                found.append(_Found(number, help_, one.kind))
+                kind = "other pin" if one.kind == "pin" and _nested(one, program) else one.kind
+                seconds = program.cost.seconds
+                found.append(RankedHelp(number, help_, kind, seconds))
                 taken.append(one)
         return _Accepted(tuple(found), seen=len(seen), plans=plans, untried=len(untried))
 
@@ -160,7 +162,7 @@ class Repair:
           base: the program without the pins of its other faults.
           number: of the first policy among the candidates.
         """
-        found: list[_Found] = []
+        found: list[RankedHelp] = []
         large, several = self.trials.large, self.trials.several
         wide = skips = False
         for looser in self.policies():
@@ -174,7 +176,8 @@ class Repair:
             if program is not None:
                 text = looser.text + (CLEARS_ALL if several and whole else "")
                 help_ = priced(text, looser.edits, program, clears_all_errors=whole)
-                found.append(_Found(number + len(found), help_, "policy"))
+                last, seconds = number + len(found), program.cost.seconds
+                found.append(RankedHelp(last, help_, "policy", seconds))
                 wide = looser.wide
         return _Accepted(tuple(found), skips=skips)
 
@@ -222,131 +225,22 @@ class Repair:
     # ---- candidates -----------------------------------------------------------------------------
 
     def candidates(self, base: Request) -> Iterator[Candidate]:
-        """The edits to try: a split moved to another dim, an annotation before the line, a pin
-        dropped."""
-        sites = [(pin, site_in(base, pin.site)) for pin in self.fault.pins if pin.site]
-        for pin, site in sites:
-            if site is not None:
-                yield from self.splits(base, pin, site)
+        """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped."""
+        own = self.trials.request
+        pins = PinChanges(own, base, self.fault, self.node, self.names, self.system)
+        yield from pins.moved()
         if self.inserts:
             made = self.trials.arriving(self.fault).made
             yield from Insertions(
                 base, self.fault, made, self.node, self.names, self.system, self.trials.large
             ).candidates()
-        for pin, site in sites:
-            if site is not None:
-                yield from self.drops(base, pin, site)
-
-    def drops(self, base: Request, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
-        """A pin dropped, or left free on the fault's mesh axis.
-
-        Arguments:
-          base: the program without the pins of its other faults.
-          pin: the constraint of the pin.
-          site: the pin in `base`.
-        """
-        # The edits are made in the source and the options as they are, not as they are in `base`.
-        request, k, axis = self.trials.request, self.position, self.fault.mesh_axis
-        name, where, kept = self.names.site(site), self.where(site), carried_text(request, site)
-        several = sum(c is not None for c in site.codes) > 1
-        smaller: Candidate | None = None
-        if several or not site.span:
-            note = "" if site.span else f' ("{axis}:?"){kept}'
-            smaller = Candidate(
-                text=f"leave {name} free on `{axis}` {where}{note}",
-                edits=edits_of(request, site, k),
-                make=functools.partial(drop_pin, base, site, k),
-                without=frozenset({(axis, pin.name)}),
-            )
-            if smaller.edits:
-                yield smaller
-        if several or site.span:
-            text = (
-                f"drop `{source_text(site.span)}` {where}"
-                if site.span
-                else f"leave {name} free {where}{kept}"
-            )
-            edits = edits_of(request, site)
-            if edits:
-                yield Candidate(
-                    text=text,
-                    edits=edits,
-                    make=functools.partial(drop_pin, base, site),
-                    without=frozenset((a, pin.name) for a in base.mesh.names),
-                    instead=smaller,
-                )
-
-    def splits(self, base: Request, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
-        """A split moved to each other dim that divides. Dims of `jax.vmap`, which the user does not
-        see, are left out.
-
-        Arguments:
-          base: the program without the pins of its other faults.
-          pin: the constraint of the pin.
-          site: the pin in `base`.
-        """
-        request, k, where = self.trials.request, self.position, self.where(site)
-        behind = behind_vmap(site, pin.code)
-        if pin.code <= 0 or behind is None:
-            return
-        name, kept = self.names.site(site), carried_text(request, site)
-        twin = (
-            site.span is not None
-            and sum(self.names.site(c.site) == name for c in self.twins(site) if c.site) > 1
-        )
-        for dim, size in enumerate(base.graph.aval(pinned_value(base.graph, site)).shape):
-            if not behind <= dim != pin.code - 1 or size % base.mesh.sizes[k]:
-                continue
-            states, shown = states_of(self.system, pin.fixed[0], 1 + dim), dim - behind
-            text = (
-                f"in `{source_text(site.span)}` split dim {shown} {where}"
-                if twin
-                else f"split {name} on dim {shown} {where}{kept}"
-            )
-            edits = edits_of(request, site, k, 1 + dim) if states else ()
-            if edits:
-                yield Candidate(
-                    text=text,
-                    edits=edits,
-                    make=functools.partial(move_pin, base, site, k, 1 + dim),
-                    without=frozenset({(self.fault.mesh_axis, pin.name)}),
-                    assumed=states,
-                    kind="pin",
-                )
-
-    def twins(self, site: PinSite) -> list[Constraint]:
-        """The fault's pins on the line of one of them."""
-        lines = [(c, c.site.span) for c in self.fault.pins if c.site]
-        return [
-            c
-            for c, span in lines
-            if span and site.span and (span.file, span.line) == (site.span.file, site.span.line)
-        ]
-
-    def where(self, site: PinSite) -> str:
-        """The place of a pin, with its file when that is another one."""
-        if site.span is None:
-            return "in in_types" if site.is_input else "in out_types"
-        line = users_span(self.node)
-        here = line is None or line.file == site.span.file
-        texts = [source_text(c.site.span) for c in self.twins(site) if c.site]
-        column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
-        return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
+        yield from pins.drops()
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """An accepted help.
-
-    Arguments:
-      number: its position among the candidates, to break ties.
-      help: the help.
-      kind: what it changes.
-    """
-
-    number: int
-    help: Help
-    kind: HelpKind
+def _nested(one: Candidate, program: Program) -> bool:
+    """Whether a pin splits a dim that another mesh axis splits, too, which is seldom meant."""
+    splits = [c for c in program.typing.values.get(one.pinned, ()) if c > 0]
+    return len(set(splits)) < len(splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,39 +255,8 @@ class _Accepted:
       skips: whether policies were left out because the program is large.
     """
 
-    found: tuple[_Found, ...] = ()
+    found: tuple[RankedHelp, ...] = ()
     seen: int = 0
     plans: int = 0
     untried: int = 0
     skips: bool = False
-
-
-_MEANT = ("pin", "conversion", "other pin", "drop", "policy")
-"""Kinds of helps, the likeliest first; "other pin" is another atom for a pin that is not odd."""
-
-
-def _chosen(found: Sequence[_Found], most: int, pins: int) -> list[_Found]:
-    """The helps that are shown, what was probably meant first: another atom for the pin that is
-    odd, a conversion before the line, a pin dropped, another policy; helps of one kind by their
-    bytes. The first of each kind are shown before the second of any.
-
-    A pin is odd where it stands against others, and another atom makes the plan no dearer than a
-    conversion does: the other pins agree with that atom.
-
-    Arguments:
-      found: the accepted helps.
-      most: how many are shown.
-      pins: the number of pins that are to blame.
-    """
-    conversions = (f.help.bytes_per_device for f in found if f.kind == "conversion")
-    conversion = min(conversions, default=math.inf)
-
-    def rank(f: _Found) -> tuple[int, float, int]:
-        odd = pins > 1 and f.help.bytes_per_device <= conversion
-        kind = "other pin" if f.kind == "pin" and not odd else f.kind
-        return _MEANT.index(kind), f.help.bytes_per_device, f.number
-
-    ranked = sorted(found, key=rank)
-    first = list({rank(f)[0]: f for f in reversed(ranked)}.values())
-    chosen = [*sorted(first, key=rank), *(f for f in ranked if f not in first)][:most]
-    return sorted(chosen, key=rank)

@@ -63,9 +63,9 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
     )
 
 
-HelpKind = Literal["pin", "conversion", "drop", "policy"]
-"""What a help changes: the atom of a pin, an annotation before the line, a pin that is dropped or
-left free on a mesh axis, a policy."""
+HelpKind = Literal["pin", "conversion", "other pin", "drop", "policy"]
+"""What a help changes: the dim that a pin splits, an annotation before the line, the kind of a
+pin's atom, a pin that is dropped or left free on a mesh axis, a policy or budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +81,7 @@ class Candidate:
           after the change; empty for any state.
       kind: what it changes.
       instead: a smaller change; where it is accepted, this change is not offered.
+      pinned: the value of the pin that asks another code; -1 for other changes.
     """
 
     text: str
@@ -90,6 +91,7 @@ class Candidate:
     assumed: tuple[str, ...] = ()
     kind: HelpKind = "drop"
     instead: Candidate | None = None
+    pinned: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, OptionEdit, bytes_text
 from sbp.explain.edits import drop_pin, pinned_value, priced
+from sbp.explain.followed import asking
 from sbp.explain.limits import DiagnosisLimits
-from sbp.explain.names import Names
+from sbp.explain.names import Names, pinned_text
 from sbp.explain.repins import carried_text, edits_of
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
@@ -66,9 +68,10 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         math.ceil(least.cost.peak_memory_bytes),
     )
     looser = OptionEdit(option="memory_limit", value=enough)
-    helps, untried = _freed_pins(least)
-    if untried:
-        notes.append(f"{untried} more pins were not dropped to see whether a plan fits then")
+    freed = _freed_pins(least)
+    if freed.untried:
+        notes.append(f"{freed.untried} more pins were not dropped to see whether a plan fits then")
+    labels += freed.labels(least.request)
     return Diagnostic(
         code="memory-limit",
         severity="error",
@@ -78,13 +81,40 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         ),
         labels=tuple(labels),
         notes=tuple(notes),
-        helps=(*helps, priced(f"memory_limit={enough}", (looser,), least, clears_all_errors=True)),
+        helps=(
+            *freed.helps,
+            priced(f"memory_limit={enough}", (looser,), least, clears_all_errors=True),
+        ),
     )
 
 
-def _freed_pins(least: Program) -> tuple[list[Help], int]:
+@dataclass(frozen=True, slots=True)
+class FreedPins:
+    """The pins that keep a plan from fitting a memory limit.
+
+    Arguments:
+      helps: the pins changed or dropped.
+      pins: these pins.
+      untried: the number of pins that were not tried.
+    """
+
+    helps: tuple[Help, ...]
+    pins: tuple[PinSite, ...]
+    untried: int
+
+    def labels(self, request: Request) -> list[Label]:
+        """A label at each annotation among the pins."""
+        names = Names.of(request.graph)
+        return [
+            Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, request.mesh)}")
+            for s in self.pins
+            if s.span
+        ]
+
+
+def _freed_pins(least: Program) -> FreedPins:
     """The pins without which a plan fits the limit, each alone, or else together, those of the
-    largest values first; and the number of pins that were not tried.
+    largest values first.
 
     Arguments:
       least: the plan of least memory that was found.
@@ -94,12 +124,16 @@ def _freed_pins(least: Program) -> tuple[list[Help], int]:
     sites = [s for s in pin_sites(request) if edits_of(request, s)]
     sites.sort(key=lambda s: -_pinned_size(request, s))
     found: list[Help] = []
+    freed: list[PinSite] = []
     _, most = limits.plans_of(request.size, 1)
 
     def free(pins: Sequence[PinSite]) -> bool:
         """Whether a plan fits without some pins; then this is a help."""
         program = best_program(functools.reduce(drop_pin, pins, request))
         if program is not None:
+            freed.extend(pins)
+            if len(pins) == 1:
+                found.extend(h for h in [_split_pin(request, pins[0])] if h)
             edits = tuple(itertools.chain.from_iterable(edits_of(request, s) for s in pins))
             text = " and ".join(_freed_text(request, names, s) for s in pins)
             found.append(priced(text, edits, program, clears_all_errors=True))
@@ -116,7 +150,34 @@ def _freed_pins(least: Program) -> tuple[list[Help], int]:
     for count in range(2, min(len(together), most) + 1):
         if found or free(together[:count]):
             break
-    return found, 0 if found else len(sites) - len(alone)
+    untried = 0 if found else len(sites) - len(alone)
+    return FreedPins(tuple(found[: limits.helps - 1]), tuple(freed), untried)
+
+
+def _split_pin(request: Request, site: PinSite) -> Help | None:
+    """A pin that asks one split more, with which a plan fits: of those with the smallest shard, the
+    first dim; None where there is none.
+
+    Arguments:
+      request: the program, with its memory limit.
+      site: the pin.
+    """
+    value = pinned_value(request.graph, site)
+    if not isinstance(value, int) or min((c or 0 for c in site.codes), default=0) < 0:
+        return None
+    graph, mesh = request.graph, request.mesh
+    codes = tuple(c or 0 for c in site.codes)
+    ways = sorted(
+        (_size(graph, mesh, value, after), k, after)
+        for k, after in _splits(graph.avals[value].shape, codes, mesh)
+        if site.codes[k] is not None
+    )
+    for _, _, after in ways:
+        asked = tuple(None if old is None else c for old, c in zip(site.codes, after, strict=True))
+        help_ = asking(request, site, asked)
+        if help_ is not None:
+            return help_[0]
+    return None
 
 
 def _freed_text(request: Request, names: Names, site: PinSite) -> str:

@@ -21,19 +21,30 @@ from sbp.types import Atom, NdSbp
 def edits_of(
     request: Request, site: PinSite, position: int | None = None, code: Code | None = None
 ) -> tuple[Edit, ...]:
-    """The edits after which a pin asks something else.
+    """The edits after which a pin asks something else on one mesh axis, or nothing; see `edits_to`.
 
     Arguments:
       request: the program, and what its types are chosen by.
       site: the pin.
       position: the mesh axis on which it changes; None for all.
       code: the code that it asks there; None leaves the axis free.
+    """
+    codes = (code if position in (None, k) else asked for k, asked in enumerate(site.codes))
+    return edits_to(request, site, tuple(codes))
+
+
+def edits_to(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> tuple[Edit, ...]:
+    """The edits after which a pin asks other codes.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      site: the pin.
+      codes: for each mesh axis what it asks; None leaves the axis free.
 
     Returns:
       The edits; none where the source does not show the pin, where it is an argument of another
       call of JAX, or where the same call pins other types when it is traced with other arguments.
     """
-    codes = [code if position in (None, k) else asked for k, asked in enumerate(site.codes)]
     names = request.mesh.names
     free = tuple(axis for axis, c in zip(names, codes, strict=True) if c is None)
     hidden = _hidden_dims(site, codes)
@@ -124,7 +135,7 @@ def carried_text(request: Request, site: PinSite) -> str:
     return f", and name the {types} there"
 
 
-def _hidden_dims(site: PinSite, codes: list[Code | None]) -> int | None:
+def _hidden_dims(site: PinSite, codes: tuple[Code | None, ...]) -> int | None:
     """The number of dims that `jax.vmap` puts before the dims that the user sees; None when that is
     not known and a split depends on it."""
     split = [c for c in codes if c is not None and c > 0]

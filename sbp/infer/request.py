@@ -4,7 +4,7 @@ value."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,6 +44,8 @@ class Demand:
       sources: for each input, what asks the type; empty for "in_types" everywhere.
       padded_inputs, padded_outputs: positions of what is held padded between calls, so that its
         splits need not divide.
+      layers: for inputs and for outputs, of each its path with the positions in lists left out:
+        the leaves of all layers of a model have one such path. Empty where paths are not known.
     """
 
     inputs: tuple[tuple[int | None, ...] | None, ...]
@@ -52,6 +54,17 @@ class Demand:
     sources: tuple[TypeSource, ...] = ()
     padded_inputs: frozenset[int] = frozenset()
     padded_outputs: frozenset[int] = frozenset()
+    layers: tuple[tuple[Hashable, ...], tuple[Hashable, ...]] = ((), ())
+
+    def alike(self, source: Literal["input", "output"], position: int) -> tuple[int, ...]:
+        """The positions of the inputs or outputs that are one leaf in the layers of a model.
+
+        Arguments:
+          source: whether inputs or outputs are asked for.
+          position: of one of them.
+        """
+        paths = self.layers[0 if source == "input" else 1]
+        return tuple(i for i, p in enumerate(paths) if p == paths[position])
 
     def source(self, position: int) -> TypeSource:
         """What asks the type of the input at a position."""

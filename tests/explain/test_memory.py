@@ -33,7 +33,11 @@ def test_the_pin_without_which_a_plan_fits_is_freed(fn, options, said):
     asked: dict[str, Any] = {**options, "memory_limit": 4.5e6}
     (found,) = sbp.jit(fn, MESH, **asked).check(SQUARE, SQUARE).diagnostics
     assert found.code == "memory-limit"
-    assert [h.text for h in found.helps[:-1]] == [said]
+    *first, dropped = [h.text for h in found.helps[:-1]]
+    assert dropped == said
+    assert [t[:4] for t in first] == ["pin "]
+    pinned = [label.text for label in found.labels if not label.primary]
+    assert pinned == (["w * 2 is pinned x:B y:B"] if fn is annotated else [])
     assert found.helps[0].peak_memory_bytes is not None
     assert found.helps[0].peak_memory_bytes <= 4.5e6
     assert found.helps[-1].text.startswith("memory_limit=")

@@ -1,0 +1,56 @@
+"""The two branches of an early exit leave their result along different dims."""
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+
+mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def block(p, x):
+    h = jax.nn.relu(x @ p["w_in"])
+    return x + h @ p["w_out"]
+
+
+def deep(params, x):
+    for p in params:
+        x = block(p, x)
+    return sbp.split(x, 2, "model")
+    # meant:     return sbp.split(x, 1, "model")
+
+
+def shallow(params, x):
+    x = block(params[0], x)
+    return sbp.split(x, 1, "model")
+
+
+def confident(x):
+    peak = jax.nn.softmax(x, axis=-1).max(-1)
+    return (peak > 0.9).all()
+
+
+def early_exit(params, x):
+    with sbp.policy("explicit", "model"):
+        sure = confident(x)
+        y = jax.lax.cond(sure, shallow, deep, params["blocks"], x)
+        y = y * params["scale"]
+        spread = jax.lax.top_k(y, 2)[0]
+        margin = spread[..., 0] - spread[..., 1]
+    return y @ params["head"], margin
+
+
+D = 64
+p = {"w_in": f32(D, 256), "w_out": f32(256, D)}
+params = {"blocks": [p, p, p], "head": f32(D, 32), "scale": f32(D)}
+args = params, f32(8, 16, D)
+f = sbp.jit(early_exit, mesh, in_types=("B", "data:S(0)"))
+report = f.check(*args)
