@@ -47,7 +47,7 @@ def own_blocks(
             continue
         dim, under = own
         if places.start == 1:
-            given[k] = _read(h, dim, under) or found[k]
+            given[k] = _read(node, h, dim, under) or found[k]
         else:
             given[k] = _written(node, ins, k, dim) or found[k]
     return given
@@ -69,8 +69,11 @@ def _scattered(
     ]
 
 
-def _read(h: Distribution, dim: int, under: frozenset[int]) -> Distribution | None:
-    """Each device's own block of a value."""
+def _read(node: Node, h: Distribution, dim: int, under: frozenset[int]) -> Distribution | None:
+    """Each device's own block of a value. Of a partial value each device has its own part of the
+    block, and none has the parts of the others."""
+    if h.partial and h.tag != "owned":
+        return faulty(Fault("own-block", node, h.made, dim, (h.partial,)))
     if h.rewritten:
         return Distribution(frozenset({Split(dim)}), under=under)
     return replace(h, atoms=frozenset({Split(dim)}), under=under) if B in h.atoms else None

@@ -12,10 +12,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from sbp.errors import Diagnostic, refused
 from sbp.kinds import leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.doubt_words import doubt_diagnostic
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import Analysis
 from sbp.shardmap.state import Finding, FoundRepairs
-from sbp.shardmap.words import diagnostic, doubt_diagnostic, primary
+from sbp.shardmap.words import diagnostic, primary
 from sbp.trace.build import body_graph
 from sbp.trace.graph import Graph
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sbp.shardmap.blocks import exchanged
 from sbp.shardmap.distribution import UNKNOWN, WHOLE, Distribution, Doubt, Fault, LocalValue, faulty
+from sbp.shardmap.operators import fills_with_zero
 from sbp.shardmap.positions import index_of_device
 from sbp.shardmap.state import State
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SUMS, Collective, names_of
@@ -95,6 +96,8 @@ def _reduced(
         return replace(WHOLE, excess=None, reduced=node)
     if h.doubt:
         state.enter(h.doubt)
+    if h.tag == "looked-up" and h.made and monoid == "sum" and not fills_with_zero(h.made):
+        state.report(Fault("unmasked", h.made), axis, node)
     if h.unknown:
         return replace(WHOLE, excess=None, reduced=node)
     partial = h.partial
@@ -212,7 +215,8 @@ def _permuted(
     everyone = len({target for _, target in node.params["perm"]}) == math.prod(
         state.sizes[k] for k in state.axes_of(names_of(node))
     )
-    keeps = everyone and (h.fault or B in h.atoms or h.partial)
+    block = h.fault is not None and h.fault.kind == "own-block"  # a reduce-scatter in a ring
+    keeps = everyone and not block and (h.fault or B in h.atoms or h.partial)
     return (
         replace(h, atoms=frozenset(a for a in h.atoms if not isinstance(a, Split)))
         if keeps

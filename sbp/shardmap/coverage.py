@@ -16,7 +16,16 @@ from sbp.trace.regions import LOOPS
 from sbp.trace.traffic import CollectiveRun, collective_runs
 
 Why = Literal[
-    "branch", "collective", "exchange", "index", "loop", "nested", "part", "permute", "row"
+    "branch",
+    "collective",
+    "exchange",
+    "index",
+    "loop",
+    "nested",
+    "part",
+    "permute",
+    "row",
+    "stack",
 ]
 """Why a value has no reading on a mesh axis, though the operands of its operation have one.
 
@@ -29,7 +38,8 @@ Why = Literal[
 * `nested`: a `shard_map` inside of a `shard_map`;
 * `part`: it is made of one device's own part, for a later step to merge;
 * `permute`: it came from another device;
-* `row`: no row of the operation's signature takes the types of its operands.
+* `row`: no row of the operation's signature takes the types of its operands;
+* `stack`: it is made of what the devices found of their own parts, gathered side by side.
 """
 
 
@@ -125,6 +135,9 @@ class Sighted:
         for k in range(len(outs[0].per_axis) if outs else 0):
             key = node.id, k
             self.dependent.discard(key)
+            if any(v.per_axis[k].stack for v in ins) and _scale_lost(outs, k):
+                self.ends[key] = "stack", ()
+                continue
             if not any(_unread(v, k) for v in outs):
                 self.ends.pop(key, None)
                 continue
@@ -141,6 +154,12 @@ class Sighted:
 
 def _unread(v: LocalValue, axis: int) -> bool:
     return v.per_axis[axis].unknown and v.position is None
+
+
+def _scale_lost(outs: Sequence[LocalValue], axis: int) -> bool:
+    """Whether nothing is known of results but that they are equal on all devices."""
+    given = [v.per_axis[axis] for v in outs]
+    return all(not h.stack and not h.unknown and h.excess is None and not h.doubt for h in given)
 
 
 def _types(v: LocalValue, axis: int) -> str:

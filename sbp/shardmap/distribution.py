@@ -45,6 +45,8 @@ Kind = Literal[
     "missing",
     "rewritten",
     "not-returned",
+    "own-block",
+    "unmasked",
     "partial-as-split",
     "split-as-whole",
     "copies-as-split",
@@ -118,6 +120,7 @@ DoubtKind = Literal[
     "counted",
     "counts-tests",
     "compares-means",
+    "crossed",
     "divided-again",
     "each-shard",
     "gathered-inside-out",
@@ -125,9 +128,11 @@ DoubtKind = Literal[
     "joins-shards",
     "nested",
     "no-rule",
+    "own-positions",
     "reordered",
     "replaced",
     "routed",
+    "same-block",
     "weighs",
     "with-whole",
 ]
@@ -287,7 +292,7 @@ def unsure(given: Sequence[Distribution]) -> Distribution:
     for h in given:
         if (
             h.fault
-            and not (by_place and h.fault.kind == "local")
+            and not (by_place and h.fault.kind in ("local", "own-block"))
             and not (h.fault.kind == "mixed" and h.fault.made in put_right)
         ):
             return faulty(h.fault)
@@ -317,6 +322,9 @@ class LocalValue:
       added: the operation that summed along these dims.
       position: its elements as functions of their place; None where they are not known to be
           linear.
+      columns: the columns that it joins, if it may be the indices of a lookup.
+      numbered: the operation that counted elements from zero on every device, if its elements
+          depend on that count; None for other values.
     """
 
     per_axis: tuple[Distribution, ...]
@@ -325,6 +333,8 @@ class LocalValue:
     lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
     added: Node | None = None
     position: Position | None = None
+    columns: tuple[LocalValue, ...] = ()
+    numbered: Node | None = None
 
     @property
     def count(self) -> int:

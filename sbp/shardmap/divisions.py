@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sbp.shardmap.counts import of_shard
 from sbp.shardmap.distribution import Distribution, Doubt, Fault, LocalValue
 from sbp.shardmap.excess import close
 from sbp.shardmap.operators import divides, function_of, multiplies, sums, sums_dims
@@ -131,8 +132,8 @@ def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Ch
     if _is_mean(operand, node, divisor):
         return _entered(state, node, divisor, _mean(operand))
     over = [k for k, h in enumerate(operand.per_axis) if h.excess is not None and h.excess > 0]
-    if _by_user(node) and (found := axes_of_size(state.sizes, over, divisor)):
-        change: Change = dict.fromkeys(found[0], -1)
+    if _by_user(node) and (found := _devices(state, node, over, divisor)):
+        change: Change = dict.fromkeys(found, -1)
         counts = _counts_turns(state, node, divisor) or _counts_terms(state, node, divisor)
         other = multiplies(node) or counts
         reading = Reading(node, "devices", divisor)
@@ -144,7 +145,12 @@ def _change(state: State, node: Node, operand: LocalValue, divisor: float) -> Ch
     ]
     if partial and operand.added:
         return _counted(state, node, operand.count, divisor, partial)
-    return _of_reduced(state, node, operand, divisor) if _by_user(node) else {}
+    if not _by_user(node):
+        return {}
+    if found := _of_reduced(state, node, operand, divisor):
+        return found
+    counted = of_shard(state, node, operand, divisor)
+    return _entered(state, node, divisor, counted) if counted else {}
 
 
 def _entered(state: State, node: Node, divisor: float, change: Change) -> Change:
@@ -203,13 +209,30 @@ def _in_gradient(state: State, node: Node, divisor: float) -> Change:
     return dict.fromkeys(found[0]) if found else {}
 
 
+def _devices(state: State, node: Node, over: Sequence[int], divisor: float) -> tuple[int, ...]:
+    """The mesh axes whose size a number is, or that times the trips of a loop, as in a mean over
+    devices and microbatches; empty where it is neither."""
+    for trips in (1, *_turns(state, node)):
+        found = axes_of_size(state.sizes, over, divisor / trips)
+        if found and found[0]:
+            return found[0]
+    return ()
+
+
 def _counts_turns(state: State, node: Node, divisor: float) -> bool:
     """Whether a number is the number of trips of a loop around a division, or of the loop that made
     its operand, as in a mean over microbatches."""
-    maker = state.maker(node.inputs[0])
-    made = maker is not None and maker.op in LOOPS and not trips_are_assumed(maker)
-    turns = [*state.turns, *([trips_of(maker)] if maker is not None and made else [])]
-    return any(close(divisor, t) for t in turns)
+    return any(close(divisor, t) for t in _turns(state, node))
+
+
+def _turns(state: State, node: Node) -> list[int]:
+    """The trips of the loops around a division, and of the loop that made its operand, before it
+    was reduced."""
+    at = state.maker(node.inputs[0])
+    while at is not None and (at.op in SUMS or traits_of(at.op).carries):
+        at = state.maker(at.inputs[0])
+    made = at is not None and at.op in LOOPS and not trips_are_assumed(at)
+    return [*state.turns, *([trips_of(at)] if at is not None and made else [])]
 
 
 def _counts_terms(state: State, node: Node, divisor: float) -> bool:

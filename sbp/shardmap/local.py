@@ -25,9 +25,11 @@ from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
 from sbp.shardmap.lookups import own_lookups
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
+from sbp.shardmap.mismatches import mismatch
 from sbp.shardmap.operators import counts, divides, function_of, sums_dims
 from sbp.shardmap.positions import compared, moved, placed
 from sbp.shardmap.readings import Atoms, ways
+from sbp.shardmap.rows import columns_of, own_rows
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for, traits_of
 from sbp.trace.graph import Node
@@ -52,6 +54,7 @@ def local(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValu
         found, const = [[h] for h in first], const if sure is None else sure
     found = [with_origin(state, node, ins, found[k], k) for k in axes]
     lengths, added = _lengths(state, node, ins)
+    columns, numbered = columns_of(state, node, ins), _numbered(node, ins)
     results = []
     for i, output in enumerate(node.outputs):
         value = LocalValue(
@@ -61,6 +64,8 @@ def local(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValu
             lengths,
             added,
             position,
+            columns,
+            numbered,
         )
         results.append(neutral(value, state.graph.avals[output]))
     return [divided(state, node, ins, results[0])] if len(results) == 1 else results
@@ -94,6 +99,7 @@ def _by_index(
         return found, None, position
     found, sure = compared(state, node, ins, typed, found)
     found = own_lookups(node, ins, own_blocks(state, node, ins, found))
+    found = own_rows(state, node, ins, found)
     return found, sure, None
 
 
@@ -106,6 +112,16 @@ def _constant(node: Node, ins: Sequence[LocalValue]) -> Any:
         with np.errstate(all="ignore"):
             return np.asarray(traits.numpy(*consts)).item()
     return consts[0] if traits.carries else None
+
+
+def _numbered(node: Node, ins: Sequence[LocalValue]) -> Node | None:
+    """The operation that counted the elements of an operand from zero, if the result's elements
+    depend on that."""
+    if counts(node):
+        return node
+    traits = traits_of(node.op)
+    keeps = traits.elementwise or traits.carries or traits.moves
+    return next((v.numbered for v in ins if v.numbered), None) if keeps else None
 
 
 def _lengths(
@@ -315,9 +331,7 @@ def _unreadable(
             return faulty(own)
     if node.backward or not split or _own_slice(state, node, given[split[0]]):
         return UNKNOWN
-    kind = "with-whole" if any(h.split is None for h in given) else "each-shard"
-    atoms = tuple(h.split for h in (given[split[0]],) if h.split)
-    return replace(UNKNOWN, doubt=Doubt(node, kind, axis=state.names[axis], atoms=atoms))
+    return replace(UNKNOWN, doubt=mismatch(state, node, ins, given, axis))
 
 
 def _own_slice(state: State, node: Node, h: Distribution) -> bool:

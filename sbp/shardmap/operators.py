@@ -67,6 +67,22 @@ def slices_at(node: Node) -> range:
     return places if moves else range(0)
 
 
+def looks_up(node: Node) -> bool:
+    """Whether it looks up or writes elements of its first operand at the indices of the second."""
+    return traits_of(node.op).indices == range(1, 2)
+
+
+def joins(node: Node) -> bool:
+    """Whether it joins its operands along the dim of its parameter `dimension`."""
+    return traits_of(node.op).moves and "dimension" in node.params
+
+
+def fills_with_zero(node: Node) -> bool:
+    """Whether a lookup at places outside of its table gives zero."""
+    mode = node.params.get("mode")
+    return getattr(mode, "name", "") == "FILL_OR_DROP" and node.params.get("fill_value") == 0
+
+
 def writes_at(node: Node) -> bool:
     """Whether it writes elements of its last operand into the first one, at the indices of the
     second."""

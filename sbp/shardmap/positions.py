@@ -240,7 +240,7 @@ def compared(
       typed: gives the distributions of the result from other operands.
       found: its distributions by the rows of its operation.
     """
-    if not compares(node) or not any(v.position and any(v.position.axes) for v in ins):
+    if not compares(node) or not any(v.position for v in ins):
         return found, None
     shape = state.graph.avals[node.outputs[0]].shape
     given = [
@@ -252,6 +252,8 @@ def compared(
     p = _sum(given[0], given[1], -1, len(shape), ins, typed)
     if p.term is None and (sure := _decided(state, node, p, shape)) is not None:
         return [WHOLE] * len(found), sure
+    if not any(v.position and any(v.position.axes) for v in ins):
+        return found, None
     given = placed(state, p, shape, found)
     return [g if h.unknown else h for g, h in zip(given, found, strict=True)], None
 

@@ -84,8 +84,9 @@ class Reader:
         if (
             "broadcast_dimensions" in node.params and ins[0] == B
         ):  # a dim that is kept is no copy of another: one global length on each device
-            kept = zip(node.params["broadcast_dimensions"], avals[0].shape, strict=True)
-            splits = [s for s in splits if s not in {Split(d) for d, length in kept if length > 1}]
+            pairs = zip(node.params["broadcast_dimensions"], avals[0].shape, strict=True)
+            kept = {Split(d) for d, length in pairs if length > 1}
+            splits = [s for s in splits if s not in kept]
         for guess in (B, *splits):
             if any(isinstance(guess, Split) and guess.dim >= len(v.shape) for v in outs):
                 continue

@@ -18,8 +18,8 @@ from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.excess import close
 from sbp.shardmap.operators import divides
 from sbp.shardmap.specs import atom_of, outside
-from sbp.shardmap.state import Divisions, Finding, State
-from sbp.trace.collectives import SHARD_MAP, names_of
+from sbp.shardmap.state import Divisions, Finding, Reading, State
+from sbp.trace.collectives import SHARD_MAP, SUMS, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import Atom, B, Split, Unreduced
 
@@ -73,8 +73,8 @@ def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
                 " the program"
             )
     pmeans = _pmeans(every, mesh)
-    first = _under(graph, mesh, Divisions(pmeans))
-    return _weighed(graph, mesh, pmeans, first)
+    first, doubtful = _counted(graph, mesh, pmeans, _under(graph, mesh, Divisions(pmeans)))
+    return _weighed(graph, mesh, pmeans, first, doubtful)
 
 
 def _under(graph: Graph, mesh: MeshSpec, divisions: Divisions) -> _Program:
@@ -84,7 +84,52 @@ def _under(graph: Graph, mesh: MeshSpec, divisions: Divisions) -> _Program:
     return program
 
 
-def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> Analysis:
+_MISCOUNTED = ("averaged", "scales")
+"""Kinds of faults that a division by the count of a shard's elements puts right."""
+
+
+def _counted(
+    graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program
+) -> tuple[_Program, dict[tuple[Any, ...], Finding]]:
+    """The analysis in which those divisions by the count of a shard's elements are read as such
+    that are right only then; and the findings about sums over devices that others have under this
+    reading, as warnings.
+
+    Arguments:
+      graph: the program.
+      mesh: its mesh.
+      pmeans: the call paths of its `lax.pmean`s.
+      first: the analysis in which their numbers count nothing.
+    """
+    counted, doubtful = frozenset[int](), dict[tuple[Any, ...], Finding]()
+    for i, reading in first.divisions.shards.items():
+        other = _under(graph, mesh, Divisions(pmeans, counted=counted | {i}))
+        gone = [f for key, f in first.findings.items() if key not in other.findings]
+        new = {key: f for key, f in other.findings.items() if key not in first.findings}
+        if gone and not new and all(f.fault.kind in _MISCOUNTED for f in gone):
+            counted, first = counted | {i}, other
+        elif not gone and all(_adds_means(f, reading) for f in new.values()):
+            doubtful |= {key: replace(f, reading=reading) for key, f in new.items()}
+    return first, doubtful
+
+
+def _adds_means(finding: Finding, reading: Reading) -> bool:
+    """Whether a finding is that a sum over devices adds what a division by the count of a shard's
+    elements made."""
+    fault = finding.fault
+    by_it = fault.node is reading.node or (
+        fault.node.backward and fault.node.stack == reading.node.stack
+    )
+    return fault.kind == "pending" and by_it and fault.made is not None and fault.made.op in SUMS
+
+
+def _weighed(
+    graph: Graph,
+    mesh: MeshSpec,
+    pmeans: Pmeans,
+    first: _Program,
+    doubtful: dict[tuple[Any, ...], Finding],
+) -> Analysis:
     """The findings of an analysis. A finding depends on the reading of a division if it goes, and
     no other comes, when the division's number is read as another one.
 
@@ -93,14 +138,15 @@ def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> A
       mesh: its mesh.
       pmeans: the call paths of its `lax.pmean`s.
       first: the analysis under the first reading of every division.
+      doubtful: findings under another reading.
     """
     findings = dict(first.findings)
-    opened = first.divisions.open
+    opened, counted = first.divisions.open, first.divisions.counted
     if findings and opened:
-        every = _under(graph, mesh, Divisions(pmeans, frozenset(opened)))
+        every = _under(graph, mesh, Divisions(pmeans, frozenset(opened), counted=counted))
         depend = findings.keys() - every.findings.keys()
         for i, reading in opened.items() if depend else ():
-            other = _under(graph, mesh, Divisions(pmeans, frozenset({i})))
+            other = _under(graph, mesh, Divisions(pmeans, frozenset({i}), counted=counted))
             if other.findings.keys() <= findings.keys():
                 for key in depend - other.findings.keys():
                     findings[key] = replace(findings[key], reading=reading)
@@ -109,7 +155,7 @@ def _weighed(graph: Graph, mesh: MeshSpec, pmeans: Pmeans, first: _Program) -> A
             for key in depend:
                 findings[key] = replace(findings[key], reading=next(iter(opened.values())))
     return Analysis(
-        findings=tuple(findings.values()),
+        findings=(*findings.values(), *doubtful.values()),
         doubts=tuple(first.doubts.values()),
         unshown=frozenset(first.unshown),
         regions=tuple(first.regions),
@@ -274,7 +320,12 @@ class _Program:
                     order = Fault("claimed-order", node, None, _dim(claim))
                     state.report(order, k, None, result, claim)
                     continue
-            if name not in manual or (isinstance(claim, Split) and shape[claim.dim] == 1):
+            if name not in manual:
+                continue
+            one = isinstance(claim, Split) and shape[claim.dim] == 1
+            if one and not (h.fault and h.fault.kind == "not-returned"):
+                if h.doubt and h.doubt.severity == "warning":
+                    state.enter(h.doubt)
                 continue  # one element for each device: what each of them has, side by side
             fault = _broken(h, claim, value, node)
             if h.unknown:

@@ -81,6 +81,8 @@ class Divisions:
       pmeans: by the call path of a `lax.pmean`, the mesh axes that it runs over.
       flipped: ids of divisions that are read the other way.
       open: readings of divisions whose number may be another one, by the id of the division.
+      counted: ids of divisions whose number is read as the count of a shard's elements.
+      shards: readings of divisions whose number may be that, by the id of the division.
       by_devices: ids of divisions by a number of devices.
       known: by call path and divisor, the changes of the excess by each division; a function may be
           called on split values and on whole ones.
@@ -89,6 +91,8 @@ class Divisions:
     pmeans: Mapping[tuple[Span, ...], tuple[tuple[int, ...], ...]]
     flipped: frozenset[int] = frozenset()
     open: dict[int, Reading] = field(default_factory=dict)
+    counted: frozenset[int] = frozenset()
+    shards: dict[int, Reading] = field(default_factory=dict)
     by_devices: set[int] = field(default_factory=set)
     known: dict[tuple[Any, float], dict[int, dict[int, int | None]]] = field(default_factory=dict)
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from sbp.errors import Diagnostic, Label
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.coverage import UnreadValue, Why
-from sbp.shardmap.distribution import Doubt, DoubtKind, Kind
+from sbp.shardmap.distribution import Kind
+from sbp.shardmap.doubt_words import source_of, types_text
 from sbp.shardmap.specs import outs_of, spec_text
 from sbp.shardmap.state import Finding, FoundRepairs, Reading
-from sbp.source.reader import scope_of, source_text, users_span
+from sbp.source.reader import scope_of, users_span
 from sbp.trace.collectives import SUMS
 from sbp.trace.graph import Node
-from sbp.types import Atom, B, Split
+from sbp.types import B, Split
 
 _CODES: dict[Kind, str] = {
     "averaged": "wrong-reduction",
@@ -30,10 +31,12 @@ _CODES: dict[Kind, str] = {
     "not-returned": "wrong-placement",
     "order": "wrong-placement",
     "partial-as-split": "wrong-placement",
+    "own-block": "missing-reduction",
     "pending": "wrong-reduction",
     "predicate": "missing-reduction",
     "rewritten": "wrong-placement",
     "split-as-whole": "wrong-placement",
+    "unmasked": "local-result",
     "wrong-dim": "wrong-placement",
     "wrong-gather": "wrong-placement",
 }
@@ -69,92 +72,6 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
     )
 
 
-def doubt_diagnostic(doubt: Doubt) -> Diagnostic:
-    """A doubt in words."""
-    span = users_span(doubt.node)
-    text = "nothing is known of this" if doubt.kind in _ENDS else ""
-    return Diagnostic(
-        code="not-analysed",
-        severity=doubt.severity,
-        title=_DOUBTS[doubt.kind].format(
-            what=f"`{_source(doubt.node)}`",
-            op=doubt.node.op,
-            axis=f"mesh axis `{doubt.axis}`",
-            name=f"`{doubt.axis}`",
-            types=_types(doubt.atoms),
-            number=f"{doubt.number:g}",
-            result=doubt.result,
-        ),
-        labels=(Label(span=span, text=text, primary=True),) if span else (),
-        scope=scope_of(doubt.node),
-    )
-
-
-_ENDS: tuple[DoubtKind, ...] = ("collective", "groups", "nested", "no-rule")
-"""Kinds of doubts after which the analysis ends."""
-
-_DOUBTS: dict[DoubtKind, str] = {
-    "added-shards": (
-        "{what} adds up what each device made of its own shard on {axis}; that this is meant is not"
-        " shown"
-    ),
-    "candidates": (
-        "what the shards picked is gathered; that one is picked from all of it is not shown"
-    ),
-    "carry": "the type of a carry of {op} differs with every turn",
-    "claim": "that result {result} is B on {name}, as the region states, is not shown",
-    "collective": "{op} is not analysed",
-    "compares-means": (
-        "{op} compares what are means of one device's shard each; that this is meant is not shown"
-    ),
-    "copies-back": (
-        "every device sends equal copies, and gets its own back: as often as there are devices, the"
-        " same is computed"
-    ),
-    "counted": (
-        "an operand of {what} was counted once for each device; that the other one makes it good is"
-        " not shown"
-    ),
-    "counts-tests": "{op} counts the devices on which a test of their own part says so",
-    "divided-again": (
-        "{what} divides what is reduced on {axis} by {number}: if that is the number of devices,"
-        " the result is {number} times too small; if it is another number, nothing is wrong"
-    ),
-    "each-shard": (
-        "{what} takes the shards of what is {types} on {axis} each for itself; that this is meant"
-        " is not shown"
-    ),
-    "gathered-inside-out": (
-        "shards are gathered along a dim that stays split further in: as one value they come in"
-        " another order"
-    ),
-    "groups": "{op} in groups of an axis is not analysed",
-    "joins-shards": (
-        "{op} joins the shards of a value that is {types}, of which nothing is checked"
-    ),
-    "nested": "a shard_map inside of a shard_map is not analysed",
-    "no-rule": "sbp has no signature for {op}",
-    "reordered": (
-        "{what} puts the elements of each shard on {axis} together: as one value they come in"
-        " another order"
-    ),
-    "replaced": (
-        "{what} replaces what is not finite in each device's part, before the parts are reduced"
-    ),
-    "routed": (
-        "{what} multiplies a partial value with what each device's own tokens came to; that this is"
-        " meant is not shown"
-    ),
-    "weighs": (
-        "{what} weighs what each device found of its own shard; that together it is meant is not"
-        " shown"
-    ),
-    "with-whole": (
-        "{what} takes what is {types} on {axis} together with what every device has; that this is"
-        " meant is not shown"
-    ),
-}
-
 _KERNELS = {
     "candidates": "picks from each shard alone",
     "masked_gather": "looks up in each shard alone",
@@ -181,6 +98,7 @@ _TITLES: dict[Kind, str] = {
     "nonlinear": "{what} takes a partial value on {axes}",
     "not-returned": "{what} takes the results of other devices' shards for its own on {axes}",
     "order": "{what} meets shards in another order on {axes}",
+    "own-block": "{what} takes one block of a partial value on {axes}",
     "partial-as-split": "{what} is left partial on {axes} and taken as {claim}",
     "pending": "{what} adds up means of shards on {axes}",
     "predicate": "the predicate of {what} is left partial on {axes}",
@@ -189,6 +107,7 @@ _TITLES: dict[Kind, str] = {
     "rewritten": "{what} writes one device's block on {axes} and is taken as whole",
     "scales": "{what} adds values that are {n} times apart on {axes}",
     "split-as-whole": "{result} is {types} on {axes} and returned as {claim}",
+    "unmasked": "{what} also looks up places of other shards on {axes}",
     "wrong-dim": "{result} is {types} on {axes} and returned as {claim}",
     "wrong-gather": "{what} gathers dim {dim} of a value that is {types} on {axes}",
 }
@@ -205,21 +124,13 @@ _WHY: dict[Why, str] = {
     "part": "made of one device's own part, for a later step to merge",
     "permute": "from another device",
     "row": "no rule takes operands that are {types}",
+    "stack": "made of the devices' own results side by side, in a way that is not followed",
 }
 
 
 def why_text(value: UnreadValue) -> str:
     """Why a value has no reading, in words."""
     return _WHY[value.why].format(types=", ".join(value.types))
-
-
-def _source(node: Node) -> str:
-    """The user's expression for a node."""
-    return source_text(users_span(node)) or node.op
-
-
-def _types(atoms: tuple[Atom, ...]) -> str:
-    return " or ".join(map(repr, atoms)) or "of unknown type"
 
 
 def primary(finding: Finding) -> Node:
@@ -242,7 +153,7 @@ class _Words:
     @property
     def types(self) -> str:
         """The types of the faulty operand, in words."""
-        return _types(self.fault.atoms)
+        return types_text(self.fault.atoms)
 
     def dims(self) -> list[str]:
         """The dims along which the faulty operand is split."""
@@ -250,7 +161,7 @@ class _Words:
 
     def subject(self, node: Node) -> str:
         """The user's expression for a node."""
-        text = f"`{_source(node)}`"
+        text = f"`{source_of(node)}`"
         return f"the gradient of {text}" if node.backward else text
 
     def title(self) -> str:
@@ -288,6 +199,10 @@ class _Words:
             case "nonlinear" | "product":
                 taken = self.types if self.fault.atoms else "two partial sums"
                 return f"it does not take {taken}; reduce first"
+            case "own-block":
+                return f"each device has its own part of its block of {self.types}; reduce first"
+            case "unmasked":
+                return "set it to zero where the place is not in this shard, before it is added up"
             case "ratio":
                 return "a ratio of shares is no share of the ratio; reduce both first"
             case "added":

@@ -1,0 +1,327 @@
+"""Gradients, optimisers and statistics under data parallelism."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from tests.shardmap.practice.case import Program, case, floats, integers
+
+
+def mse(w, x, y):
+    return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
+
+
+def params():
+    a, b, x, y = floats((6, 8), (8, 4), (16, 6), (16, 4))
+    return {"a": a, "b": b}, x, y
+
+
+def sgd(w, x, y):
+    loss, g = jax.value_and_grad(mse)(w, x, y)
+    return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), loss
+
+
+@case(
+    {"data": 8},
+    sgd,
+    params,
+    "gradient not reduced",
+    "psum of mean gradients",
+    "loss not reduced",
+    "divided twice",
+)
+def data_parallel_step(bug):
+    def region(w, x, y):
+        loss, g = jax.value_and_grad(mse)(w, x, y)
+        if bug == "psum of mean gradients":
+            g = lax.psum(g, "data")
+        elif bug == "divided twice":
+            g = jax.tree.map(lambda v: lax.pmean(v, "data") / lax.axis_size("data"), g)
+        elif bug != "gradient not reduced":
+            g = lax.pmean(g, "data")
+        if bug != "loss not reduced":
+            loss = lax.pmean(loss, "data")
+        return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), loss
+
+    return Program(region=region, in_specs=(P(), P("data"), P("data")), out_specs=(P(), P()))
+
+
+@case({"data": 4}, sgd, params, "psum of mean gradients")
+def automatic_reduction(bug):
+    """With check_vma the gradient of whole parameters is summed by JAX."""
+
+    def region(w, x, y):
+        loss, g = jax.value_and_grad(mse)(w, x, y)
+        if bug != "psum of mean gradients":
+            g = jax.tree.map(lambda d: d / lax.axis_size("data"), g)
+        return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), lax.pmean(loss, "data")
+
+    return Program(
+        region=region,
+        in_specs=(P(), P("data"), P("data")),
+        out_specs=(P(), P()),
+        check_vma=True,
+    )
+
+
+def adam(w, m, v, x, y):
+    g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    m = 0.9 * m + 0.1 * g
+    v = 0.99 * v + 0.01 * g * g
+    return w - 0.01 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+
+def adam_args():
+    w, m, v, x, y = floats((16, 4), (16, 4), (16, 4), (24, 16), (24, 4))
+    return w, m, abs(v), x, y
+
+
+@case(
+    {"data": 8},
+    adam,
+    adam_args,
+    "not gathered",
+    "gradient sliced in place of scattered",
+    "scatter not divided",
+)
+def zero_1(bug):
+    """Optimiser state split over data; parameters whole."""
+
+    def region(w, m, v, x, y):
+        n, me = lax.axis_size("data"), lax.axis_index("data")
+        g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+        rows = w.shape[0] // n
+        if bug == "gradient sliced in place of scattered":
+            g = lax.dynamic_slice_in_dim(g, me * rows, rows)
+        else:
+            g = lax.psum_scatter(g, "data", tiled=True)
+            if bug != "scatter not divided":
+                g = g / n
+        mine = lax.dynamic_slice_in_dim(w, me * rows, rows)
+        m = 0.9 * m + 0.1 * g
+        v = 0.99 * v + 0.01 * g * g
+        mine = mine - 0.01 * m / (jnp.sqrt(v) + 1e-8)
+        if bug == "not gathered":
+            w = lax.dynamic_update_slice_in_dim(w, mine, me * rows, 0)
+        else:
+            w = lax.all_gather(mine, "data", tiled=True)
+        return w, m, v
+
+    d = P("data")
+    return Program(region=region, in_specs=(P(), d, d, d, d), out_specs=(P(), d, d))
+
+
+def sgd_one(w, x, y):
+    g = jax.grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(w)
+    return w - 0.1 * g
+
+
+@case(
+    {"data": 4},
+    sgd_one,
+    lambda: floats((8, 6), (12, 8), (12, 6)),
+    "gradient of the gathered weight sliced",
+    "psum and sliced from zero",
+    "scattered along columns",
+)
+def zero_3(bug):
+    """Parameters split over data: gather, gradient of the whole weight, scatter."""
+
+    def region(w, x, y):
+        n = lax.axis_size("data")
+        full = lax.all_gather(w, "data", tiled=True)
+        g = jax.grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(full)
+        rows = w.shape[0]
+        if bug == "gradient of the gathered weight sliced":
+            g = lax.dynamic_slice_in_dim(g, lax.axis_index("data") * rows, rows)
+        elif bug == "psum and sliced from zero":
+            g = lax.pmean(g, "data")[:rows]
+        elif bug == "scattered along columns":
+            g = lax.psum_scatter(g.reshape(rows, -1), "data", scatter_dimension=1, tiled=True) / n
+        else:
+            g = lax.psum_scatter(g, "data", tiled=True) / n
+        return w - 0.1 * g
+
+    d = P("data")
+    return Program(region=region, in_specs=(d, d, d), out_specs=d)
+
+
+def fsdp_grad(w1, w2, x):
+    return jax.grad(lambda w: jnp.mean(jnp.sin(jnp.tanh(x @ w[0]) @ w[1])))((w1, w2))
+
+
+@case(
+    {"data": 2, "model": 4},
+    fsdp_grad,
+    lambda: floats((8, 8), (8, 8), (8, 8)),
+    "gather over the wrong axis",
+    "loss not averaged",
+)
+def fsdp_tensor_gradient(bug):
+    """Gradients through the all-gather of FSDP and the psum of Megatron, with check_vma."""
+
+    def region(w1, w2, x):
+        def loss(w1, w2):
+            axis = "model" if bug == "gather over the wrong axis" else "data"
+            if bug == "gather over the wrong axis":
+                a = lax.all_gather(w1, axis, axis=0, tiled=True)[: w1.shape[0] * 2]
+            else:
+                a = lax.all_gather(w1, axis, axis=0, tiled=True)
+            b = lax.all_gather(w2, "data", axis=1, tiled=True)
+            y = lax.psum(jnp.tanh(x @ a) @ b, "model")
+            value = jnp.mean(jnp.sin(y))
+            return value if bug == "loss not averaged" else lax.pmean(value, "data")
+
+        return jax.grad(loss, (0, 1))(w1, w2)
+
+    w1, w2 = P("data", "model"), P("model", "data")
+    return Program(region=region, in_specs=(w1, w2, P("data")), out_specs=(w1, w2), check_vma=True)
+
+
+def batch_norm(x, gamma, beta):
+    mean = x.mean(0)
+    var = ((x - mean) ** 2).mean(0)
+    return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
+
+
+@case(
+    {"data": 8},
+    batch_norm,
+    lambda: floats((32, 6), (6,), (6,)),
+    "local statistics",
+    "mean of local variances",
+    "variance of sums",
+)
+def sync_batch_norm(bug):
+    def region(x, gamma, beta):
+        mean = x.mean(0)
+        square = (x * x).mean(0)
+        if bug == "variance of sums":
+            mean, square = lax.psum(mean, "data"), lax.psum(square, "data")
+        elif bug == "mean of local variances":
+            square = lax.pmean(square - mean * mean, "data") + lax.pmean(mean, "data") ** 2
+            mean = lax.pmean(mean, "data")
+        elif bug != "local statistics":
+            mean, square = lax.pmean((mean, square), "data")
+        var = square - mean**2
+        return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
+
+    return Program(region=region, in_specs=(P("data"), P(), P()), out_specs=P("data"))
+
+
+def accumulate(w, x, y):
+    g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    return g
+
+
+@case(
+    {"data": 4},
+    accumulate,
+    lambda: floats((6, 3), (32, 6), (32, 3)),
+    "psum in the loop and after",
+)
+def gradient_accumulation(bug):
+    def region(w, x, y):
+        micro = 2
+        xs = x.reshape(micro, -1, *x.shape[1:])
+        ys = y.reshape(micro, -1, *y.shape[1:])
+
+        def step(total, xy):
+            x, y = xy
+            g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+            if bug == "psum in the loop and after":
+                g = lax.psum(g, "data")
+            return total + g, None
+
+        total, _ = lax.scan(step, jnp.zeros_like(w), (xs, ys))
+        return lax.psum(total, "data") / (micro * lax.axis_size("data"))
+
+    return Program(region=region, in_specs=(P(), P("data"), P("data")), out_specs=P())
+
+
+def clipped(ga, gb, gc):
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in (ga, gb, gc)))
+    scale = jnp.minimum(1.0, 1.0 / norm)
+    return ga * scale, gb * scale, gc * scale
+
+
+@case(
+    {"model": 8},
+    clipped,
+    lambda: floats((16, 4), (4, 16), (6,)),
+    "whole leaf counted by each device",
+    "norm of local shards",
+    "norms added after the root",
+)
+def clip_by_global_norm(bug):
+    """Two split leaves and a whole one."""
+
+    def region(ga, gb, gc):
+        split = jnp.sum(ga * ga) + jnp.sum(gb * gb)
+        whole = jnp.sum(gc * gc)
+        if bug == "whole leaf counted by each device":
+            square = lax.psum(split + whole, "model")
+        elif bug == "norm of local shards":
+            square = split + whole
+        elif bug == "norms added after the root":
+            square = lax.psum(jnp.sqrt(split), "model") ** 2 + whole
+        else:
+            square = lax.psum(split, "model") + whole
+        scale = jnp.minimum(1.0, 1.0 / jnp.sqrt(square))
+        return ga * scale, gb * scale, gc * scale
+
+    specs = (P("model"), P(None, "model"), P())
+    return Program(region=region, in_specs=specs, out_specs=specs)
+
+
+def ema(shadow, w, x):
+    g = jax.grad(lambda w: jnp.mean(jnp.cos(x @ w)))(w)
+    w = w - g
+    return 0.5 * shadow + 0.5 * w, w
+
+
+@case(
+    {"data": 4},
+    ema,
+    lambda: floats((6, 3), (6, 3), (16, 6)),
+    "shadow of the unreduced step",
+    "shadow summed",
+)
+def moving_average(bug):
+    def region(shadow, w, x):
+        g = jax.grad(lambda w: jnp.mean(jnp.cos(x @ w)))(w)
+        new = w - lax.pmean(g, "data")
+        used = w - g if bug == "shadow of the unreduced step" else new
+        shadow = 0.5 * shadow + 0.5 * used
+        if bug == "shadow summed":
+            shadow = lax.psum(shadow, "data")
+        return shadow, new
+
+    return Program(region=region, in_specs=(P(), P(), P("data")), out_specs=(P(), P()))
+
+
+def embedding_grad(table, ids, d_out):
+    return jnp.zeros_like(table).at[ids].add(d_out)
+
+
+def embedding_args():
+    return (*floats((16, 4)), integers(0, 16, 24), *floats((24, 4), seed=2))
+
+
+@case(
+    {"data": 8},
+    embedding_grad,
+    embedding_args,
+    "not reduced",
+    "averaged",
+)
+def embedding_gradient(bug):
+    def region(table, ids, d_out):
+        _, pull = jax.vjp(lambda t: t[ids], table)
+        (g,) = pull(d_out)
+        if bug == "not reduced":
+            return g
+        return (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
+
+    return Program(region=region, in_specs=(P(), P("data"), P("data")), out_specs=P())
