@@ -25,7 +25,7 @@ Why = Literal[
     "part",
     "permute",
     "row",
-    "stack",
+    "side-by-side",
 ]
 """Why a value has no reading on a mesh axis, though the operands of its operation have one.
 
@@ -39,7 +39,7 @@ Why = Literal[
 * `part`: it is made of one device's own part, for a later step to merge;
 * `permute`: it came from another device;
 * `row`: no row of the operation's signature takes the types of its operands;
-* `stack`: it is made of what the devices found of their own parts, gathered side by side.
+* `side-by-side`: it is made of what the devices found of their own parts, gathered side by side.
 """
 
 
@@ -136,7 +136,7 @@ class Sighted:
             key = node.id, k
             self.dependent.discard(key)
             if any(v.per_axis[k].stack for v in ins) and _scale_lost(outs, k):
-                self.ends[key] = "stack", ()
+                self.ends[key] = "side-by-side", ()
                 continue
             if not any(_unread(v, k) for v in outs):
                 self.ends.pop(key, None)

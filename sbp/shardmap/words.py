@@ -124,7 +124,7 @@ _WHY: dict[Why, str] = {
     "part": "made of one device's own part, for a later step to merge",
     "permute": "from another device",
     "row": "no rule takes operands that are {types}",
-    "stack": "made of the devices' own results side by side, in a way that is not followed",
+    "side-by-side": "made of the devices' own results side by side, in a way that is not followed",
 }
 
 
