@@ -58,9 +58,10 @@ def _same_block(state: State, node: Node, operand: int, n: int) -> bool:
         at = state.maker(ranked[0]) if len(ranked) == 1 else None
     if at is None or not traits_of(at.op).moves:
         return False
-    if len(at.inputs) > 1 and not slices_at(at):
+    whole, *places = at.inputs
+    if places and not slices_at(at):
         return False
-    before = state.graph.aval(at.inputs[0]).shape
+    before = state.graph.aval(whole).shape
     after = state.graph.avals[at.outputs[0]].shape
     if len(before) != len(after):
         return False
