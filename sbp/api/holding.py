@@ -11,12 +11,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import Asked, axes_of
+from sbp.api.boundary import Asked, axes_of, shape_of
 from sbp.api.call import CallSignature
+from sbp.errors import refused
 from sbp.plan.program import Program
+from sbp.run.joint import placed
 from sbp.run.padded import Padded, padded_parts
 from sbp.run.padding import Axes, Padding
 from sbp.run.partial import Partial
+from sbp.run.parts import of_process
 from sbp.types import NdSbp, Unreduced
 
 
@@ -128,12 +131,14 @@ class Holding:
                 flat[i] = x.parts
                 whole.add(i)
             elif isinstance(x, Padded) or (i in self.inputs and self._is_whole(x, i)):
-                committed = isinstance(x, jax.Array) and x.committed
-                if isinstance(x, Padded) or committed:
+                source = x.parts if isinstance(x, Padded) else x
+                if isinstance(source, jax.Array) and source.committed:
                     moved.append(self.signature.names[i])
                 if isinstance(x, Padded | jax.Array):
                     whole.add(i)
-                array = x.full() if isinstance(x, Padded) else x
+                array = x
+                if isinstance(x, Padded):
+                    array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
                 flat[i] = self._padded(array, i) if i in self.inputs else array
         return Taken(flat, frozenset(whole), tuple(moved))
 
@@ -148,6 +153,42 @@ class Holding:
         if isinstance(x, jax.Array):
             return padded_parts(x, padding, self.shardings[position])
         return padding.pad(np.asarray(x))  # it is placed with the other NumPy arrays
+
+    def placed(self, leaves: Sequence[Any]) -> list[Any]:
+        """Flat arguments on the mesh, where the program takes them.
+
+        Arguments:
+          leaves: what is no array on the mesh yet is the whole, or this process's part.
+
+        Raises:
+          SbpError: `bad-argument` for an argument of another shape or dtype.
+        """
+        return [x if isinstance(x, Partial) else self._placed(x, i) for i, x in enumerate(leaves)]
+
+    def _placed(self, x: Any, position: int) -> Any:
+        aval, name = self.signature.avals[position], f"input {self.signature.names[position]}"
+        sharding = NamedSharding(self.mesh, self.shardings[position].spec)
+        held = self.inputs.get(position)
+        if isinstance(x, Padded):
+            is_parts = isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, position)
+            x = x.parts if is_parts else x.full()
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise refused(f"{name} is a ShapeDtypeStruct; pass an array", TypeError)
+        if not np.ndim(x) and not isinstance(x, jax.Array):
+            return x  # a number of Python keeps its weak type
+        if shape_of(x, name).dtype != aval.dtype:
+            raise refused(
+                f"{name} is {shape_of(x, name).dtype}; the plan takes {aval.dtype}", TypeError
+            )
+        if held is not None and tuple(np.shape(x)) == held.padded_shape:
+            parts = placed(x, sharding)
+        elif tuple(np.shape(x)) == tuple(aval.shape):
+            parts = padded_parts(x, held.padding, sharding) if held else placed(x, sharding)
+        else:
+            t = self.program.input_types[position]
+            padding = held.padding if held else Padding.of(aval.shape, t, self.axes)
+            parts = of_process(x, padding, sharding, name)
+        return held.node.with_parts(parts) if held else parts
 
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""

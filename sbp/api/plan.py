@@ -142,6 +142,40 @@ class Plan:
             self._quick = quick
         return self.run(leaves)
 
+    def place(self, *args: Any) -> tuple[Any, ...]:
+        """Arguments on the mesh, where the plan takes them. Nothing is sent between processes.
+
+        Arguments:
+          *args: the positional arguments of a call. Where there are several processes, an array is
+            the whole, equal in all of them, or the part of this process: the elements that its own
+            devices hold, blocks in ascending order. The shape tells which it is.
+
+        Returns:
+          The arguments with global arrays, and with `sbp.Padded` for what is held padded.
+
+        Raises:
+          SbpError: `bad-argument` for an array of neither shape, another dtype, or other static
+            arguments; `abstract-mesh` for a plan on an abstract mesh.
+
+        >>> import numpy as np
+        >>> import sbp
+        >>> f = sbp.jit(lambda x: x + 1, sbp.make_mesh((1,), ("data",)), in_types="data:S(0)")
+        >>> plan = f.plan(jax.ShapeDtypeStruct((8,), "float32"))
+        >>> (x,) = plan.place(np.zeros(8, "float32"))
+        >>> x.sharding == plan.in_shardings[0]
+        True
+        """
+        self._refuse_abstract_mesh()
+        signature, leaves = self._reader.read(args, {})
+        mine, theirs = signature.key, self._signature.key
+        if (mine[0], *mine[2:4]) != (theirs[0], *theirs[2:4]):
+            raise SbpError(
+                "the plan was made for arguments of another structure, or other static arguments"
+            )
+        held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
+        static = self._reader.parameters.static.positions(len(args), "static_argnums")
+        return tuple(x if i in static else next(held) for i, x in enumerate(args))
+
     def lower(self) -> Any:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. On an
         abstract mesh it has `.as_text()` and does not compile."""
@@ -267,13 +301,7 @@ class Plan:
             place of an array; with several processes `processes-differ` where they run different
             plans, and `bad-argument` for a NumPy array that is pinned split.
         """
-        mesh = self._reader.mesh
-        if isinstance(mesh, AbstractMesh):
-            raise SbpError(
-                "a plan on an AbstractMesh can be lowered, not run; make a jax.sharding.Mesh over"
-                " devices",
-                code="abstract-mesh",
-            )
+        self._refuse_abstract_mesh()
         taken = self.holding.taken(leaves)
         flat = taken.flat
         if self._joint is not None:
@@ -290,6 +318,14 @@ class Plan:
         else:
             self._warn_moved(taken.moved)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
+
+    def _refuse_abstract_mesh(self) -> None:
+        if isinstance(self._reader.mesh, AbstractMesh):
+            raise SbpError(
+                "a plan on an AbstractMesh can be lowered, not run; make a jax.sharding.Mesh over"
+                " devices",
+                code="abstract-mesh",
+            )
 
     def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:
         """Refuses a run on shapes."""
@@ -313,7 +349,7 @@ class Plan:
             flat, self._executable.in_shardings, self._signature.names, strict=True
         ):
             if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
-                if x.committed:
+                if x.committed and name not in names:
                     names.append(name)
                 x = placed(x, sharding)
             moved.append(x)

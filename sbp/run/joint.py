@@ -120,7 +120,7 @@ def _refuse_split(x: Any, name: str, want: NdSbp | None, mesh: Mesh) -> None:
     if want.is_partial or any(isinstance(want[a], Split) and mesh.shape[a] > 1 for a in want):
         raise refused(
             f"argument {name} is pinned {want!r} and is a NumPy array; with several processes that"
-            " may be the whole or this process's part: pass"
+            " may be the whole or this process's part: pass what plan.place(..) makes of either, or"
             " jax.make_array_from_process_local_data(sharding, part), with its sharding from"
             " plan.in_shardings",
             ValueError,

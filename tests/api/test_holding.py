@@ -271,3 +271,48 @@ def test_helps_keep_an_input_padded():
     (sent,) = (h.bytes_per_device for h in fault.helps if h.edits == (edit,))
     edited = sbp.jit(add, mesh, (types[0], edit.value), boxing="explicit").plan(W, W)
     assert edited.cost.bytes_per_device == sent
+
+
+def test_placing_arguments():
+    """They are moved once, to where the plan takes them."""
+    mesh = sbp.make_mesh((2, 4), ("x", "y"))
+    types = (sbp.padded("x:S(0)"), "x:S(0)", None)
+    f = sbp.jit(lambda w, n, x, b: (x @ w + b) * n, mesh, types, static_argnums=1)
+    args = W, 3, jax.device_put(np.ones((2, 13), np.float32), jax.devices()[2]), 2.0
+    plan = f.plan(*args)
+    placed = plan.place(*args)
+    assert isinstance(placed[0], sbp.Padded) and placed[1] == 3 and placed[3] == 2.0
+    assert placed[2].sharding == plan.in_shardings[1]
+    np.testing.assert_allclose(plan(*placed), (np.ones((2, 13)) @ W + 2.0) * 3, rtol=1e-5)
+    again = plan.place(*placed)
+    assert again[0].parts.sharding == placed[0].parts.sharding
+    other = plan.place(sbp.Padded.of(W, "y:S(1)", mesh), *args[1:])
+    assert other[0].type == sbp.parse("x:S(0)")
+    np.testing.assert_array_equal(other[0], W)
+
+
+WRONG_PLACES: dict[str, Any] = {
+    "another shape": (
+        (np.ones((12, 7), np.float32),),
+        "input w: .* neither the whole, \\(13, 7\\)",
+    ),
+    "another dtype": ((W.astype(np.int32),), "input w is int32; the plan takes float32"),
+    "a shape": ((jax.ShapeDtypeStruct((13, 7), np.float32),), "input w is a ShapeDtypeStruct"),
+    "no array": (("text",), "input w is no array"),
+    "another structure": (([W],), "arguments of another structure"),
+    "too many": ((W, W), "in_types has|another structure"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PLACES)
+def test_wrong_arguments_are_not_placed(name):
+    args, said = WRONG_PLACES[name]
+    plan = sbp.jit(lambda w: w * 2, sbp.make_mesh((2,), ("x",)), sbp.padded("x:S(0)")).plan(W)
+    with pytest.raises(sbp.SbpError, match=said):
+        plan.place(*args)
+
+
+def test_an_abstract_mesh_has_no_places():
+    plan = sbp.jit(lambda w: w * 2, jax.sharding.AbstractMesh((2,), ("x",)), hardware="cpu").plan(W)
+    with pytest.raises(sbp.SbpError, match="abstract-mesh"):
+        plan.place(W)
