@@ -92,6 +92,22 @@ def argument_numbers(
     return (static_numbers, static_names), (donate_numbers, donate_names)
 
 
+def traced_as(
+    fn: Callable[..., Any], users: Callable[..., Any], arguments: Sequence[str]
+) -> Callable[..., Any]:
+    """A function of flat arguments that the errors of JAX's tracing call by the user's function and
+    arguments, as under `jax.jit`.
+
+    Arguments:
+      fn: the function that is traced.
+      users: the function of the user that it runs.
+      arguments: the user's names of the flat arguments.
+    """
+    info = _api_util.debug_info(jax.jit.__name__, users, (), {})
+    _api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
+    return fn
+
+
 def called(fn: Callable[..., Any], name: str, arguments: Sequence[str]) -> Callable[..., Any]:
     """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
     theirs."""

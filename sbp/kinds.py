@@ -19,6 +19,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -107,6 +108,14 @@ AXES = Kind('a collection of names of mesh axes, such as ("data", "model")', are
 AXES_OR_NONE = Kind(f"{AXES.what}, or None", lambda x: x is None or are_names(x))
 
 
+_NO_HINTS: Mapping[str, str] = MappingProxyType({})
+
+
+def _shown_default(parameter: inspect.Parameter) -> Any:
+    """A default value as a signature shows it; none for an object that would show its address."""
+    return parameter.empty if type(parameter.default) is object else parameter.default
+
+
 @dataclass(frozen=True, slots=True)
 class _Parameters:
     """The parameters of a function, read once.
@@ -131,7 +140,7 @@ class _Parameters:
     def of(cls, function: Callable[..., Any], skip: int) -> _Parameters:
         """The parameters of a function, but for the first `skip`."""
         every = list(inspect.signature(function).parameters.values())[skip:]
-        bare = [p.replace(annotation=p.empty) for p in every]
+        bare = [p.replace(annotation=p.empty, default=_shown_default(p)) for p in every]
         plain = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return cls(
             str(inspect.Signature(bare)),
@@ -165,12 +174,13 @@ class _Parameters:
 
 
 def takes(
-    name: str, /, *, skip: int = 0, **kinds: Kind
+    name: str, hints: Mapping[str, str] = _NO_HINTS, /, *, skip: int = 0, **kinds: Kind
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """A decorator of public functions that checks their arguments.
 
     Arguments:
       name: the function, as users call it.
+      hints: for names that are no parameters, what to do instead.
       skip: how many parameters come first that a call does not write: 1 for methods.
       **kinds: by parameter, what it takes; `*args` and `**kwargs` by their names, for each of
           their values. A default value is not checked.
@@ -184,6 +194,8 @@ def takes(
 
         @functools.wraps(function)
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+            for hinted in hints.keys() & kwargs.keys():
+                raise ArgumentTypeError(f"{name} takes no {hinted}=: {hints[hinted]}")
             given, wrong = parameters.given(args[skip:], kwargs)
             if wrong:
                 raise ArgumentTypeError(f"{name}: {wrong}; it takes {parameters.shown}")

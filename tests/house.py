@@ -191,6 +191,7 @@ def linecache_is_read_in_source(modules: tuple[Module, ...]) -> Iterator[Violati
 
 PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
+    "sbp/api/jit.py": "sizes with a unit, such as `1 GiB`",
     "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/moe/counting.py": "a corpus",

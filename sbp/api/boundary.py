@@ -211,6 +211,23 @@ def axes_of(mesh: Mesh | AbstractMesh) -> tuple[tuple[str, int], ...]:
     return tuple(zip(map(str, mesh.axis_names), map(int, mesh.axis_sizes), strict=True))
 
 
+def _no_array(x: Any) -> str:
+    """Why JAX takes no such argument, and what to pass instead."""
+    dtype = getattr(x, "dtype", None)
+    if not isinstance(x, np.ndarray | np.generic) or not isinstance(dtype, np.dtype):
+        return f"is no array: {type(x).__name__}; mark it static or pass an array"
+    if not dtype.isnative and dtype.kind in "biufc":
+        native = dtype.newbyteorder("=")
+        return (
+            f"has dtype {dtype.str}, the other byte order than this machine's; pass"
+            f" x.astype({native.name!r})"
+        )
+    return (
+        f"has dtype {dtype}, which is none of JAX's; pass an array of numbers or booleans, such as"
+        ' x.astype("float32"), or mark it static'
+    )
+
+
 def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an input.
 
@@ -231,10 +248,7 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
             aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
         )
     except (TypeError, AttributeError) as error:
-        raise refused(
-            f"input {name} is no array: {type(x).__name__}; mark it static or pass an array",
-            TypeError,
-        ) from error
+        raise refused(f"input {name} {_no_array(x)}", TypeError) from error
     except OverflowError as error:
         raise refused(
             f"input {name} is {x!r}, which the integers of JAX do not hold; pass an array of"

@@ -158,7 +158,7 @@ class CallReader:
         spec: MeshSpec,
         options: JitOptions,
     ) -> None:
-        self._fn = fn
+        self.fn = fn
         self.mesh = mesh
         self.spec = spec
         self.options = options
@@ -167,7 +167,7 @@ class CallReader:
     @property
     def name(self) -> str:
         """The function's name, for reports."""
-        return function_name(self._fn)
+        return function_name(self.fn)
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -192,7 +192,7 @@ class CallReader:
         given, sources = self._wanted_inputs(heads, tree, with_path)
         asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
         avals = tuple(_aval_of(x, a.type, n) for x, a, n in zip(leaves, asked, names, strict=True))
-        fn, name, count = self._fn, self.name, len(args)
+        fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
             inner, inner_kwargs = jax.tree.unflatten(tree, flat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,16 @@ _MESH = Kind(
 )
 
 
-@takes("sbp.jit", mesh=_MESH, keep_unused=FLAG, inline=FLAG)
+_GONE = {
+    "abstracted_axes": (
+        "JAX has no such argument any more. For symbolic sizes, call `check` with shapes of"
+        " jax.export.symbolic_shape"
+    )
+}
+"""What became of arguments that a `jax.jit` once took."""
+
+
+@takes("sbp.jit", _GONE, mesh=_MESH, keep_unused=FLAG, inline=FLAG)
 def jit(
     fn: Callable[..., Any] = _NO_FUNCTION,
     mesh: Mesh | AbstractMesh | None = None,
@@ -203,5 +213,27 @@ def _check_limits(memory_limit: float | None, budgets: Sequence[Budget]) -> None
         and not isinstance(memory_limit, bool)
         and memory_limit > 0
     ):
-        given = shown(memory_limit)
-        raise ArgumentError(f"memory_limit is bytes per device, above 0; got {given}")
+        given, written = shown(memory_limit), _bytes_in(memory_limit)
+        raise ArgumentError(
+            f"memory_limit is bytes per device, a number above 0; got {given}"
+            + (f"; write {written}" if written else "")
+        )
+
+
+_SIZE = re.compile(r"\s*(\d+\.?\d*)\s*([KMGT])?(i)?B?\s*", re.IGNORECASE)
+
+
+def _bytes_in(text: Any) -> str:
+    """A size with a unit, such as "1 GiB", as the number of its bytes in Python; empty for other
+    values.
+
+    >>> _bytes_in("1 GiB"), _bytes_in("1.5 MB"), _bytes_in("much")
+    ('1 * 2**30', '1.5 * 10**6', '')
+    """
+    found = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return ""
+    number, unit, binary = found.groups()
+    power = " KMGT".index(unit.upper()) if unit else 0
+    factor = f" * 2**{10 * power}" if binary else f" * 10**{3 * power}"
+    return f"{number}{factor if power else ''}"

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from sbp import _jax
+from sbp import _jax, _jax_call
 from sbp.annotations import Pin, bind_pin
 from sbp.api.boundary import Asked, broadcast_types, codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature
@@ -96,6 +96,7 @@ def traced_call(
     boundary, inner = _boundary(signature, spec)
 
     call = _FlatResults(signature.call, reader.name, tuple(inner))
+    _jax_call.traced_as(call, reader.fn, signature.names)
     with users_mesh(spec.names, spec.sizes) as explicit, tracing_for(spec):
         avals = signature.avals
         if explicit is not None:
@@ -186,6 +187,7 @@ def _placed(
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
     call = _FlatResults(signature.call, reader.name)
+    _jax_call.traced_as(call, reader.fn, signature.names)
     spec = reader.spec
     with users_mesh(spec.names, spec.sizes), tracing_for(spec):
         shapes = jax.eval_shape(call, *signature.avals)

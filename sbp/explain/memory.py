@@ -26,6 +26,9 @@ from sbp.plan.program import Program
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Graph, Node
 
+SHOWN_HELD = 4
+"""Values that fill the memory: the largest are named, equal ones once."""
+
 
 def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     """Says that no plan fits the memory limit, what is largest in the one of least memory, and
@@ -37,32 +40,22 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         *(s for s in least.block.outputs if isinstance(s, Register)),
     }
     held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
-    notes, labels = list[str](), list[Label]()
-    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r))[:4]:
-        size, shape, maker = (
-            _size(graph, mesh, value, codes),
-            graph.avals[value].shape,
-            names.makers.get(value),
-        )
-        name = names.value(value) or _told(maker)
-        text = (
-            f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)}"
-            " per device"
-        )
-        ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
-        if ways:
-            smaller, k, code = min(ways)
-            text += f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
-        else:
-            local = local_shape(shape, codes, mesh.sizes)
-            halved = [mesh.names[k] for k, c in enumerate(codes) if c > 0 and local[c - 1] % 2 == 0]
-            text += f"; twice the devices on `{halved[0]}` would halve it" if halved else ""
-        notes.append(text)
+    alike: dict[str, list[tuple[int, Codes]]] = {}
+    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r)):
+        text = _held_text(names, least, value, codes)
+        if text in alike or len(alike) < SHOWN_HELD:
+            alike.setdefault(text, []).append((value, codes))
+    notes = [
+        f"{text}; there are {len(at)} such values" if len(at) > 1 else text
+        for text, at in alike.items()
+    ]
+    labels = list[Label]()
+    for value, codes in (at[0] for at in alike.values()):
+        maker = names.makers.get(value)
         span = maker and users_span(maker)
         if span and all(label.span != span for label in labels):
-            labels.append(
-                Label(span=span, text=f"{bytes_text(size)} per device", primary=not labels)
-            )
+            size = bytes_text(_size(graph, mesh, value, codes))
+            labels.append(Label(span=span, text=f"{size} per device", primary=not labels))
     found, enough = (
         bytes_text(least.cost.peak_memory_bytes),
         math.ceil(least.cost.peak_memory_bytes),
@@ -86,6 +79,31 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
             priced(f"memory_limit={enough}", (looser,), least, clears_all_errors=True),
         ),
     )
+
+
+def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
+    """What a value takes of the memory of a device, and what would make it smaller.
+
+    Arguments:
+      names: the names of the program's values.
+      least: the plan.
+      value: the value.
+      codes: its type there.
+    """
+    mesh, graph = least.mesh, least.typing.graph
+    shape, size = graph.avals[value].shape, _size(graph, mesh, value, codes)
+    name = names.value(value) or _told(names.makers.get(value))
+    text = (
+        f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {bytes_text(size)}"
+        " per device"
+    )
+    ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
+    if ways:
+        smaller, k, code = min(ways)
+        return text + f"; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+    local = local_shape(shape, codes, mesh.sizes)
+    halved = [mesh.names[k] for k, c in enumerate(codes) if c > 0 and local[c - 1] % 2 == 0]
+    return text + (f"; twice the devices on `{halved[0]}` would halve it" if halved else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,3 +75,21 @@ def test_no_pin_is_freed_in_vain():
         .diagnostics
     )
     assert [h.text.split("=")[0] for h in found.helps] == ["memory_limit"]
+
+
+def test_equal_values_are_told_once():
+    """Three stacked results of one scan fill the memory alike."""
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+
+    def program(w, x):
+        def body(c, _):
+            c = sbp.replicate(jnp.tanh(c @ w))
+            return c, c
+
+        return jax.lax.scan(body, x, None, length=8)[1].sum()
+
+    aval = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    (fault,) = sbp.jit(jax.grad(program), mesh, memory_limit=3e5).check(aval, aval).diagnostics
+    notes = [note for note in fault.notes if "per device" in note]
+    assert len(notes) == len(set(notes)) == 4
+    assert any(note.endswith("such values") for note in notes)
