@@ -66,7 +66,7 @@ class ClaimingRegion:
         graph = body_graph(self.body)
         program = self._program(graph)
         found = analyse(program, self.mesh)
-        read = diagnostics_of(program, self.mesh, found, helped=False)
+        read = diagnostics_of(program, self.mesh, found)
         wrong = [d for d in read if d.severity == "error"]
         if wrong:
             raise SbpTypeError([self._claimed(d) for d in wrong])

@@ -14,6 +14,7 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.shardmap.divisions import PMEAN
+from sbp.shardmap.specs import split_over, without
 from sbp.trace.collectives import CALLED, SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
@@ -254,31 +255,12 @@ class _Editor:
 
 
 def respecified(region: Node, edit: GraphEdit) -> tuple[Any, ...]:
-    """The out_specs of a region after an edit."""
+    """The types of a region's results after an edit, as the region states them."""
     specs = list(region.params["out_specs"])
     for node, result, mesh_axis in edit.unsplit:
         if node == region.id:
-            specs[result] = _without(specs[result], mesh_axis)
+            specs[result] = without(specs[result], mesh_axis)
     for node, result, mesh_axis, dim in edit.split:
         if node == region.id:
-            specs[result] = _with(specs[result], mesh_axis, dim)
+            specs[result] = split_over(specs[result], mesh_axis, dim)
     return tuple(specs)
-
-
-def _with(spec: Any, mesh_axis: str, dim: int) -> Any:
-    """A PartitionSpec that splits a dim over one more mesh axis, the innermost."""
-    entries = [*spec, *(None for _ in range(dim + 1 - len(spec)))]
-    per_axis = entries[dim]
-    entries[dim] = (*((per_axis,) if isinstance(per_axis, str) else per_axis or ()), mesh_axis)
-    return type(spec)(*entries)
-
-
-def _without(spec: Any, mesh_axis: str) -> Any:
-    """A PartitionSpec that does not name a mesh axis."""
-    entries = []
-    for entry in spec:
-        kept = tuple(
-            a for a in ((entry,) if isinstance(entry, str) else entry or ()) if a != mesh_axis
-        )
-        entries.append(kept or None)
-    return type(spec)(*entries)

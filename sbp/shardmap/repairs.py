@@ -35,6 +35,7 @@ from sbp.shardmap.rewrites import (
     renamed,
 )
 from sbp.shardmap.sites import Site, Sites, WrittenOperand
+from sbp.shardmap.specs import outs_of
 from sbp.shardmap.state import Finding
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collectives import CALLED, REDUCING_CALLS
@@ -141,7 +142,7 @@ class Repairs:
             yield _one(GraphEdit(text, source, over=over))
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 split = tuple((finding.region.id, finding.result, a, dim) for a in others)
-                also = f"{_names(others)} at dim {dim} in out_specs of result {finding.result}"
+                also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
                 edit = GraphEdit(f"{text}, and {also}", source, over=over, split=split)
                 yield _one(self.specified(finding, edit))
 
@@ -237,19 +238,19 @@ class Repairs:
             yield _one(GraphEdit(text, source, (added,)))
 
     def unclaimed(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
-        """An edit after which out_specs name no mesh axis of the finding."""
+        """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         axes = finding.mesh_axes
         unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
-        text = f"{edit.text}leave {_names(axes)} out of out_specs of result {finding.result}"
+        text = f"{edit.text}leave {_names(axes)} out of {_outs(finding)}"
         made = GraphEdit(text, edit.source, edit.reduce, unsplit=unsplit)
         return self.specified(finding, made)
 
     def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
-        """An edit with its change of out_specs."""
-        spec = respecified(finding.region, edit)[finding.result]
-        option = OptionEdit(
-            option="out_specs", value=spec, position=finding.result, function="jax.shard_map"
-        )
+        """An edit with its change of the type that the region states for its result."""
+        spec, outs = respecified(finding.region, edit)[finding.result], outs_of(finding.region)
+        function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
+        value = repr(spec) if outs == "out_types" else spec
+        option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
         return edit.with_option(option)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
@@ -388,6 +389,10 @@ def _expression(node: Node) -> str:
 def _over_some(node: Node, axes: tuple[str, ...]) -> str:
     """Where a reduction over several axes loses some of them."""
     return f" over {_names(axes)}" if _over(node) - set(axes) else ""
+
+
+def _outs(finding: Finding) -> str:
+    return f"{outs_of(finding.region)} of result {finding.result}"
 
 
 def _names(axes: tuple[str, ...]) -> str:

@@ -51,6 +51,31 @@ def outside(spec: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int]
     return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
 
 
+def split_over(spec: Any, mesh_axis: str, dim: int) -> Any:
+    """A spec or a type that splits a dim over one more mesh axis, the innermost in a spec.
+
+    >>> split_over(NdSbp({"data": Split(0)}), "model", 0)
+    data:S(0) model:S(0)
+    """
+    if isinstance(spec, NdSbp):
+        return NdSbp({**spec, mesh_axis: Split(dim)})
+    entries = [*spec, *(None for _ in range(dim + 1 - len(spec)))]
+    entries[dim] = (*_axes(entries[dim]), mesh_axis)
+    return type(spec)(*entries)
+
+
+def without(spec: Any, mesh_axis: str) -> Any:
+    """A spec or a type in which a mesh axis splits nothing.
+
+    >>> without(NdSbp({"data": Split(0), "model": Split(1)}), "data")
+    model:S(1)
+    """
+    if isinstance(spec, NdSbp):
+        return NdSbp({name: atom for name, atom in spec.items() if name != mesh_axis})
+    entries = (tuple(a for a in _axes(entry) if a != mesh_axis) for entry in spec)
+    return type(spec)(*(kept or None for kept in entries))
+
+
 def divisor_of(spec: Any, dim: int, sizes: dict[str, int]) -> int:
     """The number of shards that a spec splits a dim into."""
     n = 1

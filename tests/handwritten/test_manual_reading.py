@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 from jax import lax
 
 import sbp
+from sbp.errors import Help, OptionEdit
 from sbp.handwritten.region import tracing_for
 from sbp.machine.mesh import mesh_spec
 from tests.handwritten.regions import MESHES, TWO, arrays, assert_close, mesh_of
@@ -103,6 +105,47 @@ def test_a_wrong_program_is_refused(name: str):
         assert f"sbp explain {pair.code}" in found.notes[-1]
         for axis in ("data", "model"):
             assert (f"`{axis}`" in found.title) == (axis in pair.axes), found.title
+
+
+def as_manual(help_: Help) -> tuple[str, list[Any]]:
+    """The text and the edits of a help for a `jax.shard_map`, as they are for `sbp.manual`."""
+    edits = [
+        replace(
+            e,
+            option="out_types",
+            value=repr(sbp.NdSbp(_atoms(e.value))),
+            function="sbp.manual",
+        )
+        if isinstance(e, OptionEdit)
+        else e
+        for e in help_.edits
+    ]
+    return help_.text.replace("out_specs", "out_types"), edits
+
+
+def _atoms(spec: Any) -> dict[str, Any]:
+    listed = [(d, e if isinstance(e, tuple) else (e,)) for d, e in enumerate(spec) if e]
+    return {axis: sbp.S(d) for d, axes in listed for axis in axes}
+
+
+@pytest.mark.parametrize("name", [n for n, p in PAIRS.items() if p.severity == "error"])
+def test_its_helps_are_those_of_check_shard_map(name: str):
+    pair = PAIRS[name]
+    if name in AGAINST_THE_MESH:
+        return
+    mesh, program = mesh_of_pairs(), pair.program("wrong", False)
+    said = sbp.check_shard_map(program, *pair.args, mesh=mesh).diagnostics
+    (wanted,) = (d for d in said if d.severity == "error")
+    (found,) = refused(lambda: pair.program("wrong", False), pair.args).diagnostics
+    got = [(h.text, list(h.edits)) for h in found.helps]
+    assert got == [as_manual(h) for h in wanted.helps]
+
+
+def test_some_have_helps():
+    pair = PAIRS["layers-over_wrong_axis"]
+    (found,) = refused(lambda: pair.program("wrong", False), pair.args).diagnostics
+    assert found.helps
+    assert all(h.bytes_per_device > 0 for h in found.helps)
 
 
 @pytest.mark.parametrize("name", list(PAIRS))
