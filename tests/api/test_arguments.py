@@ -176,6 +176,18 @@ def test_donated_arguments_are_taken(options, deleted, mesh):
     assert tuple(x.is_deleted() for x in args) == deleted
 
 
+@pytest.mark.parametrize("donated", [0, 1, (0, 1)], ids=str)
+def test_a_donated_array_is_passed_once(donated, mesh):
+    """The runtime ends the process where it gets the array twice."""
+    f = sbp.jit(lambda a, b: (a + b, a * b), mesh, donate_argnums=donated)
+    x = jnp.ones((8,))
+    with pytest.raises(sbp.SbpError, match="is donated, and is the same array as input") as refused:
+        f(x, x)
+    assert isinstance(refused.value, ValueError)
+    assert not x.is_deleted()
+    np.testing.assert_array_equal(f(x, x + 1), ([3] * 8, [2] * 8))
+
+
 def test_a_negative_number_beyond_a_variadic_call(mesh):
     f = sbp.jit(variadic, mesh, static_argnums=-3)
     with pytest.raises(ValueError, match="static_argnums has -3, but the call has 1 positional"):

@@ -13,6 +13,7 @@ from jax import lax
 from samples import Equation, equation, f, i, rows
 from windows import drawn_windows
 
+import sbp
 from sbp.signatures import Op, Row, rule_for
 from sbp.signatures.kernels.halo import Windows
 from sbp.signatures.kernels.window_sums import rereads
@@ -243,6 +244,30 @@ def test_window_reductions(name):
             continue
         wrong = holds(name, windows, (f(w.size, 2),), Row((S(0),), (S(0),)), n)
         assert not wrong, (w, n, wrong)
+
+
+PADDED: list[dict[str, Any]] = [
+    {"padding": "VALID"},
+    {"padding": "VALID", "window_dilation": (1, 3)},
+    {"padding": "SAME"},
+    {"padding": [(0, 0), (2, 3)]},
+    {"padding": "VALID", "base_dilation": (2, 3)},
+    {"padding": [(1, 0), (0, 2)], "base_dilation": (1, 2)},
+]
+
+
+@pytest.mark.parametrize("options", PADDED, ids=str)
+def test_windows_by_a_function_without_a_neutral_element(options):
+    """XLA leaves padding and the holes of a base dilation out, so they do not split."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    x = np.arange(12 * 16, dtype=np.float32).reshape(12, 16)
+
+    def windows(x):
+        return lax.reduce_window(x, np.float32(1), lambda p, q: p + 2 * q, (1, 2), (1, 1), **options)
+
+    expected = jax.jit(windows)(x)
+    for in_type in ("y:S(1)", "x:S(0) y:S(1)", "x:S(1) y:S(1)"):
+        np.testing.assert_array_equal(sbp.jit(windows, mesh, in_types=(in_type,))(x), expected)
 
 
 def test_gradients_of_pooling():

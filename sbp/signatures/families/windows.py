@@ -116,7 +116,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The padding is the initial value of each operand."""
+    """The windows read no padding along a split dim; what the exchange fills in is not used."""
     count = len(args) // 2
     xs, changes = _fetched(ctx, args[:count], args[count:])
     return bind_with(ctx, [*xs, *args[count:]], **changes)
@@ -160,12 +160,18 @@ def _reduce_window(op: Op) -> Sequence[Row]:
 
 @rule("reduce_window", traits=Traits(), local=_reduce_by_local)
 def _reduce_window_by(op: Op) -> Sequence[Row]:
-    """A window reduction by any function, with initial values that are also the padding."""
+    """A window reduction by any function.
+
+    Along a dim with padding or a base dilation windows do not split: XLA leaves these positions
+    out, and no element that an exchange could fill in is neutral for every function.
+    """
     count = len(op.ins) // 2
     dims, slides = _dims(op, op.ins[0], op.outs[0])
+    base = op.params["base_dilation"]
+    full = [d for d in slides if tuple(op.params["padding"][d]) == (0, 0) and base[d] == 1]
     return [
         *split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)),
-        *_halo(op, slides),
+        *_halo(op, full),
     ]
 
 
