@@ -263,7 +263,8 @@ def test_windows_by_a_function_without_a_neutral_element(options):
     x = np.arange(12 * 16, dtype=np.float32).reshape(12, 16)
 
     def windows(x):
-        return lax.reduce_window(x, np.float32(1), lambda p, q: p + 2 * q, (1, 2), (1, 1), **options)
+        one, weighted = np.float32(1), lambda p, q: p + 2 * q
+        return lax.reduce_window(x, one, weighted, (1, 2), (1, 1), **options)
 
     expected = jax.jit(windows)(x)
     for in_type in ("y:S(1)", "x:S(0) y:S(1)", "x:S(1) y:S(1)"):
