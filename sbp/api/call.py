@@ -49,7 +49,7 @@ class JitOptions:
       has_shardings: whether the types come from `in_shardings` and `out_shardings`.
       keep_unused: whether the compiled program takes arguments that it does not read.
       compiler_options: options of XLA.
-      plan: the file of the plan to run, from `plan.save`; None to plan.
+      plan: files and folders of the plans to run, from `plan.save`; None to plan.
     """
 
     in_types: Any
@@ -67,7 +67,7 @@ class JitOptions:
     has_shardings: bool = False
     keep_unused: bool = False
     compiler_options: dict[str, Any] | None = None
-    plan: str | None = None
+    plan: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

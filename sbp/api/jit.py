@@ -15,7 +15,7 @@ from sbp import _jax_call
 from sbp.api.arguments import Names, Numbers
 from sbp.api.call import JitOptions
 from sbp.api.jitted import Jitted as Jitted
-from sbp.api.planfile import path_of
+from sbp.api.planfile import paths_of_plans
 from sbp.api.shardings import is_given, mesh_of, types_of
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXIS, FLAG, Kind, reduce_dtype_name, refuse_unless, shown, takes
@@ -62,7 +62,7 @@ def jit(
     device: Any = None,
     backend: Any = None,
     compiler_options: dict[str, Any] | None = None,
-    plan: str | os.PathLike[str] | None = None,
+    plan: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
     local operations and collectives.
@@ -97,8 +97,10 @@ def jit(
       keep_unused, compiler_options: as in `jax.jit`.
       inline: taken and not read. Inside another transformation the function is always inlined.
       device, backend: refused; the mesh names the devices.
-      plan: the file of a plan, from `plan.save`. Calls run it and do not plan. Shardings that
-        arguments carry are no pins then: they are moved to where the plan takes them.
+      plan: the file of a plan, from `plan.save`; several files, or a folder of `.json` files, for
+        calls with several sets of shapes. Calls run the first plan that was made for them and do
+        not plan. Shardings that arguments carry are no pins then: they are moved to where the plan
+        takes them.
 
     Returns:
       A function with the methods `check`, `plan`, `trace`, `lower`, `eval_shape` and `clear_cache`.
@@ -138,7 +140,7 @@ def jit(
         has_shardings=is_given(in_shardings) or is_given(out_shardings),
         keep_unused=_truth(keep_unused, "keep_unused"),
         compiler_options=_compiler_options(compiler_options),
-        plan=None if plan is None else path_of(plan, "plan"),
+        plan=None if plan is None else paths_of_plans(plan),
     )
     return Jitted(fn, mesh_of(in_shardings, out_shardings) if mesh is None else mesh, options)
 

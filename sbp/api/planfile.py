@@ -26,6 +26,18 @@ def path_of(path: Any, option: str) -> str:
         ) from error
 
 
+def paths_of_plans(given: Any) -> tuple[str, ...]:
+    """The paths of `sbp.jit(.., plan=)`: of one file or folder, or of several.
+
+    Raises:
+      SbpError: `bad-argument` for what is no path.
+    """
+    several = given if isinstance(given, list | tuple) else [given]
+    if not several:
+        raise refused("plan has no path; name a file from plan.save", ValueError)
+    return tuple(path_of(path, "plan") for path in several)
+
+
 def write_plan(path: Any, saved: SavedPlan) -> None:
     """Writes a plan. Readers see the old file or the new one, and nothing between.
 
@@ -46,12 +58,59 @@ def write_plan(path: Any, saved: SavedPlan) -> None:
         ) from error
 
 
-def load_program(path: str, request: Request) -> Program:
+def load_program(paths: tuple[str, ...], request: Request) -> Program:
+    """The first plan of some files that fits a request, verified.
+
+    Arguments:
+      paths: of files, and of folders of files that end in `.json`, which are read in the order of
+        their names.
+      request: the program with everything that its plan is chosen by.
+
+    Raises:
+      SbpError: `saved-plan` where each file cannot be read, was made for another program, mesh,
+        version or option, or does not hold.
+    """
+    files = [file for path in paths for file in _files(path)]
+    wrong: list[SbpError] = []
+    for path in files:
+        try:
+            return _loaded(path, request)
+        except SbpError as error:
+            if error.code != "saved-plan":
+                raise
+            wrong.append(error)
+    if len(wrong) == 1:
+        raise wrong[0]
+    raise SbpError(
+        f"none of {len(files)} saved plans is for this call; plan it without plan=, and save the"
+        " plan beside them",
+        code="saved-plan",
+        details=[f"{path}: {error.title}" for path, error in zip(files, wrong, strict=True)],
+    )
+
+
+def _files(path: str) -> list[str]:
+    """The file at a path, or the plans of a folder.
+
+    Raises:
+      SbpError: `saved-plan` for a folder without any.
+    """
+    if not os.path.isdir(path):
+        return [path]
+    names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    if not names:
+        raise SbpError(
+            f"the folder {path} has no .json files; write them with plan.save(path)",
+            code="saved-plan",
+        )
+    return [os.path.join(path, name) for name in names]
+
+
+def _loaded(path: str, request: Request) -> Program:
     """The plan of a file for a request, verified.
 
     Raises:
-      SbpError: `saved-plan` where the file cannot be read, was made for another program, mesh,
-        version or option, or does not hold.
+      SbpError: `saved-plan`, as `load_program` does.
     """
     try:
         with open(path, encoding="utf-8") as file:

@@ -121,18 +121,38 @@ def test_a_reduction_that_became_a_slice_is_refused(path, mesh, tmp_path):
 
 def test_files_that_are_none(mesh, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for wrong, said in (("gone", "cannot be read"), (".", "cannot be read"), ("binary", "UTF-8")):
+    for wrong, said in (("gone", "cannot be read"), (".", "no .json files"), ("binary", "UTF-8")):
         with pytest.raises(sbp.SbpError, match=said):
             sbp.jit(step, mesh, plan=tmp_path / wrong)(W, X)
-    others: list[Any] = [3, object(), ["a"]]
+    others: list[Any] = [3, object(), ["a", 3]]
     for wrong in others:
         with pytest.raises(TypeError, match="path of a file"):
             sbp.jit(step, mesh, plan=wrong)
+    with pytest.raises(ValueError, match="plan has no path"):
+        sbp.jit(step, mesh, plan=[])
     plan = sbp.jit(step, mesh).plan(W, X)
     with pytest.raises(sbp.SbpError, match="cannot be written"):
         plan.save(tmp_path / "no" / "such" / "folder.json")
     with pytest.raises(sbp.SbpError, match="path of a file"):
         plan.save(others[0])
+
+
+def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
+    """Each call runs the plan that was made for it; one without a plan says why each was not."""
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no plan")
+    (folder / "a.json").write_text(path.read_text())
+    sbp.jit(step, mesh, in_types=TYPES).plan(W, X[:8]).save(folder / "b.json")
+    monkeypatch.setattr(planner, "fit", no_planning)
+    for plans in (folder, [folder / "b.json", str(path)]):
+        f = sbp.jit(step, mesh, in_types=TYPES, plan=plans)
+        for rows in (16, 8, 16):
+            assert_same_results(jax.jit(step)(W, X[:rows]), f(W, X[:rows]))
+    with pytest.raises(sbp.SbpError, match="saved-plan: none of 2 saved plans is for this") as e:
+        f(W, X[:4])
+    assert str(e.value).count("another program: its arguments differ") == 2
+    assert f"{path}: the saved plan: it was made" in str(e.value) and "b.json: " in str(e.value)
 
 
 RESTART = """
