@@ -43,7 +43,7 @@ def result_of_a_callback(x):
     return x * rate
 
 
-@broken(f32(N, D), f32(D, D), cause="K21: a region by hand that claims B and forgets the psum", no_help="code by hand is not edited")
+@broken(f32(N, D), f32(D, D), cause="K21: a region by hand that claims B and forgets the psum")
 def region_without_its_sum(x, w):
     product = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")  # error: manual-types: `x @ w` is left partial on mesh axis `model`
     return product(x, w)  # and: out_types say that result 0 is whole
@@ -54,7 +54,6 @@ def region_without_its_sum(x, w):
     f32(D, D),
     mesh=MESH_2D,
     cause="a region by hand that reduces over the wrong mesh axis",
-    no_help="code by hand is not edited",
 )
 def region_over_another_axis(x, w):
     product = sbp.manual(lambda x, w: jax.lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B")  # error: manual-types: `x @ w` is left partial on mesh axis `model`

@@ -161,7 +161,9 @@ def test_helps_do_what_they_say(name, reports):
             if whole:
                 cost = after.jitted().plan(*after.args).cost
                 assert cost.bytes_per_device == h.bytes_per_device, h.text
-                assert cost.peak_memory_bytes == h.peak_memory_bytes, h.text
+                region = d.code == "manual-types"  # read without the rest of the plan
+                memory = None if region else cost.peak_memory_bytes
+                assert memory == h.peak_memory_bytes, h.text
             else:
                 again = after.check()
                 assert len(again.diagnostics) == len(report.diagnostics) - 1, f"{h.text}\n{again}"
