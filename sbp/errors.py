@@ -47,6 +47,7 @@ CODES: dict[str, str] = {
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
     "ignored-constraint": ("a device or layout that the program asks for, which sbp does not read"),
     "ignored-memory": "a kind of memory that the program asks for, such as the host's",
+    "lost-state": "an argument that the function changes in place without returning the change",
     "nested-jit": "an sbp.jit function under another transformation runs as the plain function",
     "many-plans": "more call signatures of one function than plans are kept of it",
     "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",

@@ -22,6 +22,7 @@ from sbp.api.boundary import (
     shape_of,
     type_of_leaf,
 )
+from sbp.api.mutation import WatchedArguments
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled
 from sbp.errors import SbpError, refused
@@ -196,14 +197,16 @@ class CallReader:
 
         def call(*flat: Any) -> Any:
             inner, inner_kwargs = jax.tree.unflatten(tree, flat)
-            rest = iter(inner)
+            watched, rest = WatchedArguments((inner, inner_kwargs)), iter(inner)
             full = [statics[i] if i in statics else next(rest) for i in range(count)]
             try:
-                return fn(*full, **inner_kwargs, **static_kwargs)
+                result = fn(*full, **inner_kwargs, **static_kwargs)
             except TypeError as error:
                 if takes_no_such_call(error):
                     raise refused(f"{name} was called wrongly: {error}", error) from error
                 raise
+            watched.warn(result, name, lambda path: self._leaf_name(path, positions))
+            return result
 
         key = (
             tree,

@@ -92,6 +92,49 @@ sbp.jit(lambda x, w: jnp.tanh(x @ w) * 2.0, mesh, memory_limit=2**20).plan(x, w)
 """,
     ),
     CodePage(
+        "lost-state",
+        """
+        The function changes an argument in place, such as a Flax NNX module with a batch norm or
+        with the counters of dropout, and does not return what it changed. A traced function has a
+        copy of its arguments, under jax.jit and under sbp.jit: the caller's object keeps its old
+        state. The warning names the leaves.
+
+        Return the new state and put it back, or split the object into arrays and the rest before
+        the call, as docs/recipes/flax-nnx.md does. Dicts and lists are not watched: functions use
+        them as variables of their own.
+        """,
+        """
+from dataclasses import dataclass
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Model:
+    w: jax.Array
+    steps: jax.Array
+
+def f(model, x):
+    model.steps = model.steps + 1
+    return x @ model.w
+
+sbp.jit(f, mesh).plan(Model(w, jnp.int32(0)), x)
+""",
+        """
+from dataclasses import dataclass
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Model:
+    w: jax.Array
+    steps: jax.Array
+
+def f(model, x):
+    model.steps = model.steps + 1
+    return x @ model.w, model
+
+sbp.jit(f, mesh).plan(Model(w, jnp.int32(0)), x)
+""",
+    ),
+    CodePage(
         "wrong-signature",
         """
         A signature that was registered with sbp.signatures.register has a row that does not hold.
