@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sbp.shardmap.distribution import UNKNOWN, WHOLE, Distribution, LocalValue
-from sbp.shardmap.operators import selects
+from sbp.shardmap.operators import looks_up, selects
 from sbp.signatures import traits_of
 from sbp.trace.graph import Node
 from sbp.types import B, P
@@ -29,7 +29,7 @@ def own_lookups(
       found: the distributions of its result by its rows.
     """
     return [
-        _looked_up(node, ins, k) or h if h.unknown and not h.doubt else h
+        _looked_up(node, ins, k) or h if h.unknown and (looks_up(node) or not h.doubt) else h
         for k, h in enumerate(found)
     ]
 
@@ -59,8 +59,10 @@ def _looked_up(node: Node, ins: Sequence[LocalValue], axis: int) -> Distribution
 def _is_place(v: LocalValue, axis: int) -> bool:
     """Whether a value is a place in the device's own shard, or a test of one."""
     h = v.per_axis[axis]
-    indexed = v.position is not None and bool(v.position.axes[axis])
-    return h.unknown and (h.tag == "place" or indexed)
+    p = v.position
+    indexed = p is not None and bool(p.axes[axis])
+    counted = p is not None and p.term is not None  # less the places before the shard
+    return (h.unknown and (h.tag == "place" or indexed)) or (indexed and counted)
 
 
 def _are_whole(values: Sequence[LocalValue], axis: int) -> bool:

@@ -47,7 +47,9 @@ def _shown(
         return "same-block"
     if any(ins[i].numbered for i in whole):
         return "own-positions"
-    return "crossed" if len({h.split for h in given if h.split}) > 1 else None
+    split = [h.split for h in given if h.split]
+    product = traits_of(node.op).contracts and len(split) > 1  # of rows and columns of others
+    return "crossed" if product or len(set(split)) > 1 else None
 
 
 def _same_block(state: State, node: Node, operand: int, n: int) -> bool:

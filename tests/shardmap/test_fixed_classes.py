@@ -1,0 +1,229 @@
+"""Lookups by rows, counts of a shard, blocks and positions of a device's own: each class of
+programs in several spellings, with right twins."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+import sbp
+from tests.shardmap.practice.case import devices
+
+MESH = devices({"data": 4})
+N = 4
+LOGITS = jax.ShapeDtypeStruct((12, 10), jnp.float32)
+LABELS = jax.ShapeDtypeStruct((12,), jnp.int32)
+ROWS = jax.ShapeDtypeStruct((24, 6), jnp.float32)
+TARGET = jax.ShapeDtypeStruct((24, 8), jnp.float32)
+SQUARE = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+SPLIT, WHOLE = PS("data"), PS()
+
+
+def verdict(body: Any, ins: Any, outs: Any, *args: Any) -> list[tuple[str, str]]:
+    program = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
+    found = sbp.check_shard_map(program, *args, mesh=MESH).diagnostics
+    return [(d.code, d.severity) for d in found]
+
+
+def me() -> Any:
+    return lax.axis_index("data")
+
+
+# ---- lookups by rows ----------------------------------------------------------------------------
+
+helper = jax.jit(lambda lg, rows, labels: lg[rows, labels])
+
+LOOKUPS = {
+    "indexed": lambda lg, y: lg[jnp.arange(len(y)), y],
+    "helper": lambda lg, y: helper(lg, jnp.arange(lg.shape[0]), y),
+    "vmap": lambda lg, y: jax.vmap(lambda row, i: row[i])(lg, y),
+    "map": lambda lg, y: lax.map(lambda a: a[0][a[1]], (lg, y)),
+    "take_along_axis": lambda lg, y: jnp.take_along_axis(lg, y[:, None], 1)[:, 0],
+    "one_hot": lambda lg, y: jnp.einsum("nc,nc->n", lg, jax.nn.one_hot(y, lg.shape[1])),
+    "numpy_rows": lambda lg, y: lg.T[y, jnp.arange(len(y))],
+    "other_order": lambda lg, y: lg[lax.iota(jnp.int32, len(y)), y.astype(jnp.int32)],
+}
+
+
+@pytest.mark.parametrize("name", [n for n in LOOKUPS if n != "map"])
+def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
+    """The reduction of what it finds is checked, and that of its gradient."""
+    look = LOOKUPS[name]
+    mean = lambda lg, y: look(lg, y).mean()
+    ins = (SPLIT, SPLIT)
+    assert verdict(look, ins, SPLIT, LOGITS, LABELS) == []
+    assert verdict(lambda lg, y: lax.pmean(mean(lg, y), "data"), ins, WHOLE, LOGITS, LABELS) == []
+    (found,) = verdict(lambda lg, y: lax.psum(mean(lg, y), "data"), ins, WHOLE, LOGITS, LABELS)
+    assert found == ("wrong-reduction", "error")
+
+    def gradient(reduce: Any) -> Any:
+        loss = lambda w, x, y: mean(x @ w, y)
+        return lambda w, x, y: reduce(jax.grad(loss)(w, x, y))
+
+    args = jax.ShapeDtypeStruct((10, 10), jnp.float32), LOGITS, LABELS
+    ins = (WHOLE, SPLIT, SPLIT)
+    assert verdict(gradient(lambda g: lax.pmean(g, "data")), ins, WHOLE, *args) == []
+    assert verdict(gradient(lambda g: g), ins, WHOLE, *args) == [("missing-reduction", "error")]
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (12, 7)])
+def test_what_it_finds_is_that_of_one_device(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    y = np.random.default_rng(1).integers(0, shape[1], shape[0])
+    program = jax.shard_map(
+        LOOKUPS["indexed"], mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
+    )
+    np.testing.assert_array_equal(program(x, y), x[np.arange(shape[0]), y])
+
+
+def test_the_same_labels_for_other_rows():
+    """Labels that count from zero on every device, of gathered columns."""
+
+    def body(x):
+        logits = x @ lax.all_gather(x, "data", tiled=True).T
+        mine = jnp.arange(len(x))
+        return lax.pmean(logits[mine, mine].mean(), "data")
+
+    def moved(x):
+        logits = x @ lax.all_gather(x, "data", tiled=True).T
+        mine = jnp.arange(len(x))
+        return lax.pmean(logits[mine, mine + me() * len(x)].mean(), "data")
+
+    assert verdict(body, (SPLIT,), WHOLE, ROWS) == [("wrong-placement", "warning")]
+    assert verdict(moved, (SPLIT,), WHOLE, ROWS) == []
+
+
+# ---- counts of a shard --------------------------------------------------------------------------
+
+by_batch = jax.jit(lambda d, n: d / n, static_argnums=1)
+
+COUNTED = {
+    "before": lambda x, d: x.T @ (d / d.shape[0]),
+    "after": lambda x, d: x.T @ d / x.shape[0],
+    "einsum": lambda x, d: jnp.einsum("ni,nj->ij", x, d) / len(x),
+    "contraction": lambda x, d: lax.dot_general(x, d, (((0,), (0,)), ((), ()))) / x.shape[0],
+    "helper": lambda x, d: x.T @ by_batch(d, d.shape[0]),
+    "elements": lambda x, d: x.T @ (d / d.size),
+    "vmap": lambda x, d: jax.vmap(lambda c: x.T @ c, 1, 1)(d) / len(x),
+}
+
+
+@pytest.mark.parametrize("name", list(COUNTED))
+def test_a_division_by_the_count_of_a_shard(name):
+    product, ins = COUNTED[name], (SPLIT, SPLIT)
+    assert verdict(lambda x, d: lax.pmean(product(x, d), "data"), ins, WHOLE, ROWS, TARGET) == []
+    found = verdict(lambda x, d: lax.psum(product(x, d), "data"), ins, WHOLE, ROWS, TARGET)
+    assert found == [("wrong-reduction", "warning")]
+    whole = lambda x, d: lax.psum(product(x, d), "data") / N
+    assert verdict(whole, ins, WHOLE, ROWS, TARGET) == []
+
+
+def test_a_scale_that_equals_the_count_is_no_count():
+    """Six rows a device, scaled by six before a softmax along another dim."""
+    body = lambda x: lax.pmean(jax.nn.softmax(x / 6.0).sum(1).mean(), "data")
+    assert verdict(body, (SPLIT,), WHOLE, ROWS) == []
+    assert verdict(lambda x: x / 6.0, (SPLIT,), SPLIT, ROWS) == []
+
+
+def test_a_mean_over_devices_and_microbatches():
+    def total(x):
+        step = lambda a, rows: (a + rows.mean(0), None)
+        return lax.scan(step, jnp.zeros(x.shape[1]), x.reshape(3, -1, x.shape[1]))[0]
+
+    for divisor in (3 * N, float(3 * N)):
+        body = lambda x, d=divisor: lax.psum(total(x), "data") / d
+        assert verdict(body, (SPLIT,), WHOLE, ROWS) == []
+    unscaled = lambda x: lax.psum(total(x), "data") / 3
+    assert verdict(unscaled, (SPLIT,), WHOLE, ROWS) == [("wrong-reduction", "error")]
+
+
+# ---- blocks and positions of a device's own -----------------------------------------------------
+
+take = jax.jit(lambda g, i, n: lax.dynamic_slice_in_dim(g, i * n, n), static_argnums=2)
+
+OWN_BLOCKS = {
+    "slice": lambda g: lax.dynamic_slice_in_dim(g, me() * 2, 2),
+    "helper": lambda g: take(g, me(), 2),
+    "slice_of_both": lambda g: lax.dynamic_slice(g, (2 * me(), 0), (2, g.shape[1])),
+    "after_scaling": lambda g: lax.dynamic_slice_in_dim(0.5 * g, me() * 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", list(OWN_BLOCKS))
+def test_a_block_of_a_partial_value(name):
+    """Each device has its own part of it; a reduce-scatter adds them up."""
+    ins, cut = (SPLIT, SPLIT), OWN_BLOCKS[name]
+    args = jax.ShapeDtypeStruct((24, 8), jnp.float32), TARGET
+    assert verdict(lambda x, d: cut(x.T @ d), ins, SPLIT, *args) == [("missing-reduction", "error")]
+    late = lambda x, d: cut(lax.psum(x.T @ d, "data"))
+    assert verdict(late, ins, SPLIT, *args) == []
+    scattered = lambda x, d: lax.psum_scatter(x.T @ d, "data", tiled=True)
+    assert verdict(scattered, ins, SPLIT, *args) == []
+
+
+LOCAL = {
+    "positions": lambda x: x + jnp.arange(x.shape[0])[:, None],
+    "mask": lambda x: jnp.where(jnp.arange(x.shape[0])[:, None] < 3, x, 0.0),
+    "helper": lambda x: jax.jit(jnp.tril)(x),
+    "one_hot": lambda x: x * jax.nn.one_hot(2, x.shape[0])[:, None],
+    "vmap": lambda x: jax.vmap(lambda i, r: r * i)(jnp.arange(x.shape[0]), x),
+    "block": lambda x: x * lax.all_gather(x, "data", tiled=True)[: x.shape[0]],
+    "block_at": lambda x: (
+        x + lax.dynamic_slice_in_dim(lax.all_gather(x, "data", tiled=True), 0, x.shape[0])
+    ),
+    "scaled_block": lambda x: x - 0.1 * lax.all_gather(x, "data", tiled=True)[: x.shape[0]],
+    "crossed": lambda x: x @ jnp.swapaxes(x, 0, 1),
+    "crossed_einsum": lambda x: jnp.einsum("ik,jk->ij", x, x),
+    "crossed_vmap": lambda x: jax.vmap(lambda r: x @ r)(x),
+}
+
+
+@pytest.mark.parametrize("name", list(LOCAL))
+def test_what_does_not_belong_to_a_shard_is_a_warning(name):
+    assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [("wrong-placement", "warning")]
+
+
+MOVED = {
+    "positions": lambda x: x + (me() * x.shape[0] + jnp.arange(x.shape[0]))[:, None],
+    "mask": lambda x: jnp.where((me() * len(x) + jnp.arange(len(x)))[:, None] < 3, x, 0.0),
+    "block": lambda x: (
+        x
+        * lax.dynamic_slice_in_dim(
+            lax.all_gather(x, "data", tiled=True), me() * x.shape[0], x.shape[0]
+        )
+    ),
+    "crossed": lambda x: x @ lax.all_gather(x, "data", tiled=True).T,
+    "columns": lambda x: x + jnp.arange(x.shape[1]),
+}
+
+
+@pytest.mark.parametrize("name", list(MOVED))
+def test_what_belongs_to_a_shard_is_none(name):
+    assert verdict(MOVED[name], (SPLIT,), SPLIT, SQUARE) == []
+
+
+# ---- lookups that are added up ------------------------------------------------------------------
+
+UNMASKED = {
+    "clip": lambda t, i: t[jnp.clip(i - me() * len(t), 0, len(t) - 1)],
+    "take": lambda t, i: jnp.take(t, i - me() * len(t), 0, mode="clip"),
+    "helper": lambda t, i: jax.jit(lambda t, k: t[k])(t, (i - me() * len(t)).clip(0, len(t) - 1)),
+}
+
+
+@pytest.mark.parametrize("name", list(UNMASKED))
+def test_a_lookup_in_a_shard_is_masked_before_it_is_added_up(name):
+    look, ins = UNMASKED[name], (SPLIT, WHOLE)
+    added = lambda t, i: lax.psum(look(t, i), "data")
+    assert verdict(added, ins, WHOLE, SQUARE, LABELS) == [("local-result", "error")]
+
+    def masked(t, i):
+        here = i - me() * len(t)
+        mine = (here >= 0) & (here < len(t))
+        return lax.psum(jnp.where(mine[:, None], look(t, i), 0.0), "data")
+
+    assert verdict(masked, ins, WHOLE, SQUARE, LABELS) == []
