@@ -95,8 +95,8 @@ class Partial:
         """The value: parts reduced over their leading dims.
 
         Parts on a mesh are reduced by the collectives of a plan that converts the type to B, under
-        `reduce_dtype`. Parts without a mesh are added in float32 where they are narrower, and parts
-        inside of another JAX function by JAX's own sum.
+        `reduce_dtype`. Parts without a mesh, and those inside of another JAX function, are added in
+        float32 where they are narrower, as by `jnp.sum`.
         """
         mesh = self._mesh()
         if mesh is not None:
@@ -104,9 +104,7 @@ class Partial:
         x, dims = self.parts, tuple(range(self.rank))
         if self.monoid != "sum" or not is_real(x.dtype):
             return reduced(x, self.monoid, dims)
-        inside = isinstance(x, _jax.Tracer)
-        dtype = wide(x.dtype, self.reduce_dtype) or (x.dtype if inside else sum_dtype(x.dtype))
-        return reduced(jnp.asarray(x, dtype), "sum", dims).astype(x.dtype)
+        return reduced(jnp.asarray(x, sum_dtype(x.dtype)), "sum", dims).astype(x.dtype)
 
     def _mesh(self) -> Mesh | None:
         """The mesh of the parts; None where they are on no mesh that has the axes of the type, and
