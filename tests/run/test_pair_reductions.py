@@ -1,7 +1,9 @@
 """`lax.reduce` by a function of pairs along a split dim: only the pairs of the shards are sent."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -64,3 +66,27 @@ def test_pairs_are_exchanged(sizes: tuple[int, ...], split: str):
     np.testing.assert_array_equal(at, rows[flat.argmax(0), range(3)])
     np.testing.assert_array_equal(maximum, flat.max(0))
     np.testing.assert_allclose(total, np.exp(flat - flat.max(0)).sum(0), rtol=1e-5)
+
+
+AFFINE = lambda p, q: (p[0] * q[0] % 7, (p[1] * q[0] + q[1]) % 7)
+"""Affine maps after each other, which do not commute."""
+FOLDS: dict[str, Callable[[Any], Any]] = {
+    "a sum from 5": lambda x: lax.reduce(x, np.int32(5), lax.add, (0, 1)),
+    "a product from 3 along one dim": lambda x: lax.reduce(x, np.int32(3), lax.mul, (0,)),
+    "maps": lambda x: lax.reduce((x, x + 1), (np.int32(2), np.int32(1)), AFFINE, (0,)),
+    "maps along the last dim": lambda x: lax.reduce(
+        (x, x + 1), (np.int32(2), np.int32(1)), AFFINE, (1,)
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", [(13, 8), (3, 5)], ids=str)
+@pytest.mark.parametrize("case", FOLDS)
+def test_initial_values_count_once_and_in_order(case: str, shape: tuple[int, int]):
+    """They need not be neutral, and the function need not commute."""
+    mesh, fn = sbp.make_mesh((2, 4), ("x", "y")), FOLDS[case]
+    x = np.random.default_rng(1).integers(1, 6, shape).astype(np.int32)
+    for split in ("y:S(0)", "x:S(0) y:S(1)", "x:S(1) y:S(1)", "x:S(0) y:S(0)"):
+        f = sbp.jit(lambda x, split=split: fn(sbp.annotate(x, split)), mesh, hardware=SENDS_FREELY)
+        for found, wanted in zip(jax.tree.leaves(f(x)), jax.tree.leaves(fn(x)), strict=True):
+            np.testing.assert_array_equal(found, wanted)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.signatures.factors import FactorMap, admissible, dim_factors, monoid_rows, split_rows
+from sbp.signatures.kernels.folds import by_jaxpr, fold
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.signatures.kernels.shards import without_padding
+from sbp.signatures.kernels.shards import filled_shards, without_padding
 from sbp.signatures.rule import (
     Kernel,
     LocalContext,
@@ -79,22 +80,26 @@ def _reduce_whole(op: Op) -> Sequence[Row]:
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Reduces the shard, gathers the results of all shards, and reduces those.
+    """Combines the elements of the shard, gathers the results of all shards, combines them, and
+    then the initial values, once: they need not be neutral.
 
-    The initial values are neutral, as `lax.reduce` demands; they take the place of padding.
+    Elements are combined in their order along a dim. With several dims the function commutes: XLA
+    does not say in which order it takes them.
     """
     count, dims = len(args) // 2, tuple(ctx.params["dimensions"])
+    split = {d: ctx.in_axes(0, d) for d in dims}
+    if not any(split.values()):
+        return bind_with(ctx, args)
     xs, starts = list(args[:count]), args[count:]
-    for d in dims:
-        extent = ctx.in_extent(0, d)
-        if not isinstance(extent, int):
-            real = lax.broadcasted_iota(jnp.int32, xs[0].shape, d) < extent
-            xs = [jnp.where(real, x, start) for x, start in zip(xs, starts, strict=True)]
-    outs = bind_with(ctx, (*xs, *starts))
-    for axis, _ in reversed([a for d in dims for a in ctx.in_axes(0, d)]):
-        outs = [lax.all_gather(out, axis) for out in outs]
-        outs = bind_with(ctx, (*outs, *starts), dimensions=(0,))
-    return outs
+    combine = by_jaxpr(ctx.params["jaxpr"])
+    uneven = {d for d in dims if not isinstance(ctx.in_extent(0, d), int)}
+    for d in sorted(dims, reverse=True):
+        xs = fold(combine, xs, d, ctx.in_extent(0, d) if d in uneven else None)
+    for d in sorted(dims, reverse=True):
+        filled = filled_shards(ctx, 0, d) if d in uneven else {}
+        for axis, _ in reversed(split[d]):
+            xs = fold(combine, [lax.all_gather(x, axis) for x in xs], 0, filled.get(axis))
+    return combine([jnp.broadcast_to(s, x.shape) for s, x in zip(starts, xs, strict=True)], xs)
 
 
 def _exchange_sends(op: Op, row: Row) -> tuple[Sent, ...]:
@@ -115,16 +120,18 @@ add_kernel(
 
 @rule("reduce", traits=Traits(), local=_reduce_by_local)
 def _reduce_by(op: Op) -> Sequence[Row]:
-    """A reduction by any associative function, of which the initial values are neutral elements:
-    other dims split; a reduced dim splits with the kernel `reduced_shards`."""
+    """A reduction by any associative function: other dims split; a reduced dim splits with the
+    kernel `reduced_shards`."""
     count = len(op.ins) // 2
     dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
     kept = tuple(d for d in dims if d is not None)
     rows = split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
-    for d in op.params["dimensions"]:
-        if op.ins[0].shape[d] > 0:
-            ins = (Split(d),) * count + (B,) * count
-            rows.append(Row(ins, (B,) * count, kernel="reduced_shards"))
+    reduced = op.params["dimensions"]
+    if not all(op.ins[0].shape[d] for d in reduced):
+        return rows
+    for d in reduced:
+        ins = (Split(d),) * count + (B,) * count
+        rows.append(Row(ins, (B,) * count, kernel="reduced_shards"))
     return rows
 
 
