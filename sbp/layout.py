@@ -208,7 +208,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             raise refused(f"Layout.types: `names` is no pytree: {error}", error) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PaddedType:
     """A type of arguments or results that are held as `sbp.Padded`; see `padded`.
 
@@ -217,6 +217,15 @@ class PaddedType:
     """
 
     type: Any
+
+    def __repr__(self) -> str:
+        match self.type:
+            case None:
+                return "sbp.padded()"
+            case str() | NdSbp():
+                return f"sbp.padded({str(self.type)!r})"
+            case _:
+                return f"sbp.padded({self.type!r})"
 
 
 @takes("sbp.padded")
@@ -310,7 +319,7 @@ def fully_sharded(*mesh_axes: str, padded: bool = False) -> FullySharded:
     >>> fully_sharded("data").type_of((3, 8, 16), (("data", 4), ("model", 2)))
     data:S(2)
     >>> fully_sharded("data", padded=True).type_of((13, 7), (("data", 4),))
-    PaddedType(type=data:S(0))
+    sbp.padded('data:S(0)')
     """
     if not mesh_axes:
         raise SbpError('fully_sharded needs a mesh axis: fully_sharded("data")')

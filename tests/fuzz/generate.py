@@ -391,4 +391,5 @@ def generated(
     program = annotations.with_types(pruned(program), rng)
     if rng.random() < 0.5:
         program = replace(program, hardware=SENDS_FREELY)
+    program = replace(program, padded=rng.random() < 0.3)
     return Generated(program, frozenset(state.primitives))

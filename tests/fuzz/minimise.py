@@ -77,6 +77,8 @@ def _options(p: Program) -> Iterator[Program]:
         yield replace(p, gradients=False)
     if p.boxing != "auto":
         yield replace(p, boxing="auto")
+    if p.padded:
+        yield replace(p, padded=False)
     if p.hardware is not None:
         yield replace(p, hardware=None)
     if p.donate:

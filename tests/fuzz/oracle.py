@@ -125,10 +125,10 @@ def judge(program: Program) -> Outcome:
 def run(fn: Callable[..., Any], program: Program) -> Any:
     """The program on its mesh."""
     mesh = sbp.make_mesh(program.mesh, program.axes)
-    args = [
-        parts_of(x, v.type, mesh) if v.type and ":P" in v.type else jax.tree.map(jnp.asarray, x)
-        for x, v in zip(arguments(program), program.inputs, strict=True)
-    ]
+    make = {"parts_of": parts_of, "padded_of": padded_of}
+    args = [jax.tree.map(jnp.asarray, x) for x in arguments(program)]
+    for i, (how, type) in program.arrivals().items():
+        args[i] = make[how](args[i], type, mesh)
     return sbp.jit(fn, mesh, **program.sbp_options())(*args)
 
 
@@ -150,11 +150,26 @@ def parts_of(x: Any, type: str, mesh: Any) -> sbp.Partial:
     return sbp.Partial(jnp.asarray(parts), t)
 
 
+def padded_of(x: Any, type: str, mesh: Any) -> sbp.Padded:
+    """A value as `sbp.Padded`, with NaN or ones in its padding."""
+    held = sbp.Padded.of(x, type, mesh)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return held
+    real = sbp.Padded.of(np.ones(held.shape, bool), type, mesh).parts
+    filler = jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 1
+    parts = jnp.where(real, held.parts, jnp.full(real.shape, filler, x.dtype))
+    return sbp.Padded(parts, held.shape, type, mesh)
+
+
 def _whole(tree: Any) -> Any:
+    def whole(y: Any) -> Any:
+        return y.reduce() if isinstance(y, sbp.Partial) else y.full()
+
+    held = sbp.Partial | sbp.Padded
     return jax.tree.map(
-        lambda y: y.reduce() if isinstance(y, sbp.Partial) else y,
+        lambda y: whole(y) if isinstance(y, held) else y,
         tree,
-        is_leaf=lambda y: isinstance(y, sbp.Partial),
+        is_leaf=lambda y: isinstance(y, held),
     )
 
 

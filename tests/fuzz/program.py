@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import sbp
 from sbp.machine.mesh import Hardware
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -129,6 +130,7 @@ class Program:
     cotangents: bool = False
     donate: tuple[str, ...] = ()
     hardware: Hardware | None = None
+    padded: bool = False  # whether arguments and results with types are held as `sbp.Padded`
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -146,9 +148,9 @@ class Program:
         """The keyword arguments of `sbp.jit`."""
         options: dict[str, Any] = {}
         if any(v.type for v in self.inputs):
-            options["in_types"] = tuple(v.type for v in self.inputs)
+            options["in_types"] = tuple(self._held(v.type) for v in self.inputs)
         if any(o.type for o in self.outputs):
-            types = tuple(o.type for o in self.outputs)
+            types = tuple(self._held(o.type) for o in self.outputs)
             options["out_types"] = (types, None) if self.differentiated else types
         if self.boxing != "auto":
             options["boxing"] = self.boxing
@@ -159,6 +161,20 @@ class Program:
                 i for i, v in enumerate(self.inputs) if v.name in self.donate
             )
         return options
+
+    def _held(self, type: str | None) -> Any:
+        return sbp.padded(type) if self.padded and type is not None and ":P" not in type else type
+
+    def arrivals(self) -> dict[int, tuple[str, str]]:
+        """The arguments that do not arrive as plain arrays: by position the function of
+        `tests.fuzz.oracle` that makes them, and their type."""
+        found: dict[int, tuple[str, str]] = {}
+        for i, v in enumerate(self.inputs):
+            if v.type and ":P" in v.type:
+                found[i] = "parts_of", v.type
+            elif self.padded and v.type and "?" not in v.type:
+                found[i] = "padded_of", v.type
+        return found
 
 
 # ---- names --------------------------------------------------------------------------------------

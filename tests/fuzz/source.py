@@ -104,10 +104,10 @@ def file_source(program: Program) -> str:
     device."""
     arguments = "".join(f"    {v.data},  # {v.name}\n" for v in program.inputs)
     options = "".join(f", {k}={v!r}" for k, v in program.sbp_options().items())
-    partials = [(i, v.type) for i, v in enumerate(program.inputs) if v.type and ":P" in v.type]
-    split_up = "".join(f"args[{i}] = parts_of(args[{i}], {t!r}, mesh)\n" for i, t in partials)
-    if partials:
-        split_up = "from tests.fuzz.oracle import parts_of\n\n" + split_up
+    made = program.arrivals()
+    arrivals = "".join(f"args[{i}] = {f}(args[{i}], {t!r}, mesh)\n" for i, (f, t) in made.items())
+    if made:
+        arrivals = "from tests.fuzz.oracle import padded_of, parts_of\n\n" + arrivals
     exact = [o.info.exact for o in program.outputs] + [False] * len(program.differentiated)
     return f"""\
 # seed {program.seed}; run it on 8 simulated devices:
@@ -121,9 +121,9 @@ mesh = sbp.make_mesh({program.mesh}, {program.axes})
 args = [
 {arguments}]
 want = jax.jit(program)(*args)
-{split_up}got = sbp.jit(program, mesh{options})(*args)
-partial = lambda y: isinstance(y, sbp.Partial)
-whole = [y.reduce() if partial(y) else y for y in jax.tree.leaves(got, is_leaf=partial)]
+{arrivals}got = sbp.jit(program, mesh{options})(*args)
+partial, held = sbp.Partial, lambda y: isinstance(y, sbp.Partial | sbp.Padded)
+whole = [y.reduce() if isinstance(y, partial) else y for y in jax.tree.leaves(got, is_leaf=held)]
 for y, z, exact in zip(whole, jax.tree.leaves(want), {exact}):
     tolerance = 0 if exact else 1e-4 * np.max(np.abs(np.asarray(z, complex)), initial=0)
     y, z = np.asarray(y, complex), np.asarray(z, complex)
