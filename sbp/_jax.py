@@ -268,14 +268,36 @@ def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     return _core.eval_jaxpr(opened, consts, *args)
 
 
-def empty_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> ShapedArray:
-    """A shaped aval without sharding."""
-    return ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+def empty_aval(
+    shape: Sequence[int], dtype: Any, weak_type: bool = False, host: bool = False
+) -> ShapedArray:
+    """A shaped aval without sharding, of a value in device memory or in host memory."""
+    return ShapedArray(tuple(shape), dtype, weak_type=weak_type, memory_space=space_of(host))
 
 
 def plain_aval(aval: Any) -> ShapedArray:
-    """An aval's shape, dtype and weak type, without sharding."""
-    return empty_aval(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
+    """An aval's shape, dtype, weak type and memory, without sharding."""
+    weak_type = bool(getattr(aval, "weak_type", False))
+    return empty_aval(aval.shape, aval.dtype, weak_type, in_host(aval))
+
+
+def space_of(host: bool) -> Any:
+    """JAX's name of host memory or of device memory."""
+    return jax.memory.Space.Host if host else jax.memory.Space.Device
+
+
+def in_host(aval: Any) -> bool:
+    """Whether a value lies in host memory (`pinned_host`), by JAX's type of it."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
+
+
+@functools.cache
+def transfer(host: bool) -> tuple[Primitive, dict[str, Any]]:
+    """The primitive, with its parameters, that copies a value to host memory or to device
+    memory."""
+    closed = jax.make_jaxpr(lambda x: jax.device_put(x, space_of(host)))(0.0)
+    (eqn,) = closed.jaxpr.eqns
+    return eqn.primitive, dict(eqn.params)
 
 
 def without_elements(shape: Sequence[int], dtype: Any) -> Any:

@@ -143,8 +143,10 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
         case str():
             t = parse(value)
         case NamedSharding():
+            _check_constrained(value.spec)
             t = from_spec(value.spec, tuple(value.mesh.axis_names))
         case PartitionSpec():
+            _check_constrained(value)
             t = from_spec(value, mesh_axes)
         case Split() | Unreduced():
             raise SbpError(
@@ -163,6 +165,14 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
     if ndim is not None:
         check_rank(t, ndim)
     return t
+
+
+def _check_constrained(spec: PartitionSpec) -> None:
+    if PartitionSpec.UNCONSTRAINED in spec.partitions:
+        raise SbpError(
+            f"{spec} has an UNCONSTRAINED dim; leave axes free instead, as in 'data:S(0) model:?'",
+            code="type-syntax",
+        )
 
 
 def check_rank(t: NdSbp, ndim: int) -> None:

@@ -46,8 +46,9 @@ CODES: dict[str, str] = {
     "input-moved": "an input arrived on other devices or in another layout and was moved",
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
     "ignored-constraint": ("a device or layout that the program asks for, which sbp does not read"),
-    "ignored-memory": "a kind of memory that the program asks for, such as the host's",
+    "ignored-memory": "a kind of memory that the program asks for where JAX carries none",
     "lost-state": "an argument that the function changes in place without returning the change",
+    "memory-kind": "an argument or result asked in a memory where it does not lie or cannot",
     "nested-jit": "an sbp.jit function under another transformation runs as the plain function",
     "many-plans": "more call signatures of one function than plans are kept of it",
     "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",
@@ -279,7 +280,11 @@ class ArgumentOverflowError(SbpError, OverflowError):
 
 
 def refused(
-    title: str, kind: type[Exception] | Exception, *, code: str = "bad-argument"
+    title: str,
+    kind: type[Exception] | Exception,
+    *,
+    code: str = "bad-argument",
+    span: Span | None = None,
 ) -> SbpError:
     """An error of sbp that is of the kind that `jax.jit` raises in its place too.
 
@@ -287,6 +292,7 @@ def refused(
       title: what is wrong and what to change, on one line.
       kind: the exception of JAX, or its class.
       code: one of `CODES`.
+      span: the user's line, where it is not the one that raises.
 
     >>> isinstance(refused("f is no function", TypeError), TypeError)
     True
@@ -294,8 +300,8 @@ def refused(
     raised = kind if isinstance(kind, type) else type(kind)
     for own in (ArgumentTypeError, ArgumentOverflowError, ArgumentValueError):
         if issubclass(raised, own.__bases__[1]):
-            return own(title, code=code)
-    return SbpError(title, code=code)
+            return own(title, code=code, span=span)
+    return SbpError(title, code=code, span=span)
 
 
 class SbpInternalError(AssertionError):

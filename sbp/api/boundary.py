@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
+from sbp.api.memories import Asked
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
 from sbp.errors import SbpError, refused, warn
@@ -28,19 +29,6 @@ _TYPE_FORMS = (
     *(FullySharded, PaddedType, NdSbp, str, PartitionSpec, NamedSharding),
     *(Split, Unreduced, Broadcast),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of an argument or a result.
-
-    Arguments:
-      type: its type; None leaves it free.
-      padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
-    """
-
-    type: NdSbp | None
-    padded: bool = False
 
 
 def is_type_leaf(x: Any) -> bool:
@@ -163,7 +151,7 @@ def type_of_leaf(t: Any, path: KeyPath, leaf: Any, names: tuple[str, str], mesh:
     except SbpError as error:
         raise error.about(where) from None
     check_axes(checked, mesh, where)
-    return Asked(checked, is_padded)
+    return Asked.of(checked, t, is_padded)
 
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
@@ -203,7 +191,7 @@ def held_as(asked: Asked, leaf: Any, mesh: Mesh | AbstractMesh) -> Asked:
     if own is None or asked.padded:
         return asked
     as_it_is = asked.type is None or leaf.is_laid_out(asked.type, axes_of(mesh))
-    return Asked(own, padded=True) if as_it_is else asked
+    return replace(asked, type=own, padded=True, spec=None) if as_it_is else asked
 
 
 def axes_of(mesh: Mesh | AbstractMesh) -> tuple[tuple[str, int], ...]:

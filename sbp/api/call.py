@@ -14,7 +14,6 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp import _jax_call
 from sbp.api.arguments import Names, Numbers, Parameters
 from sbp.api.boundary import (
-    Asked,
     broadcast_types,
     carried_type,
     held_as,
@@ -22,6 +21,7 @@ from sbp.api.boundary import (
     shape_of,
     type_of_leaf,
 )
+from sbp.api.memories import ArgumentMemory, Asked, memory_of
 from sbp.api.mutation import WatchedArguments
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled
@@ -71,7 +71,7 @@ class JitOptions:
     plan: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallSignature:
     """Everything about a call that its plan depends on.
 
@@ -83,6 +83,7 @@ class CallSignature:
       names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
       asked: what is asked of each flat argument.
+      memories: the memory in which each flat argument arrives.
       sources: for each flat argument, what asks for its type.
       donated_args: for each donated argument the flat positions of its leaves.
     """
@@ -94,6 +95,7 @@ class CallSignature:
     names: tuple[str, ...]
     call: Callable[..., Any]
     asked: tuple[Asked, ...]
+    memories: tuple[ArgumentMemory, ...]
     sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
 
@@ -192,7 +194,9 @@ class CallReader:
         heads = [self._argument_name(p) for p in positions]
         given, sources = self._wanted_inputs(heads, tree, with_path)
         asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
-        avals = tuple(_aval_of(x, a.type, n) for x, a, n in zip(leaves, asked, names, strict=True))
+        each = tuple(zip(leaves, asked, names, strict=True))
+        avals = tuple(_aval_of(x, a.type, n) for x, a, n in each)
+        memories = tuple(memory_of(*one, self.mesh) for one in each)
         fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
@@ -208,18 +212,19 @@ class CallReader:
             watched.warn(result, name, lambda path: self._leaf_name(path, positions))
             return result
 
-        key = (
-            tree,
-            tuple((a.shape, a.dtype, bool(getattr(a, "weak_type", False))) for a in avals),
-            # The key has their types, too: 1, 1.0 and True are equal and trace differently.
-            tuple((i, type(v), v) for i, v in sorted(statics.items())),
-            tuple((k, type(v), v) for k, v in sorted(static_kwargs.items())),
-            asked,
-            _jax_call.trace_key(),
+        keys = tuple(map(_aval_key, avals, memories)), _typed(statics), _typed(static_kwargs)
+        signature = CallSignature(
+            key=(tree, *keys, asked, _jax_call.trace_key()),
+            tree=tree,
+            paths=tuple(path for path, _ in with_path),
+            avals=avals,
+            names=names,
+            call=call,
+            asked=asked,
+            memories=memories,
+            sources=sources,
+            donated_args=self._donated(tree, positions, len(args)),
         )
-        paths = tuple(path for path, _ in with_path)
-        donated = self._donated(tree, positions, len(args))
-        signature = CallSignature(key, tree, paths, avals, names, call, asked, sources, donated)
         return signature, leaves
 
     def _statics(
@@ -330,6 +335,16 @@ class CallReader:
             type_of_leaf(t, path[2:], leaf, ("in_types", owner), self.spec)
             for t, owner, (path, leaf) in zip(entries, owners, with_path, strict=True)
         ]
+
+
+def _aval_key(aval: jax.ShapeDtypeStruct, memory: ArgumentMemory) -> tuple[Any, ...]:
+    return aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)), memory
+
+
+def _typed(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:
+    """Static arguments as a key. It has their types, too: 1, 1.0 and True are equal and trace
+    differently."""
+    return tuple((k, type(v), v) for k, v in sorted(statics.items()))
 
 
 def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import Asked, axes_of, shape_of
+from sbp.api.boundary import axes_of, shape_of
 from sbp.api.call import CallSignature
+from sbp.api.memories import Asked
 from sbp.errors import refused
 from sbp.plan.program import Program
 from sbp.run.joint import placed
@@ -167,7 +168,8 @@ class Holding:
 
     def _placed(self, x: Any, position: int) -> Any:
         aval, name = self.signature.avals[position], f"input {self.signature.names[position]}"
-        sharding = NamedSharding(self.mesh, self.shardings[position].spec)
+        own = self.shardings[position]
+        sharding = NamedSharding(self.mesh, own.spec, memory_kind=own.memory_kind)
         held = self.inputs.get(position)
         if isinstance(x, Padded):
             is_parts = isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, position)

@@ -70,6 +70,7 @@ class Plan:
                 keep_unused=self._reader.options.keep_unused,
                 compiler_options=self._reader.options.compiler_options,
             ),
+            self._traced.boundary,
         )
 
     @functools.cached_property
@@ -108,11 +109,14 @@ class Plan:
 
     @property
     def in_shardings(self) -> Any:
-        """`NamedSharding`s of the positional arguments on the user's mesh, in their structure.
-        Arrays with these shardings are not moved when the plan runs. What is held as `sbp.Padded`
-        is a `Padded` here, too, with the sharding of its parts."""
+        """`NamedSharding`s of the positional arguments on the user's mesh, in their structure, with
+        their kinds of memory. Arrays with these shardings are not moved when the plan runs. What is
+        held as `sbp.Padded` is a `Padded` here, too, with the sharding of its parts."""
         mesh = self._reader.mesh
-        flat = [NamedSharding(mesh, s.spec) for s in self._executable.in_shardings]
+        flat = [
+            NamedSharding(mesh, s.spec, memory_kind=s.memory_kind)
+            for s in self._executable.in_shardings
+        ]
         return self.holding.arguments_like(flat)[0]
 
     @property
@@ -135,8 +139,8 @@ class Plan:
         signature, leaves = self._reader.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
             raise SbpError(
-                "the plan was made for other shapes, dtypes or static arguments; call the sbp.jit"
-                " function instead"
+                "the plan was made for other shapes, dtypes, memories or static arguments; call the"
+                " sbp.jit function instead"
             )
         if self.holding.is_direct(leaves):
             self._quick = quick
@@ -313,10 +317,11 @@ class Plan:
         except TypeError as error:
             self._refuse_shapes(flat, error)
             raise
-        except ValueError as error:
-            if not _is_placement_complaint(error):
+        except ValueError:
+            moved = self._move(flat, taken.moved)
+            if moved is None:  # JAX complains of something else
                 raise
-            outs = self._executable(self._move(flat, taken.moved))
+            outs = self._executable(moved)
         else:
             self._warn_moved(taken.moved)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
@@ -354,8 +359,8 @@ class Plan:
                     error,
                 ) from error
 
-    def _move(self, flat: list[Any], names: Sequence[str]) -> list[Any]:
-        """The arguments, moved to where the plan takes them.
+    def _move(self, flat: list[Any], names: Sequence[str]) -> list[Any] | None:
+        """The arguments, moved to where the plan takes them; None where all of them are there.
 
         Arguments:
           flat: the arguments.
@@ -370,6 +375,8 @@ class Plan:
                     names.append(name)
                 x = placed(x, sharding)
             moved.append(x)
+        if all(x is y for x, y in zip(moved, flat, strict=True)):
+            return None
         self._warn_moved(names)
         return moved
 
@@ -384,11 +391,6 @@ class Plan:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
-
-
-def _is_placement_complaint(error: ValueError) -> bool:
-    text = str(error)
-    return "incompatible devices" in text or "sharding" in text.lower() or "committed" in text
 
 
 def _no_progress(steps: int) -> None:

@@ -13,10 +13,11 @@ from sbp.api.boundary import check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions
 from sbp.api.plan import Plan
 from sbp.api.planfile import load_program
+from sbp.api.results import asked_outputs
 from sbp.api.shardings import check_meshes
 from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall
-from sbp.api.tracing import Tracer, asked_outputs, traced_call
+from sbp.api.tracing import Tracer, traced_call
 from sbp.errors import SbpError, SbpTypeError, noting
 from sbp.explain.faults import explain
 from sbp.explain.memory import memory_diagnostic

@@ -35,13 +35,17 @@ def types_of(types: Any, shardings: Any, option: str) -> Any:
     if not is_given(shardings):
         return types
     if types is not None:
-        other = option.replace("shardings", "types")
-        raise SbpError(f"{option} and {other} say the same; give one of them")
+        raise SbpError(f"{option} and {other_option(option)} say the same; give one of them")
     if option == "in_shardings" and isinstance(shardings, list):
         shardings = tuple(shardings)  # as jax.jit does
     for leaf in _leaves(shardings):
         _check_sharding(leaf, option)
     return shardings
+
+
+def other_option(option: str) -> str:
+    """The option that takes types where this one takes shardings."""
+    return option.replace("shardings", "types")
 
 
 def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
@@ -73,11 +77,16 @@ def _leaves(shardings: Any) -> Iterator[Any]:
 
 
 def _check_sharding(leaf: Any, option: str) -> None:
-    if (
-        leaf is None
-        or _jax_call.is_unspecified(leaf)
-        or isinstance(leaf, NamedSharding | PartitionSpec)
-    ):
+    if leaf is None or _jax_call.is_unspecified(leaf):
+        return
+    if isinstance(leaf, NamedSharding | PartitionSpec):
+        spec = leaf.spec if isinstance(leaf, NamedSharding) else leaf
+        if PartitionSpec.UNCONSTRAINED in spec.partitions:
+            raise refused(
+                f"{option} has {spec}, with an UNCONSTRAINED dim; {other_option(option)} takes"
+                " types with free axes, such as 'data:S(0) model:?'",
+                ValueError,
+            )
         return
     if isinstance(leaf, jax.sharding.Sharding):
         raise SbpError(

@@ -6,17 +6,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.annotations import Pin, bind_pin
-from sbp.api.boundary import Asked, broadcast_types, codes_of, even_boundary
+from sbp.api.boundary import codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature
-from sbp.api.trees import KeyPath, arguments_of, filled, layer_paths, results_of
+from sbp.api.memories import HOST, Asked
+from sbp.api.results import Results, asked_outputs, placed_results, tied_outputs
+from sbp.api.trees import KeyPath, layer_paths
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.coverage import check_rules
@@ -26,32 +28,16 @@ from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
 from sbp.kinds import paths_of
 from sbp.limits import policies_in
-from sbp.machine.context import users_mesh
+from sbp.machine.context import other_mesh, users_mesh
 from sbp.machine.mesh import MeshSpec
+from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """What a function returns.
-
-    Arguments:
-      tree: its structure.
-      paths: the path of each flat result.
-      shapes: shape and dtype of each flat result.
-    """
-
-    tree: Any
-    paths: tuple[KeyPath, ...]
-    shapes: tuple[Any, ...]
-
-    def like(self, leaves: Sequence[Any]) -> Any:
-        """The structure with types or shardings as its leaves."""
-        return filled(self.tree, leaves, self.paths)
+Found = TypeVar("Found", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +50,14 @@ class Traced:
       results: what the function returns.
       out_names: a name for each output.
       out_asked: what is asked of each output.
+      boundary: how arguments and results lie, besides their types.
     """
 
     request: Request
     results: Results
     out_names: tuple[str, ...]
     out_asked: tuple[Asked, ...]
+    boundary: Boundary
 
 
 Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
@@ -95,43 +83,72 @@ def traced_call(
     refuse_symbolic(signature.avals, reader.name)
     boundary, inner = _boundary(signature, spec)
 
-    call = _FlatResults(signature.call, reader.name, tuple(inner))
-    _jax_call.traced_as(call, reader.fn, signature.names)
-    with users_mesh(spec.names, spec.sizes) as explicit, tracing_for(spec):
-        avals = signature.avals
-        if explicit is not None:
-            avals = _placed(signature, boundary, explicit, spec)
-        if tracer is None:
-            tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
-        graph, flat_shapes = tracer(call, avals, signature.names)
+    call = _FlatResults.of(signature, reader, tuple(inner))
+    if tracer is None:
+        tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
+
+    def traced(*, other: bool) -> tuple[Graph, Any]:
+        with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
+            return tracer(call, _placed(signature, boundary, explicit, spec), signature.names)
+
+    graph, flat_shapes = _under_users_mesh(traced, spec)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
     results = call.results(flat_shapes)
     out_asked, out_names = asked_outputs(reader, results)
+    graph, kinds = placed_results(graph, out_asked, out_names, reader)
     tied = tied_outputs(signature, graph, results.tree, out_asked)
-    padded = {o for o, asked in enumerate(out_asked) if asked.padded}
-    by_axis = options.axis_policies
+    by_axis, in_kinds = options.axis_policies, tuple(m.kind for m in signature.memories)
     request = Request(
         graph=graph,
         mesh=spec,
-        demand=Demand(
-            inputs=tuple(codes_of(t, spec) for t in boundary),
-            outputs=tuple(codes_of(asked.type, spec) for asked in out_asked),
-            tied=tied,
-            sources=signature.sources,
-            padded_inputs=signature.padded,
-            padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
-            layers=(layer_paths(signature.paths, 2), layer_paths(results.paths, 1)),
-        ),
+        demand=_demand(signature, boundary, results, out_asked, tied, spec),
         boxing=options.boxing,
         axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
         budgets=options.budgets,
         reduce_dtype=options.reduce_dtype,
         memory_limit=options.memory_limit,
-        aliased=tuple(i for _, i in tied),
+        aliased=tuple(i for o, i in tied if kinds[o] == in_kinds[i]),
     )
-    return Traced(request=request, results=results, out_names=out_names, out_asked=tuple(out_asked))
+    specs = tuple(asked.spec for asked in out_asked)
+    return Traced(
+        request=request,
+        results=results,
+        out_names=out_names,
+        out_asked=tuple(out_asked),
+        boundary=Boundary(in_kinds=in_kinds, out_kinds=kinds, out_specs=specs),
+    )
+
+
+def _demand(
+    signature: CallSignature,
+    boundary: Sequence[NdSbp | None],
+    results: Results,
+    out_asked: Sequence[Asked],
+    tied: tuple[tuple[int, int], ...],
+    spec: MeshSpec,
+) -> Demand:
+    """What is asked of the types of inputs and outputs.
+
+    Arguments:
+      signature: the call.
+      boundary: the type of each flat argument at the boundary.
+      results: what the function returns.
+      out_asked: what is asked of each flat result.
+      tied: pairs of an output and an input of one type.
+      spec: the mesh.
+    """
+    padded = {o for o, asked in enumerate(out_asked) if asked.padded}
+    return Demand(
+        inputs=tuple(codes_of(t, spec) for t in boundary),
+        outputs=tuple(codes_of(asked.type, spec) for asked in out_asked),
+        tied=tied,
+        sources=signature.sources,
+        padded_inputs=signature.padded,
+        padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
+        layers=(layer_paths(signature.paths, 2), layer_paths(results.paths, 1)),
+    )
 
 
 def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
@@ -162,35 +179,88 @@ def _boundary(
 def _placed(
     signature: CallSignature,
     types: Sequence[NdSbp | None],
-    explicit: AbstractMesh,
+    explicit: AbstractMesh | None,
     spec: MeshSpec,
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of a call with the shardings that arrays have on Explicit axes: there they are
-    part of JAX's types, which the function may read and assert.
+    """The shapes of a call with the memory that arrays lie in, and with the shardings that they
+    have on Explicit axes: both are parts of JAX's types, which the function may read and assert.
 
     Arguments:
       signature: the call.
       types: the type of each flat argument at the boundary.
-      explicit: the mesh that the user set.
+      explicit: the mesh that the user set, where its axes are Explicit; None for another one.
       spec: its axes.
     """
     found: list[jax.ShapeDtypeStruct] = []
     each = zip(signature.avals, types, signature.sources, signature.asked, strict=True)
-    for aval, t, source, asked in each:
-        if t is not None and source != "in_types" and not t.is_partial and not asked.padded:
-            sharding = NamedSharding(explicit, partition_spec(from_type(t, spec), spec, aval.ndim))
+    for (aval, t, source, asked), memory in zip(each, signature.memories, strict=True):
+        kind = HOST if memory.kind == HOST else None
+        pinned = t is not None and source != "in_types" and not t.is_partial and not asked.padded
+        if explicit and t is not None and pinned:
+            sharding = NamedSharding(
+                explicit,
+                partition_spec(from_type(t, spec), spec, aval.ndim),
+                memory_kind=kind,
+            )
             aval = aval.update(sharding=sharding)
+        elif kind:
+            nowhere = AbstractMesh((), ())
+            aval = aval.update(sharding=NamedSharding(nowhere, PartitionSpec(), memory_kind=kind))
         found.append(aval)
     return tuple(found)
 
 
+class _TracesUnder(Protocol[Found]):
+    """Traces a function; `other` says whether a PartitionSpec in it means the mesh that the user
+    set, where that has other axes than the mesh of `sbp.jit`."""
+
+    def __call__(self, *, other: bool) -> Found: ...
+
+
+def _under_users_mesh(traced: _TracesUnder[Found], spec: MeshSpec) -> Found:
+    """Traces a function under the mesh that the user set. One with other axes is hidden, unless the
+    function cannot be traced then: a PartitionSpec in it means that mesh.
+
+    Arguments:
+      traced: traces the function.
+      spec: the mesh of `sbp.jit`.
+
+    Raises:
+      SbpError: `bad-placement` at the line of a PartitionSpec that `jax.jit` refuses there, too.
+      Whatever the function raises, unchanged.
+    """
+    try:
+        return traced(other=False)
+    except (RuntimeError, ValueError) as error:
+        mesh = other_mesh(spec.names, spec.sizes)
+        if mesh is None or isinstance(error, SbpError):
+            raise
+        try:
+            return traced(other=True)
+        except (RuntimeError, ValueError) as again:
+            if (type(again), again.args) == (type(error), error.args):
+                raise error from None  # the mesh has no part in it
+            axes = ", ".join(f"{n}={size}" for n, size in mesh.shape.items())
+            raise refused(
+                f"{str(again).rstrip('.')}; jax.set_mesh has the mesh ({axes}), and sbp.jit runs on"
+                f" ({spec})",
+                again,
+                code="bad-placement",
+                span=_jax.raising_span(again),
+            ) from again
+
+
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
-    call = _FlatResults(signature.call, reader.name)
-    _jax_call.traced_as(call, reader.fn, signature.names)
+    call = _FlatResults.of(signature, reader)
     spec = reader.spec
-    with users_mesh(spec.names, spec.sizes), tracing_for(spec):
-        shapes = jax.eval_shape(call, *signature.avals)
+    free = (None,) * len(signature.avals)
+
+    def traced(*, other: bool) -> Any:
+        with users_mesh(spec.names, spec.sizes, other=other), tracing_for(spec):
+            return jax.eval_shape(call, *_placed(signature, free, None, spec))
+
+    shapes = _under_users_mesh(traced, spec)
     return call.results(shapes).like(shapes)
 
 
@@ -201,15 +271,36 @@ class _FlatResults:
       fn: takes flat arguments and returns any pytree.
       name: the user's name of the function, for errors.
       pins: the pin of each argument, None for none; empty for none at all.
+      copied: whether each argument is copied to device memory first; empty for none at all.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], name: str, pins: tuple[Pin | None, ...] = ()
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        pins: tuple[Pin | None, ...] = (),
+        copied: tuple[bool, ...] = (),
     ) -> None:
-        self._fn, self._name, self._pins = fn, name, pins
+        self._fn, self._name, self._pins, self._copied = fn, name, pins, copied
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
 
+    @classmethod
+    def of(
+        cls, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
+    ) -> _FlatResults:
+        """The function of a call. An array that JAX makes for the call is put into the memory that
+        is asked for it, and the function gets it in device memory."""
+        copied = tuple(m.kind == HOST and not m.in_host for m in signature.memories)
+        call = cls(signature.call, reader.name, pins, copied)
+        _jax_call.traced_as(call, reader.fn, signature.names)
+        return call
+
     def __call__(self, *flat: Any) -> list[Any]:
+        if any(self._copied):
+            flat = tuple(
+                jax.device_put(x, jax.memory.Space.Device) if copied else x
+                for x, copied in zip(flat, self._copied, strict=True)
+            )
         pinned = [
             x if pin is None else bind_pin(x, pin)
             for x, pin in zip(flat, self._pins or (None,) * len(flat), strict=True)
@@ -275,60 +366,3 @@ def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
             if axis:
                 spec.size(axis)
     return graph
-
-
-def asked_outputs(reader: CallReader, results: Results) -> tuple[list[Asked], tuple[str, ...]]:
-    """What is asked of each output at the boundary, and a name for each.
-
-    Arguments:
-      reader: the function with its mesh and options.
-      results: what the function returns.
-    """
-    spec, out_types = reader.spec, reader.options.out_types
-    names = tuple(jax.tree_util.keystr(path) or "result" for path in results.paths)
-    if out_types is None:
-        return [Asked(None)] * len(names), names
-    found: list[Asked] = []
-    with_path = list(zip(results.paths, results.shapes, strict=True))
-    types = broadcast_types(out_types, results.tree, with_path, ("out_types", "result"), spec)
-    for asked, leaf, name in zip(types, results.shapes, names, strict=True):
-        check_monoids(asked.type or NdSbp(), leaf.dtype, f"output {name}")
-        outer, _ = even_boundary(asked, leaf.shape, spec, f"output {name}")
-        found.append(Asked(outer, asked.padded))
-    return found, names
-
-
-def tied_outputs(
-    signature: CallSignature,
-    graph: Graph,
-    out_tree: Any,
-    out_asked: Sequence[Asked],
-) -> tuple[tuple[int, int], ...]:
-    """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
-    first result of equal structure, shapes and dtypes. So a training step returns the types that it
-    takes.
-
-    Arguments:
-      signature: the call.
-      graph: its program.
-      out_tree: the structure of what the function returns.
-      out_asked: what is asked of each output. Outputs of which anything is asked are left out.
-    """
-    arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for group in signature.donated_args:
-        for number, (result, at) in enumerate(results_of(out_tree)):
-            if number in used or result != arguments[group]:
-                continue
-            same = all(
-                graph.aval(graph.outputs[o]).shape == signature.avals[i].shape
-                and graph.aval(graph.outputs[o]).dtype == signature.avals[i].dtype
-                for o, i in zip(at, group, strict=True)
-            )
-            if same:
-                used.add(number)
-                free = Asked(None)
-                pairs += [(o, i) for o, i in zip(at, group, strict=True) if out_asked[o] == free]
-                break
-    return tuple(pairs)

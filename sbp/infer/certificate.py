@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, System, Variable, constraints_of
 from sbp.infer.flow import End
@@ -154,7 +153,7 @@ def _certify_boxing(
             monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
             monoids = detour(aval.dtype, monoids) if first.rules.bans else monoids
             forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
-            space = spaces.of(tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, forced)
+            space = spaces.of(aval, monoids, forced)
             seconds = space.seconds(first.rules)
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):

@@ -14,10 +14,12 @@ from sbp import _jax
 from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, seen_codes
 from sbp.infer.sends import row_sends
-from sbp.infer.space import Codes, Spaces, local_shape
+from sbp.infer.space import Codes, local_shape
+from sbp.infer.value_space import Spaces
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import kernel_named, traits_of
 from sbp.trace.graph import Graph, Node
+from sbp.trace.transfers import TRANSFER, computes_in_host
 from sbp.types import MONOIDS
 
 STEP_LATENCIES = 3.0
@@ -106,9 +108,7 @@ def undominated(
         distinct = sorted(set(types))
         if len(distinct) > 1:
             monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
-            space = spaces.of(
-                tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, wide=widths[position]
-            )
+            space = spaces.of(aval, monoids, wide=widths[position])
             known = [t in space.index for t in distinct]
             at = [space.index.get(t, 0) for t in distinct]
             boxing = space.seconds(rules)[np.ix_(at, at)].copy()
@@ -141,6 +141,10 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
         for o, s in zip(node.outputs, outs, strict=True)
     )
     traits = traits_of(node.op)
+    if node.op == TRANSFER:
+        return 0.5 * traffic / hardware.host_bytes_per_second  # half is read, half is written
+    if computes_in_host(node, [graph.aval(o) for o in (*node.inputs, *node.outputs)]):
+        return traffic / hardware.host_bytes_per_second  # taken to run at the rate of copies
     if traits.flops is None:
         fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
         return fraction * traffic / hardware.hbm_bytes_per_second

@@ -30,8 +30,9 @@ from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow, RowTable
 from sbp.infer.sends import allowed_rows
-from sbp.infer.space import Codes, Spaces, TypeSpace, is_even, stack
+from sbp.infer.space import Codes, TypeSpace, is_even, stack
 from sbp.infer.typing import Typing
+from sbp.infer.value_space import Spaces
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
@@ -134,9 +135,7 @@ class Problem:
                     forced.add((position, c - 1))
         if any(c < 0 for t in codes for c in t):
             monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
-        return self._spaces.of(
-            tuple(aval.shape), _jax.itemsize(aval.dtype), monoids, frozenset(forced), wide
-        )
+        return self._spaces.of(aval, monoids, frozenset(forced), wide)
 
     def _wide(self, value: int) -> str | None:
         """The dtype in which parts of a value are added; None for the platform's own sum."""
@@ -213,7 +212,7 @@ class Problem:
         *,
         share: int = 1,
     ) -> None:
-        """Charges the bytes of a value on a device.
+        """Charges the bytes of a value in device memory.
 
         Arguments:
           variable: decides the type of the value.
@@ -222,7 +221,7 @@ class Problem:
           monoids: the monoids under which it may be partial.
           share: the number of readers that use the same buffer; each is charged an equal part.
         """
-        if self.byte_price and types:
+        if self.byte_price and types and not _jax.in_host(aval):
             space = self._space(aval, monoids, sorted(set(types)))
             costs = (
                 self.byte_price

@@ -20,7 +20,7 @@ from sbp.infer.flow import Flow, flow_of
 from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
 from sbp.infer.rows import NdRow, RowTable
-from sbp.infer.space import Spaces
+from sbp.infer.value_space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph, Node, Operand

@@ -3,18 +3,19 @@ that the rows of the outer axes leave on a device."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
+from sbp.infer.shards import localised, runs_in_host
 from sbp.infer.space import Code, Codes, encode
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Kernel, Op, Row, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
+from sbp.trace.transfers import computes_in_host
 from sbp.types import MONOIDS, Unreduced
 
 EMPTY: frozenset[str] = frozenset()
@@ -99,17 +100,6 @@ class _Operation:
     rounds: bool
 
 
-def _localised(aval: Any, code: Code, n: int) -> Any:
-    if code <= 0:
-        return aval
-    return _split_aval(tuple(aval.shape), aval.dtype, code - 1, n)
-
-
-@functools.lru_cache(maxsize=65536)
-def _split_aval(shape: tuple[int, ...], dtype: Any, dim: int, n: int) -> Any:
-    return _jax.empty_aval((*shape[:dim], -(-shape[dim] // n), *shape[dim + 1 :]), dtype)
-
-
 class RowTable:
     """The rows of nodes on one mesh, cached.
 
@@ -153,8 +143,11 @@ class RowTable:
             found = rule_for(node.op)
             op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
             rows = (all_b(op),) if found is None else found.rows(op)
+            in_host = computes_in_host(node, (*ins, *outs))
             self._axis_cache[key] = tuple(
-                r for r in rows if self._is_offered(kernel_named(r.kernel))
+                r
+                for r in rows
+                if self._is_offered(kernel_named(r.kernel)) and (not in_host or runs_in_host(r, op))
             )
         return self._axis_cache[key]
 
@@ -319,11 +312,11 @@ class RowTable:
                 ):
                     gathered = kernel_named(row.kernel).gathers
                     inner = (
-                        a if i == gathered else _localised(a, c, n)
+                        a if i == gathered else localised(a, c, n)
                         for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))
                     )
                     inner_outs = tuple(
-                        _localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)
+                        localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)
                     )
                     found.append(
                         _Branch(
@@ -394,4 +387,4 @@ def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:
 
 
 def _aval_key(avals: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple((a.shape, a.dtype) for a in avals)
+    return tuple((a.shape, a.dtype, _jax.in_host(a)) for a in avals)

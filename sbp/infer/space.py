@@ -6,7 +6,6 @@ A type is a tuple of small integers, its codes, one for each mesh axis: 0 is B, 
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
@@ -26,7 +25,15 @@ from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 Code = int
 Codes = tuple[int, ...]
 StepKind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "slice",
+    "mask",
+    "zero_pad",
+    "to_device",
+    "to_host",
 ]
 
 INFINITE = math.inf
@@ -127,8 +134,8 @@ class Step:
     wide: WideSum | None = None
 
 
-LOCAL: frozenset[str] = frozenset({"slice", "mask", "zero_pad"})
-"""Steps that send nothing."""
+LOCAL: frozenset[str] = frozenset({"slice", "mask", "zero_pad", "to_device", "to_host"})
+"""Steps that send nothing to other devices."""
 
 _CHANGES: dict[tuple[str, str], StepKind] = {
     ("P", "B"): "all_reduce",
@@ -369,32 +376,3 @@ class TypeSpace:
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
-
-
-class Spaces:
-    """The type spaces of a program, one per shape, dtype and way of summing."""
-
-    def __init__(self, mesh: MeshSpec) -> None:
-        self.mesh = mesh
-        self._get = functools.cache(self._make)
-
-    def _make(
-        self,
-        shape: tuple[int, ...],
-        itemsize: int,
-        monoids: frozenset[str],
-        forced: frozenset[tuple[int, int]],
-        wide: str | None,
-    ) -> TypeSpace:
-        return TypeSpace(shape, itemsize, self.mesh, monoids, forced, wide)
-
-    def of(
-        self,
-        shape: tuple[int, ...],
-        itemsize: int,
-        monoids: frozenset[str],
-        forced: frozenset[tuple[int, int]] = frozenset(),
-        wide: str | None = None,
-    ) -> TypeSpace:
-        """The space of one shape; `wide` is the dtype of its partial sums where it is wider."""
-        return self._get(shape, itemsize, monoids, forced, wide)

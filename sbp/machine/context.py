@@ -17,16 +17,31 @@ def no_mesh() -> Iterator[None]:
         yield
 
 
+def other_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh | None:
+    """The mesh that the user set, where it has other axes than these; None where none is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or (mesh.axis_names, mesh.axis_sizes) == (names, sizes) else mesh
+
+
 @contextlib.contextmanager
-def users_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Iterator[AbstractMesh | None]:
+def users_mesh(
+    names: tuple[str, ...], sizes: tuple[int, ...], *, other: bool = False
+) -> Iterator[AbstractMesh | None]:
     """Hides the mesh that the user set with `jax.set_mesh`, unless it has these axes: then a
     PartitionSpec in the program means it. Yields this mesh where all its axes are Explicit, and the
-    types of JAX have shardings; else None."""
+    types of JAX have shardings; else None.
+
+    Arguments:
+      names, sizes: the axes.
+      other: whether a PartitionSpec means a mesh with other axes, too.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if (mesh.axis_names, mesh.axis_sizes) == (names, sizes):
         yield mesh if set(mesh.axis_types) == {AxisType.Explicit} else None
     else:
-        with no_mesh():
+        auto = (AxisType.Auto,) * len(mesh.axis_names)
+        shown = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
+        with jax.sharding.use_abstract_mesh(shown) if other else no_mesh():
             yield None
 
 

@@ -71,6 +71,7 @@ class Hardware:
         does not (two cores a chip), it runs an all-reduce and slices
         (`benchmarks/reduce_scatter_lowering.py` shows it), and is priced as one.
       overlaps: whether a device computes while it sends.
+      host_bytes_per_second: the rate at which one device copies to or from host memory, one way.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
 
     Raises:
@@ -95,12 +96,16 @@ class Hardware:
     slow_axes: tuple[tuple[str, Network], ...] = ()
     scatters_whole_mesh: bool = True
     overlaps: bool = True
+    host_bytes_per_second: float = 15e9
     platform: Platform = "tpu"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise SbpError(f"hardware: name is a string; got {shown(self.name)}")
-        rates = ("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second")
+        rates = (
+            *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
+            "host_bytes_per_second",
+        )
         optional = tuple(
             f
             for f in ("f32_flops_per_second", "highest_flops_per_second")
@@ -232,12 +237,14 @@ _H100 = Hardware(
     hop_seconds=1e-6,
     joined_devices=8,
     beyond=Network(bytes_per_second=50e9, latency_seconds=5e-6),
+    host_bytes_per_second=64e9,  # PCIe Gen5 x16: 128 GB/s both ways
     platform="cuda",
 )
 
 # cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI
 # bandwidth per chip" (half of it is one way, over four or six links), pod size, "data center
-# network bandwidth". Products of float32 are one pass of bf16 by default and six at `HIGHEST`.
+# network bandwidth". Products of float32 are one pass of bf16 by default and six at `HIGHEST`. To
+# host memory: 15 GB/s a chip over PCIe, of the scaling book (link at `_HOP`).
 HARDWARE: dict[str, Hardware] = {
     h.name: h
     for h in (
@@ -346,6 +353,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=2e9,
             latency_seconds=20e-6,
             overlaps=False,
+            host_bytes_per_second=10e9,
             platform="cpu",
         ),
     )

@@ -50,7 +50,7 @@ def _node(graph: Graph, node: Node) -> Iterator[str]:
 
 def _operand(graph: Graph, operand: Operand) -> str:
     aval = graph.aval(operand)
-    shape = f"{aval.dtype}{list(aval.shape)}"
+    shape = f"{aval.dtype}{'<host>' if _jax.in_host(aval) else ''}{list(aval.shape)}"
     if not isinstance(operand, Constant):
         return f"%{operand} {shape}"
     # The elements of an array that a program closes over do not change its plan.

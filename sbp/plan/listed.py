@@ -27,6 +27,10 @@ _CONVERSIONS = {
 }
 
 
+_COPIES = frozenset({"to_device", "to_host"})
+"""Steps that keep the type: a value in host memory is converted in device memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrongLine:
     """A line of a plan text that does not hold.
@@ -56,6 +60,8 @@ def wrong_conversions(listing: Listing) -> Iterator[WrongLine]:
                 f" {after!r}",
             )
             continue
+        if not changed and line.kind not in _COPIES:
+            yield WrongLine(number, f"{line.kind} over no mesh axis converts nothing")
         for axis in changed:
             needed = _CONVERSIONS.get((_letter(before, axis), _letter(after, axis)))
             if needed != line.kind:

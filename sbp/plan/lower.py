@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.infer.accumulation import wide
 from sbp.infer.flow import Edge
@@ -88,10 +87,9 @@ class _Lowering:
         aval = self.typing.graph.avals[value]
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
-        shape = tuple(aval.shape)
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
         sums_in = wide(aval.dtype, self.typing.sums.get(value))
-        return self.request.spaces.of(shape, _jax.itemsize(aval.dtype), monoids, forced, sums_in)
+        return self.request.spaces.of(aval, monoids, forced, sums_in)
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.

@@ -1,15 +1,16 @@
-"""Peak memory of a plan in bytes on one device, by liveness of its registers."""
+"""Peak memory of a plan, by liveness of its registers: bytes of one device's memory, and bytes that
+one device has in host memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Apply, Block, Instruction, Loop, Register
+from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures import traits_of
 from sbp.trace.graph import Node
 
@@ -22,10 +23,13 @@ class Peak:
       bytes: bytes on one device: arguments + outputs - donated inputs whose buffers outputs take +
           temporaries.
       temporaries: the live temporaries, in program order; those inside a region come last.
+      host_bytes: bytes that one device has in host memory at the fullest moment there, counted in
+          the same way.
     """
 
     bytes: float
     temporaries: tuple[Register, ...]
+    host_bytes: float = 0.0
 
 
 def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
@@ -36,17 +40,27 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
       block: the plan.
       aliased: positions of the donated inputs whose buffers outputs take.
     """
-    sizes = typing.mesh.sizes
+    sizes, avals = typing.mesh.sizes, typing.graph.avals
 
-    def size(register: Register) -> float:
-        aval = typing.graph.avals[register.value]
-        return math.prod(local_shape(aval.shape, register.codes, sizes)) * _jax.itemsize(aval.dtype)
+    def within(host: bool) -> tuple[float, tuple[Register, ...]]:
+        """Bytes in one of the two memories, and the temporaries there."""
 
-    arguments = sum(size(r) for r in block.inputs)
-    outputs = sum(size(s) for s in block.outputs if isinstance(s, Register))
-    donated = sum(size(block.inputs[i]) for i in aliased)
-    temporaries, live = _temporaries(block, size, top=True)
-    return Peak(bytes=arguments + max(0.0, outputs - donated) + temporaries, temporaries=live)
+        def size(register: Register, *, copied: bool = False) -> float:
+            aval = avals[register.value]
+            if _jax.in_host(aval) != (host or copied) or (host and copied):
+                return 0.0
+            local = local_shape(aval.shape, register.codes, sizes)
+            return math.prod(local) * _jax.itemsize(aval.dtype)
+
+        arguments = sum(size(r) for r in block.inputs)
+        outputs = sum(size(s) for s in block.outputs if isinstance(s, Register))
+        donated = sum(size(block.inputs[i]) for i in aliased)
+        temporaries, live = _temporaries(block, size, top=True)
+        return arguments + max(0.0, outputs - donated) + temporaries, live
+
+    held, live = within(False)
+    in_host = any(map(_jax.in_host, avals.values()))
+    return Peak(bytes=held, temporaries=live, host_bytes=within(True)[0] if in_host else 0.0)
 
 
 def _is_inlined(node: Node) -> bool:
@@ -54,22 +68,31 @@ def _is_inlined(node: Node) -> bool:
     return traits_of(node.op).fusion == "inlined"
 
 
-def _inner(
-    instruction: Instruction, size: Callable[[Register], float]
-) -> tuple[float, tuple[Register, ...]]:
+class RegisterBytes(Protocol):
+    """Bytes of a register in one memory of one device: 0 for one in the other memory. `copied` asks
+    for the bytes in device memory of a register in host memory, while it is converted."""
+
+    def __call__(self, register: Register, *, copied: bool = False) -> float: ...
+
+
+def _inner(instruction: Instruction, size: RegisterBytes) -> tuple[float, tuple[Register, ...]]:
     """Bytes that an instruction needs besides its operands and results, and the registers that are
     live inside it when it needs most."""
-    if isinstance(instruction, Loop):
-        return max(
-            (_temporaries(b, size, top=False) for b in instruction.blocks),
-            key=lambda found: found[0],
-            default=(0.0, ()),
-        )
-    return (instruction.scratch_bytes if isinstance(instruction, Apply) else 0.0), ()
+    match instruction:
+        case Loop():
+            return max(
+                (_temporaries(b, size, top=False) for b in instruction.blocks),
+                key=lambda found: found[0],
+                default=(0.0, ()),
+            )
+        case Apply():
+            return instruction.scratch_bytes, ()
+        case Box(source=source, target=target):
+            return size(source, copied=True) + size(target, copied=True), ()
 
 
 def _temporaries(
-    block: Block, size: Callable[[Register], float], *, top: bool
+    block: Block, size: RegisterBytes, *, top: bool
 ) -> tuple[float, tuple[Register, ...]]:
     """Most bytes of temporaries that a block has at one moment, and the registers live then.
 

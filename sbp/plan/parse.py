@@ -156,7 +156,7 @@ class _Reader:
             return ListedConversion(
                 result=results[0],
                 kind=op,
-                mesh_axes=tuple(over.split(", ")),
+                mesh_axes=tuple(over.split(", ")) if over else (),
                 operand=operands[0],
                 bytes_sent=sent,
                 wide=self.wide(how) if how else None,

@@ -32,11 +32,13 @@ class Cost:
           trips and padding counted.
       seconds: modelled time of compute and communication on the mesh's hardware.
       peak_memory_bytes: bytes on one device at the fullest moment (`sbp.plan.memory.Peak`).
+      host_memory_bytes: bytes that one device has in host memory at the fullest moment there.
     """
 
     bytes_per_device: float
     seconds: float
     peak_memory_bytes: float
+    host_memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,6 +170,7 @@ def resolve(typing: Typing) -> Program:
         bytes_per_device=bytes_sent(block),
         seconds=typing.seconds - typing.saved_seconds,
         peak_memory_bytes=peak.bytes,
+        host_memory_bytes=peak.host_bytes,
     )
     return Program(typing=typing, block=block, cost=cost, fullest=peak.temporaries)
 

@@ -295,7 +295,9 @@ class _Saving:
                 aval = self.avals[r.first]
                 whole = self.stacked[key] = next(self.next)
                 self.avals[whole] = _jax.empty_aval(
-                    (int(node.params["length"]), *aval.shape), aval.dtype
+                    (int(node.params["length"]), *aval.shape),
+                    aval.dtype,
+                    host=_jax.in_host(aval),
                 )
                 self.values[whole] = stack(r.codes)
                 node = dataclasses.replace(node, outputs=(*node.outputs, whole))

@@ -203,7 +203,7 @@ def node_place(node: Node) -> str:
 
 
 def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ()) -> str:
-    """Dtype and shape in short form, such as `f32[8,16]`.
+    """Dtype and shape in short form, such as `f32[8,16]`; `f32<host>[8,16]` in host memory.
 
     Arguments:
       aval: shape and dtype.
@@ -225,6 +225,7 @@ def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ())
             name = short + name[len(long) :]
             break
     shape = aval.shape if codes is None else local_shape(aval.shape, codes, sizes)
+    name += "<host>" if _jax.in_host(aval) else ""
     return f"{name}[{','.join(map(str, shape))}]"
 
 

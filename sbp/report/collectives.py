@@ -11,7 +11,7 @@ from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
-from sbp.infer.space import Step
+from sbp.infer.space import LOCAL, Step
 from sbp.plan.ir import Apply, Block, Loop
 from sbp.plan.program import PlannedBox, Program
 from sbp.plan.text import place, shape_text
@@ -20,9 +20,6 @@ from sbp.report.wording import axes_text, change_text, listed, node_text, place_
 from sbp.signatures import kernel_named
 from sbp.source.annotations import annotation_span
 from sbp.trace.traffic import handwritten_bytes
-
-LOCAL = frozenset({"slice", "mask", "zero_pad"})
-"""Steps of conversions that send nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

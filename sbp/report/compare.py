@@ -135,6 +135,11 @@ def _costs(found: Difference) -> Table:
         row("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
         row("modelled time", a.seconds, b.seconds, seconds_text),
         row("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+        *(
+            (row("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text),)
+            if a.host_memory_bytes or b.host_memory_bytes
+            else ()
+        ),
     )
     return Table(columns=columns, rows=rows)
 

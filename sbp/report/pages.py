@@ -183,6 +183,11 @@ def _cost(program: Program) -> Facts:
         pairs=(
             ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
             ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
+            *(
+                (("host memory", f"{bytes_text(cost.host_memory_bytes)} per device"),)
+                if cost.host_memory_bytes
+                else ()
+            ),
             ("modelled time", seconds_text(cost.seconds)),
         )
     )

@@ -134,6 +134,8 @@ class Boxing:
         Returns:
           The shard in the type that the step ends in.
         """
+        if not step.mesh_axes:
+            return jax.device_put(x, _jax.space_of(step.kind == "to_host"))
         names = tuple(self.mesh.names[i] for i in step.mesh_axes)
         position = step.mesh_axes[0]
         n = math.prod(self.mesh.sizes[i] for i in step.mesh_axes)

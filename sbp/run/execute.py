@@ -46,6 +46,21 @@ class Compiling:
     compiler_options: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """How arguments and results lie, besides their types.
+
+    Arguments:
+      in_kinds: for each argument JAX's name of its memory; None for the device's own.
+      out_kinds: the same for each result.
+      out_specs: for each result the user's words for its sharding; None where there are none.
+    """
+
+    in_kinds: tuple[str | None, ...]
+    out_kinds: tuple[str | None, ...]
+    out_specs: tuple[PartitionSpec | None, ...]
+
+
 class Executable:
     """A plan ready to run.
 
@@ -53,12 +68,20 @@ class Executable:
       program: the plan.
       mesh: the user's mesh; outputs live on it.
       compiling: how JAX compiles it.
+      boundary: how arguments and results lie.
     """
 
-    def __init__(self, program: Program, mesh: Mesh | AbstractMesh, compiling: Compiling) -> None:
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh | AbstractMesh,
+        compiling: Compiling,
+        boundary: Boundary,
+    ) -> None:
         self.program = program
         self.mesh = mesh
         self.compiling = compiling
+        self.boundary = boundary
         self.inner = own_mesh(mesh)
         graph, spec = program.graph, program.mesh
         in_codes = [r.codes for r in program.block.inputs]
@@ -71,13 +94,20 @@ class Executable:
             partition_spec(c, spec, len(graph.aval(o).shape))
             for c, o in zip(out_codes, graph.outputs, strict=True)
         )
-        self.in_shardings = tuple(NamedSharding(self.inner, s) for s in in_specs)
-        self.out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
+        self.in_shardings = tuple(
+            NamedSharding(self.inner, s, memory_kind=kind)
+            for s, kind in zip(in_specs, boundary.in_kinds, strict=True)
+        )
+        returned = [
+            (own or s, kind)
+            for s, own, kind in zip(out_specs, boundary.out_specs, boundary.out_kinds, strict=True)
+        ]
+        self.out_shardings = tuple(NamedSharding(mesh, s, memory_kind=k) for s, k in returned)
         # A host callback is lowered with the mesh of the body, and JAX wants one mesh in a program.
         # So the results move to the user's mesh after the program.
         self._rehome = any(node.op.endswith("_callback") for node in graph.walk())
         leaving = (
-            tuple(NamedSharding(self.inner, s) for s in out_specs)
+            tuple(NamedSharding(self.inner, s, memory_kind=k) for s, k in returned)
             if self._rehome
             else self.out_shardings
         )
@@ -109,7 +139,7 @@ class Executable:
         def body(*shards: Any) -> tuple[Any, ...]:
             given = dict(zip(passed, shards, strict=True))
             args = [
-                _jax.without_elements(interpreter.local(avals[i].shape, c), avals[i].dtype)
+                _without_elements(avals[i], interpreter.local(avals[i].shape, c))
                 if i not in given
                 else given[i].reshape(given[i].shape[_partials(c) :])
                 if _partials(c)
@@ -206,6 +236,12 @@ def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
         and mesh.devices.flat[0].platform == "cpu"
         and _version() < (0, 12)
     )
+
+
+def _without_elements(aval: Any, local: Sequence[int]) -> Any:
+    """A shard of a value without elements, in the memory of the value."""
+    x = _jax.without_elements(local, aval.dtype)
+    return jax.device_put(x, _jax.space_of(True)) if _jax.in_host(aval) else x
 
 
 def _partials(codes: Codes) -> int:

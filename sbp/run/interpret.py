@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -156,7 +157,7 @@ class Interpreter:
                     Step("slice" if code > 0 else "mask", (position,), here, target, 0.0, 0.0),
                 )
                 here = target
-        return x
+        return jax.device_put(x, _jax.space_of(True)) if _jax.in_host(aval) else x
 
     def local(self, shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
         """The shard's shape."""

@@ -104,6 +104,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "convert_element_type": (lambda x: x.astype(jnp.bfloat16), (X,)),
     "copy": (jnp.copy, (X,)),
+    "device_put": (lambda x: jax.device_put(x, jax.memory.Space.Host), (X,)),
     "dot_general": (lambda x, w: x @ w, (X, W)),
     "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 16)), (X, AT)),
     "dynamic_update_slice": (lambda x, y, i: lax.dynamic_update_slice(x, y, (i, 0)), (X, Y, AT)),

@@ -43,7 +43,7 @@ _TABLE = (
     Unruled(
         because="says where a value lies: the trace reads it as an annotation",
         primitives="""
-            device_put mesh_cast pvary reshard sharding_constraint with_memory_space_constraint
+            mesh_cast pvary reshard sharding_constraint with_memory_space_constraint
         """,
         typed_by_sbp=True,
     ),

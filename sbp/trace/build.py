@@ -12,36 +12,15 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.errors import SbpError, Span
 from sbp.trace.batched import has_batched_predicate, with_one_predicate
+from sbp.trace.calls import INLINED, REMAT, flags_of, solve_operands
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
 from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
-
-_INLINED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "eval_jaxpr": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "composite": "jaxpr call_jaxpr",
-    "custom_vmap_call": "call",
-    "linear_call": "callee",
-}
-"""Primitives that only call a jaxpr, with the name of the parameter that is the jaxpr. Releases of
-JAX differ; where a parameter has several names, blanks separate them."""
-
-_REMAT = frozenset({"remat", "remat2", "checkpoint"})
+from sbp.trace.transfers import transfer_fields
 
 
 @collecting_less()
@@ -161,7 +140,7 @@ class _Builder:
             operands = tuple(self.read(env, v) for v in eqn.invars)
             before, after = self.places.pins(eqn, at.span, at.scope, manual=at.manual)
             operands = self.pinned(eqn, operands, before, nodes, at)
-            if name in _INLINED or name == "custom_linear_solve":
+            if name in INLINED or name == "custom_linear_solve":
                 results = self.inlined(eqn, operands, nodes, at)
             elif (chosen := self.chosen_branch(eqn)) is not None and name == "platform_index":
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
@@ -170,13 +149,14 @@ class _Builder:
             elif has_batched_predicate(eqn):
                 results = self.called(with_one_predicate(eqn), operands, nodes, at)
             elif name in PLACING:
-                results = operands
+                results = self.placed(eqn, operands, after, nodes, at)
             elif name == "inspect_sharding" and not at.manual:
                 self.inspections.append(Inspection(operands[0], eqn.params["callback"]))
                 results = ()
             else:
                 results = self.node(eqn, operands, nodes, at)
-            results = self.pinned(eqn, results, after, nodes, at)
+            if name not in PLACING:
+                results = self.pinned(eqn, results, after, nodes, at)
             env.update(zip(eqn.outvars, results, strict=True))
 
     def pinned(
@@ -188,20 +168,50 @@ class _Builder:
             if pin is None or _has(pin, operand, nodes):
                 found.append(operand)
                 continue
-            aval = self.avals[operand] if isinstance(operand, int) else operand.aval
-            found.append(self.new_value(aval))
-            nodes.append(
-                self.made(
-                    eqn,
-                    at,
-                    op=annotate_p.name,
-                    primitive=annotate_p,
-                    params={"pin": pin, "cotangent": None},
-                    inputs=(operand,),
-                    outputs=(found[-1],),
-                )
-            )
+            params = {"pin": pin, "cotangent": None}
+            fields = {"op": annotate_p.name, "primitive": annotate_p, "params": params}
+            found.append(self.copied(eqn, operand, self.aval(operand), nodes, (at, fields)))
         return tuple(found)
+
+    def placed(
+        self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, nodes: list[Node], at: _Within
+    ) -> tuple[Operand, ...]:
+        """The results of an equation that puts its operands elsewhere: in another memory, then in
+        the type of a pin."""
+        found: list[Operand] = []
+        for position, (operand, var) in enumerate(zip(operands, eqn.outvars, strict=True)):
+            host = _jax.in_host(var.aval)
+            if host != _jax.in_host(self.aval(operand)):
+                fields = transfer_fields(host, eqn, position)
+                operand = self.copied(eqn, operand, var.aval, nodes, (at, fields))
+            found.append(operand)
+        return self.pinned(eqn, tuple(found), pins, nodes, at)
+
+    def copied(
+        self,
+        eqn: Any,
+        operand: Operand,
+        aval: Any,
+        nodes: list[Node],
+        how: tuple[_Within, dict[str, Any]],
+    ) -> int:
+        """The result of a new node that returns an operand, in another type or memory.
+
+        Arguments:
+          eqn: the equation that asks for it.
+          operand: the operand.
+          aval: that of the result.
+          nodes: the nodes so far.
+          how: the place of the node, and its operator, primitive and parameters.
+        """
+        at, fields = how
+        value = self.new_value(aval)
+        nodes.append(self.made(eqn, at, inputs=(operand,), outputs=(value,), **fields))
+        return value
+
+    def aval(self, operand: Operand) -> Any:
+        """Shape, dtype and memory of an operand."""
+        return self.avals[operand] if isinstance(operand, int) else operand.aval
 
     def made(self, eqn: Any, at: _Within, **fields: Any) -> Node:
         """A node at the user's line of an equation."""
@@ -219,12 +229,12 @@ class _Builder:
     ) -> tuple[Operand, ...]:
         """The results of an equation that only calls a jaxpr; the jaxpr's nodes replace it."""
         name = eqn.primitive.name
-        recomputed = name in _REMAT and eqn.params.get("differentiated")
+        recomputed = name in REMAT and eqn.params.get("differentiated")
         if name == "custom_linear_solve":
             called = eqn.params["jaxprs"].solve
-            operands = _solve_operands(eqn.params["const_lengths"], operands)
+            operands = solve_operands(eqn.params["const_lengths"], operands)
         else:
-            called = next(eqn.params[k] for k in _INLINED[name].split() if k in eqn.params)
+            called = next(eqn.params[k] for k in INLINED[name].split() if k in eqn.params)
         if recomputed and eqn.params.get("prevent_cse"):
             operands = self.barrier(eqn, operands, nodes, at)
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
@@ -284,7 +294,7 @@ class _Builder:
         prevent = eqn.params["prevent_cse"]
         held = [
             isinstance(o, int) and p
-            for o, p in zip(operands, _flags(prevent, operands), strict=True)
+            for o, p in zip(operands, flags_of(prevent, operands), strict=True)
         ]
         through = tuple(o for o, h in zip(operands, held, strict=True) if h)
         if not through:
@@ -352,18 +362,3 @@ def _has(pin: Pin, operand: Operand, nodes: list[Node]) -> bool:
     if not nodes or nodes[-1].op != annotate_p.name or nodes[-1].outputs != (operand,):
         return False
     return nodes[-1].params["pin"].sharding == pin.sharding
-
-
-def _solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """The operands of a custom_linear_solve that its solve reads: the constants of the solve and
-    the right-hand sides. Derivatives read the others."""
-    before = lengths.matvec + lengths.vecmat
-    return operands[before : before + lengths.solve] + operands[sum(lengths) :]
-
-
-def _flags(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:
-    if isinstance(prevent, bool):
-        return (prevent,) * len(operands)
-    if len(prevent) != len(operands):
-        raise SbpInternalError(f"prevent_cse has {len(prevent)} flags for {len(operands)} operands")
-    return tuple(bool(p) for p in prevent)

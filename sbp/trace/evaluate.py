@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -45,11 +46,10 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
     def read(operand: Operand) -> Any:
         if not isinstance(operand, Constant):
             return env[operand]
-        return (
-            operand.value
-            if _jax.is_extended(operand.aval.dtype)
-            else jnp.asarray(operand.value, operand.aval.dtype)
-        )
+        if _jax.is_extended(operand.aval.dtype):
+            return operand.value
+        value = jnp.asarray(operand.value, operand.aval.dtype)
+        return jax.device_put(value, _jax.space_of(True)) if _jax.in_host(operand.aval) else value
 
     for node in graph.nodes:
         with _jax.source_context(node.source_info):

@@ -5,13 +5,14 @@ those of `with_sharding_constraint`, `reshard`, `device_put`, `out_sharding=`, a
 inside. `sbp.infer.shardings` finds their types on the mesh.
 
 JAX adds shardings of its own, which are no pins: the transpose of a constraint on the cotangent,
-and a `reshard` of a constant to no mesh axis. Devices, layouts and kinds of memory have no effect;
-each line of the user gets one warning.
+and a `reshard` of a constant to no mesh axis. Devices and layouts have no effect, nor has a kind of
+memory that JAX does not carry either; each line of the user gets one warning. The kinds that JAX
+carries are in its types of the results (`sbp.trace.transfers`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.layout import Format
@@ -49,6 +50,15 @@ CONSTRAINTS = frozenset({"with_sharding_constraint", "reshard", "device_put"})
 Pins = tuple[Pin | None, ...]
 
 
+class _Where(NamedTuple):
+    """An equation and its place, as `Places.pins` takes them."""
+
+    eqn: Any
+    span: Span | None
+    scope: str
+    manual: bool
+
+
 class Places:
     """Reads the places that equations ask for, and collects what has no effect, for warnings."""
 
@@ -65,18 +75,20 @@ class Places:
           manual: whether it is in the body of a hand-written region, which has no pins.
         """
         operands, results = places_of(eqn)
+        where = _Where(eqn, span, scope, manual)
         return (
-            tuple(self._pin(eqn, p, span, scope, manual) for p in operands),
-            tuple(self._pin(eqn, p, span, scope, manual) for p in results),
+            tuple(self._pin(where, p, v) for p, v in zip(operands, eqn.invars, strict=True)),
+            tuple(self._pin(where, p, v) for p, v in zip(results, eqn.outvars, strict=True)),
         )
 
-    def _pin(self, eqn: Any, place: Any, span: Span | None, scope: str, manual: bool) -> Pin | None:
+    def _pin(self, where: _Where, place: Any, var: Any) -> Pin | None:
         """The pin of one operand or result; None where the user asks for none."""
-        if place is None or not _is_users(eqn, place, scope):
+        eqn, span, manual = where.eqn, where.span, where.manual
+        if place is None or not _is_users(eqn, place, where.scope):
             return None
         call = _call_of(eqn)
         sharding = sharding_of(place)
-        if (memory := memory_of(place)) is not None:
+        if (memory := memory_of(place)) is not None and not _jax.in_host(var.aval):
             self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
         if isinstance(place, Format):
             self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
@@ -101,7 +113,10 @@ _PLACE = (
     "sbp chooses on which device and in which layout values lie; pin this one with sbp.annotate"
     " or a NamedSharding"
 )
-_MEMORY = "all values stay in the devices' own memory"
+_MEMORY = (
+    "JAX leaves the value in device memory there; copy it with"
+    " jax.device_put(x, jax.memory.Space.Host)"
+)
 _MANUAL = "in a hand-written region each device has the shard that the region's types give it"
 
 

@@ -143,6 +143,11 @@ more("imag", (lax.imag, (c(5),)))
 more("conj", (lax.conj, (c(5),)))
 more("complex", (lax.complex, (f(5), f(5, seed=1))))
 more("copy", (bind("copy"), (f(5, 3),)), (bind("copy"), (b(5),)), (bind("copy"), (i(5),)))
+more(
+    "device_put",
+    (lambda x: jax.device_put(x, jax.memory.Space.Host), (f(5, 3),)),
+    (lambda x: jax.device_put(x, jax.memory.Space.Host), (i(5),)),
+)
 more("name", (lambda x: checkpoint_name(x, "h"), (f(5, 3),)))
 more("stop_gradient", (bind("stop_gradient"), (f(5),)))
 more("tie", (bind("tie"), (f(5), f(5, seed=1))))

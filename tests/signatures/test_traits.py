@@ -14,9 +14,9 @@ from sbp.signatures.rule import names, replicated, rule
 
 ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     "moves": (
-        """broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather join_slices
-        name optimization_barrier pad reshape rev scatter select_and_gather_add slice sort split
-        squeeze stack stop_gradient tile transpose unstack""",
+        """broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather
+        join_slices name optimization_barrier pad reshape rev scatter select_and_gather_add slice
+        sort split squeeze stack stop_gradient tile transpose unstack""",
         lambda t: t.moves,
     ),
     "fused into consumers nearly always": (
@@ -33,30 +33,30 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         lambda t: t.flops is not None,
     ),
     "unnamed": (
-        "broadcast_in_dim convert_element_type reshape squeeze stop_gradient transpose",
+        "broadcast_in_dim convert_element_type device_put reshape squeeze stop_gradient transpose",
         lambda t: t.unnamed,
     ),
     "fits an operand to its reader": (
-        "broadcast_in_dim convert_element_type reshape squeeze copy",
+        "broadcast_in_dim convert_element_type device_put reshape squeeze copy",
         lambda t: t.adapts,
     ),
     "keeps all elements": (
-        """broadcast_in_dim convert_element_type copy name neg reshape reduce_precision squeeze
-        stop_gradient transpose""",
+        """broadcast_in_dim convert_element_type copy device_put name neg reshape reduce_precision
+        squeeze stop_gradient transpose""",
         lambda t: t.carries,
     ),
     "keeps the values of all elements": (
-        "broadcast_in_dim copy name reshape squeeze stop_gradient transpose",
+        "broadcast_in_dim copy device_put name reshape squeeze stop_gradient transpose",
         lambda t: t.carries in ("arranged", "copied"),
     ),
     "keeps all elements in their place": (
-        "convert_element_type copy name neg reduce_precision stop_gradient",
+        "convert_element_type copy device_put name neg reduce_precision stop_gradient",
         lambda t: t.carries in ("copied", "rounded", "negated"),
     ),
     "degree 1 in all operands together": (
         """abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin
-        cumsum dynamic_slice dynamic_update_slice gather imag join_slices max min name neg
-        optimization_barrier pad real reduce_max reduce_min reduce_precision reduce_sum reshape
+        cumsum device_put dynamic_slice dynamic_update_slice gather imag join_slices max min name
+        neg optimization_barrier pad real reduce_max reduce_min reduce_precision reduce_sum reshape
         rev scatter scatter-add scatter-sub select_n slice sort split squeeze stack stop_gradient
         sub tie tile top_k transpose unstack""",
         lambda t: t.scales == "together",
@@ -100,10 +100,10 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     "elementwise": (
         """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
-        clamp clz complex conj convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv
-        erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le
-        le_to lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not
-        one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real
+        clamp clz complex conj convert_element_type copy cos cosh device_put digamma div eq eq_to
+        erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
+        is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter
+        not one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real
         reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
         shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
         tanh threefry2x32 threefry4x32 tie xor zeta""",

@@ -267,7 +267,8 @@ def test_whether_a_partial_sum_is_finite_is_not_seen_on_its_parts():
 
 TAKE_SUMS = names(
     "add add_any broadcast_in_dim complex concatenate conj conv_general_dilated"
-    " convert_element_type copy cumsum div dot_general dynamic_slice dynamic_update_slice fft"
+    " convert_element_type copy cumsum device_put div dot_general dynamic_slice"
+    " dynamic_update_slice fft"
     " gather imag join_slices mul name neg optimization_barrier ormqr pad ragged_dot_general real"
     " reduce_sum reduce_window_sum reshape rev scatter scatter-add scatter-mul scatter-sub"
     " select_and_gather_add select_and_scatter_add select_n shift_left slice sort split squeeze"

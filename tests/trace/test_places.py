@@ -162,7 +162,7 @@ def to_host_and_back(x):
 
 
 def to_where_it_is(x):
-    """All values stay in the devices' own memory: this asks for what holds."""
+    """The value is in device memory: this asks for what holds."""
     return jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2
 
 
@@ -172,6 +172,14 @@ def in_a_layout(x):
 
 def with_memory_kind(x):
     return constrain(jnp.sin(x), HOST)
+
+
+def to_unpinned_memory(x):
+    return jax.device_put(jnp.sin(x), ROWS.with_memory_kind("unpinned_host")) + 1
+
+
+def returned_by_an_inner_jit(x):
+    return jax.jit(jnp.sin, out_shardings=HOST)(x) + 1
 
 
 def offloaded(x):
@@ -237,11 +245,13 @@ def of_a_tree(x):
         (put_on_a_device, [], [(CONSTRAINT, 1)]),
         (explicit, [(1, "x:S(0)")], []),
         (inner_jit, [(1, "x:S(0)")], []),
-        (to_host_and_back, [], [(MEMORY, 1)]),
+        (to_host_and_back, [], []),
         (to_where_it_is, [], []),
         (in_a_layout, [(1, "x:S(0)")], [(CONSTRAINT, 1)]),
         (with_memory_kind, [(1, "x:S(0)")], [(MEMORY, 1)]),
-        (offloaded, [], [(MEMORY, 5)]),
+        (offloaded, [], []),
+        (to_unpinned_memory, [(1, "x:S(0)")], [(MEMORY, 1)]),
+        (returned_by_an_inner_jit, [(1, "x:S(0)")], [(MEMORY, 1)]),
     ],
     ids=lambda v: v.__name__ if callable(v) else "",
 )
@@ -286,7 +296,7 @@ def test_a_pin_names_what_the_user_wrote(fn, call):
     [
         (put_on_a_device, "device_put"),
         (in_a_layout, "the layout of device_put"),
-        (offloaded, "the offload of a checkpoint policy to host memory"),
+        (with_memory_kind, "with_sharding_constraint to pinned_host memory"),
     ],
 )
 def test_a_warning_names_what_the_user_wrote(fn, call):

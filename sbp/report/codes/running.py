@@ -74,12 +74,23 @@ sbp.jit(f, mesh).plan(x, w)
     CodePage(
         "ignored-memory",
         """
-        The program asks for another memory than the device's own, such as the host's, by
-        device_put, a sharding with a memory kind, or a checkpoint policy that offloads. sbp keeps
-        all values in the devices' own memory, and plans and prices them so.
+        The program asks for a kind of memory where JAX carries none, so the line changes nothing,
+        in jax.jit as in sbp.jit: a memory kind of with_sharding_constraint, of in_shardings or
+        out_shardings of a jax.jit inside, or a device_put to unpinned_host. The value stays in
+        device memory.
 
-        To hold less, give sbp.jit a memory_limit, or save fewer values in jax.checkpoint.
+        Copy the value with jax.device_put(x, jax.memory.Space.Host), or to a sharding whose
+        memory_kind is pinned_host.
         """,
+        """
+from jax.sharding import NamedSharding, PartitionSpec
+
+def f(x, w):
+    rows = NamedSharding(mesh, PartitionSpec("data"), memory_kind="pinned_host")
+    return jax.lax.with_sharding_constraint(jnp.tanh(x @ w), rows)
+
+sbp.jit(f, mesh).plan(x, w)
+""",
         """
 def f(x, w):
     y = jax.device_put(jnp.tanh(x @ w), jax.memory.Space.Host)
@@ -87,8 +98,30 @@ def f(x, w):
 
 sbp.jit(f, mesh).plan(x, w)
 """,
+    ),
+    CodePage(
+        "memory-kind",
         """
-sbp.jit(lambda x, w: jnp.tanh(x @ w) * 2.0, mesh, memory_limit=2**20).plan(x, w)
+        An argument lies in another memory than its sharding in in_shardings or in_types asks for,
+        or a result is asked in a memory that the platform cannot return it in. A sharding without
+        a memory kind asks for device memory.
+
+        Put the argument there with jax.device_put, or ask for the memory that it lies in.
+        """,
+        """
+from jax.sharding import NamedSharding, PartitionSpec
+
+host = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+device = NamedSharding(mesh, PartitionSpec())
+on_device = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=device)
+sbp.jit(jnp.sin, mesh, in_shardings=host).plan(on_device)
+""",
+        """
+from jax.sharding import NamedSharding, PartitionSpec
+
+host = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+on_host = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=host)
+sbp.jit(jnp.sin, mesh, in_shardings=host).plan(on_host)
 """,
     ),
     CodePage(

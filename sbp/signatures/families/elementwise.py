@@ -58,6 +58,7 @@ ELEMENTWISE: dict[str, Traits] = {
         carries="rounded", scales="together", fusion="inlined", unnamed=True, adapts=True
     ),
     "copy": _of(moves=True, carries="copied", scales="together", adapts=True),
+    "device_put": _of(moves=True, carries="copied", scales="together", unnamed=True, adapts=True),
     "div": _of(scales="ratio", numpy=np.divide),
     "eq": _of(scales="compared", numpy=np.equal),
     "exp": _of(monotone="+", numpy=np.exp),
