@@ -2,6 +2,7 @@
 host bytes are counted apart from device bytes."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import sbp
 from sbp import S
 from sbp.plan.parse import parse_listing
 
-MESHES = {
+MESHES: Any = {
     "2x4": ((2, 4), ("x", "y")),
     "8": ((8,), ("x",)),
     "2x2x2": ((2, 2, 2), ("x", "y", "z")),
@@ -105,7 +106,7 @@ def of_an_uneven_dim(d, h):
     return jax.device_put(x, DEVICE) + 1
 
 
-PROGRAMS = {
+PROGRAMS: Any = {
     "returned there": lambda d, h: jax.device_put(jnp.sin(d), HOST),
     "there and back": lambda d, h: jax.device_put(jax.device_put(jnp.sin(d), HOST), DEVICE) * 2,
     "to a sharding": lambda d, h: jax.device_put(d * 2, on("pinned_host", P(None, "x"))),
@@ -171,7 +172,7 @@ def test_on_other_meshes(mesh):
 def test_a_conversion_in_host_memory_goes_through_device_memory(tmp_path):
     """A transfer there, the collective, a transfer back: three lines of the plan, and two copies
     of the value in device memory."""
-    kinds = {
+    kinds: Any = {
         "in_shardings": on("pinned_host"),
         "out_shardings": on("pinned_host", P(None, "x")),
     }
@@ -215,11 +216,11 @@ def test_host_bytes_are_counted_apart():
         new = jax.device_put(m, DEVICE) * 0.9 + w
         return w - new, jax.device_put(new, HOST)
 
-    options = {"in_shardings": (rows, host), "out_shardings": (rows, host)}
+    options: Any = {"in_shardings": (rows, host), "out_shardings": (rows, host)}
     each = 1024 * 1024 * 4 / 8
     plan = sbp.jit(update, mesh_of("8"), **options).plan(BIG, BIG)
     assert plan.cost.host_memory_bytes == 2 * each
-    types = {"in_types": (rows, host), "donate_argnums": (0, 1)}
+    types: Any = {"in_types": (rows, host), "donate_argnums": (0, 1)}
     donated = sbp.jit(update, mesh_of("8"), **types).plan(BIG, BIG)
     assert donated.cost.host_memory_bytes == each
 
@@ -312,9 +313,10 @@ def test_an_argument_in_another_memory_is_refused(has, asked, option):
     x = jax.device_put(A, on(has))
     with pytest.raises(ValueError, match="Memory kinds"):
         jax.jit(lambda x: x, in_shardings=on(asked))(x)
+    option: Any = {option: on(asked)}
     for call in (lambda f: f(x), lambda f: f.plan(x)):
         with pytest.raises(sbp.SbpError, match=f"input x lies in {has} memory") as caught:
-            call(sbp.jit(lambda x: x, MESH, **{option: on(asked)}))
+            call(sbp.jit(lambda x: x, MESH, **option))
         assert isinstance(caught.value, ValueError) and caught.value.code == "memory-kind"
     report = sbp.jit(lambda x: x, MESH, in_shardings=on(asked)).check(x)
     assert [d.code for d in report.diagnostics] == ["memory-kind"]
