@@ -313,10 +313,10 @@ def test_an_argument_in_another_memory_is_refused(has, asked, option):
     x = jax.device_put(A, on(has))
     with pytest.raises(ValueError, match="Memory kinds"):
         jax.jit(lambda x: x, in_shardings=on(asked))(x)
-    option: Any = {option: on(asked)}
+    options: Any = {option: on(asked)}
     for call in (lambda f: f(x), lambda f: f.plan(x)):
         with pytest.raises(sbp.SbpError, match=f"input x lies in {has} memory") as caught:
-            call(sbp.jit(lambda x: x, MESH, **option))
+            call(sbp.jit(lambda x: x, MESH, **options))
         assert isinstance(caught.value, ValueError) and caught.value.code == "memory-kind"
     report = sbp.jit(lambda x: x, MESH, in_shardings=on(asked)).check(x)
     assert [d.code for d in report.diagnostics] == ["memory-kind"]
