@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, warn
 from sbp.handwritten.claims import ClaimedArray, false_claims
+from sbp.handwritten.one_device import OneDeviceRun, compared
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.check import diagnostics_of
 from sbp.shardmap.coverage import Coverage
@@ -40,6 +41,7 @@ class ClaimingRegion:
       abstract: the same mesh, as JAX has it.
       span: the user's line that calls it.
       made: the user's line that calls `sbp.manual`.
+      alone: gives its body on mesh axes of size 1, as a jaxpr, with its operands.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ClaimingRegion:
     abstract: AbstractMesh
     span: Span | None
     made: Span | None
+    alone: Callable[[], Any]
 
     @property
     def key(self) -> str:
@@ -82,7 +85,9 @@ class ClaimingRegion:
             raise SbpTypeError([self._ran(false)])
         coverage = found.coverage
         if coverage.unread:
-            note(self._unread(coverage))
+            note(
+                self._unread(coverage, compared(graph, self.alone, self.ins, self.outs, self.mesh))
+            )
         for d in read:
             if d.code == NOT_ANALYSED:
                 note(replace(d, severity="note"))
@@ -137,8 +142,8 @@ class ClaimingRegion:
         more = f"more on this kind of fault: sbp explain {found.code}"
         return replace(found, code=CODE, labels=(*found.labels, *made), notes=(*found.notes, more))
 
-    def _unread(self, read: Coverage) -> Diagnostic:
-        """The values of the body at which readings end."""
+    def _unread(self, read: Coverage, run: OneDeviceRun) -> Diagnostic:
+        """The values of the body at which readings end, and how the region runs on one device."""
         labels: dict[Span, Label] = {}
         for u in read.unread:
             if u.span is not None:
@@ -155,6 +160,7 @@ class ClaimingRegion:
             notes=(
                 "what depends on that is checked by a run on random values only: results that"
                 " claim B are equal on all devices",
+                _on_one_device(run),
             ),
         )
 
@@ -174,3 +180,18 @@ class ClaimingRegion:
                 "the region was run on random values, device by device",
             ),
         )
+
+
+def _on_one_device(run: OneDeviceRun) -> str:
+    """What a comparison with one device found, in words."""
+    if run.untried:
+        return f"it is not compared with one device, where it does not run: {run.untried}"
+    if not run.apart:
+        return "on one device it computes the same from the same random values"
+    many = "results" if len(run.apart) > 1 else "result"
+    which = ", ".join(map(str, run.apart))
+    return (
+        f"on one device it computes another value of {many} {which} from the same random values;"
+        " this is right where it draws numbers by device, has a stage for each device or drops what"
+        " has no place, and wrong elsewhere"
+    )

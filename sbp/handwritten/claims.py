@@ -21,6 +21,7 @@ from jax import lax
 from sbp import _jax
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.laws.parts import Types, assemble, localised, place
+from sbp.trace.collectives import KINDS
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, NdSbp, Unreduced
@@ -95,15 +96,11 @@ def false_claims(
     ]
     if not broadcast and not partial:
         return [], ""
-    largest = mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0)
-    if largest > CHECKED_ELEMENTS:
-        return [], (
-            f"a value in it has {largest:,} elements over all devices, and only"
-            f" {CHECKED_ELEMENTS:,} are tried"
-        )
+    if reason := too_large(graph, mesh):
+        return [], reason
     try:
-        first = _outcome(graph, ins, mesh, 0)
-        second = _outcome(graph, ins, mesh, 1) if partial else first
+        first = outcome(graph, ins, mesh, 0)
+        second = outcome(graph, ins, mesh, 1) if partial else first
     # `vmap` has no rule for some collectives, and says so by one of these; the reason is in the
     # warning.
     except (NotImplementedError, AssertionError) as error:
@@ -116,9 +113,20 @@ def false_claims(
         seen = (
             assemble(parts[i], h.atoms, mesh.sizes, h.shape, reader) for parts in (first, second)
         )
-        if _differ(*seen):
+        if differ(*seen):
             found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
     return found, ""
+
+
+def too_large(graph: Graph, mesh: MeshSpec) -> str:
+    """Why a region is not run without devices; empty where it is small enough."""
+    largest = mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0)
+    if largest <= CHECKED_ELEMENTS:
+        return ""
+    return (
+        f"a value in it has {largest:,} elements over all devices, and only"
+        f" {CHECKED_ELEMENTS:,} are tried"
+    )
 
 
 def _has(claimed: ClaimedArray, mesh: MeshSpec, kind: Callable[[Atom], bool]) -> bool:
@@ -132,7 +140,7 @@ def _unequal(values: Placed, claimed: ClaimedArray, number: int, mesh: MeshSpec)
     want = assemble(values, claimed.atoms, mesh.sizes, claimed.shape, zeros)
     for k, ((name, n), atom) in enumerate(zip(mesh.axes, claimed.atoms, strict=True)):
         for i in range(1, n if atom == B else 0):
-            if _differ(
+            if differ(
                 assemble(
                     values,
                     claimed.atoms,
@@ -149,7 +157,7 @@ def _unequal(values: Placed, claimed: ClaimedArray, number: int, mesh: MeshSpec)
                 break
 
 
-def _outcome(graph: Graph, ins: Sequence[ClaimedArray], mesh: MeshSpec, way: int) -> list[Placed]:
+def outcome(graph: Graph, ins: Sequence[ClaimedArray], mesh: MeshSpec, way: int) -> list[Placed]:
     """The results of all devices on random operands.
 
     Arguments:
@@ -208,7 +216,8 @@ def _plain(y: Any) -> Any:
     return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
 
 
-def _differ(got: np.ndarray, want: np.ndarray) -> bool:
+def differ(got: np.ndarray, want: np.ndarray) -> bool:
+    """Whether two values differ by more than `TOLERANCE`; any two non-finite floats are equal."""
     if not jnp.issubdtype(want.dtype, np.inexact):
         return not np.array_equal(got, want)
     wide, itemsize = np.dtype(np.float64), want.dtype.itemsize
@@ -246,4 +255,23 @@ def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
     return [x]
 
 
-_ONE_AXIS_AT_A_TIME = {"all_gather": _gather, "reduce_scatter": _scatter}
+def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
+    """A permutation in which some devices send or get nothing, which `vmap` does not take: each
+    device picks from what all have, or gets zeros."""
+    p = node.params
+    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
+    n = lax.axis_size(names)
+    if len(names) > 1 or len(p["perm"]) == n:
+        return _jax.bind(node.primitive, args, p)
+    source = np.full(n, -1)
+    for start, target in p["perm"]:
+        source[target] = start
+    mine = jnp.asarray(source)[lax.axis_index(names[0])]
+    (x,) = args
+    every = lax.all_gather(x, names[0])
+    return [jnp.where(mine < 0, jnp.zeros_like(x), every[mine])]
+
+
+_ONE_AXIS_AT_A_TIME = {"all_gather": _gather, "reduce_scatter": _scatter} | dict.fromkeys(
+    (op for op, kind in KINDS.items() if kind == "permute"), _permute
+)

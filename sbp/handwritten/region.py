@@ -30,12 +30,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from sbp import _jax
-from sbp.annotations import as_array
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span
 from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
-from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
+from sbp.handwritten.operands import arrays_of, padded_blocks
+from sbp.kinds import FLAG, FUNCTION, fits, returning_arrays, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import reduced
@@ -111,7 +111,7 @@ def manual(
             raise ArgumentError(
                 f"a manual region takes arguments by position, got {sorted(kwargs)}"
             )
-        args = _arrays(args)
+        args = arrays_of(args)
         fits(fn, args)
         scope = _SCOPE.get()
         if scope is None:
@@ -120,18 +120,6 @@ def manual(
         return call_without_mesh(run, *args)
 
     return region
-
-
-def _arrays(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a region, each leaf an array.
-
-    Raises:
-      SbpError: `bad-argument` for a leaf that is no array.
-    """
-    leaves, tree = leaves_of(args, "a manual region")
-    return jax.tree.unflatten(
-        tree, [as_array(x, "a manual region takes pytrees of arrays; each leaf is") for x in leaves]
-    )
 
 
 def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
@@ -178,8 +166,7 @@ class _Region:
         self, fn: Callable[..., Any], scope: _Scope, padded: bool, made: Span | None
     ) -> None:
         self.fn, self.scope, self.mesh, self.padded, self.made = fn, scope, scope.mesh, padded, made
-        names, sizes = self.mesh.names, self.mesh.sizes
-        self.abstract = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+        self.abstract = self.abstract_of(self.mesh.sizes)
         self.name = getattr(fn, "__name__", "the function")
         self.span: Span | None = _jax.caller_span()
 
@@ -199,13 +186,14 @@ class _Region:
         ]
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
         ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
-        body, closed_over, out_tree, local_outs = self.body(ins, tree)
+        given = ins
+        body, closed_over, out_tree, local_outs = self.body(ins, tree, self.abstract)
         ins = [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
         out_claims = leaf_types(
             out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
         )
         outs = [self.whole(o, t) for o, t in zip(local_outs, out_claims, strict=True)]
-        self.check(body, ins, outs, closed_over)
+        self.check(body, ins, outs, closed_over, lambda: self.alone(given, tree))
         encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
         mapped = jax.shard_map(
             lambda *shards: self.shards(body, ins, outs, shards),
@@ -257,7 +245,7 @@ class _Region:
                     f" {dim}, which {math.prod(counts)} devices do not share evenly under {t!r};"
                     " pad it, or pass padded=True to get blocks that are rounded up"
                 )
-            x = _padded(x, dim, counts)
+            x = padded_blocks(x, dim, counts)
         return x
 
     def spec(self, claimed: ClaimedArray) -> PartitionSpec:
@@ -298,8 +286,26 @@ class _Region:
 
     # ---- the body -------------------------------------------------------------------------------
 
-    def body(self, ins: Sequence[ClaimedArray], tree: Any) -> tuple[Any, list[Any], Any, list[Any]]:
+    def abstract_of(self, sizes: Sequence[int]) -> AbstractMesh:
+        """A mesh with the axes of this one, of other sizes."""
+        names = self.mesh.names
+        return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+
+    def alone(self, ins: Sequence[ClaimedArray], tree: Any) -> tuple[Any, list[ClaimedArray]]:
+        """The body on axes of size 1, as a jaxpr, with its operands."""
+        one = self.abstract_of((1,) * len(self.mesh.names))
+        body, closed_over, _, _ = self.body(ins, tree, one)
+        return body, [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
+
+    def body(
+        self, ins: Sequence[ClaimedArray], tree: Any, mesh: AbstractMesh
+    ) -> tuple[Any, list[Any], Any, list[Any]]:
         """The body as a jaxpr from the shards of one device to its shards of the results.
+
+        Arguments:
+          ins: its operands.
+          tree: their tree.
+          mesh: the mesh that its collectives name.
 
         Returns:
           The jaxpr; the arrays that `fn` closes over, which are its first operands; the tree of the
@@ -315,7 +321,7 @@ class _Region:
 
         mapped = jax.shard_map(
             local,
-            mesh=self.abstract,
+            mesh=mesh,
             in_specs=tuple(PartitionSpec(*self.dims(h)) for h in ins),
             out_specs=PartitionSpec(),
             check_vma=False,
@@ -356,8 +362,16 @@ class _Region:
         ins: Sequence[ClaimedArray],
         outs: Sequence[ClaimedArray],
         closed_over: Sequence[Any],
+        alone: Callable[[], Any],
     ) -> None:
         """Checks the claims of a region, unless this trace has checked the same ones.
+
+        Arguments:
+          body: its body on the mesh.
+          ins: its operands.
+          outs: its results.
+          closed_over: the arrays that it closes over.
+          alone: gives its body on axes of size 1.
 
         Raises:
           SbpTypeError: `manual-types`, with all claims that do not hold.
@@ -372,25 +386,8 @@ class _Region:
             abstract=self.abstract,
             span=self.span,
             made=self.made,
+            alone=alone,
         )
         if region.key not in self.scope.checked:
             self.scope.checked.add(region.key)
             region.check()
-
-
-def _padded(x: Any, dim: int, counts: Sequence[int]) -> Any:
-    """`x` padded with zeros so that each block of a nested split has the same size.
-
-    Arguments:
-      x: the array.
-      dim: the dim that is split.
-      counts: the sizes of the mesh axes that split it, outer axis first.
-    """
-    shape = x.shape
-    x = jnp.moveaxis(x, dim, -1)
-    for n in counts:
-        size = -(-x.shape[-1] // n)
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, n * size - x.shape[-1])])
-        x = x.reshape(*x.shape[:-1], n, size)
-    x = x.reshape(*(s for i, s in enumerate(shape) if i != dim), -1)
-    return jnp.moveaxis(x, -1, dim)

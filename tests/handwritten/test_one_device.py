@@ -1,0 +1,92 @@
+"""A region with values that have no reading is compared with the same region on one device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from sbp.handwritten.claims import CHECKED_ELEMENTS
+from tests.shardmap.practice import data, experts, sequence
+from tests.shardmap.practice.case import CASES, devices
+
+MODULES = (data, experts, sequence)
+SAME, ANOTHER = "it computes the same", "it computes another value of result 0"
+
+FOUND = [
+    ("causal_ring_attention", "key offset of the wrong device"),
+    ("collective_matmul", "one step short"),
+    ("expert_parallel", "sent back along the wrong dims"),
+    ("halo_convolution", "neighbours swapped"),
+    ("linear_recurrence", "own shard in the prefix"),
+    ("lse_combine", "weights not divided"),
+    ("prefix_sum", "own total in the prefix"),
+    ("ring_attention", "one step short"),
+    ("ring_attention", "sum not rescaled"),
+    ("ulysses", "values not exchanged"),
+]
+"""Mistakes in what has no reading."""
+
+
+def notes(fn: Any, ins: Any, outs: Any, mesh: Any, *args: Any) -> list[str]:
+    region = sbp.manual(fn, in_types=ins, out_types=outs)
+    report = sbp.jit(lambda *a: region(*a), mesh).check(*args)
+    assert report.ok
+    return [n for d in report.diagnostics if "no reading" in d.title for n in d.notes]
+
+
+def of_case(name: str, mistake: str | None) -> str:
+    case = CASES[name]
+    program = case.write(mistake)
+    found = notes(
+        program.region, program.in_specs, program.out_specs, devices(case.mesh), *case.args()
+    )
+    return " ".join(found)
+
+
+@pytest.mark.parametrize(("name", "mistake"), FOUND)
+def test_a_mistake_in_what_has_no_reading_shows_on_one_device(name, mistake):
+    assert ANOTHER in of_case(name, mistake)
+
+
+@pytest.mark.parametrize("name", ["causal_ring_attention", "halo_convolution", "prefix_sum"])
+def test_a_right_region_computes_the_same(name):
+    assert SAME in of_case(name, None)
+
+
+def test_one_that_is_meant_to_differ_says_when_that_is_right():
+    assert "a stage for each device" in of_case("pipeline", None)
+
+
+@pytest.mark.parametrize("axes", [{"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}])
+def test_on_several_mesh_axes(axes):
+    def shift(x, by):
+        n = lax.axis_size("y")
+        for _ in range(n - by):
+            x = lax.ppermute(x, "y", [(i, (i + 1) % n) for i in range(n)])
+        return lax.psum(x.sum(0), "x")
+
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    ins = "x:S(0) y:S(1)"
+    assert SAME in " ".join(notes(lambda x: shift(x, 0), ins, "y:S(0)", devices(axes), x))
+    assert ANOTHER in " ".join(notes(lambda x: shift(x, 1), ins, "y:S(0)", devices(axes), x))
+
+
+def rotated(x):
+    n = lax.axis_size("model")
+    return lax.ppermute(x, "model", [(i, (i + 1) % n) for i in range(n)])
+
+
+def test_a_region_that_does_not_run_on_one_device_is_not_compared():
+    refused = lambda x: rotated(x)[: 4 // (lax.axis_size("model") - 1)]
+    found = notes(refused, "model:S(0)", "model:S(0)", devices({"model": 2}), jnp.arange(8.0))
+    assert "not compared with one device, where it does not run: integer division" in found[-1]
+
+
+def test_nor_is_one_that_is_too_large():
+    x = jax.ShapeDtypeStruct((2 * CHECKED_ELEMENTS,), jnp.float32)
+    found = notes(rotated, "model:S(0)", "model:S(0)", devices({"model": 2}), x)
+    assert "elements over all devices" in found[-1]
