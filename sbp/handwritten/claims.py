@@ -260,15 +260,16 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     device picks from what all have, or gets zeros."""
     p = node.params
     names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    n = lax.axis_size(names)
-    if len(names) > 1 or len(p["perm"]) == n:
+    name, *others = names
+    n = lax.axis_size(name)
+    if others or len(p["perm"]) == n:
         return _jax.bind(node.primitive, args, p)
     source = np.full(n, -1)
     for start, target in p["perm"]:
         source[target] = start
-    mine = jnp.asarray(source)[lax.axis_index(names[0])]
+    mine = jnp.asarray(source)[lax.axis_index(name)]
     (x,) = args
-    every = lax.all_gather(x, names[0])
+    every = lax.all_gather(x, name)
     return [jnp.where(mine < 0, jnp.zeros_like(x), every[mine])]
 
 
