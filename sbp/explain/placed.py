@@ -127,7 +127,10 @@ class Placement:
             node = siblings[first - 1]
             k = self.frame(node)
             inside = k is not None and _before_end(node.stack[k], statement)
-            if not inside or k is None or node.stack[k + 1 :] != caller or node is maker:
+            if not inside or k is None or node.stack[k + 1 :] != caller:
+                break
+            # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
+            if maker is not None and node.id == maker.id:
                 break
             first -= 1
         return siblings[first]
