@@ -180,10 +180,9 @@ def check_rank(t: NdSbp, ndim: int) -> None:
     for axis, atom in t.items():
         if isinstance(atom, Split) and atom.dim >= ndim:
             dims = f"dims 0..{ndim - 1}" if ndim else "no dims"
-            raise SbpError(
-                f"{axis}:{atom!r} on a tensor with {dims}; split one of those",
-                code="dim-out-of-range",
-            )
+            error = f"{axis}:{atom!r} on a tensor with {dims}; split one of those"
+            likely = (Split(dim) for dim in reversed(range(ndim)))
+            raise SbpError(error, code="dim-out-of-range").with_slip(atom, *likely)
 
 
 def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
@@ -297,10 +296,9 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
         raise SbpError('split needs a mesh axis: split(x, 0, "data")')
     x = as_array(x, ARRAY)
     if not -x.ndim <= dim < x.ndim:
-        raise SbpError(
-            f"split of dim {shown(dim)} on a tensor of shape {x.shape}; it has {x.ndim} dims",
-            code="dim-out-of-range",
-        )
+        said = f"split of dim {shown(dim)} on a tensor of shape {x.shape}; it has {x.ndim} dims"
+        nearest_first = sorted(range(x.ndim), key=lambda d: abs(d - dim))
+        raise SbpError(said, code="dim-out-of-range").with_slip(dim, *nearest_first)
     twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
     if twice:
         raise SbpError(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
+from sbp.slips import MaybeSlip
 from sbp.spans import Label as Label
 from sbp.spans import Span as Span
 from sbp.spans import file_name as file_name
@@ -200,7 +201,7 @@ class Diagnostic:
         return "\n".join(lines)
 
 
-class SbpError(Exception):
+class SbpError(MaybeSlip, Exception):
     """Base of every error that sbp raises for its users.
 
     Arguments:
@@ -208,9 +209,8 @@ class SbpError(Exception):
       code: one of `CODES`.
       span: the user's line, where it is known and is not the one that raises.
       details: lines below the title, such as the text that does not parse.
-      column: of the last line of `details`, the place that is wrong, counted from 0; None for none.
-      subject: what the title is about: an argument, or the line at `span`. Where the line is shown,
-        it is left out.
+      column: of the last line of `details`, the wrong place, counted from 0; None for none.
+      subject: an argument, or the line at `span`; left out where that line is shown.
 
     `message` is the title behind its subject, with the details below it.
     """

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from sbp.errors import ArgumentError, ArgumentTypeError, nearest
+from sbp.errors import ArgumentError, ArgumentTypeError, nearest, users_stacklevel
+from sbp.slips import correcting
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -196,18 +198,37 @@ def takes(
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
             for hinted in hints.keys() & kwargs.keys():
                 raise ArgumentTypeError(f"{name} takes no {hinted}=: {hints[hinted]}")
-            given, wrong = parameters.given(args[skip:], kwargs)
+            positional: Any = args
+            named: Any = kwargs
+            if correcting.value is not None:
+                rest, named = _corrected(args[skip:], kwargs)
+                positional = (*args[:skip], *rest)
+            given, wrong = parameters.given(positional[skip:], named)
             if wrong:
                 raise ArgumentTypeError(f"{name}: {wrong}; it takes {parameters.shown}")
             for parameter, value in given:
                 kind = kinds.get(parameter)
                 if kind is not None and not kind.accepts(value):
                     raise kind.refused(name, parameter, value)
-            return function(*args, **kwargs)
+            corrected: Any = function  # its arguments may be others than the caller's
+            return corrected(*positional, **named)
 
         return checked
 
     return decorated
+
+
+def _corrected(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call of the user, corrected where it is the call with a slip."""
+    level = users_stacklevel() - 1
+    frames = traceback.walk_stack(inspect.currentframe())
+    frame = next(f for n, (f, _) in enumerate(frames) if n == level)
+    correction = correcting.value
+    if not correction.holds_at(frame.f_code.co_filename, frame.f_lineno):
+        return args, kwargs
+    renames = isinstance(correction.right, str)
+    named = {correction.of(k) if renames else k: correction.of(v) for k, v in kwargs.items()}
+    return tuple(map(correction.of, args)), named
 
 
 def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:

@@ -25,6 +25,7 @@ from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXES, AXIS, FLAG, Kind, made_of, shown, takes
+from sbp.spans import Label
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
@@ -67,7 +68,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
     pod:S(0) data:S(0) model:S(2)
     """
 
-    __slots__ = ("_axes", "_used")
+    __slots__ = ("_axes", "_made_at", "_used")
 
     def __init__(
         self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]
@@ -80,6 +81,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
         self._axes = {
             name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()
         }
+        self._made_at = _jax.caller_span()
         self._used = tuple(dict.fromkeys(a for mapped in self._axes.values() for a in mapped))
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
@@ -159,7 +161,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                 raise _names_error(
                     f"the layout has no dim {shown(name)}; did you mean {near[0]!r}? If it is"
                     f" another dim, which stays whole, say so in the layout: {{{name!r}: ()}}"
-                )
+                ).with_slip(name, near[0])
             if name is not None and name in names[:number]:
                 raise _names_error(
                     f"dim {name!r} occurs twice in {_shown(names)}; the names of one tensor differ:"
@@ -170,14 +172,18 @@ class Layout(Mapping[str, tuple[str, ...]]):
         for dim, name in enumerate(names):
             for axis in self._axes.get(name, ()) if name is not None else ():
                 if axis in owner:
-                    raise SbpError(
+                    error = SbpError(
                         f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both"
                         f" split over mesh axis {axis!r}{_place()}; a mesh axis splits one dim of a"
                         " tensor: map one of the two to another axis, or name that dim otherwise"
                         " here",
                         code="layout-conflict",
                         span=_jax.caller_span(),
-                    )
+                    ).with_slip(name, None)
+                    if self._made_at is not None:
+                        text = f"{owner[axis]!r} and {name!r} are mapped to {axis!r} here"
+                        error.related = (Label(span=self._made_at, text=text),)
+                    raise error
                 atoms.pop(axis)  # the axes of one dim stand in the order that the layout gives
                 owner[axis], atoms[axis] = str(name), Split(dim)
         return NdSbp(atoms, free)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,16 @@ _TYPE_FORMS = (
     *(FullySharded, PaddedType, NdSbp, str, PartitionSpec, NamedSharding),
     *(Split, Unreduced, Broadcast),
 )
+
+
+@contextlib.contextmanager
+def about_option(option: str) -> Iterator[None]:
+    """Errors that are raised inside are about an option of `sbp.jit`."""
+    try:
+        yield
+    except SbpError as error:
+        error.option = option
+        raise
 
 
 def is_type_leaf(x: Any) -> bool:
@@ -83,7 +94,8 @@ def broadcast_types(
     try:
         entries = entries_of(entry, tree, [path_names(path) for path, _ in leaves], names)
     except NoPrefix as error:
-        raise refused(f"{names[0]} does not fit {names[1]}: {error}", ValueError) from error
+        told = refused(f"{names[0]} does not fit {names[1]}: {error}", ValueError)
+        raise (told.with_slip(error.slip[0], *error.slip[1]) if error.slip else told) from error
     return [
         type_of_leaf(t, path, leaf, names, mesh)
         for t, (path, leaf) in zip(entries, leaves, strict=True)

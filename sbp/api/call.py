@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp import _jax_call
 from sbp.api.arguments import Names, Numbers, Parameters
 from sbp.api.boundary import (
+    about_option,
     broadcast_types,
     carried_type,
     held_as,
@@ -32,6 +33,7 @@ from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run.padded import Padded
 from sbp.run.partial import Partial
+from sbp.spans import Span
 from sbp.types import NdSbp
 
 
@@ -51,6 +53,7 @@ class JitOptions:
       keep_unused: whether the compiled program takes arguments that it does not read.
       compiler_options: options of XLA.
       plan: files and folders of the plans to run, from `plan.save`; None to plan.
+      at: the user's call of `sbp.jit`.
     """
 
     in_types: Any
@@ -69,6 +72,7 @@ class JitOptions:
     keep_unused: bool = False
     compiler_options: dict[str, Any] | None = None
     plan: tuple[str, ...] | None = None
+    at: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -192,7 +196,8 @@ class CallReader:
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
         heads = [self._argument_name(p) for p in positions]
-        given, sources = self._wanted_inputs(heads, tree, with_path)
+        with about_option("in_types"):
+            given, sources = self._wanted_inputs(heads, tree, with_path)
         asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
         each = tuple(zip(leaves, asked, names, strict=True))
         avals = tuple(_aval_of(x, a.type, n) for x, a, n in each)

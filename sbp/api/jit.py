@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp import _jax_call
+from sbp import _jax, _jax_call
 from sbp.api.arguments import Names, Numbers
 from sbp.api.call import JitOptions
 from sbp.api.jitted import Jitted as Jitted
@@ -141,6 +141,7 @@ def jit(
         keep_unused=_truth(keep_unused, "keep_unused"),
         compiler_options=_compiler_options(compiler_options),
         plan=None if plan is None else paths_of_plans(plan),
+        at=_jax.caller_span(),
     )
     return Jitted(fn, mesh_of(in_shardings, out_shardings) if mesh is None else mesh, options)
 

@@ -16,10 +16,12 @@ from sbp.api.call import CallSignature, JitOptions, function_name, quick_key
 from sbp.api.holding import plain
 from sbp.api.plan import Plan
 from sbp.api.planner import Planner
+from sbp.api.slips import diagnosed
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import SbpError, SbpWarning, users_stacklevel
 from sbp.kinds import leaves_of
 from sbp.machine.mesh import mesh_spec
+from sbp.plan.program import Program
 from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
 
@@ -151,11 +153,29 @@ class Jitted:
         one choice of sizes, and `report.sizes`, a `sbp.sizes.conditions.Decided`, says for which
         sizes that typing holds. The report on a program without a typing has no `sizes`.
         """
+        mesh = None
         try:
-            planner = self._on(self.mesh)
+            mesh = self.mesh
+            planner = self._on(mesh)
+            return planner.report(args, kwargs, functools.partial(self._plan_of, planner))
         except SbpError as error:
-            return Report(program=None, diagnostics=diagnostics_of(error), title=self.name)
-        return planner.report(args, kwargs, functools.partial(self._plan_of, planner))
+            if mesh is None:
+                found = diagnostics_of(error)
+            else:
+                attempt = functools.partial(self._attempt, mesh, args, kwargs)
+                found = diagnosed(error, self.options, attempt)
+            return Report(program=None, diagnostics=found, title=self.name)
+
+    def _attempt(
+        self,
+        mesh: Mesh | AbstractMesh,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JitOptions,
+    ) -> Program:
+        """The plan of a call with other options, which nothing keeps."""
+        planner = Planner(self._fn, self._parameters, mesh, options)
+        return planner.plan(planner.reader.read(args, kwargs)[0]).program
 
     def _on(self, mesh: Mesh | AbstractMesh) -> Planner:
         planner = self._planners.get(mesh)

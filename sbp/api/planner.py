@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp.api.arguments import Parameters
-from sbp.api.boundary import check_types
+from sbp.api.boundary import about_option, check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions
 from sbp.api.plan import Plan
 from sbp.api.planfile import load_program
@@ -18,12 +18,11 @@ from sbp.api.shardings import check_meshes
 from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall
 from sbp.api.tracing import Tracer, traced_call
-from sbp.errors import SbpError, SbpTypeError, noting
+from sbp.errors import SbpTypeError, noting
 from sbp.explain.faults import explain
 from sbp.explain.memory import memory_diagnostic
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
-from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
 from sbp.sizes.expressions import is_symbolic
 
@@ -60,8 +59,9 @@ class Planner:
         if options.has_shardings:
             check_meshes(options.in_types, mesh, "in_shardings")
             check_meshes(options.out_types, mesh, "out_shardings")
-        check_types(options.in_types, self.spec)
-        check_types(options.out_types, self.spec)
+        for option in ("in_types", "out_types"):
+            with about_option(option):
+                check_types(getattr(options, option), self.spec)
 
     def plan(self, signature: CallSignature) -> Plan:
         """The plan for a call, with the warnings that were given on the way.
@@ -80,20 +80,20 @@ class Planner:
         kwargs: dict[str, Any],
         plan_of: Callable[[CallSignature], Plan],
     ) -> Report:
-        """The report on a call, with errors of sbp in its diagnostics.
+        """The report on a call.
 
         Arguments:
           args, kwargs: the arguments, which may have symbolic sizes.
           plan_of: the plan for a signature, from the cache.
+
+        Raises:
+          SbpError: where there is no plan.
         """
-        try:
-            signature = self.reader.read(args, kwargs)[0]
-            if is_symbolic(signature.avals):
-                return self._check_sizes(SizedCall.of(signature, self.spec.num_devices))
-            plan = plan_of(signature)
-        except SbpError as error:
-            return Report(program=None, diagnostics=diagnostics_of(error), title=self.reader.name)
-        return plan.report()
+        signature = self.reader.read(args, kwargs)[0]
+        if is_symbolic(signature.avals):
+            devices, made_at = self.spec.num_devices, self.options.at
+            return self._check_sizes(SizedCall.of(signature, devices, made_at))
+        return plan_of(signature).report()
 
     def _check_sizes(self, call: SizedCall) -> Report:
         """The report on a call with symbolic sizes: the plan at one choice of them, with its typing

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sbp import _jax
-from sbp.api.boundary import broadcast_types, even_boundary
+from sbp.api.boundary import about_option, broadcast_types, even_boundary
 from sbp.api.call import CallReader, CallSignature
 from sbp.api.memories import FREE, HOST, Asked, result_kind
 from sbp.api.trees import KeyPath, arguments_of, filled, results_of
@@ -51,7 +51,8 @@ def asked_outputs(reader: CallReader, results: Results) -> tuple[list[Asked], tu
         return [FREE] * len(names), names
     found: list[Asked] = []
     with_path = list(zip(results.paths, results.shapes, strict=True))
-    types = broadcast_types(out_types, results.tree, with_path, ("out_types", "result"), spec)
+    with about_option("out_types"):
+        types = broadcast_types(out_types, results.tree, with_path, ("out_types", "result"), spec)
     for asked, leaf, name in zip(types, results.shapes, names, strict=True):
         check_monoids(asked.type or NdSbp(), leaf.dtype, f"output {name}")
         outer, _ = even_boundary(asked, leaf.shape, spec, f"output {name}")

@@ -13,19 +13,24 @@ from sbp.api.call import CallSignature
 from sbp.api.symbolic import SizedCall
 from sbp.errors import (
     Diagnostic,
+    Edit,
     Help,
     Label,
     OptionEdit,
     SbpError,
     SbpWarning,
+    SourceEdit,
     bytes_text,
     noting,
 )
+from sbp.explain.edits import priced
+from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
 from sbp.sizes.conditions import Decided, point_text
 from sbp.sizes.expressions import first_difference, graph_at
 from sbp.sizes.formula import ALTERNATIVES, FormulaStatus
+from sbp.source.arguments import sizes_edits
 from sbp.trace.graph import Graph
 
 
@@ -145,24 +150,12 @@ def _limited(
         and report.program is not None
         and not any("!=" in t for t in found.terms)
     ):
-        quoted = ", ".join(f'"{t}"' for t in found.terms)
-        helps = (
-            Help(
-                text=(
-                    f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
-                ),
-                edits=(
-                    OptionEdit(
-                        option="constraints",
-                        value=tuple(found.terms),
-                        function="jax.export.symbolic_shape",
-                    ),
-                ),
-                bytes_per_device=report.program.cost.bytes_per_device,
-                peak_memory_bytes=report.program.cost.peak_memory_bytes,
-                clears_all_errors=True,
-            ),
-        )
+        helps = (_constrained(found, call, report.program),)
+        labels += [
+            Label(span=e.span, text="these sizes are asked for", primary=not labels)
+            for e in helps[0].edits
+            if isinstance(e, SourceEdit)
+        ]
     yield Diagnostic(
         code="size-condition",
         severity="error",
@@ -172,6 +165,24 @@ def _limited(
         notes=tuple(notes),
         helps=helps,
     )
+
+
+def _constrained(found: Decided, call: SizedCall, program: Program) -> Help:
+    """The formula as constraints, beside those that the user gives.
+
+    Arguments:
+      found: for which sizes the typing holds.
+      call: the call.
+      program: its plan.
+    """
+    terms = call.scope.with_terms(found.terms)
+    function = "jax.export.symbolic_shape"
+    edits: tuple[Edit, ...] = sizes_edits(call.made_at, call.scope.names, terms)
+    if not edits:
+        edits = (OptionEdit(option="constraints", value=terms, function=function),)
+    quoted = ", ".join(f'"{t}"' for t in terms)
+    text = f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
+    return priced(text, edits, program, clears_all_errors=True)
 
 
 def _there(call: SizedCall, plan_for: PlanFor) -> str:

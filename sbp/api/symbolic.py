@@ -39,6 +39,7 @@ from sbp.sizes.expressions import (
     value_of,
 )
 from sbp.sizes.scope import Scope
+from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 
@@ -55,6 +56,7 @@ class SizedCall:
       symbolic: its signature, with symbolic sizes.
       scope: the sizes that are asked for.
       point: one choice of sizes.
+      made_at: the user's call of `sbp.jit`, if its line is known.
       traced: the program with symbolic sizes and the shapes of its results; None before `trace`,
           and in a copy at other sizes.
     """
@@ -62,16 +64,18 @@ class SizedCall:
     symbolic: CallSignature
     scope: Scope
     point: Point
+    made_at: Span | None = None
     traced: tuple[Graph, Any] | None = field(default=None, init=False, repr=False)
 
     @classmethod
-    def of(cls, signature: CallSignature, devices: int) -> SizedCall:
+    def of(cls, signature: CallSignature, devices: int, made_at: Span | None = None) -> SizedCall:
         """Reads the scope from the shapes and chooses sizes in it, multiples of the device count
         where the scope has some.
 
         Arguments:
           signature: the signature, with symbolic sizes.
           devices: the device count of the mesh.
+          made_at: the user's call of `sbp.jit`, if its line is known.
 
         Raises:
           SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that no sizes
@@ -83,7 +87,8 @@ class SizedCall:
             f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
         )
         scope = Scope(names, [*constraints_of(sizes), *whole])
-        return cls(symbolic=signature, scope=scope, point=_choice(scope, devices))
+        point = _choice(scope, devices)
+        return cls(symbolic=signature, scope=scope, point=point, made_at=made_at)
 
     @property
     def signature(self) -> CallSignature:

@@ -16,7 +16,16 @@ KeyPath = tuple[Any, ...]
 
 
 class NoPrefix(ValueError):
-    """A tree that is no prefix of another one; the text says where, and which keys differ."""
+    """A tree that is no prefix of another one; the text says where, and which keys differ.
+
+    Arguments:
+      text: the text.
+      slip: a key that the other tree does not have, with its keys; None for another difference.
+    """
+
+    def __init__(self, text: str, slip: tuple[Any, tuple[Any, ...]] | None = None) -> None:
+        super().__init__(text)
+        self.slip = slip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ def _subtrees(
         return [tree]
     mine, other = prefix.children(), tree.children()
     if tree.node_data() != prefix.node_data() or len(mine) != len(other):
-        raise NoPrefix(_difference(prefix, tree, f"{name}{jax.tree_util.keystr(here)}"))
+        raise _no_prefix(prefix, tree, f"{name}{jax.tree_util.keystr(here)}")
     found: list[Any] = []
     for a, b in zip(mine, other, strict=True):
         below = paths[len(found) : len(found) + a.num_leaves]
@@ -86,6 +95,17 @@ def _subtrees(
         deeper = below[0][: len(here) + 1] if below else here
         found += _subtrees(a, b, below, deeper, name)
     return found
+
+
+def _no_prefix(prefix: Any, tree: Any, name: str) -> NoPrefix:
+    """The error about a structure that is no prefix of another one."""
+    mine, other = prefix.node_data(), tree.node_data()
+    slip = None
+    if other is not None and mine[0] is other[0] is dict:
+        strange = [key for key in mine[1] if key not in other[1]]
+        missing = [key for key in other[1] if key not in mine[1]]
+        slip = (strange[0], tuple(missing)) if len(strange) == 1 == len(missing) else None
+    return NoPrefix(_difference(prefix, tree, name), slip)
 
 
 def _difference(prefix: Any, tree: Any, name: str) -> str:

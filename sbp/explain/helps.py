@@ -11,6 +11,7 @@ from typing import Literal
 
 from sbp.errors import Help
 from sbp.explain.edits import drop_pin, priced, site_in
+from sbp.explain.frames import Frames
 from sbp.explain.insertions import Candidate, Insertions
 from sbp.explain.loosening import Looser, blamed, loosened
 from sbp.explain.names import Names
@@ -212,7 +213,8 @@ class Repair:
         name = self.names.value(self.node.outputs[0]) if self.node.outputs else ""
         code = program.typing.values.get(self.node.outputs[0]) if self.node.outputs else None
         return (
-            f"; {name or 'the result'} becomes {decode(code[self.position])!r}"
+            f"; {name or 'the result'} becomes"
+            f" {decode(Frames(self.names, self.node).result(0, code[self.position]))!r}"
             if code is not None
             else ""
         )

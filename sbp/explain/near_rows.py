@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sbp.errors import RuleRow
 from sbp.explain.blame import BlamedFault
+from sbp.explain.frames import Frames
 from sbp.explain.insertions import axis_rows
 from sbp.explain.trials import Arriving
 from sbp.infer.accumulation import allowing
-from sbp.infer.space import Code, encode
+from sbp.infer.space import Code, decode, encode
 from sbp.trace.graph import Node
 from sbp.types import P
 
@@ -72,10 +74,7 @@ def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:
         elif all(encode(a) >= 0 for a in (*row.ins, *row.outs)):
             near, first = 1, rest[0]
             remark = f"after {_conversion(made[first][0], codes[first])}" if made[first] else ""
-        row = RuleRow(
-            inputs=tuple(map(repr, row.ins)), outputs=tuple(map(repr, row.outs)), remark=remark
-        )
-        ranked.append((-near, number, row))
+        ranked.append((-near, number, _shown_row(Frames(fault.names, node), row, remark)))
     dtype = allowing(fault.request.graph, node)
     if dtype and node.id not in fault.request.rounding and any(_SUM in c for c in made.values()):
         remark = f"only with reduce_dtype=jnp.{dtype}: the cast rounds each part"
@@ -85,6 +84,19 @@ def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:
     nearest = [row for near, _, row in ranked if near == ranked[0][0]]
     most = fault.trials.limits.rows
     return NearRows(rows=tuple(nearest[:most]), unshown=max(0, len(nearest) - most))
+
+
+def _shown_row(frames: Frames, row: Any, remark: str) -> RuleRow:
+    """A row in the dims of the user's line.
+
+    Arguments:
+      frames: the dims of the row's node.
+      row: the row on one mesh axis.
+      remark: how near it comes.
+    """
+    ins = (decode(frames.operand(i, encode(a))) for i, a in enumerate(row.ins))
+    outs = (decode(frames.result(i, encode(a))) for i, a in enumerate(row.outs))
+    return RuleRow(inputs=tuple(map(repr, ins)), outputs=tuple(map(repr, outs)), remark=remark)
 
 
 def _is_short(fault: BlamedFault, node: Node, codes: Mapping[int, Code]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import math
 from typing import Any
@@ -34,12 +35,14 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
     """
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
-            raise SbpError(
+            error = SbpError(
                 f"the mesh ({mesh}) has no axis {shown(axis)}{nearest(axis, mesh.names)}",
                 code="unknown-axis",
                 span=span,
                 subject=where,
             )
+            near = difflib.get_close_matches(axis, mesh.names, n=len(mesh.names), cutoff=0.0)
+            raise error.with_slip(axis, *near)
 
 
 def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) -> None:

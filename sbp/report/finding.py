@@ -41,6 +41,7 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
     labels = (Label(span=span, text="", primary=True),) if span else ()
+    labels = (*labels, *error.related)
     notes = tuple(f"  {line}" for line in error.details)
     found = Diagnostic(
         code=error.code, severity="error", title=error.title, labels=labels, notes=notes

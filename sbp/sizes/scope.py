@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -91,6 +92,22 @@ class Scope:
         """The points of the scope where some facts hold."""
         return Scope(self.names, (*self.constraints, *map(str, facts)))
 
+    def with_terms(self, terms: Iterable[str]) -> tuple[str, ...]:
+        """The constraints together with others; those that follow from the rest are left out.
+
+        >>> Scope(("b",), ("mod(b, 2) == 0", "b >= 4")).with_terms(["mod(b, 8) == 0"])
+        ('mod(b, 8) == 0',)
+        """
+        terms = tuple(terms)
+        kept = [c for c in self.constraints if c not in terms]
+        for one in tuple(kept):
+            others = [c for c in kept if c != one]
+            solver = Scope(self.names, (*others, *terms)).solver()
+            with contextlib.suppress(Unanswered):
+                if solver.point(solver.none_of_texts((one,))) is None:
+                    kept = others
+        return (*kept, *terms)
+
     def always(self, region: Region) -> bool:
         """Whether some facts hold at all points.
 
@@ -136,6 +153,10 @@ class Solver:
     def term(self, text: str) -> Any:
         """A constraint as a term."""
         return self._bool(value_of(text, self._values, _TERMS))
+
+    def none_of_texts(self, texts: Iterable[str]) -> Any:
+        """The points where not all of some constraints hold, as a term."""
+        return z3.Not(self.all_terms(self.term(t) for t in texts))
 
     def all_of(self, facts: Iterable[Fact]) -> Any:
         """All of some facts as a term."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import linecache
 import pathlib
 import time
@@ -140,7 +141,7 @@ def _mark(report: Any) -> Any:
         request.boxing, request.axis_policies, request.budgets, request.memory_limit,
         tuple(types.values[v] for v in request.graph.inputs), types.outputs,
         round(program.cost.bytes_per_device), round(program.cost.peak_memory_bytes),
-        str(sizes.holds) if sizes else "",
+        sizes.status if sizes else "",
     )  # fmt: skip
 
 
@@ -151,29 +152,36 @@ def _options(jitted: Any, args: Sequence[Any]) -> tuple[dict[str, Any], dict[str
     options = {"in_types": (list(signature.wanted), lambda flat: signature.like(flat)[0])}
     with contextlib.suppress(SbpError):
         traced = jitted.trace(*args)
-        options["out_types"] = (list(traced.out_wanted), traced.results.like)
+        options["out_types"] = ([a.type for a in traced.out_asked], traced.results.like)
     return inputs, options
 
 
 @contextlib.contextmanager
 def _with_options(edits: Sequence[OptionEdit]) -> Iterator[list[Any]]:
-    real, made = sbp.jit, []
+    """Collects what `sbp.jit` makes inside, with its options edited."""
+    real, made = sbp.Jitted.__init__, []
 
-    def jit(fn: Any, mesh: Any = None, **options: Any) -> Any:
-        for edit in edits:
-            if edit.position is None:
-                options[edit.option] = edit.value
-            elif edit.option == "budgets":
-                budgets = list(options["budgets"])
-                budgets[edit.position] = dataclasses.replace(
-                    budgets[edit.position], above=edit.value
-                )
-                options["budgets"] = tuple(budgets)
-        made.append(real(fn, mesh, **options))
-        return made[-1]
+    def init(self: Any, fn: Any, mesh: Any, options: Any) -> None:
+        real(self, fn, mesh, functools.reduce(_edited, edits, options))
+        made.append(self)
 
-    with mock.patch.object(sbp, "jit", jit):
+    with mock.patch.object(sbp.Jitted, "__init__", init):
         yield made
+
+
+def _edited(options: Any, edit: OptionEdit) -> Any:
+    if edit.option == "constraints":
+        return options
+    if edit.option == "budgets":
+        budgets = list(options.budgets)
+        assert edit.position is not None
+        budgets[edit.position] = dataclasses.replace(budgets[edit.position], above=edit.value)
+        return dataclasses.replace(options, budgets=tuple(budgets))
+    if edit.option == "boxing":
+        axes = edit.value if isinstance(edit.value, dict) else {}
+        base = "auto" if axes else edit.value
+        return dataclasses.replace(options, boxing=base, axis_policies=axes)
+    return dataclasses.replace(options, **{edit.option: edit.value})
 
 
 def scored(program: FaultyProgram) -> Score:
@@ -225,7 +233,7 @@ def _after_first(
     helps = [d.helps[0] for d in found if d.helps]
     if not found or len(helps) < len(found):
         return None, "no help" if found else "not flagged"
-    source, options = split_edits(dict.fromkeys(e for h in helps for e in h.edits))
+    source, options = split_edits(e for h in helps for e in h.edits)
     source = _distinct(source)
     text = edited_text(program.faulty, source)
     for option in ("in_types", "out_types"):
@@ -261,9 +269,3 @@ def main(folder: str = "") -> None:
         print(f"{score.name:24} {marks}  {score.seconds:5.1f} s  {score.remark[:150]}", flush=True)
     for part in ("flagged", "core", "works", "restores"):
         print(f"{part:10}{sum(getattr(s, part) for s in scores)} of {len(scores)}")
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(*sys.argv[1:])

@@ -10,13 +10,13 @@ from tests.gallery.broken import MESH_2D, broken, f32
 N, D = 64, 256
 
 
-@broken(f32(N, D), cause="an axis that the mesh lacks", no_help="the title names the nearest axis; no plan is made of a guess")
+@broken(f32(N, D), cause="an axis that the mesh lacks")
 def unknown_axis(x):
     x = sbp.split(x, 0, "modle")  # error: unknown-axis: the mesh (model=8) has no axis 'modle'; did you mean "model"?
     return jnp.tanh(x)
 
 
-@broken(f32(N, D), cause="a dim counted from one", no_help="which dim was meant is not known")
+@broken(f32(N, D), cause="a dim counted from one")
 def dim_out_of_range(x):
     x = sbp.annotate(x, model=S(2))  # error: dim-out-of-range: model:S(2) on a tensor with dims 0..1; split one of those
     return jnp.tanh(x)

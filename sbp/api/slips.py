@@ -1,0 +1,217 @@
+"""Helps for errors before a program is typed: a misspelt name, a dim that a tensor does not have,
+entries of `in_types` and `out_types` in another order. Each help has been tried: the call was
+planned with it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sbp import _jax
+from sbp.api.call import JitOptions
+from sbp.errors import (
+    Diagnostic,
+    Edit,
+    Help,
+    Label,
+    OptionEdit,
+    SbpError,
+    SbpInternalError,
+    SourceEdit,
+    Span,
+)
+from sbp.explain.edits import priced
+from sbp.explain.faults import LIMITS
+from sbp.kinds import shown
+from sbp.plan.program import Program
+from sbp.report.finding import diagnostics_of
+from sbp.slips import Correction, correcting
+from sbp.source.arguments import argument_parts, constants_in, items_of
+from sbp.types import Split
+
+Attempt = Callable[[JitOptions], Program]
+"""Plans the call with other options."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change that may mend an error.
+
+    Arguments:
+      text: the change in words.
+      edits: the change itself.
+      options: the options after it.
+      correction: the call after it; None for a change of the options.
+      labels: the places that it changes.
+    """
+
+    text: str
+    edits: tuple[Edit, ...]
+    options: JitOptions
+    correction: Correction | None = None
+    labels: tuple[Label, ...] = ()
+
+
+def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
+    """The diagnostics of an error. That of a slip has helps.
+
+    Arguments:
+      error: the error.
+      options: of `sbp.jit`.
+      attempt: plans the call with other options.
+    """
+    found = diagnostics_of(error)
+    if len(found) != 1 or not (error.slip or error.option) or found[0].helps:
+        return found
+    accepted: list[tuple[_Change, Program]] = []
+    changes = list(_changes(error, options))
+    for change in changes:
+        program = _tried(change, attempt)
+        if program is not None:
+            accepted.append((change, program))
+        if len(accepted) == LIMITS.helps:
+            break
+    helps = tuple(_help(change, program) for change, program in accepted)
+    told = accepted[0][0].labels if accepted else changes[0].labels if changes else ()
+    labels = found[0].labels or told or _option_label(error, options)
+    return (dataclasses.replace(found[0], labels=labels, helps=helps),)
+
+
+def _tried(change: _Change, attempt: Attempt) -> Program | None:
+    with contextlib.ExitStack() as stack:
+        if change.correction is not None:
+            stack.enter_context(correcting(change.correction))
+        try:
+            return attempt(change.options)
+        except SbpInternalError:
+            raise
+        except Exception:  # the user's function, which may raise anything with another value
+            return None
+
+
+def _help(change: _Change, program: Program) -> Help:
+    return priced(change.text, change.edits, program, clears_all_errors=True)
+
+
+def _changes(error: SbpError, options: JitOptions) -> Iterator[_Change]:
+    """The changes to try, the likeliest first."""
+    if error.option:
+        yield from _swaps(error.option, options)
+        yield from _renamed(error, options)
+    elif error.slip is not None:
+        yield from _corrected(error, options)
+
+
+def _corrected(error: SbpError, options: JitOptions) -> Iterator[_Change]:
+    """The call that has a slip with each likely value."""
+    at, slip = error.span or _jax.raising_span(error), error.slip
+    if at is None or slip is None:
+        return
+    written = _written(slip.wrong)
+    for right in slip.likely:
+        edits = constants_in(at, written, _written(right))
+        if edits:
+            yield _Change(
+                text=f"write {shown(_written(right))} for {shown(written)} at line {at.line}",
+                edits=edits,
+                options=options,
+                correction=Correction(at, slip.wrong, right),
+            )
+
+
+def _written(value: Any) -> Any:
+    """A value as the source has it: the dim of a split."""
+    return value.dim if isinstance(value, Split) else value
+
+
+def _swaps(option: str, options: JitOptions) -> Iterator[_Change]:
+    """An option with two of its entries swapped."""
+    entries = getattr(options, option)
+    if type(entries) not in (tuple, list):
+        return
+    for i, k in itertools.combinations(range(len(entries)), 2):
+        if entries[i] is entries[k] or _equal(entries[i], entries[k]):
+            continue
+        swapped = list(entries)
+        swapped[i], swapped[k] = swapped[k], swapped[i]
+        parts = items_of(options.at, option, len(entries))
+        labels: tuple[Label, ...] = ()
+        edits: tuple[Edit, ...] = (OptionEdit(option=option, value=type(entries)(swapped)),)
+        if parts:
+            (a, a_text), (b, b_text) = parts[i], parts[k]
+            text = f"entries {i} and {k} of {option} look swapped"
+            labels = (Label(span=a, text=text, primary=True),)
+            labels += (Label(span=b, text="the other one"),)
+            edits = (
+                SourceEdit(span=a, replacement=b_text),
+                SourceEdit(span=b, replacement=a_text),
+            )
+        yield _Change(
+            text=f"swap entries {i} and {k} of {option}",
+            edits=edits,
+            options=dataclasses.replace(options, **{option: type(entries)(swapped)}),
+            labels=labels,
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two entries are the same types. Entries may hold arrays or functions."""
+    return repr(a) == repr(b)
+
+
+def _renamed(error: SbpError, options: JitOptions) -> Iterator[_Change]:
+    """An option with a key, a type text or an axis of it replaced by each likely one."""
+    if error.slip is None:
+        return
+    option, wrong = error.option, error.slip.wrong
+    for right in error.slip.likely:
+        value = _replaced(getattr(options, option), wrong, right)
+        if _equal(value, getattr(options, option)):
+            continue
+        written: list[Edit] = []
+        spans: list[Span] = []
+        for part in argument_parts(options.at, option):
+            for edit in constants_in(part, _written(wrong), _written(right)):
+                written.append(edit)
+                spans.append(edit.span)
+        edits = tuple(written) or (OptionEdit(option=option, value=value),)
+        labels = tuple(Label(span=s, text="", primary=n == 0) for n, s in enumerate(spans))
+        yield _Change(
+            text=f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
+            edits=edits,
+            options=dataclasses.replace(options, **{option: value}),
+            labels=labels,
+        )
+
+
+def _replaced(entry: Any, wrong: Any, right: Any) -> Any:
+    """An entry of an option with another value for a key of a dict, or for a type text or the name
+    in it."""
+    match entry:
+        case dict():
+            return {
+                (right if k == wrong else k): _replaced(v, wrong, right) for k, v in entry.items()
+            }
+        case list():
+            return [_replaced(v, wrong, right) for v in entry]
+        case tuple() if type(entry) is tuple:
+            return tuple(_replaced(v, wrong, right) for v in entry)
+        case str():
+            return entry.replace(f"{_name(wrong)}", f"{_name(right)}")
+        case _:
+            return entry
+
+
+def _name(value: Any) -> str:
+    """A name or an atom as a type text has it."""
+    return f"{value}:" if isinstance(value, str) else repr(value)
+
+
+def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:
+    """The place of the option that an error is about."""
+    parts = argument_parts(options.at, error.option)
+    return (Label(span=parts[0], text="", primary=True),) if parts else ()

@@ -1,0 +1,114 @@
+"""Slips before a program is typed have helps, which are edits that were tried."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from sbp.errors import SourceEdit
+from tests.edits import edited_text
+from tests.explain.fault_programs import checked
+
+HEAD = textwrap.dedent(
+    """
+    import jax, jax.numpy as jnp, sbp
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    layout = sbp.Layout(batch="data", heads="model")
+    x, w = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    args = (x, {"blocks": [{"up": w}, {"up": w}]})
+    def program(x, params):
+        {line}
+        for p in params["blocks"]:
+            x = x @ p["up"]
+        return (x * x).mean(), x
+    f = sbp.jit(program, mesh{options})
+    report = f.check(*args)
+    """
+)
+
+
+def mended(line: str = "pass", options: str = "") -> tuple[Any, str]:
+    """The diagnostic of a program, and its source after its first help."""
+    text = HEAD.replace("{line}", line).replace("{options}", options)
+    found = checked("slip", text)
+    (diagnostic,) = found.found
+    edits = diagnostic.helps[0].edits
+    assert all(isinstance(e, SourceEdit) for e in edits)
+    after = edited_text(text, [e for e in edits if isinstance(e, SourceEdit)])
+    assert not [d for d in checked("mended", after).found if d.severity == "error"]
+    return diagnostic, after
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ('x = sbp.split(x, 0, "dta")', 'x = sbp.split(x, 0, "data")'),
+        ('x = sbp.split(x, 2, "data")', 'x = sbp.split(x, 1, "data")'),
+        ("x = sbp.annotate(x, modle=sbp.S(1))", "x = sbp.annotate(x, model=sbp.S(1))"),
+        ("x = sbp.annotate(x, model=sbp.S(2))", "x = sbp.annotate(x, model=sbp.S(1))"),
+        ('x = sbp.annotate(x, "dat:S(0)")', 'x = sbp.annotate(x, "data:S(0)")'),
+        ('x = layout(x, "batch", "haeds")', 'x = layout(x, "batch", "heads")'),
+    ],
+)
+def test_a_slip_in_an_annotation(line, meant):
+    diagnostic, after = mended(line)
+    assert meant in after
+    assert diagnostic.primary.span.line == HEAD.splitlines().index("    {line}") + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        (', in_types=("data:S(2)", "B")', '("data:S(1)", "B")'),
+        (', out_types=("data:S(1)", "B")', '("B", "data:S(1)")'),
+        (', in_types=({"blocks": "B"}, "data:S(0)")', '("data:S(0)", {"blocks": "B"})'),
+        (', in_types=("B", {"block": "B"})', '("B", {"blocks": "B"})'),
+    ],
+)
+def test_a_slip_in_an_option(options, meant):
+    diagnostic, after = mended(options=options)
+    assert meant in after
+    line = next(n for n, t in enumerate(HEAD.splitlines(), 1) if t.startswith("f ="))
+    assert {label.span.line for label in diagnostic.labels} == {line}
+
+
+def test_a_misspelt_key_of_a_pattern():
+    diagnostic, after = mended(options=', in_types={"blocks/*/upp": "model:S(1)"}')
+    assert '{"blocks/*/up": "model:S(1)"}' in after
+    assert len(diagnostic.helps) == 1
+
+
+def test_swapped_entries_are_shown():
+    diagnostic, _ = mended(options=', out_types=("data:S(1)", "B")')
+    texts = [label.text for label in diagnostic.labels]
+    assert texts == ["entries 0 and 1 of out_types look swapped", "the other one"]
+
+
+def test_two_dims_on_one_axis_show_where_the_layout_maps_them():
+    text = 'twice = sbp.Layout(a="data", b="data"); x = twice(x, "a", "b")'
+    diagnostic, _ = mended(text)
+    assert [label.text for label in diagnostic.labels if not label.primary] == [
+        "'a' and 'b' are mapped to 'data' here"
+    ]
+
+
+def test_a_correction_stays_where_it_was_tried():
+    """What an inner `jax.jit` traced under a correction is not found without it."""
+    inner = jax.jit(lambda x: sbp.split(x, 2, "data") * 2)
+    f = sbp.jit(lambda x: inner(x), jax.sharding.AbstractMesh((2,), ("data",)))
+    for _ in range(2):
+        report = f.check(jax.ShapeDtypeStruct((8, 4), jnp.float32))
+        assert [d.code for d in report.diagnostics] == ["dim-out-of-range"]
+        assert report.diagnostics[0].helps
+
+
+def test_nothing_is_suggested_that_does_not_work():
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    f = sbp.jit(lambda x: sbp.split(sbp.split(x, 3, "data"), 4, "data"), mesh)
+    report = f.check(jax.ShapeDtypeStruct((8, 4), jnp.float32))
+    assert [d.helps for d in report.diagnostics] == [()]

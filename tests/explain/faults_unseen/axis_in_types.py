@@ -1,0 +1,50 @@
+"""A type text in in_types names an axis of another mesh."""
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+
+mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def resnet_block(p, x):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    h = jax.lax.conv_general_dilated(x, p["a"], (1, 1), "SAME", dimension_numbers=numbers)
+    h = jax.nn.relu(h)
+    h = jax.lax.conv_general_dilated(h, p["b"], (1, 1), "SAME", dimension_numbers=numbers)
+    return jax.nn.relu(x + h)
+
+
+def features(params, x):
+    for p in params["blocks"]:
+        x = resnet_block(p, x)
+    return x.mean((1, 2))
+
+
+def logits(params, x):
+    return features(params, x) @ params["head"]
+
+
+def predict(params, x):
+    return jax.nn.softmax(logits(params, x))
+
+
+def top(params, x):
+    scores, classes = jax.lax.top_k(predict(params, x), 3)
+    return scores, classes
+
+
+p = {"a": f32(3, 3, 16, 16), "b": f32(3, 3, 16, 16)}
+args = {"blocks": [p, p], "head": f32(16, 10)}, f32(8, 16, 16, 16)
+f = sbp.jit(top, mesh, in_types=("B", "batch:S(0)"))
+# meant: f = sbp.jit(top, mesh, in_types=("B", "data:S(0)"))
+report = f.check(*args)
