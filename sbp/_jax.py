@@ -209,6 +209,12 @@ def _span_of(frame: Any) -> Span:
     )
 
 
+def compute_type_of(eqn: Any) -> str | None:
+    """Where `compute_on` asks for an equation to run, such as `device_host`; None for nowhere
+    else. Newer releases of JAX have a primitive for it."""
+    return getattr(getattr(eqn, "ctx", None), "compute_type", None)
+
+
 def name_stack_of(source_info: Any) -> str:
     """The name stack of an equation, such as `transpose(jvp(mlp))`."""
     return str(source_info.name_stack)

@@ -99,7 +99,7 @@ class Executable:
             for s, kind in zip(in_specs, boundary.in_kinds, strict=True)
         )
         returned = [
-            (own or s, kind)
+            (s if own is None else own, kind)
             for s, own, kind in zip(out_specs, boundary.out_specs, boundary.out_kinds, strict=True)
         ]
         self.out_shardings = tuple(NamedSharding(mesh, s, memory_kind=k) for s, k in returned)

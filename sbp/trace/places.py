@@ -74,6 +74,8 @@ class Places:
           scope: JAX's name stack with those of the calls around it.
           manual: whether it is in the body of a hand-written region, which has no pins.
         """
+        if (asked := _jax.compute_type_of(eqn)) is not None:
+            self._ignore("ignored-constraint", span, f'compute_on("{asked}")', _COMPUTE)
         operands, results = places_of(eqn)
         where = _Where(eqn, span, scope, manual)
         return (
@@ -112,6 +114,10 @@ class Places:
 _PLACE = (
     "sbp chooses on which device and in which layout values lie; pin this one with sbp.annotate"
     " or a NamedSharding"
+)
+_COMPUTE = (
+    "sbp computes where the values lie; put them in host memory with"
+    " jax.device_put(x, jax.memory.Space.Host)"
 )
 _MEMORY = (
     "JAX leaves the value in device memory there; copy it with"

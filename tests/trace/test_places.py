@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.compute_on import compute_on
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -302,3 +303,13 @@ def test_a_pin_names_what_the_user_wrote(fn, call):
 def test_a_warning_names_what_the_user_wrote(fn, call):
     with pytest.warns(SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
         sbp.jit(fn, MESH, hardware="tpu-v5e").plan(X)
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="compute_on is a primitive")
+def test_a_place_to_compute_on_gives_a_warning():
+    def on_the_host(x):
+        with compute_on("device_host"):
+            return x * 2
+
+    with pytest.warns(SbpWarning, match=r'^ignored-constraint: compute_on\("device_host"\)'):
+        sbp.jit(on_the_host, MESH, hardware="tpu-v5e").plan(X)

@@ -50,8 +50,9 @@ y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
         "ignored-constraint",
         """
         The program puts a value on a device, or asks for its layout in memory: device_put with a
-        device, jax.experimental.layout. sbp places values by their types and does not read these,
-        so the line has no effect. A NamedSharding is read, as sbp.annotate reads it.
+        device, jax.experimental.layout, compute_on. sbp places values by their types, computes
+        where they lie and does not read these, so the line has no effect. A NamedSharding is read,
+        as sbp.annotate reads it.
 
         Pin the value with a NamedSharding or with sbp.annotate, or take the line out.
         """,
