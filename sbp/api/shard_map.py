@@ -22,9 +22,10 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     Every value of every region gets a type on each mesh axis, starting from in_specs: whole, split
     or partial, with the divisor that a mean still needs. A psum with a division by hand is read as
     a mean. A program that is wrong under every reading gets an error. A local operation on a split
-    dim that no rule covers (a slice, a roll, a local position, a random draw, a reshape that mixes
-    shards) gets a note, and so does a result that may be intended for each shard; `ok` does not
-    cover these.
+    dim that no rule covers (a slice, a roll, a random draw, a reshape that mixes shards) gets a
+    note, and so does a result that may be intended for each shard; `ok` does not cover these. It
+    gets a warning where the program shows the reason: positions that count from zero in each shard,
+    the same block of a whole value on every device, blocks along different dims.
 
     The verdict depends on the traced equations, and on the functions of JAX that made them. A
     division by `lax.axis_size` and one by an equal number are the same equation: where the program
