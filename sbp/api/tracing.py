@@ -32,6 +32,7 @@ from sbp.machine.context import other_mesh, users_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
+from sbp.signatures.alignment import with_alignment
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
@@ -94,7 +95,7 @@ def traced_call(
     graph, flat_shapes = _under_users_mesh(traced, spec)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
     _refuse_traced(graph, reader.name)
-    graph = _checked(graph, spec, reader.mesh)
+    graph = _checked(with_alignment(graph), spec, reader.mesh)
     results = call.results(flat_shapes)
     out_asked, out_names = asked_outputs(reader, results)
     graph, kinds = placed_results(graph, out_asked, out_names, reader)

@@ -89,19 +89,53 @@ def _with_joins(graph: Graph, inspected: Set[int]) -> Graph:
     """
     maker = _Joins(graph, inspected)
     nodes = [maker.visit(node) for node in graph.nodes]
-    read = {o for o in graph.outputs if isinstance(o, int)} | inspected
-    kept: list[Node] = []
-    for node, was in zip(reversed(nodes), reversed(graph.nodes), strict=True):
-        # An operation that fed a join may have no reader left.
-        if was.op in _FEEDING and not read.intersection(node.outputs) and maker.changed:
-            continue
-        read.update(o for o in node.inputs if isinstance(o, int))
-        kept.append(node)
-    return dataclasses.replace(graph, nodes=tuple(reversed(kept)))
+    if maker.changed:
+        asked = {o for o in graph.outputs if isinstance(o, int)} | inspected
+        nodes = without_unread(nodes, asked)
+    return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
 _FEEDING = frozenset({"slice", "split", "pad"})
 """Operations whose results a join may read through."""
+
+
+def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
+    """The nodes without the slices and pads that nothing reads any more.
+
+    Arguments:
+      nodes: the nodes of a graph.
+      asked: values that are read outside of the nodes.
+    """
+    read, kept = set(asked), []
+    for node in reversed(nodes):
+        if node.op in _FEEDING and not read.intersection(node.outputs):
+            continue
+        read.update(o for o in node.inputs if isinstance(o, int))
+        kept.append(node)
+    return kept[::-1]
+
+
+Joined = tuple[Operand, Any, Any]
+"""(value, start, size): a slice of a value; of a scalar, copies."""
+
+
+def join_node(node: Node, dim: int, slices: Sequence[Joined]) -> Node:
+    """The node that puts slices together, with the place and the result of another one.
+
+    Arguments:
+      node: the other node.
+      dim: the dim of the slices.
+      slices: the slices, in order.
+    """
+    inputs = tuple(dict.fromkeys(source for source, _, _ in slices))
+    pieces = tuple((inputs.index(source), start, size) for source, start, size in slices)
+    return dataclasses.replace(
+        node,
+        op=join_slices_p.name,
+        primitive=join_slices_p,
+        params={"dimension": dim, "pieces": pieces},
+        inputs=inputs,
+    )
 
 
 class _Joins:
@@ -134,15 +168,7 @@ class _Joins:
         if not self.moves(dim, slices):
             return node
         self.changed = True
-        inputs = tuple(dict.fromkeys(s.source for s in slices))
-        pieces = tuple((inputs.index(s.source), s.start, s.size) for s in slices)
-        return dataclasses.replace(
-            node,
-            op=join_slices_p.name,
-            primitive=join_slices_p,
-            params={"dimension": dim, "pieces": pieces},
-            inputs=inputs,
-        )
+        return join_node(node, dim, [(s.source, s.start, s.size) for s in slices])
 
     def moves(self, dim: int, slices: Sequence[_Slice]) -> bool:
         """Whether a join is better than the operations it replaces: some value is cut, and most of
