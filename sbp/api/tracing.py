@@ -85,6 +85,7 @@ def traced_call(
     boundary, inner = _boundary(signature, spec)
 
     call = _FlatResults.of(signature, reader, tuple(inner))
+    is_symbolic = tracer is not None
     if tracer is None:
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
 
@@ -93,9 +94,11 @@ def traced_call(
             return tracer(call, _placed(signature, boundary, explicit, spec), signature.names)
 
     graph, flat_shapes = _under_users_mesh(traced, spec)
+    if not is_symbolic:  # which elements move depends on sizes
+        graph = with_alignment(graph)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
     _refuse_traced(graph, reader.name)
-    graph = _checked(with_alignment(graph), spec, reader.mesh)
+    graph = _checked(graph, spec, reader.mesh)
     results = call.results(flat_shapes)
     out_asked, out_names = asked_outputs(reader, results)
     graph, kinds = placed_results(graph, out_asked, out_names, reader)

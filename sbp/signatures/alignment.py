@@ -24,7 +24,6 @@ from sbp.signatures.shifts import (
     padding,
     resized,
     strided,
-    whole,
 )
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.joins import Joined, join_node, without_unread
@@ -59,12 +58,50 @@ def _aligned(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
             found = _Lifting(wiring, maker, lift, asked)
             if found.saves() > 0 and not found.replaces(instead):
                 instead |= found.nodes()
+    for at, node in enumerate(nodes):
+        if at not in instead and node.op == "pad":
+            put = _put_back(wiring, maker, at, node)
+            instead |= {at: [put]} if put is not None else {}
     if not instead:
         return graph
     made = [
         new for at, old in enumerate(nodes) for new in (*maker.before[at], *instead.get(at, [old]))
     ]
     return dataclasses.replace(graph, nodes=tuple(without_unread(made, asked)))
+
+
+def _put_back(wiring: Wiring, maker: Maker, at: int, node: Node) -> Node | None:
+    """The node instead of a pad that puts a slice where the array has it: a pad of the array with
+    the other elements replaced; None for other pads. Gradients of slices are such pads.
+
+    Arguments:
+      wiring: the graph.
+      maker: makes a further node.
+      at: the position of the pad.
+      node: the pad.
+    """
+    x, fill = node.inputs
+    out = wiring.graph.avals[node.outputs[0]]
+    for dim, size in enumerate(out.shape):
+        view, how = strided(wiring, x, dim), padded(node, dim)
+        if view is None or how is None or view.stride != 1 or not view.cuts_one_dim(wiring):
+            continue
+        whole_size, count = wiring.graph.aval(view.source).shape[dim], view.size
+        if not count:
+            continue
+        step = how.interior + 1 if count > 1 else -(-size // whole_size)
+        if how.low != view.start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
+            continue
+        after = whole_size - view.start - count
+        pieces = [(fill, 0, view.start), (view.source, view.start, count), (fill, 0, after)]
+        kept = [p for p in pieces if p[2]]
+        if step == 1:
+            return join_node(node, dim, kept)
+        masked = maker.join(at, node, dim, kept, view.source)
+        config = padding(maker.aval(masked), dim, 0, step - 1, size)
+        params = {"padding_config": config}
+        return dataclasses.replace(node, inputs=(masked, fill), params=params)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +258,7 @@ class _Lifting:
             found = self.maker.slice(at, node, view.source, cuts)
             self.views.append((Strided(view.source, dim, cuts), found))
             return found
-        others = tuple(cut for d, cut in enumerate(whole(shape)) if d != dim)
-        if view.stride == 1 and view.beside == others:
+        if view.stride == 1 and view.cuts_one_dim(self.wiring):
             return self.maker.shifted(at, node, view.source, dim, -first, lift.total)
         return self.maker.shifted(at, node, operand, dim, lift.by, lift.total)
 

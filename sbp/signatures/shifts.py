@@ -20,6 +20,7 @@ from sbp import _jax
 from sbp.signatures.clusters import Wiring
 from sbp.trace.graph import Constant, Node, Operand, constant
 from sbp.trace.joins import Joined, join_node
+from sbp.trace.slices import Cut, cuts_of, shape_of, slicing, whole
 
 
 def resized(aval: Any, dim: int, size: int) -> Any:
@@ -31,10 +32,6 @@ def bytes_across(aval: Any, dim: int) -> int:
     """Bytes of the elements that have one index along a dim."""
     across = math.prod(aval.shape[:dim]) * math.prod(aval.shape[dim + 1 :])
     return across * _jax.itemsize(aval.dtype)
-
-
-Cut = tuple[int, int, int]
-"""First index, last index (exclusive) and stride of a slice along a dim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,16 @@ class Strided:
         return self.cuts[self.dim][2]
 
     @property
+    def size(self) -> int:
+        """The number of elements."""
+        return shape_of(self.cuts)[self.dim]
+
+    def cuts_one_dim(self, wiring: Wiring) -> bool:
+        """Whether it has all elements along the other dims."""
+        shape = wiring.graph.aval(self.source).shape
+        return self.beside == whole(shape[: self.dim] + shape[self.dim + 1 :])
+
+    @property
     def beside(self) -> tuple[Cut, ...]:
         """Where the slice cuts other dims."""
         return tuple(cut for d, cut in enumerate(self.cuts) if d != self.dim)
@@ -87,23 +94,8 @@ def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
     node = wiring.maker(value)
     if node is None or node.op not in ("slice", "split"):
         return None
-    source, params = node.inputs[0], node.params
-    shape = wiring.graph.aval(source).shape
-    if node.op == "split":
-        if params["axis"] != dim:
-            return None
-        ends = list(itertools.accumulate(map(int, params["sizes"]), initial=0))
-        at = node.outputs.index(value)
-        cuts = [(ends[at], ends[at + 1], 1) if d == dim else (0, s, 1) for d, s in enumerate(shape)]
-        return Strided(source, dim, tuple(cuts))
-    strides = params["strides"] or (1,) * len(shape)
-    cuts = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
-    return Strided(source, dim, tuple((int(a), int(b), int(c)) for a, b, c in cuts))
-
-
-def whole(shape: Sequence[int]) -> tuple[Cut, ...]:
-    """The cuts of a slice that has all elements."""
-    return tuple((0, size, 1) for size in shape)
+    cuts = cuts_of(node, value, wiring.graph.aval(node.inputs[0]).shape)
+    return None if cuts is None else Strided(node.inputs[0], dim, cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +213,8 @@ class Maker:
         aval = self.aval(source)
         if cuts == whole(aval.shape):
             return source
-        size = tuple(-(-(end - start) // stride) for start, end, stride in cuts)
-        slicing = _slicing(cuts)
-        return self.emit(at, like, aval.update(shape=size), inputs=(source,), **slicing)
+        sliced = aval.update(shape=shape_of(cuts))
+        return self.emit(at, like, sliced, inputs=(source,), **slicing(cuts))
 
     def cut(self, like: Node, x: int, dim: int, first: int, value: int) -> Node:
         """A node that makes a value as a slice of another one.
@@ -236,12 +227,10 @@ class Maker:
           value: the value.
         """
         shape, out = self.avals[x].shape, self.avals[value].shape
-        cuts = tuple(
-            (first, first + out[d], 1) if d == dim else (0, n, 1) for d, n in enumerate(shape)
-        )
-        slicing = _slicing(cuts)
+        cut = (first, first + out[dim], 1)
+        cuts = (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :]))
         return dataclasses.replace(
-            like, id=next(self.ids), inputs=(x,), outputs=(value,), **slicing
+            like, id=next(self.ids), inputs=(x,), outputs=(value,), **slicing(cuts)
         )
 
     def join(self, at: int, like: Node, dim: int, pieces: Sequence[Joined], x: Operand) -> int:
@@ -303,17 +292,6 @@ class Maker:
         ):
             return None
         return total, found[0].inputs[0], found[1].inputs[0], found[0].inputs[1]
-
-
-def _slicing(cuts: tuple[Cut, ...]) -> dict[str, Any]:
-    """The fields of a node that slices its operand."""
-    starts, limits, strides = zip(*cuts, strict=True)
-    params = {
-        "start_indices": starts,
-        "limit_indices": limits,
-        "strides": None if set(strides) == {1} else strides,
-    }
-    return {"op": "slice", "primitive": lax.slice_p, "params": params}
 
 
 def _is_zero(operand: Operand) -> bool:

@@ -20,6 +20,7 @@ from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
 from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
+from sbp.trace.slices import with_slices
 from sbp.trace.transfers import transfer_fields
 
 
@@ -55,7 +56,8 @@ def trace(
     builder = _Builder(platform)
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
-    return with_joins(replace(graph, inspections=tuple(builder.inspections))), out_shape
+    graph = replace(graph, inspections=tuple(builder.inspections))
+    return with_joins(with_slices(graph)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
