@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbp.solve.costgraph import CostGraph
-from sbp.solve.elimination import eliminate
+from sbp.solve.elimination import eliminate, eliminate_in_order
 from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import Core
 
@@ -147,6 +147,9 @@ class Search:
             if conditioned == 0:
                 # This is optimal: with a state that was dropped earlier, no solution costs less
                 # than the best one known at that time.
+                return self.cost
+            if bound == -math.inf and (exact := eliminate_in_order(core)) is not None:
+                self._offer(exact, core)
                 return self.cost
             self._offer(_windows(core, states, self.table_limit), core)
             found = pass_messages(core)

@@ -11,7 +11,14 @@ from jax import lax
 
 from sbp.signatures.factors import FactorMap, dim_factors, moved_rows, owned_monoid, split_rows
 from sbp.signatures.kernels.exchange import Need, fetch
-from sbp.signatures.kernels.halo import Exchange, Exchanges, Windows, exchanges, padded_shard
+from sbp.signatures.kernels.halo import (
+    Exchange,
+    Exchanges,
+    Windows,
+    exchanges,
+    exchanging,
+    padded_shard,
+)
 from sbp.signatures.kernels.regroup import split_groups
 from sbp.signatures.kernels.shards import owned_along, picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
@@ -50,7 +57,7 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
                 Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins
             ]
             if Split(d) in ins:
-                rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
+                rows.append(exchanging(op, Row(tuple(ins), (Split(d),) * len(op.outs))))
     return rows
 
 
@@ -122,7 +129,12 @@ def _slice(op: Op) -> Sequence[Row]:
     ]
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid and all(op.outs[0].shape):
-        rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in cut]
+        # A partial result that is larger costs more to reduce than the operand to gather. Where
+        # nothing is exchanged, the row that splits the result is the better one, too.
+        aligned = {split_dim(row) for row in rows if row.kernel == "aligned"}
+        small = [d for d in cut if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]]
+        owned = [d for d in small if d not in aligned]
+        rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in owned]
     return rows
 
 

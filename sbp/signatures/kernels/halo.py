@@ -11,6 +11,7 @@ paper (appendix A.4) misprints the limit of a shard's range; the formula here is
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,6 +233,26 @@ def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
         (e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1
     )
 
+
+def exchanging(op: Op, row: Row) -> Row:
+    """A row of the halo kernel. Where no device needs elements of another one, as of every second
+    element of shards of even size, the row is `aligned`: it sends nothing.
+
+    Arguments:
+      op: the equation.
+      row: the row, which splits a dim of operands and results.
+    """
+    return dataclasses.replace(row, kernel="halo" if _halo_sends(op, row) else "aligned")
+
+
+add_kernel(
+    Kernel(
+        name="aligned",
+        summary="each device has the elements that its results read",
+        widens=_halo_widens,
+        nests=False,
+    )
+)
 
 add_kernel(
     Kernel(
