@@ -90,6 +90,38 @@ def log_sum(x: Any) -> Any:
     )
 
 
+def recurrence(p: Any, q: Any) -> Any:
+    """Joins two steps of a linear recurrence, `x -> p[0] * x + p[1]`."""
+    return p[0] * q[0], q[0] * p[1] + q[1]
+
+
+def later_largest(p: Any, q: Any) -> Any:
+    """Of two (value, index) pairs that with the larger value."""
+    is_larger = q[0] > p[0]
+    return jnp.where(is_larger, q[0], p[0]), jnp.where(is_larger, q[1], p[1])
+
+
+def running_argmax(x: Any) -> Any:
+    """The maximum so far of each column, and its index."""
+    numbers = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return lax.associative_scan(later_largest, (x, numbers))
+
+
+def scanned(a: Any, b: Any, **options: Any) -> Any:
+    """All steps of a linear recurrence."""
+    return lax.associative_scan(recurrence, (a, b), **options)
+
+
+def pairs_case(fn: Any) -> Case:
+    """A function of two arrays of 4096 rows that are split by rows; so are its two results."""
+    return Case(fn=fn, shapes=((4096, 512),) * 2, ins=("x:S(0)",) * 2, outs=("x:S(0)",) * 2)
+
+
+def scan_gradient(a: Any, b: Any) -> Any:
+    """The gradient of the sum of squares of a recurrence."""
+    return jax.grad(lambda a, b: jnp.sum(scanned(a, b)[1] ** 2), argnums=(0, 1))(a, b)
+
+
 CASES: dict[str, Case] = {
     "conv gradient VALID": conv_case(256, "VALID"),
     "conv gradient VALID, two dims": Case(
@@ -129,6 +161,12 @@ CASES: dict[str, Case] = {
     ),
     "reduce of (max, sum-exp)": Case(
         fn=log_sum, shapes=((65536, 512),), ins=("x:S(0)",), outs=("B", "B")
+    ),
+    "scan of a recurrence": pairs_case(scanned),
+    "scan in reverse": pairs_case(lambda a, b: scanned(a, b, reverse=True)),
+    "scan, gradient": pairs_case(scan_gradient),
+    "scan of (max, index)": Case(
+        fn=running_argmax, shapes=((4096, 512),), ins=("x:S(0)",), outs=("x:S(0)",) * 2
     ),
     "pad (1, -1)": Case(
         fn=lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0), (0, 0, 0)]),

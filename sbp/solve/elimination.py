@@ -18,14 +18,10 @@ class _Table:
     costs: np.ndarray
 
 
-ORDERED_LIMIT = 8_000_000
-"""Most entries of a table that elimination builds in the order of `_fewest_links`."""
-
-
-def eliminate_in_order(core: Core, limit: int = ORDERED_LIMIT) -> dict[int, int] | None:
-    """The cheapest states of a core, by elimination of the variables whose neighbours are neighbours
-    of each other first. Programs that read each result at several distances, such as scans by
-    halves, have small tables in this order only.
+def eliminate_in_order(core: Core, limit: int) -> dict[int, int] | None:
+    """The cheapest states of a core, by elimination in the order of `_fewest_links`. Programs that
+    read their results on several levels, such as `lax.associative_scan`, have small tables in this
+    order, and large ones where the smallest table always comes first.
 
     Arguments:
       core: the problem.

@@ -16,6 +16,10 @@ from sbp.solve.reduction import Core
 TABLE_LIMIT = 300_000
 """Most entries of a table that elimination builds."""
 
+ORDERED_LIMIT = 8_000_000
+"""Most entries of a table where variables are eliminated in the order that links the fewest. One
+table of this size has 64 MB."""
+
 NEAR_LIMIT = 2_000_000
 """Most entries of a table where only states near the bound are searched. There are few such states,
 so few tables are that large."""
@@ -82,6 +86,7 @@ class Search:
     Arguments:
       graph: the costs, in seconds.
       table_limit: most entries of a table that elimination builds.
+      ordered_limit: the same where variables that link the fewest others come first.
       near_limit: the same where only states near the bound are searched.
       unsure: most variables that elimination sets by guess in a search near the bound.
       cutoff: seconds. The search ends when a bound shows that no choice costs less.
@@ -99,12 +104,14 @@ class Search:
         graph: CostGraph,
         *,
         table_limit: int = TABLE_LIMIT,
+        ordered_limit: int = ORDERED_LIMIT,
         near_limit: int = NEAR_LIMIT,
         unsure: int = UNSURE,
         cutoff: float = math.inf,
     ) -> None:
         self.graph, self.cutoff, self.unsure = graph, cutoff, unsure
         self.table_limit, self.near_limit = table_limit, near_limit
+        self.ordered_limit = ordered_limit
         self.best: tuple[int, ...] | None = None
         self.cost = math.inf
 
@@ -148,7 +155,8 @@ class Search:
                 # This is optimal: with a state that was dropped earlier, no solution costs less
                 # than the best one known at that time.
                 return self.cost
-            if bound == -math.inf and (exact := eliminate_in_order(core)) is not None:
+            exact = eliminate_in_order(core, self.ordered_limit)
+            if exact is not None:
                 self._offer(exact, core)
                 return self.cost
             self._offer(_windows(core, states, self.table_limit), core)

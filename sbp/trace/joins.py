@@ -100,7 +100,7 @@ _FEEDING = frozenset({"slice", "split", "pad"})
 
 
 def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
-    """The nodes without the slices and pads that nothing reads any more.
+    """The nodes without the slices, pads and joins that nothing reads any more.
 
     Arguments:
       nodes: the nodes of a graph.
@@ -108,7 +108,8 @@ def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
     """
     read, kept = set(asked), []
     for node in reversed(nodes):
-        if node.op in _FEEDING and not read.intersection(node.outputs):
+        moves = node.op in _FEEDING or node.op == join_slices_p.name
+        if moves and not read.intersection(node.outputs):
             continue
         read.update(o for o in node.inputs if isinstance(o, int))
         kept.append(node)

@@ -19,23 +19,27 @@ from tests.solve.graphs import cases, least, reduced
 
 
 def solve(
-    graph: CostGraph, table_limit: int, cutoff: float = math.inf, unsure: int = UNSURE
+    graph: CostGraph, table_limit: int, ordered_limit: int, unsure: int = UNSURE
 ) -> Solution | None:
     search = Search(
-        graph, table_limit=table_limit, near_limit=table_limit, unsure=unsure, cutoff=cutoff
+        graph,
+        table_limit=table_limit,
+        ordered_limit=ordered_limit,
+        near_limit=table_limit,
+        unsure=unsure,
     )
     return search.solution(search.run(reduced(graph)))
 
 
 @pytest.mark.parametrize(
-    ("table_limit", "unsure"),
-    [(300_000, 8), (8, 8), (8, 0)],
-    ids=["elimination", "messages", "halving"],
+    ("table_limit", "ordered_limit", "unsure"),
+    [(300_000, 8, 8), (8, 300_000, 8), (8, 8, 8), (8, 8, 0)],
+    ids=["elimination", "in order", "messages", "halving"],
 )
-def test_small_graphs(table_limit: int, unsure: int):
+def test_small_graphs(table_limit: int, ordered_limit: int, unsure: int):
     exact = 0
     for _, graph, want in cases(400):
-        found = solve(graph, table_limit, unsure=unsure)
+        found = solve(graph, table_limit, ordered_limit, unsure)
         if not math.isfinite(want):
             assert found is None or not math.isfinite(found.cost)
             continue
@@ -43,7 +47,7 @@ def test_small_graphs(table_limit: int, unsure: int):
         assert graph.cost_of(found.states) == pytest.approx(found.cost)
         assert found.lower_bound <= want + 1e-9 <= found.cost + 2e-9
         exact += found.cost == pytest.approx(want)
-        if table_limit > 8:
+        if max(table_limit, ordered_limit) > 8:
             assert found.cost == pytest.approx(want) == pytest.approx(found.lower_bound)
     assert exact > 250
 
@@ -63,7 +67,7 @@ def test_a_cutoff_does_not_change_cheaper_solutions():
     bound is valid."""
 
     def counted(graph: CostGraph, cutoff: float = math.inf) -> Solution | None:
-        search = CountedSearch(graph, table_limit=8, near_limit=8, cutoff=cutoff)
+        search = CountedSearch(graph, table_limit=8, ordered_limit=8, near_limit=8, cutoff=cutoff)
         return search.solution(search.run(reduced(graph)))
 
     CountedSearch.searched.clear()

@@ -1,0 +1,80 @@
+"""`lax.associative_scan` along a split dim: devices exchange a few elements, and each level of the
+scan runs on shards."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from tests.hardware import SENDS_FREELY
+from tests.run.test_collectives import assert_within_plan
+
+
+def recurrence(p: Any, q: Any) -> Any:
+    return p[0] * q[0], q[0] * p[1] + q[1]
+
+
+def scanned(a: Any, b: Any, **options: Any) -> Any:
+    return lax.associative_scan(recurrence, (a, b), **options)
+
+
+def gradient(a: Any, b: Any) -> Any:
+    return jax.grad(lambda a, b: jnp.sum(scanned(a, b)[1] ** 2), argnums=(0, 1))(a, b)
+
+
+SCANS = {
+    "forward": scanned,
+    "reverse": functools.partial(scanned, reverse=True),
+    "gradient": gradient,
+}
+
+
+def pairs(length: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(length)
+    return tuple(rng.normal(size=(length, 4)).astype(np.float32) for _ in range(2))
+
+
+def assert_equals_one_device(f: Any, fn: Any, args: tuple[Any, ...]) -> None:
+    for got, want in zip(f(*args), jax.jit(fn)(*args), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (4,), (8,), (2, 4)])
+@pytest.mark.parametrize("case", SCANS)
+def test_scans_of_shards(case: str, sizes: tuple[int, ...]):
+    mesh = sbp.make_mesh(sizes, ("x", "y")[: len(sizes)])
+    types = "x:S(0)" if len(sizes) == 1 else "x:S(0) y:S(1)"
+    fn = SCANS[case]
+    f = sbp.jit(
+        fn,
+        mesh,
+        in_types=(types, types),
+        out_types=(types, types),
+        hardware=SENDS_FREELY,
+        budgets=[sbp.forbid("all_to_all")],
+    )
+    args = pairs(32)
+    assert_equals_one_device(f, fn, args)
+    if case == "forward":
+        plan = f.plan(*args)
+        assert_within_plan(plan, sizes)
+        # Two rows of each device are gathered; a device has 32 / n of them.
+        row = 16 / (sizes[1] if len(sizes) > 1 else 1)
+        assert plan.cost.bytes_per_device <= 2 * row * (sizes[0] - 1)
+
+
+@pytest.mark.parametrize("case", SCANS)
+def test_sizes_that_do_not_divide(case: str):
+    mesh = sbp.make_mesh((4,), ("x",))
+    fn = SCANS[case]
+
+    def padded(a: Any, b: Any) -> Any:
+        return fn(*(sbp.split(v, 0, "x") for v in (a, b)))
+
+    f = sbp.jit(padded, mesh, hardware=SENDS_FREELY, budgets=[sbp.forbid("all_to_all")])
+    assert_equals_one_device(f, padded, pairs(21))
