@@ -63,9 +63,9 @@ def test_scans_of_shards(case: str, sizes: tuple[int, ...]):
     if case == "forward":
         plan = f.plan(*args)
         assert_within_plan(plan, sizes)
-        # Two rows of each device are gathered; a device has 32 / n of them.
+        # Of both arrays, up to three rows of each device are gathered; it has 32 / n of them.
         row = 16 / (sizes[1] if len(sizes) > 1 else 1)
-        assert plan.cost.bytes_per_device <= 2 * row * (sizes[0] - 1)
+        assert plan.cost.bytes_per_device <= 6 * row * (sizes[0] - 1)
 
 
 @pytest.mark.parametrize("case", SCANS)

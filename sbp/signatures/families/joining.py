@@ -1,5 +1,5 @@
-"""`join_slices`: slices of arrays, one after the other, such as `jnp.roll`. Along a split dim each
-element goes to the device that needs it, once."""
+"""`concatenate`, and `join_slices`: slices of arrays, one after the other, such as `jnp.roll`.
+Along a split dim each element goes to the device that needs it, once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,77 @@ from jax import lax
 
 from sbp.signatures.factors import FactorMap, dim_factors, moved_rows, split_rows
 from sbp.signatures.families.shifting import halo_rows, split_dim
+from sbp.signatures.kernels.exchange import Need, fetch
 from sbp.signatures.kernels.halo import Exchange, Exchanges, exchanges
 from sbp.signatures.kernels.pieces import Pieces, fetch_pieces
 from sbp.signatures.kernels.shards import picked_along
-from sbp.signatures.rule import LocalContext, Op, Row, rule
+from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.trace.joins import joined
 from sbp.types import Split
+
+# ---- concatenate --------------------------------------------------------------------------------
+
+
+def _joined(sizes: Sequence[int], n: int) -> list[Need]:
+    """For each operand, the range of it that each device needs."""
+    chunk = -(-sum(sizes) // n)
+    needs, before = [], 0
+    for size in sizes:
+        needs.append(Need(size, -(-size // n), tuple(chunk * i - before for i in range(n)), chunk))
+        before += size
+    return needs
+
+
+def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches the range of each operand that may lie in the shard of the result, and selects
+    between them."""
+    d = ctx.params["dimension"]
+    axes = next((ctx.in_axes(k, d) for k in range(len(args)) if ctx.in_axes(k, d)), ())
+    if not axes:
+        return bind_with(ctx, args)
+    ((axis, n),) = axes
+    needs = _joined([a.shape[d] for a in ctx.global_ins], n)
+    shape = ctx.local_outs[0]
+    index = lax.broadcasted_iota(jnp.int32, shape, d) + ctx.out_offset(0, d)
+    out, before = None, 0
+    for k, (x, need) in enumerate(zip(args, needs, strict=True)):
+        if ctx.in_axes(k, d):
+            piece = fetch(ctx, x, d, axis, need, None)
+        else:
+            piece = picked_along(
+                x, lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, d
+            )
+        out = piece if out is None else jnp.where(index >= before, piece, out)
+        before += need.size
+    return [out]
+
+
+@exchanges("concatenate")
+def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
+    """One exchange for each operand that is split."""
+    d = split_dim(row)
+    needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
+    return [
+        Exchange(k, (d,), need, need.width)
+        for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True))
+        if atom == Split(d)
+    ]
+
+
+@rule("concatenate", traits=Traits(moves=True, scales="together"), local=_concatenate_local)
+def _concatenate(op: Op) -> Sequence[Row]:
+    """Other dims split; the concatenated dim splits with halo exchange."""
+    axis = int(op.params["dimension"])
+    dims = dim_factors(len(op.outs[0].shape), [axis])
+    return [
+        *split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))),
+        *moved_rows(op),
+        *halo_rows(op, [axis]),
+    ]
+
+
+# ---- slices, one after the other ----------------------------------------------------------------
 
 
 def _needs(params: dict[str, Any], sizes: Sequence[int], n: int) -> list[Pieces]:

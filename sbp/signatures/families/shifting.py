@@ -1,8 +1,9 @@
-"""Primitives that move elements along a dim: `slice`, `split`, `pad`, `rev`, `concatenate`,
-`reshape`. Along a split dim, devices exchange elements with their neighbours."""
+"""Primitives that move elements along a dim: `slice`, `split`, `pad`, `rev`, `reshape`. Along a
+split dim, devices exchange elements with their neighbours."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,10 @@ from sbp.signatures.kernels.halo import (
     Exchanges,
     Windows,
     exchanges,
-    exchanging,
     padded_shard,
 )
 from sbp.signatures.kernels.regroup import split_groups
-from sbp.signatures.kernels.shards import owned_along, picked_along
+from sbp.signatures.kernels.shards import owned_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced
@@ -57,8 +57,24 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
                 Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins
             ]
             if Split(d) in ins:
-                rows.append(exchanging(op, Row(tuple(ins), (Split(d),) * len(op.outs))))
+                rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
     return rows
+
+
+def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> list[Row]:
+    """The rows of `halo_rows`, with the kernel `aligned` for those that send nothing.
+
+    Arguments:
+      op: the equation.
+      dims: the dims to split, one for each row.
+      windows: what the results read along each dim.
+    """
+    return [
+        dataclasses.replace(row, kernel="aligned")
+        if windows[split_dim(row)].is_aligned(op)
+        else row
+        for row in halo_rows(op, dims)
+    ]
 
 
 # ---- slice --------------------------------------------------------------------------------------
@@ -117,23 +133,20 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
 def _slice(op: Op) -> Sequence[Row]:
     """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
-    whole = [
-        _slice_windows(op.params, d, size, out).is_identity for d, (size, out) in enumerate(sizes)
-    ]
-    cut = [d for d, w in enumerate(whole) if not w]
-    dims = dim_factors(len(whole), cut)
+    windows = [_slice_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
+    cut = [d for d, w in enumerate(windows) if not w.is_identity]
+    dims = dim_factors(len(windows), cut)
     rows = [
         *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
         *moved_rows(op),
-        *halo_rows(op, cut),
+        *_moving_rows(op, cut, windows),
     ]
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid and all(op.outs[0].shape):
         # A partial result that is larger costs more to reduce than the operand to gather. Where
         # nothing is exchanged, the row that splits the result is the better one, too.
-        aligned = {split_dim(row) for row in rows if row.kernel == "aligned"}
         small = [d for d in cut if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]]
-        owned = [d for d in small if d not in aligned]
+        owned = [d for d in small if not windows[d].is_aligned(op)]
         rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in owned]
     return rows
 
@@ -227,10 +240,12 @@ def _pad(op: Op) -> Sequence[Row]:
     whole = [tuple(c) == (0, 0, 0) for c in op.params["padding_config"]]
     dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
     padded = [d for d, w in enumerate(whole) if not w and op.ins[0].shape[d] >= op.axis_size]
+    sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
+    windows = [_pad_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
     return [
         *split_rows(op, FactorMap(ins=(dims, ()), outs=(dims,))),
         *moved_rows(op),
-        *halo_rows(op, padded),
+        *_moving_rows(op, padded, windows),
     ]
 
 
@@ -268,67 +283,6 @@ def _rev(op: Op) -> Sequence[Row]:
         *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
         *moved_rows(op),
         *halo_rows(op, op.params["dimensions"]),
-    ]
-
-
-# ---- concatenate --------------------------------------------------------------------------------
-
-
-def _joined(sizes: Sequence[int], n: int) -> list[Need]:
-    """For each operand, the range of it that each device needs."""
-    chunk = -(-sum(sizes) // n)
-    needs, before = [], 0
-    for size in sizes:
-        needs.append(Need(size, -(-size // n), tuple(chunk * i - before for i in range(n)), chunk))
-        before += size
-    return needs
-
-
-def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Fetches the range of each operand that may lie in the shard of the result, and selects
-    between them."""
-    d = ctx.params["dimension"]
-    axes = next((ctx.in_axes(k, d) for k in range(len(args)) if ctx.in_axes(k, d)), ())
-    if not axes:
-        return bind_with(ctx, args)
-    ((axis, n),) = axes
-    needs = _joined([a.shape[d] for a in ctx.global_ins], n)
-    shape = ctx.local_outs[0]
-    index = lax.broadcasted_iota(jnp.int32, shape, d) + ctx.out_offset(0, d)
-    out, before = None, 0
-    for k, (x, need) in enumerate(zip(args, needs, strict=True)):
-        if ctx.in_axes(k, d):
-            piece = fetch(ctx, x, d, axis, need, None)
-        else:
-            piece = picked_along(
-                x, lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d) - before, d
-            )
-        out = piece if out is None else jnp.where(index >= before, piece, out)
-        before += need.size
-    return [out]
-
-
-@exchanges("concatenate")
-def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
-    """One exchange for each operand that is split."""
-    d = split_dim(row)
-    needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
-    return [
-        Exchange(k, (d,), need, need.width)
-        for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True))
-        if atom == Split(d)
-    ]
-
-
-@rule("concatenate", traits=Traits(moves=True, scales="together"), local=_concatenate_local)
-def _concatenate(op: Op) -> Sequence[Row]:
-    """Other dims split; the concatenated dim splits with halo exchange."""
-    axis = int(op.params["dimension"])
-    dims = dim_factors(len(op.outs[0].shape), [axis])
-    return [
-        *split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))),
-        *moved_rows(op),
-        *halo_rows(op, [axis]),
     ]
 
 

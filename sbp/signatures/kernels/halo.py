@@ -11,7 +11,6 @@ paper (appendix A.4) misprints the limit of a shard's range; the formula here is
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +53,16 @@ class Windows:
         return (
             self.size == self.out and self.stride == self.window == self.base == 1 and self.low == 0
         )
+
+    def is_aligned(self, op: Op) -> bool:
+        """Whether each device has all elements that its results read, and no others: a result has
+        every `stride`-th element, or every `base`-th one of the result is an element, in shards of
+        equal size."""
+        if self.window > 1 or not (op.divides(self.size) and op.divides(self.out)):
+            return False
+        if self.base == 1:
+            return self.size == self.stride * self.out and 0 <= -self.low < self.stride
+        return self.stride == 1 and self.out == self.base * self.size and 0 <= self.low < self.base
 
     def first(self, out: int) -> int:
         """The position in the padded array of the first element that a result element reads.
@@ -234,23 +243,13 @@ def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def exchanging(op: Op, row: Row) -> Row:
-    """A row of the halo kernel. Where no device needs elements of another one, as of every second
-    element of shards of even size, the row is `aligned`: it sends nothing.
-
-    Arguments:
-      op: the equation.
-      row: the row, which splits a dim of operands and results.
-    """
-    return dataclasses.replace(row, kernel="halo" if _halo_sends(op, row) else "aligned")
-
-
 add_kernel(
     Kernel(
         name="aligned",
         summary="each device has the elements that its results read",
         widens=_halo_widens,
         nests=False,
+        reads_index=True,
     )
 )
 

@@ -246,6 +246,16 @@ def neutral_padding(monoid: str) -> Theorem:
             return Theorem((q == 0,), p | q == p)
 
 
+def strided_blocks(stride: int) -> Theorem:
+    """Every `stride`-th element of a dim of `stride` times as many: a block of the shorter dim and
+    the block of the same device of the longer one have the same elements."""
+    first, chunk, at, low = _ints("first chunk at low")
+    short = z3.And(first <= at, at < first + chunk)
+    place = stride * at + low
+    long = z3.And(stride * first <= place, place < stride * (first + chunk))
+    return Theorem((chunk >= 1, low >= 0, low < stride), short == long)
+
+
 INDEX_THEOREMS: dict[str, tuple[Callable[[int], Theorem], tuple[int, ...]]] = {
     "one_holder": (one_holder, (2, 3, 4)),
     "one_reader": (one_reader, (2, 3, 4)),
@@ -254,10 +264,12 @@ INDEX_THEOREMS: dict[str, tuple[Callable[[int], Theorem], tuple[int, ...]]] = {
     "ragged_shard": (ragged_shard, (2, 3)),
     "ragged_groups": (ragged_groups, (2, 3)),
     "window_products": (window_products, (1, 2, 3)),
+    "strided_blocks": (strided_blocks, (1, 2, 3)),
     "counter": (counter, (2,)),
 }
 """For each theorem, by its name: a function that states it, and the numbers of devices that it is
-stated for; for the ragged ones, numbers of groups, and for `window_products`, dilations."""
+stated for; for the ragged ones, numbers of groups, for `window_products` dilations, and for
+`strided_blocks` strides."""
 
 OF_KERNEL: dict[str, str] = {
     "masked_gather": "one_reader",
@@ -269,5 +281,6 @@ OF_KERNEL: dict[str, str] = {
     "shifted_windows": "own_update",
     "ragged_shards": "ragged_shard",
     "ragged_groups": "ragged_groups",
+    "aligned": "strided_blocks",
 }
 """For each kernel, the name of the theorem that its rows rest on."""

@@ -36,7 +36,8 @@ class OpTypes:
       ins: types of the operands.
       outs: types of the results.
       sizes: sizes of the mesh axes.
-      communicates: whether the kernel has collectives, so that all devices must run together.
+      communicates: whether the kernel has collectives or asks for the device's index, so that all
+          devices must run together.
     """
 
     ins: tuple[Types, ...]
@@ -348,13 +349,10 @@ class Oracle:
           n: number of devices along the axis.
           rng: draws the parts.
         """
-        communicates = kernel_named(row.kernel).communicates
-        return self.refute(
-            OpTypes(
-                tuple((a,) for a in row.ins), tuple((a,) for a in row.outs), (n,), communicates
-            ),
-            rng,
-        )
+        kernel = kernel_named(row.kernel)
+        together = kernel.communicates or kernel.reads_index
+        ins, outs = (tuple((a,) for a in atoms) for atoms in (row.ins, row.outs))
+        return self.refute(OpTypes(ins, outs, (n,), together), rng)
 
 
 def _scale(
