@@ -41,7 +41,7 @@ def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]
             if len(told) == 1
             else "; reduce them first"
         )
-        return f"{', '.join(told)} here, which {node.op} does not take{hint}"
+        return f"{', '.join(told)} here, which {node.name} does not take{hint}"
     direct = all(
         any(fault.direct(node, c, k.operand) for c in fault.found.pins) for k in fault.found.sink
     )

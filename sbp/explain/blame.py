@@ -49,7 +49,7 @@ class BlamedFault:
 
     def subject(self, node: Node) -> str:
         """A node as a title names it: by the user's expression."""
-        text = f"`{source_text(users_span(node)) or node.op}`"
+        text = f"`{source_text(users_span(node)) or node.name}`"
         return f"the gradient of {text}" if node.in_gradient else text
 
     def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:

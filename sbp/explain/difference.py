@@ -363,7 +363,7 @@ class _Sending:
 
 def _end(node: Node) -> TrafficEnd:
     text = source_text(node.span, 44).replace("`", "'")
-    return TrafficEnd(op=node.op, text=text, gradient=node.backward)
+    return TrafficEnd(op=node.name, text=text, gradient=node.backward)
 
 
 def _atoms(step: Step) -> tuple[tuple[Code, ...], tuple[Code, ...]]:

@@ -37,7 +37,9 @@ def notes(fault: BlamedFault, node: Node, pins: Sequence[Constraint]) -> Iterato
     """
     here = users_span(node)
     if here != node.span and node.span is not None:
-        yield (f"inside the call it is `{source_text(node.span) or node.op}` at {place(node.span)}")
+        yield (
+            f"inside the call it is `{source_text(node.span) or node.name}` at {place(node.span)}"
+        )
     for c in pins:
         if c.site and c.site.is_input:
             where = (

@@ -221,7 +221,7 @@ class Names:
         ):
             return self._word(maker, 0)  # the value before this step of the library
         if not name and maker is not None and maker.span == node.span and not maker.regions:
-            return f"the result of its {maker.op}"
+            return f"the result of its {maker.name}"
         return name or self.entering(operand, node) or f"operand {number}"
 
     def entering(self, value: int, reader: Node, *, alone: bool = False) -> str:

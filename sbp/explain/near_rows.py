@@ -35,7 +35,9 @@ class NearRows:
 def rule(fault: BlamedFault, node: Node) -> str:
     """The heading of a rule's rows: the operator with the names of its operands and results."""
     outs = [fault.names.value(v) or "result" for v in node.outputs]
-    return f"{node.op} on one mesh axis ({', '.join(fault.names.shown(node))} -> {', '.join(outs)})"
+    return (
+        f"{node.name} on one mesh axis ({', '.join(fault.names.shown(node))} -> {', '.join(outs)})"
+    )
 
 
 def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:

@@ -198,7 +198,7 @@ class Origins:
                 else text
             )
         text = text.replace("`", "'")
-        return ValueName(text) if text else ValueName(maker.op, is_source=False)
+        return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
     def operand(self, node: Node, number: int) -> ValueName:
         """The name of an operand at the line of its node."""

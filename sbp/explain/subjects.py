@@ -283,7 +283,7 @@ class Subjects:
 def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
     """The variable that each value is assigned to; the source text for values without a
     variable."""
-    labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].op)
+    labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].name)
     targets = names_at(at.span)
     forward, backward = (
         [k for k in makers if not makers[k].in_gradient],

@@ -127,7 +127,7 @@ class ReadBecause:
         if self.node is None:
             return f"{self.role} of the program"
         annotated = self.node.primitive is annotate_p
-        return self.role if annotated else f"{self.role} of {self.node.op}"
+        return self.role if annotated else f"{self.role} of {self.node.name}"
 
 
 def _entry_text(node: Node, entry: Entry) -> str:

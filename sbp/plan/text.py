@@ -301,6 +301,7 @@ class _Writer:
                     )
                     outs = tuple(map(self.define, instruction.outs))
                     sent, where = instruction.bytes_sent, node_place(node)
+                    where = f"{node.title} {where}" if node.title else where
                     lines.append(
                         ListedOperation(
                             results=outs,
@@ -336,7 +337,9 @@ class _Writer:
     def conversions(self, box: Box) -> Iterator[ListedConversion]:
         reader = box.reader
         comment = (
-            "needed at the end" if reader is None else f"needed by {reader.op} {node_place(reader)}"
+            "needed at the end"
+            if reader is None
+            else f"needed by {reader.name} {node_place(reader)}"
         )
         operand = self.operand(box.source)
         for step in box.steps:

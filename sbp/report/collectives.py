@@ -100,7 +100,7 @@ def _inside_kernels(program: Program) -> Iterator[Collective]:
             yield Collective(
                 kind=sent.kind,
                 mesh_axes=program.mesh.names[position],
-                changes=(f"inside {node.op}",),
+                changes=(f"inside {node.name}",),
                 runs=runs * sent.rounds,
                 bytes_per_device=runs * sent.bytes,
                 tensors=tuple(shape_text(program.graph.avals[v]) for v in node.outputs),

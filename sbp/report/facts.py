@@ -179,7 +179,7 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
             own = [b for inner in instruction.blocks for b in planned_boxes(inner, inside)]
             operations = [k for inner in instruction.blocks for k in sending(inner, inside)]
             yield RegionFact(
-                op=instruction.node.op,
+                op=instruction.node.name,
                 place=SourcePlace.of(instruction.node),
                 trips=instruction.trips,
                 trips_assumed=trips_are_assumed(instruction.node),

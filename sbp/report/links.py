@@ -12,7 +12,7 @@ from sbp.source.reader import source_text
 
 def link_text(link: Link) -> str:
     """How one value of a chain of origins got its atom."""
-    op = "" if link.node is None else link.node.op
+    op = "" if link.node is None else link.node.name
     match link.kind:
         case "annotation":
             span = None if link.node is None else link.node.span

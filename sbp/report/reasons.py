@@ -241,7 +241,7 @@ def output_name(output_names: Sequence[str], number: int) -> str:
 
 
 def _node(node: Node) -> str:
-    return f"{node.op} {_expression(node)}{_place(node)}"
+    return f"{node.name} {_expression(node)}{_place(node)}"
 
 
 def _place(node: Node) -> str:

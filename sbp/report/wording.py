@@ -128,7 +128,7 @@ def node_text(node: Node, beside: Node | None = None) -> str:
         span = annotation_span(node)
         return "an annotation" if span is None else f"the annotation{quoted(span)} at {place(span)}"
     if node.span is None:
-        return f"{node.op} in generated code"
+        return f"{node.name} in generated code"
     if beside is not None and (node.span, node.backward) == (beside.span, beside.backward):
-        return f"{node.op} there"
-    return f"{node.op}{quoted(node.span)} {place_text(SourcePlace.of(node))}"
+        return f"{node.name} there"
+    return f"{node.name}{quoted(node.span)} {place_text(SourcePlace.of(node))}"

@@ -279,7 +279,9 @@ class _Lifting:
         """An operand of a concatenation as a part of a lifted slice of the same array, if there is
         one that has the same elements at the same place."""
         own = strided(self.wiring, operand, dim)
-        for view, lifted in self.views if own is not None else ():
+        if own is None:
+            return (operand, 0, size)
+        for view, lifted in self.views:
             stride = own.stride if size > 1 else view.stride
             same = own.source == view.source and own.beside == view.beside
             if same and stride == view.stride and own.start == view.start + at * stride:

@@ -244,7 +244,7 @@ class Maker:
           x: the value.
         """
         out = self.value(self.aval(x))
-        node = dataclasses.replace(like, id=next(self.ids), outputs=(out,))
+        node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), title="pad")
         self.before[at].append(join_node(node, dim, pieces))
         return out
 

@@ -49,6 +49,7 @@ class Node:
           first, such as `lax.parallel.pmean`.
       scope: JAX's name stack, `transpose(jvp(..))` for gradients.
       source_info: JAX's own record, passed on to the compiled program.
+      title: what the user knows the operator as, where it replaces others; empty elsewhere.
     """
 
     id: int
@@ -63,6 +64,12 @@ class Node:
     library: tuple[str, ...] = ()
     scope: str = ""
     source_info: Any = None
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the operator in reports."""
+        return self.title or self.op
 
     @property
     def backward(self) -> bool:

@@ -132,11 +132,20 @@ def join_node(node: Node, dim: int, slices: Sequence[Joined]) -> Node:
     pieces = tuple((inputs.index(source), start, size) for source, start, size in slices)
     return dataclasses.replace(
         node,
+        title=_title(node),
         op=join_slices_p.name,
         primitive=join_slices_p,
         params={"dimension": dim, "pieces": pieces},
         inputs=inputs,
     )
+
+
+def _title(node: Node) -> str:
+    """What the user knows a node as that a join replaces: `roll`, or the operator. A sum of pads is
+    the gradient of slices, and named by its pads."""
+    if any(function.endswith("._roll_static") for function in node.library):
+        return "roll"
+    return "pad" if node.op == "add_any" else node.name
 
 
 class _Joins:

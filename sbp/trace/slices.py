@@ -65,9 +65,7 @@ def cuts_of(node: Node, value: Operand, shape: tuple[Any, ...]) -> Cuts | None:
             cuts = [cut if d == params["axis"] else (0, s, 1) for d, s in enumerate(shape)]
         case "pad":
             config = params["padding_config"]
-            if not all(
-                isinstance(i, int | np.integer) and i <= 0 for edges in config for i in edges
-            ):
+            if not all(_is_cutting(i) for edges in config for i in edges):
                 return None
             sides = zip(config, shape, strict=True)
             cuts = [(-low, size + high, 1) for (low, high, _), size in sides]
@@ -81,7 +79,7 @@ def cuts_of(node: Node, value: Operand, shape: tuple[Any, ...]) -> Cuts | None:
 
 def _is_cutting(padding: Any) -> bool:
     """Whether a number of padding elements is negative or 0."""
-    return isinstance(padding, int | np.integer) and padding <= 0
+    return isinstance(padding, int | np.integer) and bool(padding <= 0)
 
 
 def with_slices(graph: Graph) -> Graph:

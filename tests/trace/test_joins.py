@@ -101,3 +101,13 @@ def test_inspected_values_stay():
 
     graph = graph_of(fn, (X,))
     assert {i.value for i in graph.inspections} <= {v for n in graph.nodes for v in n.outputs}
+
+
+@pytest.mark.parametrize(
+    ("case", "title"),
+    [("roll", "roll"), ("shift", "concatenate"), ("padded slice", "pad"), ("in a loop", "roll")],
+)
+def test_reports_call_a_join_what_the_user_wrote(case: str, title: str):
+    fn, args, _ = JOINED[case]
+    joins = [n for n in graph_of(fn, args).walk() if n.op == "join_slices"]
+    assert [n.name for n in joins] == [title] * len(joins) and joins
