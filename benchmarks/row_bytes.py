@@ -164,7 +164,12 @@ CASES: dict[str, Case] = {
     ),
     "scan of a recurrence": pairs_case(scanned),
     "scan in reverse": pairs_case(lambda a, b: scanned(a, b, reverse=True)),
-    "scan, gradient": pairs_case(scan_gradient),
+    "scan, gradient": Case(
+        fn=scan_gradient,
+        shapes=((4096, 2048),) * 2,
+        ins=("x:S(0)",) * 2,
+        outs=("x:S(0)",) * 2,
+    ),
     "scan of (max, index)": Case(
         fn=running_argmax, shapes=((4096, 512),), ins=("x:S(0)",), outs=("x:S(0)",) * 2
     ),

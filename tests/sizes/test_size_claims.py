@@ -174,7 +174,7 @@ ONE = [
         halves,
         lambda b: (f32(2 * b, 8),),
         in_types=("data:S(0)",),
-        holds="mod(b, 2) == 0",
+        holds="every",
     ),
     case(
         "inner-split",
