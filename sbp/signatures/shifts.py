@@ -99,7 +99,7 @@ def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class Interior:
     """A node that pads along one dim.
 
     Arguments:
@@ -111,14 +111,14 @@ class Padded:
     interior: int
 
 
-def padded(node: Node, dim: int) -> Padded | None:
+def padded(node: Node, dim: int) -> Interior | None:
     """How a node pads along a dim; None for nodes that do something else, or pad other dims."""
     if node.op != "pad":
         return None
     config = [tuple(map(int, c)) for c in node.params["padding_config"]]
     if any(c != (0, 0, 0) for d, c in enumerate(config) if d != dim):
         return None
-    return Padded(config[dim][0], config[dim][2])
+    return Interior(config[dim][0], config[dim][2])
 
 
 def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any, ...]:
