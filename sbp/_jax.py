@@ -281,6 +281,11 @@ def empty_aval(
     return ShapedArray(tuple(shape), dtype, weak_type=weak_type, memory_space=space_of(host))
 
 
+def is_reference(x: Any) -> bool:
+    """Whether a value is a mutable array, a `Ref`."""
+    return isinstance(x, _core.Ref)
+
+
 def plain_aval(aval: Any) -> ShapedArray:
     """An aval's shape, dtype, weak type and memory, without sharding."""
     weak_type = bool(getattr(aval, "weak_type", False))

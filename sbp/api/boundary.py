@@ -242,6 +242,12 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(
             x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False))
         )
+    if _jax.is_reference(x):
+        raise refused(
+            f"input {name} is a Ref, which devices cannot share; pass its value, and return the new"
+            " one",
+            TypeError,
+        )
     try:
         aval: Any = jax.typeof(x)
         return jax.ShapeDtypeStruct(

@@ -353,6 +353,12 @@ def _refuse_traced(graph: Graph, name: str) -> None:
                 f"{name} closes over a value that another transformation (jit, grad or vmap)"
                 " traces; pass it as an argument"
             )
+        if isinstance(operand, Constant) and _jax.is_reference(operand.value):
+            raise SbpError(
+                f"{name} closes over a Ref, which devices cannot share; pass its value as an"
+                " argument, and return the new one",
+                code="unsupported-effect",
+            )
 
 
 def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:

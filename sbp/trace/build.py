@@ -44,7 +44,7 @@ def trace(
       The graph, and the pytree of output ShapeDtypeStructs.
 
     Raises:
-      SbpError: `unsupported-effect` for an `io_callback` with results.
+      SbpError: `unsupported-effect` for an `io_callback` with results, and for tokens.
       Whatever `fn` raises, unchanged.
 
     >>> import jax, jax.numpy as jnp
@@ -272,6 +272,7 @@ class _Builder:
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
         regions = self.regions(eqn.primitive.name, params, at)
+        _check_values(eqn, at.frames)
         outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
         nodes.append(
             self.made(
@@ -356,6 +357,19 @@ class _Builder:
                 code="unsupported-effect",
                 span=frames[0] if frames else None,
             )
+
+
+def _check_values(eqn: Any, frames: tuple[Span, ...]) -> None:
+    """Refuses an equation that makes a token."""
+    if all(hasattr(v.aval, "shape") for v in eqn.outvars):
+        return
+    where = f" at {frames[0]}" if frames else ""
+    raise SbpError(
+        f"{eqn.primitive.name}{where} makes a token, which orders effects and has no type; leave"
+        " tokens out, and order by the values that operations read",
+        code="unsupported-effect",
+        span=frames[0] if frames else None,
+    )
 
 
 def _has(pin: Pin, operand: Operand, nodes: list[Node]) -> bool:

@@ -13,7 +13,7 @@ INLINED = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "call": "call_jaxpr",
-    "eval_jaxpr": "jaxpr",
+    "eval_jaxpr": "jaxpr call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
