@@ -35,7 +35,7 @@ def test_a_ref_of_the_program_is_kept():
 
 
 def test_tokens_are_refused():
-    with pytest.raises(sbp.SbpError, match="create_token at .* makes a token") as refused:
+    with pytest.raises(sbp.SbpError, match=r"create_token at .* makes a token") as refused:
         sbp.jit(lambda x: lax.after_all(lax.create_token()), MESH)(X)
     assert refused.value.code == "unsupported-effect" and refused.value.span is not None
 

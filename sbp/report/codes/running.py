@@ -9,8 +9,9 @@ RUNNING = (
         "unsupported-effect",
         """
         A side effect that a distributed program cannot keep: an io_callback whose result the
-        program uses, a Ref from outside of the program, a token. Printing and callbacks without results see the whole, reduced
-        values and run once, on the first device. For a result take jax.pure_callback.
+        program uses, a Ref from outside of the program, a token. Printing and callbacks without
+        results see the whole, reduced values and run once, on the first device. For a result take
+        jax.pure_callback.
         """,
         """
 from jax.experimental import io_callback
