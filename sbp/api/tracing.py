@@ -349,9 +349,10 @@ def _refuse_traced(graph: Graph, name: str) -> None:
     read = [o for node in graph.walk() for o in node.inputs]
     for operand in (*read, *graph.outputs):
         if isinstance(operand, Constant) and isinstance(operand.value, _jax.Tracer):
-            raise SbpError(
+            raise refused(
                 f"{name} closes over a value that another transformation (jit, grad or vmap)"
-                " traces; pass it as an argument"
+                " traces; pass it as an argument",
+                TypeError,
             )
         if isinstance(operand, Constant) and _jax.is_reference(operand.value):
             raise SbpError(

@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status. The last line is in pytest's form."""
     parser = argparse.ArgumentParser(prog="python -m tests.multiprocess.run", description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="default: 2 4")
-    parser.add_argument("--seconds", type=float, default=160.0, help="time limit of all together")
+    parser.add_argument("--seconds", type=float, default=280.0, help="time limit of all together")
     options, rest = parser.parse_known_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends what was started, too
     start = time.monotonic()
