@@ -22,7 +22,6 @@ from sbp.errors import (
     SbpError,
     SbpInternalError,
     SourceEdit,
-    Span,
 )
 from sbp.explain.edits import priced
 from sbp.explain.faults import LIMITS
@@ -30,7 +29,7 @@ from sbp.kinds import shown
 from sbp.plan.program import Program
 from sbp.report.finding import diagnostics_of
 from sbp.slips import Correction, correcting
-from sbp.source.arguments import argument_parts, constants_in, items_of
+from sbp.source.arguments import argument_span, constants_in, items_of
 from sbp.types import Split
 
 Attempt = Callable[[JitOptions], Program]
@@ -172,14 +171,10 @@ def _renamed(error: SbpError, options: JitOptions) -> Iterator[_Change]:
         value = _replaced(getattr(options, option), wrong, right)
         if _equal(value, getattr(options, option)):
             continue
-        written: list[Edit] = []
-        spans: list[Span] = []
-        for part in argument_parts(options.at, option):
-            for edit in constants_in(part, _written(wrong), _written(right)):
-                written.append(edit)
-                spans.append(edit.span)
-        edits = tuple(written) or (OptionEdit(option=option, value=value),)
-        labels = tuple(Label(span=s, text="", primary=n == 0) for n, s in enumerate(spans))
+        part = argument_span(options.at, option)
+        written = constants_in(part, _written(wrong), _written(right)) if part else ()
+        edits: tuple[Edit, ...] = written or (OptionEdit(option=option, value=value),)
+        labels = tuple(Label(span=e.span, text="", primary=not n) for n, e in enumerate(written))
         yield _Change(
             text=f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
             edits=edits,
@@ -213,5 +208,5 @@ def _name(value: Any) -> str:
 
 def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:
     """The place of the option that an error is about."""
-    parts = argument_parts(options.at, error.option)
-    return (Label(span=parts[0], text="", primary=True),) if parts else ()
+    part = argument_span(options.at, error.option)
+    return (Label(span=part, text="", primary=True),) if part else ()

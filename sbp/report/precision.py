@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
-import jax.numpy as jnp
-
+from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.plan.program import Program
 from sbp.report.parts import Column, Paragraph, Section, Table, TableRow
@@ -35,7 +33,7 @@ def precision(program: Program) -> tuple[Section, ...]:
         dtype = graph.avals[planned.box.target.value].dtype
         for step in planned.box.steps:
             reduces = step.kind in ("all_reduce", "reduce_scatter")
-            if reduces and step.source[step.mesh_axes[0]] == _SUM and _is_real(dtype):
+            if reduces and step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
                 how = wide.dtype if wide else f"{dtype}, by the platform"
                 entry = found[str(dtype), how]
@@ -55,10 +53,6 @@ def precision(program: Program) -> tuple[Section, ...]:
     )
     parts = (Table(columns=columns, rows=rows), *_rounded(program))
     return (Section(title="precision of sums over devices", parts=parts),)
-
-
-def _is_real(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 def _rounded(program: Program) -> tuple[Paragraph, ...]:

@@ -107,7 +107,7 @@ _TABLE = (
         """,
     ),
     Unruled(
-        because="orders effects and carries no numbers",
+        because="orders effects and carries no numbers: refused by the trace",
         primitives="after_all create_token",
     ),
     Unruled(

@@ -8,20 +8,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp.errors import SourceEdit, Span
+from sbp.source.bindings import binding_of
 from sbp.source.reader import expression_at
 from sbp.source.text import contains, exact_text, parsed_file, span_of
 
 
-def argument_parts(call: Span | None, name: str) -> list[Span]:
-    """The places of a keyword argument: the expression in the call, and where that is a name, the
-    one expression that the file assigns to it first. Empty where the source does not show it.
+def argument_span(call: Span | None, name: str) -> Span | None:
+    """The place of a keyword argument: the expression in the call, and where that is a variable,
+    the expression that was assigned to it. None where the source does not show it.
 
     Arguments:
       call: the call.
       name: the keyword.
     """
-    part = _argument(call, name)
-    return [span_of(part, call.file)] if part is not None and call is not None else []
+    expression = expression_at(call)[0]
+    keywords = expression.keywords if isinstance(expression, ast.Call) else []
+    part = next((k.value for k in keywords if k.arg == name), None)
+    if part is None or call is None:
+        return None
+    span = span_of(part, call.file)
+    variable = part.id if isinstance(part, ast.Name) else ""
+    while variable:
+        binding = binding_of(variable, span)
+        if binding is None or binding.span is None or not binding.whole:
+            return None
+        span, variable = binding.span, binding.name
+    return span
 
 
 def items_of(call: Span | None, name: str, count: int) -> list[tuple[Span, str]]:
@@ -33,10 +45,11 @@ def items_of(call: Span | None, name: str, count: int) -> list[tuple[Span, str]]
       name: the keyword.
       count: the number of items.
     """
-    part = _argument(call, name)
-    if call is None or not isinstance(part, ast.Tuple | ast.List) or len(part.elts) != count:
+    at = argument_span(call, name)
+    part = expression_at(at)[0]
+    if at is None or not isinstance(part, ast.Tuple | ast.List) or len(part.elts) != count:
         return []
-    spans = [span_of(item, call.file) for item in part.elts]
+    spans = [span_of(item, at.file) for item in part.elts]
     return [(span, exact_text(span)) for span in spans]
 
 
@@ -127,21 +140,3 @@ def _makes_sizes(call: ast.Call, names: Sequence[str]) -> bool:
         return False
     words = re.findall(r"\w+", str(first.value))
     return all(n in words for n in names)
-
-
-def _argument(call: Span | None, name: str) -> ast.expr | None:
-    expression = expression_at(call)[0]
-    if call is None or not isinstance(expression, ast.Call):
-        return None
-    part = next((k.value for k in expression.keywords if k.arg == name), None)
-    source = parsed_file(call.file)
-    while isinstance(part, ast.Name):
-        wanted, found = part.id, None
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign) and node.lineno < call.line:
-                targets = [t.id for t in node.targets if isinstance(t, ast.Name)]
-                found = node.value if wanted in targets else found
-        if found is None or (isinstance(found, ast.Name) and found.id == wanted):
-            return None
-        part = found
-    return part

@@ -83,6 +83,14 @@ def test_a_misspelt_key_of_a_pattern():
     assert len(diagnostic.helps) == 1
 
 
+def test_an_option_in_variables_that_were_swapped():
+    swapped = 'one, other = ("B", "B"), ("data:S(2)", "B"); kept = one; one = other; other = kept\n'
+    text = HEAD.replace("{line}", "pass").replace("{options}", ", in_types=one")
+    (diagnostic,) = checked("swapped", text.replace("f = sbp", f"{swapped}f = sbp")).found
+    assert diagnostic.code == "dim-out-of-range"
+    assert diagnostic.helps
+
+
 def test_swapped_entries_are_shown():
     diagnostic, _ = mended(options=', out_types=("data:S(1)", "B")')
     texts = [label.text for label in diagnostic.labels]
