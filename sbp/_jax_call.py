@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,6 +54,15 @@ def context_mesh() -> Mesh | AbstractMesh | None:
     if mesh.empty:
         mesh = jax.sharding.get_abstract_mesh()
     return None if mesh.empty else mesh
+
+
+@contextlib.contextmanager
+def without_context_mesh() -> Iterator[None]:
+    """Hides the mesh of `jax.set_mesh`, its devices included: a call on arrays runs where these
+    are."""
+    empty = AbstractMesh((), ())
+    with jax.sharding.use_abstract_mesh(empty) if transforming() else jax.set_mesh(None):
+        yield
 
 
 def jit_is_disabled() -> bool:

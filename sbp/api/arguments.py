@@ -1,4 +1,5 @@
-"""Static and donated arguments of a function, read and checked as `jax.jit` does."""
+"""Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
+a call."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from sbp import _jax_call
 from sbp.errors import refused
@@ -106,3 +109,36 @@ def _counted(
 def _sentence(error: Exception) -> str:
     """JAX's message on one line, without its full stop."""
     return " ".join(str(error).split()).removesuffix(".")
+
+
+def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[int]) -> None:
+    """Refuses arrays of which JAX ends the process where they have several devices: one that is
+    deleted, and a donated one that is another argument, too.
+
+    Arguments:
+      flat: the arguments.
+      names: their names.
+      donated: positions of the donated ones.
+
+    Raises:
+      SbpError: `bad-argument`.
+    """
+    first: dict[int, int] = {}
+    taken = frozenset(donated)
+    for i, x in enumerate(flat):
+        if not isinstance(x, jax.Array):
+            continue
+        if x.is_deleted():
+            raise refused(
+                f"input {names[i]} is deleted: an earlier call took it by donation, or its delete()"
+                " was called; pass the result of that call, or a copy made before it",
+                RuntimeError,
+            )
+        same = first.setdefault(id(x), i) if taken else i
+        if same != i and not taken.isdisjoint((same, i)):
+            twice, other = (i, same) if i in taken else (same, i)
+            raise refused(
+                f"input {names[twice]} is donated, and is the same array as input {names[other]};"
+                " pass a copy of it, or donate neither",
+                ValueError,
+            )

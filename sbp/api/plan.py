@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
+from sbp.api.arguments import refuse_taken
 from sbp.api.call import CallReader, CallSignature, quick_key
 from sbp.api.holding import Holding
 from sbp.api.planfile import write_plan
@@ -302,14 +303,14 @@ class Plan:
 
         Raises:
           SbpError: `abstract-mesh` for a plan on an abstract mesh; `bad-argument` for a shape in
-            place of an array, and for a donated array that is passed twice; with several processes
-            `processes-differ` where they run different plans, and `bad-argument` for a NumPy array
-            that is pinned split.
+            place of an array, for a deleted array, and for a donated one that is passed twice; with
+            several processes `processes-differ` where they run different plans, and `bad-argument`
+            for a NumPy array that is pinned split.
         """
         self._refuse_abstract_mesh()
         taken = self.holding.taken(leaves)
         flat = taken.flat
-        self._refuse_donated_twice(flat)
+        refuse_taken(flat, self._signature.names, self._signature.donated)
         if self._joint is not None:
             flat = self._joint.arguments(flat, taken.whole)
         try:
@@ -333,21 +334,6 @@ class Plan:
                 " devices",
                 code="abstract-mesh",
             )
-
-    def _refuse_donated_twice(self, flat: Sequence[Any]) -> None:
-        """Refuses a donated array that is another argument, too: the runtime would end the
-        process."""
-        donated, names = set(self._signature.donated), self._signature.names
-        first: dict[int, int] = {}
-        for i, x in enumerate(flat if donated else ()):
-            same = first.setdefault(id(x), i) if isinstance(x, jax.Array) else i
-            if same != i and {same, i} & donated:
-                twice, other = (i, same) if i in donated else (same, i)
-                raise refused(
-                    f"input {names[twice]} is donated, and is the same array as input"
-                    f" {names[other]}; pass a copy of it, or donate neither",
-                    ValueError,
-                )
 
     def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:
         """Refuses a run on shapes."""

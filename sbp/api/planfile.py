@@ -33,7 +33,7 @@ def paths_of_plans(given: Any) -> tuple[str, ...]:
       SbpError: `bad-argument` for what is no path.
     """
     several = given if isinstance(given, list | tuple) else [given]
-    if not several:
+    if not several or "" in several:
         raise refused("plan has no path; name a file from plan.save", ValueError)
     return tuple(path_of(path, "plan") for path in several)
 

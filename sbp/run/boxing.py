@@ -310,6 +310,10 @@ def without_padding(x: Any, global_shape: Sequence[int], codes: Codes, mesh: Mes
       codes: its type.
       mesh: the mesh.
     """
+    if _jax.in_host(jax.typeof(x)):  # the mask is in device memory, and JAX does not mix the two
+        on_device = jax.device_put(x, _jax.space_of(False))
+        on_device = without_padding(on_device, global_shape, codes, mesh)
+        return jax.device_put(on_device, _jax.space_of(True))
     for dim, size in enumerate(global_shape):
         real = extent(size, dim, codes, mesh)
         if not isinstance(real, int) and not _jax.is_extended(x.dtype):

@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sbp import _jax, _jax_call
 from sbp.infer.space import Codes
-from sbp.machine.context import no_mesh
 from sbp.plan.program import Program
 from sbp.run.boxing import without_padding
 from sbp.run.interpret import Interpreter
@@ -193,7 +192,7 @@ class Executable:
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the
         platform of its hardware."""
-        with no_mesh():
+        with _jax_call.without_context_mesh():
             if isinstance(self.mesh, AbstractMesh):
                 return self.jitted.trace(*shapes).lower(
                     lowering_platforms=(self.program.mesh.hardware.platform,)
@@ -206,7 +205,7 @@ class Executable:
         if jax.sharding.get_abstract_mesh().empty:
             outs = self.jitted(*flat)
         else:
-            with no_mesh():
+            with _jax_call.without_context_mesh():
                 outs = self.jitted(*flat)
         if self._rehome:
             outs = tuple(

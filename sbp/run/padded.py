@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from sbp import _jax
+from sbp import _jax, _jax_call
 from sbp.annotations import as_type
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import Kind, is_whole, made_of, shown, takes
@@ -157,6 +157,21 @@ class Padded:
         return self.shape, self.type, self.axes
 
     @property
+    def _values(self) -> Any:
+        """Its parts, for a reader of their elements.
+
+        Raises:
+          SbpError: `bad-argument` for the parts of a target, which is a shape without elements.
+        """
+        if isinstance(self.parts, jax.ShapeDtypeStruct):
+            raise refused(
+                "this Padded is of a ShapeDtypeStruct and has no elements; make one of an array by"
+                " sbp.Padded.of(x, type, mesh), or restore a checkpoint into it",
+                TypeError,
+            )
+        return self.parts
+
+    @property
     def _padding(self) -> Padding:
         return Padding.of(self.shape, self.type, self.axes)
 
@@ -177,14 +192,15 @@ class Padded:
 
     def full(self) -> jax.Array:
         """The array of the true shape, whole on each device. Of several processes, all call it."""
-        parts = self.parts
-        if isinstance(parts, jax.Array):
-            parts = whole_on_devices(parts)
-        return jax.numpy.asarray(self._padding.cut(parts))
+        parts = self._values
+        with _jax_call.without_context_mesh():
+            if isinstance(parts, jax.Array):
+                parts = whole_on_devices(parts)
+            return jax.numpy.asarray(self._padding.cut(parts))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The values on the host."""
-        parts = self.parts
+        parts = self._values
         if isinstance(parts, jax.Array) and not parts.is_fully_addressable:
             raise refused(
                 "this Padded has parts on devices of other processes; call .full() in all of them",
@@ -252,7 +268,8 @@ def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array
     if isinstance(x, jax.Array) and (
         not x.is_fully_addressable or x.sharding.device_set == sharding.device_set
     ):
-        return jax.device_put(padding.pad(whole_on_devices(x)), sharding)
+        with _jax_call.without_context_mesh():
+            return jax.device_put(padding.pad(whole_on_devices(x)), sharding)
     words = x if isinstance(x, jax.Array) and _jax.is_extended(x.dtype) else np.asarray(x)
     return placed(padding.pad(words), sharding)
 

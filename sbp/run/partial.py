@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sbp import _jax
+from sbp import _jax, _jax_call
 from sbp.errors import ArgumentError
 from sbp.infer.accumulation import is_real, wide
 from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, made_of, reduce_dtype_name
-from sbp.machine.context import no_mesh
 from sbp.machine.mesh import mesh_spec
 from sbp.run.boxing import Boxing
 from sbp.run.execute import is_simulated, own_mesh
@@ -133,7 +132,7 @@ def _on_mesh(partial: Partial, mesh: Mesh) -> jax.Array:
     """The reduction of parts by the collectives of a plan on their mesh."""
     parts = partial.parts
     simulated = is_simulated(mesh)
-    with no_mesh():
+    with _jax_call.without_context_mesh():
         sharding, run = _reducer(
             mesh, partial.type, parts.shape[partial.rank :], parts.dtype, partial.reduce_dtype
         )

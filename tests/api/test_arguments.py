@@ -255,3 +255,20 @@ def test_options_of_the_wrong_kind(options, mesh):
 def test_a_device_is_named_by_the_mesh(option, mesh):
     with pytest.raises(sbp.SbpError, match=f"takes no {option}=.*the mesh names the devices"):
         functools.partial(sbp.jit, **{option: "cpu"})(two, mesh)
+
+
+@pytest.mark.parametrize("held", ["array", "Padded", "Partial"])
+def test_a_deleted_array_is_refused(held, mesh):
+    """The runtime ends the process where a compiled function gets an array that it has taken."""
+    axis = mesh.axis_names[0]
+    rows = {"array": f"{axis}:S(0)", "Padded": sbp.padded(f"{axis}:S(0)"), "Partial": f"{axis}:P"}
+    f = sbp.jit(lambda a: a * 2, mesh, rows[held], rows[held], donate_argnums=0)
+    x = sbp.jit(lambda a: a, mesh, out_types=rows[held])(
+        jnp.ones((13 if held == "Padded" else 16,))
+    )
+    f(x)
+    with pytest.raises(sbp.SbpError, match="input a is deleted: an earlier call took it"):
+        f(x)
+    kept = sbp.jit(lambda a: a * 2, mesh, rows[held], rows[held])
+    with pytest.raises(sbp.SbpError, match="input a is deleted"):
+        kept(x)

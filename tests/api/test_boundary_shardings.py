@@ -121,3 +121,20 @@ def test_what_is_moved_is_found_by_shardings(monkeypatch):
         with pytest.raises(ValueError, match="incompatible devices"):
             fn(x)
         assert len(calls) == count
+
+
+@pytest.mark.parametrize("order", [slice(4), slice(None, None, -1)], ids=["fewer", "reversed"])
+def test_a_set_mesh_of_other_devices(order):
+    """The mesh of `sbp.jit` says where the program runs."""
+    devices = MESH.devices.flatten()[order]
+    with jax.set_mesh(jax.sharding.Mesh(devices, ("q",))):
+        fn = sbp.jit(lambda x: x + 1, MESH, in_types="x:S(0)")
+        for x in (X, jax.device_put(X, spec_of(P("x")))):
+            np.testing.assert_array_equal(fn(x), X + 1)
+        assert fn.lower(X).compile() is not None
+        parts = sbp.jit(lambda x: x.sum(0), MESH, "x:S(0)", "x:P")(X)
+        np.testing.assert_array_equal(parts.reduce(), X.sum(0))
+        uneven = sbp.Padded.of(jax.device_put(X[:5], spec_of(P())), "x:S(0)", MESH)
+        np.testing.assert_array_equal(uneven.full(), X[:5])
+        kept = sbp.jit(lambda x: x + 1, MESH, out_types=sbp.padded("x:S(0)"))(uneven)
+        np.testing.assert_array_equal(kept, X[:5] + 1)

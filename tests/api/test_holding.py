@@ -319,3 +319,20 @@ def test_an_abstract_mesh_has_no_places():
     plan = sbp.jit(lambda w: w * 2, jax.sharding.AbstractMesh((2,), ("x",)), hardware="cpu").plan(W)
     with pytest.raises(sbp.SbpError, match="abstract-mesh"):
         plan.place(W)
+
+
+@pytest.mark.parametrize("rows", [13, 3, 1])
+def test_held_padded_in_host_memory(rows):
+    """Results, too, have 0 in their padding, though JAX mixes no values of two memories."""
+    mesh, host, device = sbp.make_mesh((8,), ("x",)), jax.memory.Space.Host, jax.memory.Space.Device
+
+    def step(w):
+        return jax.device_put(jax.device_put(w, device) + 1, host)
+
+    held = sbp.padded("x:S(0)")
+    f, w = sbp.jit(step, mesh, in_types=(held,), out_types=held), np.ones((rows, 4), np.float32)
+    for count in (2, 3):
+        w = f(w)
+        assert w.parts.sharding.memory_kind == "pinned_host"
+        np.testing.assert_array_equal(w, np.full((rows, 4), count))
+        assert np.asarray(w.parts).sum() == 4 * rows * count

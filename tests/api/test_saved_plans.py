@@ -128,8 +128,9 @@ def test_files_that_are_none(mesh, tmp_path):
     for wrong in others:
         with pytest.raises(TypeError, match="path of a file"):
             sbp.jit(step, mesh, plan=wrong)
-    with pytest.raises(ValueError, match="plan has no path"):
-        sbp.jit(step, mesh, plan=[])
+    for nothing in ([], "", ["a", ""]):
+        with pytest.raises(ValueError, match="plan has no path"):
+            sbp.jit(step, mesh, plan=nothing)
     plan = sbp.jit(step, mesh).plan(W, X)
     with pytest.raises(sbp.SbpError, match="cannot be written"):
         plan.save(tmp_path / "no" / "such" / "folder.json")

@@ -166,6 +166,18 @@ BAD = {
         ),
         "input x is a ShapeDtypeStruct",
     ),
+    "values of a shape": (
+        lambda m: np.asarray(sbp.Padded.of(jax.ShapeDtypeStruct((13, 7), np.float32), "B", m)),
+        "has no elements",
+    ),
+    "the whole of a shape": (
+        lambda m: sbp.Padded.of(jax.ShapeDtypeStruct((13, 7), np.float32), "x:S(0)", m).full(),
+        "has no elements",
+    ),
+    "a file of a shape": (
+        lambda m: pickle.dumps(sbp.Padded.of(jax.ShapeDtypeStruct((13,), np.float32), "x:S(0)", m)),
+        "has no elements",
+    ),
 }
 
 
