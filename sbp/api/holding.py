@@ -19,9 +19,9 @@ from sbp.plan.program import Program
 from sbp.run.joint import placed
 from sbp.run.padded import Padded, padded_parts
 from sbp.run.padding import Axes, Padding
-from sbp.run.partial import Partial
+from sbp.run.partial import Partial, partial_axes
 from sbp.run.parts import of_process
-from sbp.types import NdSbp, Unreduced
+from sbp.types import NdSbp
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def plain(tree: Any) -> Any:
 
 
 def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
-    return [int(mesh.shape[a]) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
+    return [int(mesh.shape[axis]) for axis in partial_axes(t, mesh)]
 
 
 def _parts(leaf: Partial, mesh: Mesh) -> Any:

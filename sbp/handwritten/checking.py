@@ -185,7 +185,7 @@ class ClaimingRegion:
 def _on_one_device(run: OneDeviceRun) -> str:
     """What a comparison with one device found, in words."""
     if run.untried:
-        return f"it is not compared with one device, where it does not run: {run.untried}"
+        return f"it is not compared with one device: {run.untried}"
     if not run.apart:
         return "on one device it computes the same from the same random values"
     many = "results" if len(run.apart) > 1 else "result"

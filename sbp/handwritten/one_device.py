@@ -66,7 +66,8 @@ def compared(
         wanted = outcome(body_graph(body), operands, one, 0)
         got = outcome(graph, ins, mesh, 0)
     except FAILURES as error:
-        return OneDeviceRun(untried=(str(error).splitlines() or [type(error).__name__])[0])
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return OneDeviceRun(untried=f"it does not run there: {reason}")
     return OneDeviceRun(
         apart=tuple(
             i

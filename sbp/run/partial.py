@@ -114,7 +114,7 @@ class Partial:
         mesh = sharding.mesh
         if not isinstance(mesh, Mesh) or not set(self.type) <= set(mesh.axis_names):
             return None
-        sizes = tuple(mesh.shape[axis] for axis in _partial_axes(self.type, mesh))
+        sizes = tuple(mesh.shape[axis] for axis in partial_axes(self.type, mesh))
         fits = sizes == self.parts.shape[: self.rank] and 0 not in self.parts.shape
         return mesh if fits else None
 
@@ -123,7 +123,7 @@ class Partial:
         return f"Partial({self.parts.shape}, {self.type!r}{how})"
 
 
-def _partial_axes(t: NdSbp, mesh: Mesh) -> list[str]:
+def partial_axes(t: NdSbp, mesh: Mesh) -> list[str]:
     """The mesh axes on which a type is P, outer first."""
     return [str(a) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
 
@@ -156,7 +156,7 @@ def _reducer(
       dtype: its dtype.
       reduce_dtype: as in `Partial`.
     """
-    spec, axes = mesh_spec(mesh), _partial_axes(t, mesh)
+    spec, axes = mesh_spec(mesh), partial_axes(t, mesh)
     source = from_type(t, spec)
     target = tuple(max(c, 0) for c in source)
     monoids = frozenset(a.monoid for a in t.values() if isinstance(a, Unreduced))

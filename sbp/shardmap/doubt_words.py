@@ -63,8 +63,8 @@ _DOUBTS: dict[DoubtKind, str] = {
     ),
     "counts-tests": "{op} counts the devices on which a test of their own part says so",
     "crossed": (
-        "{what} takes blocks of values that are split along different dims on {axis}: no device"
-        " has the blocks that belong together, except its own"
+        "{what} takes blocks of values that are split along different dims on {axis}: each device"
+        " has one block of each value and computes with these only"
     ),
     "divided-again": (
         "{what} divides what is reduced on {axis} by {number}: if that is the number of devices,"

@@ -83,10 +83,10 @@ def rotated(x):
 def test_a_region_that_does_not_run_on_one_device_is_not_compared():
     refused = lambda x: rotated(x)[: 4 // (lax.axis_size("model") - 1)]
     found = notes(refused, "model:S(0)", "model:S(0)", devices({"model": 2}), jnp.arange(8.0))
-    assert "not compared with one device, where it does not run: integer division" in found[-1]
+    assert "not compared with one device: it does not run there: integer division" in found[-1]
 
 
 def test_nor_is_one_that_is_too_large():
     x = jax.ShapeDtypeStruct((2 * CHECKED_ELEMENTS,), jnp.float32)
     found = notes(rotated, "model:S(0)", "model:S(0)", devices({"model": 2}), x)
-    assert "elements over all devices" in found[-1]
+    assert "not compared with one device: a value in it has" in found[-1]
