@@ -35,7 +35,7 @@ INDICES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
         names(
             "random_bits random_clone random_fold_in random_gamma random_seed random_split"
-            " random_wrap"
+            " random_wrap rng_bit_generator"
         ),
         (0, 1),
     ),
@@ -53,7 +53,7 @@ AS_THEY_ARE = frozenset(
     names("""
     cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu qr random_bits
     random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
-    schur svd tridiagonal
+    rng_bit_generator schur svd tridiagonal
 """)
 )
 """Primitives whose operands need a special form: only the sample's values are used."""

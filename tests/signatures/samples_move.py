@@ -361,7 +361,13 @@ more("iota_2x32_shape", (bind("iota_2x32_shape", shape=(5, 3)), ()))
 for _width, _shape in ((np.uint8, (5,)), (np.uint32, (5, 2))):
     more("random_bits", (lambda k, w=_width, s=_shape: jax.random.bits(k, s, w), (keys(),)))
 more("random_bits", (lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="rbg"),)))
+for _impl in ("rbg", "unsafe_rbg"):
+    _some = jax.random.split(jax.random.key(3, impl=_impl), 5)
+    more("random_bits", (jax.vmap(lambda k: jax.random.bits(k, (3, 2), "uint16")), (_some,)))
 more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (5,)), (u(4),)))
+more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (1, 7, 3), "uint8"), (u(4),)))
+# The counter overflows.
+more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (40,)), (~u(4) | u(4),)))
 
 # callbacks
 more(

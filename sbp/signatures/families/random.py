@@ -13,18 +13,10 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.factors import FactorMap, dim_factors, split_rows
 from sbp.signatures.families.elementwise import split_atoms
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, replicated, rule
+from sbp.signatures.families.philox import draw_piece, stream_rows
+from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split
-
-replicated(
-    "rng_bit_generator",
-    reason=(
-        "the algorithm's state is one stream: a slice of the draw needs the whole draw; of a batch"
-        " of keys, JAX makes one draw from the first key"
-    ),
-    traits=Traits(generates="draws"),
-)
 
 _HARDWARE = {
     "key<rbg>": frozenset({"random_bits", "random_gamma"}),
@@ -111,12 +103,16 @@ def _counts(op: Op) -> bool:
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Draws the elements of each key by their counters; where the shard has whole draws, JAX draws
-    them."""
+    them. Keys of hardware generators are B, and the shard is a piece of the stream of the first."""
     (key,) = args
     batch, shape, width = key.ndim, ctx.local_outs[0], ctx.params["bit_width"]
     drawn = tuple(ctx.global_outs[0].shape[batch:])
-    if shape[batch:] == drawn:
+    hardware = str(ctx.global_ins[0].dtype) in _HARDWARE
+    if shape == tuple(ctx.global_outs[0].shape) or (shape[batch:] == drawn and not hardware):
         return bind_with(ctx, args)
+    if hardware:
+        state = jax.random.key_data(key).reshape(-1, 4)[0]
+        return [draw_piece(ctx, args, state)]
     words = jax.random.key_data(key)
     count = counters(shape[batch:], drawn, [ctx.out_offset(0, d) for d in range(batch, len(shape))])
     spread = [lax.broadcast_in_dim(words[..., w], shape, tuple(range(batch))) for w in range(2)]
@@ -132,13 +128,35 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("random_bits", traits=Traits(generates="counter"), local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
     """Dims of the draw split for threefry keys with partitionable counters and fewer than 2**32
-    elements. Dims of the batch of keys split for most kinds of keys."""
+    elements. Dims of the batch of keys split for most kinds of keys. With `rng_bit_generator`, the
+    draw of all keys is one stream, and the first dim splits."""
     key = op.ins[0]
+    if str(key.dtype) in _HARDWARE:
+        return stream_rows(op)
     rows = batch_rows(op) if _each_key_alone(op, key) else []
     if str(key.dtype) == "key<fry>" and _counts(op):
         drawn: list[Atom] = [Split(d) for d in range(len(key.shape), len(op.outs[0].shape))]
         rows += [Row((B,), (atom,)) for atom in drawn]
     return rows
+
+
+def _bit_generator_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The state after the whole draw, and the shard. XLA removes the whole draw, of which only the
+    state is read."""
+    (state,) = args
+    shape = tuple(ctx.global_outs[1].shape)
+    if ctx.local_outs[1] == shape:
+        return bind_with(ctx, args)
+    four = lax.bitcast_convert_type(state, jnp.uint32).reshape(4)
+    return [bind_with(ctx, args)[0], draw_piece(ctx, args, four)]
+
+
+@rule("rng_bit_generator", traits=Traits(generates="draws"), local=_bit_generator_local)
+def _bit_generator(op: Op) -> Sequence[Row]:
+    """The first dim of the draw splits. Under `vmap`, the draw of all keys is one, from the first
+    key."""
+    three_fry = op.params["algorithm"] == lax.RandomAlgorithm.RNG_THREE_FRY
+    return [] if three_fry else stream_rows(op)
 
 
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
