@@ -365,7 +365,7 @@ for _impl in ("rbg", "unsafe_rbg"):
     _some = jax.random.split(jax.random.key(3, impl=_impl), 5)
     more("random_bits", (jax.vmap(lambda k: jax.random.bits(k, (3, 2), "uint16")), (_some,)))
 more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (5,)), (u(4),)))
-more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (1, 7, 3), "uint8"), (u(4),)))
+more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (1, 7, 3), jnp.uint8), (u(4),)))
 # The counter overflows.
 more("rng_bit_generator", (lambda k: lax.rng_bit_generator(k, (40,)), (~u(4) | u(4),)))
 

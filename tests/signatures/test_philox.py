@@ -28,7 +28,7 @@ def test_words_from_any_position(state, start, count):
 
 def test_words_of_64_bits():
     with jax.enable_x64(True):
-        f = jax.jit(lambda k: lax.rng_bit_generator(k, (9,), "uint64")[1])
+        f = jax.jit(lambda k: lax.rng_bit_generator(k, (9,), jnp.uint64)[1])
         state = jnp.array([1, 2, 3, 4], jnp.uint32)
         found = np.asarray(words(state, jnp.uint32(0), 18)).view(np.uint64)
         np.testing.assert_array_equal(found, f(state))
