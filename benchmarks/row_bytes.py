@@ -135,6 +135,7 @@ CASES: dict[str, Case] = {
     "conv gradient stride 3": conv_case(256, "VALID", (3, 3)),
     "conv gradient padding (1, 1)": conv_case(256, [(1, 1), (1, 1)], (2, 2)),
     "conv gradient lhs_dilation": conv_case(256, [(1, 2), (1, 2)], lhs_dilation=(2, 2)),
+    "conv gradient stride 2, 255 rows": conv_case(512, "VALID", (2, 2)),
     "conv gradient rhs_dilation": conv_case(256, "VALID", rhs_dilation=(2, 2)),
     "roll by 1": Case(
         fn=lambda x: jnp.roll(x, 1, 0), shapes=((1024, 4096),), ins=("x:S(0)",), outs="x:S(0)"
@@ -149,6 +150,12 @@ CASES: dict[str, Case] = {
         fn=lambda new, x: jnp.concatenate([new, x[:-1]]),
         shapes=((1, 512, 1024), (8, 512, 1024)),
         ins=("B", "x:S(0)"),
+        outs="x:S(0)",
+    ),
+    "diff, prepend": Case(
+        fn=lambda x: jnp.diff(x, axis=0, prepend=x[:1]),
+        shapes=((1024, 4096),),
+        ins=("x:S(0)",),
         outs="x:S(0)",
     ),
     "matmul in panels": Case(

@@ -4,6 +4,10 @@
 gradients pad slices and add them. If the dim is split over devices, each of these operations moves
 almost every element to another device. The primitive `join_slices` reads the whole arrays, and each
 element moves once.
+
+If a program only slices what it has concatenated, as `jnp.diff` with `prepend` does, the slices
+read what was concatenated. The longer array, of which no shard lies where the operands have theirs,
+is then not made.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.slices import Cut, cuts_of, slicing, whole
 
 Piece = tuple[int, Any, Any]
 """(operand, start, size): a slice of an operand of `join_slices` along its dim; of a scalar
@@ -95,12 +100,12 @@ def _with_joins(graph: Graph, inspected: Set[int]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-_FEEDING = frozenset({"slice", "split", "pad"})
+_FEEDING = frozenset({"slice", "split", "pad", "concatenate"})
 """Operations whose results a join may read through."""
 
 
 def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
-    """The nodes without the slices, pads and joins that nothing reads any more.
+    """The nodes without the slices, pads, concatenations and joins that nothing reads any more.
 
     Arguments:
       nodes: the nodes of a graph.
@@ -160,6 +165,10 @@ class _Joins:
         self.graph, self.inspected = graph, inspected
         self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
         self.changed = False
+        self.kept = {o for o in graph.outputs if isinstance(o, int)} | inspected
+        for node in graph.nodes:
+            if node.op != "slice" or self.sliced(node) is None:
+                self.kept.update(o for o in node.inputs if isinstance(o, int))
 
     def visit(self, node: Node) -> Node:
         """The node, or the join that replaces it."""
@@ -171,6 +180,10 @@ class _Joins:
         if node.op == "concatenate":
             dim = int(node.params["dimension"])
             slices = [self.cut(o, dim) for o in node.inputs]
+        elif node.op == "slice":
+            dim, slices = self.through(node)
+            if len(slices) == 1:
+                return self.narrowed(node, dim, slices[0])
         elif node.op in ("pad", "add_any"):
             pads = [self.padded(n) for n in self.pads(node)]
             if pads and all(pads):
@@ -207,6 +220,50 @@ class _Joins:
             if whole_beside and set(params["strides"] or (1,)) == {1}:
                 return _Slice(maker.inputs[0], params["start_indices"][dim], whole.size, True)
         return whole
+
+    def sliced(self, node: Node) -> tuple[int, Cut] | None:
+        """The dim of a concatenation that a slice cuts, and where it cuts it; None for slices of
+        something else, strided slices, and slices that cut other dims too."""
+        x = node.inputs[0]
+        maker = self.makers.get(x) if isinstance(x, int) else None
+        if maker is None or maker.op != "concatenate":
+            return None
+        dim, shape = int(maker.params["dimension"]), self.graph.aval(x).shape
+        cuts = cuts_of(node, node.outputs[0], shape)
+        if cuts is None or cuts[dim][2] != 1 or not cuts[dim][0] < cuts[dim][1]:
+            return None
+        beside = [d for d in range(len(shape)) if d != dim]
+        return (dim, cuts[dim]) if all(cuts[d] == whole(shape)[d] for d in beside) else None
+
+    def through(self, node: Node) -> tuple[int, list[_Slice]]:
+        """What a slice takes from each operand of a concatenation; nothing where an operation other
+        than such slices reads the concatenation, which is then made in any case."""
+        found, x = self.sliced(node), node.inputs[0]
+        if found is None or not isinstance(x, int) or x in self.kept:
+            return 0, []
+        dim, (start, end, _) = found
+        slices, at = [], 0
+        for operand in self.makers[x].inputs:
+            part = self.cut(operand, dim)
+            low, high = max(start - at, 0), min(end - at, part.size)
+            if low < high:
+                is_cut = part.is_cut or high - low < part.size
+                slices.append(_Slice(part.source, part.start + low, high - low, is_cut))
+            at += part.size
+        return dim, slices
+
+    def narrowed(self, node: Node, dim: int, part: _Slice) -> Node:
+        """A slice of one operand of a concatenation, in place of a slice of the concatenation.
+
+        Arguments:
+          node: the slice of the concatenation.
+          dim: the dim.
+          part: what it takes.
+        """
+        self.changed = True
+        cuts = list(whole(self.graph.aval(part.source).shape))
+        cuts[dim] = (part.start, part.start + part.size, 1)
+        return dataclasses.replace(node, inputs=(part.source,), **slicing(tuple(cuts)))
 
     def pads(self, node: Node) -> list[Node]:
         """The node itself, or the two pads that it adds; none for other sums."""

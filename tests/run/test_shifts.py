@@ -46,6 +46,7 @@ def test_one_permute(n: int, length: int):
         (lambda x: jnp.roll(x, 1, 0), (x,), ("x:S(0)",)),
         (lambda x: jnp.roll(x, -1, 0), (x,), ("x:S(0)",)),
         (shifted, (new, x), ("B", "x:S(0)")),
+        (lambda x: jnp.diff(x, axis=0, prepend=x[:1]), (x,), ("x:S(0)",)),
         (lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0)]), (x,), ("x:S(0)",)),
     ):
         f = sbp.jit(
@@ -72,7 +73,8 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
 
     def fn(x: Any) -> Any:
         x = sbp.annotate(x, split)
-        return sbp.annotate(jnp.roll(x, (5, -2), (0, 1)) + shifted(x[:1] * 2, x), split)
+        rows = jnp.diff(x, axis=0, append=x[-1:] * 3)
+        return sbp.annotate(jnp.roll(x, (5, -2), (0, 1)) + shifted(x[:1] * 2, x) + rows, split)
 
     x = np.arange(13 * 11, dtype=np.int32).reshape(13, 11)
     f = sbp.jit(fn, mesh, hardware=SENDS_FREELY)

@@ -84,6 +84,63 @@ def test_apart(case: str):
     assert_same_values(graph, fn, args)
 
 
+READ_THROUGH: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = {
+    "diff of rows before": (
+        lambda x: jnp.diff(x, axis=0, prepend=x[:1]),
+        (X,),
+        ["slice", "join_slices"],
+    ),
+    "diff of a row behind": (
+        lambda x, new: jnp.diff(x, axis=0, append=new),
+        (X, NEW),
+        ["join_slices", "slice"],
+    ),
+    "one operand": (
+        lambda x, new: jnp.concatenate([new, x, new])[1:9] * 2,
+        (X, NEW),
+        ["slice"],
+    ),
+    "parts of operands": (
+        lambda x, new: jnp.concatenate([new, x, new, -x])[3:9] * 2,
+        (X, NEW),
+        ["slice"],
+    ),
+    "in a loop": (
+        lambda x: lax.scan(lambda c, _: (jnp.diff(c, axis=0, prepend=c[:1]), None), x, length=2)[0],
+        (X,),
+        ["slice", "join_slices"],
+    ),
+}
+
+
+def nodes_of(graph: Graph) -> list[Any]:
+    """All nodes, those of loops too."""
+    return [m for n in graph.nodes for m in (n, *(i for r in n.regions for i in nodes_of(r)))]
+
+
+@pytest.mark.parametrize("case", READ_THROUGH)
+def test_slices_read_through_a_concatenation(case: str):
+    """The concatenation is not made where only slices read it."""
+    fn, args, want = READ_THROUGH[case]
+    graph = graph_of(fn, args)
+    moving = [n.op for n in nodes_of(graph) if n.op in ("slice", "join_slices", "concatenate")]
+    assert sorted(moving) == sorted(want)
+    assert_same_values(graph, fn, args)
+
+
+def test_a_concatenation_with_other_readers_stays():
+    """It is made in any case, so slices of it read it."""
+
+    def fn(x: Any, new: Any) -> Any:
+        longer = jnp.concatenate([new, x])
+        return (longer[1:] - longer[:-1]) * jnp.sum(longer)
+
+    graph = graph_of(fn, (X, NEW))
+    assert [n.op for n in graph.nodes].count("slice") == 2
+    assert "join_slices" not in [n.op for n in graph.nodes]
+    assert_same_values(graph, fn, (X, NEW))
+
+
 def test_slices_with_other_readers_stay():
     def fn(x: Any) -> Any:
         first, rest = x[:2], x[2:]
