@@ -223,14 +223,16 @@ class _Joins:
 
     def sliced(self, node: Node) -> tuple[int, Cut] | None:
         """The dim of a concatenation that a slice cuts, and where it cuts it; None for slices of
-        something else, strided slices, and slices that cut other dims too."""
+        something else, strided slices, slices that cut other dims too, and symbolic sizes."""
         x = node.inputs[0]
         maker = self.makers.get(x) if isinstance(x, int) else None
         if maker is None or maker.op != "concatenate":
             return None
         dim, shape = int(maker.params["dimension"]), self.graph.aval(x).shape
         cuts = cuts_of(node, node.outputs[0], shape)
-        if cuts is None or cuts[dim][2] != 1 or not cuts[dim][0] < cuts[dim][1]:
+        if cuts is None or not isinstance(shape[dim], int):
+            return None
+        if cuts[dim][2] != 1 or cuts[dim][0] >= cuts[dim][1]:
             return None
         beside = [d for d in range(len(shape)) if d != dim]
         return (dim, cuts[dim]) if all(cuts[d] == whole(shape)[d] for d in beside) else None

@@ -128,6 +128,14 @@ def test_slices_read_through_a_concatenation(case: str):
     assert_same_values(graph, fn, args)
 
 
+def test_a_concatenation_of_a_symbolic_size_stays():
+    """Which operand a slice ends in depends on the size."""
+    (n,) = jax.export.symbolic_shape("n", constraints=["n >= 1"])
+    args = [jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((1, 3), np.float32)]
+    graph, _ = trace(lambda x, new: lax.slice_in_dim(jnp.concatenate([x, new]), 0, 2), args)
+    assert [node.op for node in graph.nodes] == ["concatenate", "slice"]
+
+
 def test_a_concatenation_with_other_readers_stays():
     """It is made in any case, so slices of it read it."""
 
