@@ -23,6 +23,7 @@ OTHER_PINS = 3
 _CHANGES: Mapping[ChangeKind, str] = {
     "annotation": "changes of the annotations",
     "new split": "annotations that split a value",
+    "pair": "changes of two pins",
     "policy": "other policies",
 }
 

@@ -16,6 +16,7 @@ from sbp.explain.insertions import Candidate, Insertions
 from sbp.explain.loosening import Looser, blamed, loosened
 from sbp.explain.names import Names
 from sbp.explain.pin_changes import PinChanges
+from sbp.explain.pin_pairs import PinPairs
 from sbp.explain.ranking import RankedHelp, chosen
 from sbp.explain.trials import Trials
 from sbp.infer.check import CheckResult
@@ -30,9 +31,12 @@ from sbp.trace.graph import Node
 CLEARS_ALL = ", which clears every error"
 """What is added to a help that is tried on the whole program, its other faults in it."""
 
-ChangeKind = Literal["annotation", "new split", "policy"]
+_OF_ONE_PIN = frozenset({"pin", "other pin", "drop"})
+"""Kinds of helps that change one pin."""
+
+ChangeKind = Literal["annotation", "new split", "pair", "policy"]
 """Changes of which some are not tried in a large program: any change of the annotations, a new
-annotation that splits a value, another policy."""
+annotation that splits a value, changes of two pins, another policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +110,20 @@ class Repair:
             unsearched.append("annotation")
         elif trials.large and self.inserts:
             unsearched.append("new split")
+        pairs = _Accepted()
+        if not any(f.kind in _OF_ONE_PIN for f in edits.found) and "annotation" not in unsearched:
+            pairs = self.by_pairs(base, gone, edits.seen)
+        if pairs.skips:
+            unsearched.append("pair")
         if policies.skips:
             unsearched.append("policy")
-        found = [*edits.found, *policies.found]
+        found = [*edits.found, *pairs.found, *policies.found]
         shown = chosen(found, trials.limits.helps)
         return FoundHelps(
             helps=tuple(f.help for f in shown),
             unshown=len(found) - len(shown),
-            untried=edits.untried,
-            plans=edits.plans,
+            untried=edits.untried + pairs.untried,
+            plans=edits.plans + pairs.plans,
             unsearched=tuple(unsearched),
         )
 
@@ -149,11 +158,40 @@ class Repair:
                 text = one.text + self.became(program)
                 whole = not self.trials.several
                 help_ = priced(text, one.edits, program, clears_all_errors=whole)
-                kind = "other pin" if one.kind == "pin" and _nested(one, program) else one.kind
-                seconds = program.cost.seconds
-                found.append(RankedHelp(number, help_, kind, seconds))
+                found.append(_ranked(number, one, help_, program))
                 taken.append(one)
         return _Accepted(tuple(found), seen=len(seen), plans=plans, untried=len(untried))
+
+    def by_pairs(self, base: Request, gone: set[tuple[str, str]], number: int) -> _Accepted:
+        """Changes of two pins, where no change of one gives a typing: one help for two pins. In a
+        large program none.
+
+        Arguments:
+          base: the program without the pins of its other faults.
+          gone: (mesh axis, name) of the constraints of those pins.
+          number: of the first pair among the candidates.
+        """
+        pairs = self.pairs(base)
+        if self.trials.large:
+            return _Accepted(skips=len(pairs.pins) > 1)
+        found: list[RankedHelp] = []
+        mended = set[tuple[int, ...]]()
+        plans = untried = 0
+        for one in pairs.candidates(self.trials, gone):
+            if one.pinned in mended:
+                continue
+            if plans >= self.trials.limits.pair_plans:
+                untried += 1
+                continue
+            request = one.make()
+            program = best_program(request) if request else None
+            plans += request is not None
+            if program is not None:
+                text, whole = one.text + self.became(program), not self.trials.several
+                help_ = priced(text, one.edits, program, clears_all_errors=whole)
+                found.append(_ranked(number + len(found), one, help_, program))
+                mended.add(one.pinned)
+        return _Accepted(tuple(found), plans=plans, untried=untried)
 
     def by_policy(self, base: Request, number: int) -> _Accepted:
         """Policies that allow more. In a large program the first that gives a typing, and only with
@@ -226,10 +264,18 @@ class Repair:
 
     # ---- candidates -----------------------------------------------------------------------------
 
+    def changes(self, base: Request) -> PinChanges:
+        """The changes of single pins."""
+        own = self.trials.request
+        return PinChanges(own, base, self.fault, self.node, self.names, self.system)
+
+    def pairs(self, base: Request) -> PinPairs:
+        """The changes of two pins of the fault, or of findings that end in the same place."""
+        return PinPairs(self.changes(base), (self.fault, *self.trials.faults.others(self.fault)))
+
     def candidates(self, base: Request) -> Iterator[Candidate]:
         """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped."""
-        own = self.trials.request
-        pins = PinChanges(own, base, self.fault, self.node, self.names, self.system)
+        pins = self.changes(base)
         yield from pins.moved()
         if self.inserts:
             made = self.trials.arriving(self.fault).made
@@ -241,8 +287,15 @@ class Repair:
 
 def _nested(one: Candidate, program: Program) -> bool:
     """Whether a pin splits a dim that another mesh axis splits, too, which is seldom meant."""
-    splits = [c for c in program.typing.values.get(one.pinned, ()) if c > 0]
-    return len(set(splits)) < len(splits)
+    each = ([c for c in program.typing.values.get(v, ()) if c > 0] for v in one.pinned)
+    return any(len(set(splits)) < len(splits) for splits in each)
+
+
+def _ranked(number: int, one: Candidate, help_: Help, program: Program) -> RankedHelp:
+    """An accepted change of the annotations."""
+    weaker = "pair" if one.also else "other pin"
+    kind = weaker if one.kind == "pin" and _nested(one, program) else one.kind
+    return RankedHelp(number, help_, kind, program.cost.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +307,7 @@ class _Accepted:
       seen: the number of candidates that were looked at.
       plans: the number of plans made.
       untried: the number of candidates left when no more plans were made.
-      skips: whether policies were left out because the program is large.
+      skips: whether changes were left out because the program is large.
     """
 
     found: tuple[RankedHelp, ...] = ()

@@ -63,9 +63,10 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
     )
 
 
-HelpKind = Literal["pin", "conversion", "other pin", "drop", "policy"]
+HelpKind = Literal["pin", "conversion", "other pin", "drop", "policy", "pair"]
 """What a help changes: the dim that a pin splits, an annotation before the line, the kind of a
-pin's atom, a pin that is dropped or left free on a mesh axis, a policy or budget."""
+pin's atom, a pin that is dropped or left free on a mesh axis, a policy or budget, two pins of which
+one no longer splits a dim. Two pins that both split another dim are "pin"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,9 +80,10 @@ class Candidate:
       without: (mesh axis, name) of constraints that the change takes away.
       assumed: literals of states on the fault's mesh axis. The program is in one of these states
           after the change; empty for any state.
+      also: as `assumed`, of a second pin that changes, too.
       kind: what it changes.
       instead: a smaller change; where it is accepted, this change is not offered.
-      pinned: the value of the pin that asks another code; -1 for other changes.
+      pinned: the values of the pins that ask another code.
     """
 
     text: str
@@ -89,9 +91,10 @@ class Candidate:
     make: Callable[[], Request | None]
     without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     kind: HelpKind = "drop"
     instead: Candidate | None = None
-    pinned: int = -1
+    pinned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

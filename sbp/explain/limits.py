@@ -25,6 +25,7 @@ class DiagnosisLimits:
       rows: rows of a rule that one diagnostic shows.
       pins: pins that the diagnostic of all mesh axes together shows.
       plans: plans made for the helps of one fault.
+      pair_plans: plans made for changes of two pins, where no change of one pin gives a typing.
       plans_large, nodes_planned: in a large program, the most plans for one fault and the most
         operations that all these plans have together. One plan for each fault is always made.
       reused: operations up to which helps are priced with the reuse of forward conversions in the
@@ -43,6 +44,7 @@ class DiagnosisLimits:
     rows: int = 4
     pins: int = 6
     plans: int = 12
+    pair_plans: int = 4
     plans_large: int = 3
     nodes_planned: int = 6000
     reused: int = 500

@@ -105,41 +105,41 @@ class PinChanges:
             c.name for c in self.system.constraints if c.convert and freed & {*c.convert.unless}
         }
         value = pinned_value(self.base.graph, site)
+        kept = carried_text(self.request, site)
+        if others:
+            kept += f", and {len(others)} more like it"
         return Candidate(
-            text=self.words(pin, site, code, len(others)),
+            text=" ".join(self.words(pin, site, code)) + kept,
             edits=tuple(itertools.chain.from_iterable(each)),
-            make=functools.partial(_all_moved, self.base, (site, *others), k, code),
+            make=functools.partial(all_moved, self.base, [(s, code) for s in (site, *others)], k),
             without=frozenset((axis, name) for name in freed | reads),
             assumed=states,
             kind="pin" if pin.code > 0 and code > 0 else "other pin",
             instead=instead,
-            pinned=value if isinstance(value, int) else -1,
+            pinned=(value,) if isinstance(value, int) else (),
         )
 
-    def words(self, pin: Constraint, site: PinSite, code: Code, others: int) -> str:
-        """A change of a pin in words."""
+    def words(self, pin: Constraint, site: PinSite, code: Code) -> tuple[str, str]:
+        """A change of a pin in words: the verb, and the rest."""
         where, behind = self.where(site), behind_vmap(site, pin.code) or 0
         name = self.names.site(site)
         twin = (
             site.span is not None
             and sum(self.names.site(c.site) == name for c in self.twins(site) if c.site) > 1
         )
-        kept = carried_text(self.request, site)
-        if others:
-            kept += f", and {others} more like it"
         if code > 0:
             text = source_text(site.span)
             shown = code - 1 - behind
             return (
-                f"in `{text}` split dim {shown} {where}"
+                (f"in `{text}` split", f"dim {shown} {where}")
                 if twin
-                else f"split {name} on dim {shown} {where}{kept}"
+                else ("split", f"{name} on dim {shown} {where}")
             )
         subject = f"the value of `{source_text(site.span)}`" if twin else name
         axis = self.fault.mesh_axis
         if code == 0:
-            return f"replicate {subject} on `{axis}` {where}{kept}"
-        return f"leave {subject} {decode(code)!r} on `{axis}` {where}{kept}"
+            return "replicate", f"{subject} on `{axis}` {where}"
+        return "leave", f"{subject} {decode(code)!r} on `{axis}` {where}"
 
     def drops(self) -> Iterator[Candidate]:
         """Pins dropped, or left free on the fault's mesh axis."""
@@ -218,19 +218,19 @@ class PinChanges:
         return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
 
 
-def _all_moved(
-    base: Request, sites: Sequence[PinSite], position: int, code: Code
+def all_moved(
+    base: Request, changes: Sequence[tuple[PinSite, Code]], position: int
 ) -> Request | None:
-    """The program with pins that ask another code on one mesh axis.
+    """The program with pins that ask other codes on one mesh axis; None where a value has too few
+    dims for its code.
 
     Arguments:
       base: the program.
-      sites: the pins.
+      changes: the pins, and the code that each asks.
       position: of the mesh axis.
-      code: the code.
     """
     edited: Request | None = base
-    for site in sites:
+    for site, code in changes:
         here = site_in(edited, site) if edited else None
         edited = move_pin(edited, here, position, code) if edited and here else None
     return edited

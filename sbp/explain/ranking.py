@@ -34,7 +34,7 @@ RankedKind = Literal[HelpKind, "dear pin"]
 without the pin, such as a weight that is B where it may be split."""
 
 _MEANT: tuple[RankedKind, ...] = (
-    *("pin", "conversion", "other pin", "drop", "dear pin", "policy"),
+    *("pin", "conversion", "other pin", "drop", "dear pin", "policy", "pair"),
 )
 """Kinds of helps, the likeliest first."""
 
@@ -47,7 +47,8 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     """The helps that are shown, what was probably meant first: a split of another dim for a pin
     that is odd, a conversion before the line, another atom for a pin, a pin dropped, another
     policy; helps of one kind by their bytes. The first of each of `_PLACES` are shown before the
-    second of any.
+    second of any. A change of two pins of which one gives up its split comes last, and is shown
+    where there is room.
 
     A pin is odd where another split makes the plan no dearer than a conversion does: the rest of
     the program agrees with that split.
@@ -75,6 +76,7 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
         return _MEANT.index(kind(f)), f.help.bytes_per_device, f.number
 
     ranked = sorted(found, key=rank)
-    first = list({_PLACES.get(kind(f), "given up"): f for f in reversed(ranked)}.values())
+    single = (f for f in reversed(ranked) if kind(f) != "pair")
+    first = list({_PLACES.get(kind(f), "given up"): f for f in single}.values())
     shown = [*sorted(first, key=rank), *(f for f in ranked if f not in first)][:most]
     return sorted(shown, key=rank)

@@ -121,14 +121,15 @@ def carried_inputs(request: Request, site: PinSite) -> dict[int, NdSbp]:
     }
 
 
-def carried_text(request: Request, site: PinSite) -> str:
+def carried_text(request: Request, *sites: PinSite) -> str:
     """The part of a help about one input that is about the other inputs; empty when they stay.
 
     Arguments:
       request: the program, and what its types are chosen by.
-      site: the pin of the input.
+      sites: the pins that are edited.
     """
-    count = len(carried_inputs(request, site))
+    carried = {i for site in sites for i in carried_inputs(request, site)}
+    count = len(carried - {site.position for site in sites if site.is_input})
     if not count:
         return ""
     types = "type of 1 other input" if count == 1 else f"types of {count} other inputs"

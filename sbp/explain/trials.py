@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,7 +126,11 @@ class Trials:
         return len(self.faults.first) > 1
 
     def may_hold(
-        self, mesh_axis: str, without: set[tuple[str, str]], assumed: Sequence[str]
+        self,
+        mesh_axis: str,
+        without: Set[tuple[str, str]],
+        assumed: Sequence[str] = (),
+        also: Sequence[str] = (),
     ) -> bool:
         """Whether the constraints of every mesh axis can hold after an edit.
 
@@ -134,21 +139,22 @@ class Trials:
           without: (mesh axis, name) of the constraints that the edit takes away.
           assumed: literals of states on `mesh_axis`. The program is in one of these states after
             the edit; empty for any state.
+          also: the same of another variable.
         """
         for system in self.checker.systems:
             mine = frozenset(name for axis, name in without if axis == system.mesh_axis)
-            states = tuple(assumed) if system.mesh_axis == mesh_axis else ()
-            if not any(self._axis_may_hold(system, mine, state) for state in states or ("",)):
+            given = [s for s in (assumed, also) if s and system.mesh_axis == mesh_axis]
+            if not any(self._axis_may_hold(system, mine, s) for s in itertools.product(*given)):
                 return False
         return True
 
-    def _axis_may_hold(self, system: System, without: frozenset[str], state: str) -> bool:
-        key = system.mesh_axis, without, state
+    def _axis_may_hold(
+        self, system: System, without: frozenset[str], states: tuple[str, ...]
+    ) -> bool:
+        key = system.mesh_axis, without, states
         if key not in self.answers:
             names = [c.name for c in system.constraints if c.name not in without]
-            self.answers[key] = (
-                self.checker.axis(system).check([*names, state] if state else names)[0] != "unsat"
-            )
+            self.answers[key] = self.checker.axis(system).check([*names, *states])[0] != "unsat"
         return self.answers[key]
 
     def policy(self, looser: Looser) -> Program | None:
