@@ -1,5 +1,7 @@
 """Helps that change two pins together."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from tests.edits import check_helps
 MESH = jax.sharding.AbstractMesh((8,), ("d",))
 SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 FOUR = (SQUARE,) * 4
-STRICT = {"boxing": "explicit"}
+STRICT: dict[str, Any] = {"boxing": "explicit"}
 SIDES = ("d:S(1)", "d:S(1)", "d:S(0)", "d:S(0)")
 
 
