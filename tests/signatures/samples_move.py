@@ -88,6 +88,7 @@ more(
     "slice",
     (lambda x: x[1:4], (f(5, 3),)),
     (lambda x: lax.slice(x, (0, 0), (5, 7), (1, 2)), (f(5, 7),)),
+    (lambda x: lax.slice(x, (2, 0), (5, 8), (1, 2)), (f(9, 8),)),
 )
 more("split", (lambda x: lax.split(x, (2, 3), 0), (f(5, 3),)))
 more(

@@ -14,6 +14,7 @@ from samples import SAMPLES, equation, equations, f, on, primitives, rows, skip_
 from sbp.signatures import Row, all_b, kernel_named, known_kernels, known_primitives
 from sbp.signatures.laws.oracle import Oracle
 from sbp.signatures.laws.parts import parts
+from sbp.signatures.rule import ROUNDED_PARTS
 from sbp.types import B, S
 from tests.slices import sliced
 
@@ -66,14 +67,14 @@ def test_neighbours_are_what_makes_an_order_along_a_split_dim_right(name, fn, ar
 
 def test_every_kernel_is_in_a_row_of_a_sample():
     """Each kernel occurs in a row of some sample, evenly and unevenly split, on 2, 3 and 4
-    devices."""
+    devices; but that of rows which the user asks for with `reduce_dtype`."""
     seen: dict[str, set[int]] = {}
     for name in set(SAMPLES) & set(primitives()):
         for eqn in equations(name, SAMPLES[name]):
             for n in (2, 3, 4):
                 for row in rows(eqn, n):
                     seen.setdefault(row.kernel, set()).add(n)
-    assert seen.keys() == {k.name for k in known_kernels()}
+    assert seen.keys() == {k.name for k in known_kernels()} - {ROUNDED_PARTS.name}
     assert all({2, 4} <= where for where in seen.values()), seen
 
 
