@@ -45,6 +45,7 @@ CODES: dict[str, str] = {
     "wrong-signature": "a registered signature with a row that does not hold",
     "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
     "input-moved": "an input arrived on other devices or in another layout and was moved",
+    "gathered-matrix": "a large matrix that a decomposition or transform takes whole",
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
     "ignored-constraint": ("a device or layout that the program asks for, which sbp does not read"),
     "ignored-memory": "a kind of memory that the program asks for where JAX carries none",

@@ -19,6 +19,7 @@ from sbp.api.planfile import write_plan
 from sbp.api.tracing import Traced
 from sbp.errors import Diagnostic, SbpError, SbpWarning, refused, users_stacklevel
 from sbp.explain.costly import costly_annotations
+from sbp.explain.gathered import gathered_matrices
 from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
 from sbp.kinds import FLAG, leaves_of, shown, takes
@@ -196,7 +197,8 @@ class Plan:
         """The type report of the plan."""
         if self._diagnostics is None:
             boxing = self.program.request.boxing
-            self._diagnostics = costly_annotations(self.program) if boxing == "auto" else ()
+            costly = costly_annotations(self.program) if boxing == "auto" else ()
+            self._diagnostics = (*costly, *gathered_matrices(self.program))
             self.program.request.caches.clear()
         return Report(
             program=self.program,

@@ -84,6 +84,7 @@ class Traits:
       fusion: how XLA compiles the operator.
       flops: gives the number of floating-point operations; None where only memory traffic is
           priced.
+      whole: the operator takes whole matrices or lines; only the dims before theirs split.
       unnamed: reports call the result by the name of the operand.
       adapts: JAX inserts the operator to fit an operand to its reader; what the user wrote is the
           operator's operand.
@@ -108,6 +109,7 @@ class Traits:
     opaque: bool = False
     fusion: Fusion = "partly"
     flops: Flops | None = None
+    whole: bool = False
     unnamed: bool = False
     adapts: bool = False
     numpy: Callable[..., Any] | None = None

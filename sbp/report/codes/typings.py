@@ -155,6 +155,32 @@ batch)
         runs=False,
     ),
     CodePage(
+        "gathered-matrix",
+        """
+        A decomposition, a solve or a Fourier transform takes whole matrices or lines. This one is
+        split along them, is gathered first, and every device computes the same. It is a note: the
+        plan is right.
+
+        Split a batch dim, where there is one; the dims before the matrices split without a
+        transfer. A transform over several dims can be written as one over each, with the split on
+        another dim.
+        """,
+        """
+def f(x):
+    x = sbp.split(x, 0, "model")
+    return jnp.linalg.cholesky(x)
+
+report = sbp.jit(f, mesh).check(jax.ShapeDtypeStruct((2048, 2048), jnp.float32))
+""",
+        """
+def f(x):
+    x = sbp.split(x, 0, "model")  # a batch of matrices
+    return jnp.linalg.cholesky(x)
+
+report = sbp.jit(f, mesh).check(jax.ShapeDtypeStruct((16, 512, 512), jnp.float32))
+""",
+    ),
+    CodePage(
         "costly-annotation",
         """
         A pin without which the plan would be at least 10 % cheaper on this hardware. It is a

@@ -37,7 +37,9 @@ _LINEAR_IN = {"triangular_solve": 1, "tridiagonal_solve": 3, "ormqr": 2}
 the matrix is on the right) are independent of each other."""
 
 
-@rule(*_CORE, traits=lambda name: Traits(linear_map=name in _LINEAR_IN), local=bind_with)
+@rule(
+    *_CORE, traits=lambda name: Traits(linear_map=name in _LINEAR_IN, whole=True), local=bind_with
+)
 def _batched(op: Op) -> Sequence[Row]:
     """Batch dims split; for a solve, also the independent columns or rows of its right-hand
     side."""
@@ -75,7 +77,7 @@ def _summed(ctx: LocalContext, a: Any) -> Any:
     return without_padding(ctx, 0, a, (a.ndim - 1,), "sum")
 
 
-@rule("fft", traits=Traits(linear_map=True), local=bind_with)
+@rule("fft", traits=Traits(linear_map=True, whole=True), local=bind_with)
 def _fft(op: Op) -> Sequence[Row]:
     """Linear. The transformed dims are the last ones and do not split."""
     batch = len(op.ins[0].shape) - len(op.params["fft_lengths"])
