@@ -166,18 +166,12 @@ batch)
         another dim.
         """,
         """
-def f(x):
-    x = sbp.split(x, 0, "model")
-    return jnp.linalg.cholesky(x)
-
-report = sbp.jit(f, mesh).check(jax.ShapeDtypeStruct((2048, 2048), jnp.float32))
+f = sbp.jit(lambda x: jnp.linalg.cholesky(x), mesh, in_types=("model:S(0)",))
+report = f.check(jax.ShapeDtypeStruct((2048, 2048), jnp.float32))
 """,
         """
-def f(x):
-    x = sbp.split(x, 0, "model")  # a batch of matrices
-    return jnp.linalg.cholesky(x)
-
-report = sbp.jit(f, mesh).check(jax.ShapeDtypeStruct((16, 512, 512), jnp.float32))
+f = sbp.jit(lambda x: jnp.linalg.cholesky(x), mesh, in_types=("model:S(0)",))
+report = f.check(jax.ShapeDtypeStruct((16, 512, 512), jnp.float32))  # a batch of matrices
 """,
     ),
     CodePage(
