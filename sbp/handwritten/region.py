@@ -34,11 +34,11 @@ from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span
 from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
-from sbp.handwritten.operands import arrays_of, padded_blocks
+from sbp.handwritten.operands import arrays_of
 from sbp.kinds import FLAG, FUNCTION, fits, returning_arrays, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.kernels.shards import reduced
+from sbp.signatures.kernels.shards import padded_blocks, reduced
 from sbp.signatures.region import parts_p, pick_p
 from sbp.types import NdSbp, Split, Unreduced
 

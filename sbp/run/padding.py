@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from sbp import _jax
+from sbp.signatures.kernels.shards import padded_blocks
 from sbp.types import NdSbp, Split
 
 Axes = tuple[tuple[str, int], ...]
@@ -98,17 +96,8 @@ class Padding:
         return _jax.wrap_key(change(_jax.words(x)), x.dtype)
 
     def _padded(self, x: Any) -> Any:
-        numpy = np if isinstance(x, np.ndarray) else jnp
         for dim, counts in enumerate(self.counts):
-            before, after = x.shape[:dim], x.shape[dim + 1 :]
-            blocks = 1
-            for n, length in zip(counts, self._lengths(dim)[1:], strict=True):
-                size = x.shape[dim] // blocks if blocks > 1 else x.shape[dim]
-                x = x.reshape(*before, blocks, size, *after)
-                missing = [(0, 0)] * x.ndim
-                missing[dim + 1] = (0, n * length - size)
-                blocks *= n
-                x = numpy.pad(x, missing).reshape(*before, blocks * length, *after)
+            x = padded_blocks(x, dim, counts)
         return x
 
     def _cut(self, x: Any) -> Any:

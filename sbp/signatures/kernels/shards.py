@@ -1,7 +1,8 @@
-"""Helpers of local kernels: neutral padding, and positions in a shard."""
+"""Helpers of local kernels: neutral padding, positions in a shard, and blocks of equal size."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -100,6 +101,26 @@ def without_padding(
             real = lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent
             x = jnp.where(real, x, neutral(monoid, x.dtype))
     return x
+
+
+def padded_blocks(x: Any, dim: int, counts: Sequence[int]) -> Any:
+    """`x` padded with zeros so that each block of a nested split has the same size.
+
+    Arguments:
+      x: a NumPy or JAX array.
+      dim: the dim that is split.
+      counts: the sizes of the mesh axes that split it, outer axis first.
+    """
+    numpy = np if isinstance(x, np.ndarray) else jnp
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    blocks, size = 1, x.shape[dim]
+    for n in counts:
+        x = x.reshape(*before, blocks, size, *after)
+        length = -(-size // n)
+        missing = [(0, n * length - size if d == dim + 1 else 0) for d in range(x.ndim)]
+        x = numpy.pad(x, missing)
+        blocks, size = blocks * n, length
+    return x.reshape(*before, blocks * size, *after)
 
 
 def picked_along(x: Any, index: Any, dim: int) -> Any:
