@@ -67,14 +67,15 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
       request: the program with everything that its plan is chosen by.
 
     Raises:
-      SbpError: `saved-plan` where each file cannot be read, was made for another program, mesh,
-        version or option, or does not hold.
+      SbpError: `saved-plan` where a file cannot be read, and where each file was made for another
+        program, mesh, version or option, or does not hold.
     """
     files = [file for path in paths for file in _files(path)]
+    texts = [_read(file) for file in files]  # one that is missing is refused wherever it stands
     wrong: list[SbpError] = []
-    for path in files:
+    for path, text in zip(files, texts, strict=True):
         try:
-            return _loaded(path, request)
+            return _loaded(path, text, request)
         except SbpError as error:
             if error.code != "saved-plan":
                 raise
@@ -106,20 +107,33 @@ def _files(path: str) -> list[str]:
     return [os.path.join(path, name) for name in names]
 
 
-def _loaded(path: str, request: Request) -> Program:
-    """The plan of a file for a request, verified.
+def _read(path: str) -> str:
+    """The text of a file.
 
     Raises:
-      SbpError: `saved-plan`, as `load_program` does.
+      SbpError: `saved-plan` where it cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise SbpError(
             f"{path} cannot be read: {why}; write it with plan.save(path)", code="saved-plan"
         ) from error
+
+
+def _loaded(path: str, text: str, request: Request) -> Program:
+    """The plan of a file for a request, verified.
+
+    Arguments:
+      path: the file.
+      text: what it has.
+      request: as for `load_program`.
+
+    Raises:
+      SbpError: `saved-plan`, as `load_program` does.
+    """
     try:
         return SavedPlan.loads(text).program_for(request)
     except SbpError as error:

@@ -121,9 +121,12 @@ def test_a_reduction_that_became_a_slice_is_refused(path, mesh, tmp_path):
 
 def test_files_that_are_none(mesh, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for wrong, said in (("gone", "cannot be read"), (".", "no .json files"), ("binary", "UTF-8")):
-        with pytest.raises(sbp.SbpError, match=said):
-            sbp.jit(step, mesh, plan=tmp_path / wrong)(W, X)
+    (tmp_path / "no").mkdir()
+    sbp.jit(step, mesh).plan(W, X).save(good := tmp_path / "good")
+    for wrong, said in (("gone", "cannot be read"), ("no", "no .json files"), ("binary", "UTF-8")):
+        for plans in (tmp_path / wrong, [tmp_path / wrong, good], [good, tmp_path / wrong]):
+            with pytest.raises(sbp.SbpError, match=said):
+                sbp.jit(step, mesh, plan=plans)(W, X)
     others: list[Any] = [3, object(), ["a", 3]]
     for wrong in others:
         with pytest.raises(TypeError, match="path of a file"):
