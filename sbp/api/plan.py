@@ -29,6 +29,7 @@ from sbp.report.compare import Comparison, comparison
 from sbp.report.progress import counting_down
 from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
+from sbp.report.wording import counted
 from sbp.run.execute import Compiling, Executable
 from sbp.run.joint import JointRun, placed
 
@@ -157,11 +158,12 @@ class Plan:
             devices hold, blocks in ascending order. The shape tells which it is.
 
         Returns:
-          The arguments with global arrays, and with `sbp.Padded` for what is held padded.
+          The arguments with global arrays, and with `sbp.Padded` for what is held padded. Numbers
+          and `sbp.Partial` are returned as they are.
 
         Raises:
-          SbpError: `bad-argument` for an array of neither shape, another dtype, or other static
-            arguments; `abstract-mesh` for a plan on an abstract mesh.
+          SbpError: `bad-argument` for an array of neither shape, another dtype, another number of
+            arguments, or other static arguments; `abstract-mesh` for a plan on an abstract mesh.
 
         >>> import numpy as np
         >>> import sbp
@@ -172,6 +174,15 @@ class Plan:
         True
         """
         self._refuse_abstract_mesh()
+        static = self._reader.parameters.static.positions(len(args), "static_argnums")
+        given = sum(i not in static for i in range(len(args)))
+        taken = len(self._signature.tree.children()[0].children())
+        if given != taken:
+            raise refused(
+                f"plan.place got {counted(given, 'argument')}, static ones not counted; the plan"
+                f" takes {taken}",
+                TypeError,
+            )
         signature, leaves = self._reader.read(args, {})
         mine, theirs = signature.key, self._signature.key
         if (mine[0], *mine[2:4]) != (theirs[0], *theirs[2:4]):
@@ -179,7 +190,6 @@ class Plan:
                 "the plan was made for arguments of another structure, or other static arguments"
             )
         held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
-        static = self._reader.parameters.static.positions(len(args), "static_argnums")
         return tuple(x if i in static else next(held) for i, x in enumerate(args))
 
     def lower(self) -> Any:

@@ -303,7 +303,8 @@ WRONG_PLACES: dict[str, Any] = {
     "a shape": ((jax.ShapeDtypeStruct((13, 7), np.float32),), "input w is a ShapeDtypeStruct"),
     "no array": (("text",), "input w is no array"),
     "another structure": (([W],), "arguments of another structure"),
-    "too many": ((W, W), "in_types has|another structure"),
+    "too many": ((W, W), "place got 2 arguments, .*; the plan takes 1$"),
+    "too few": ((), "place got 0 arguments, .*; the plan takes 1$"),
 }
 
 
