@@ -115,7 +115,7 @@ def test_what_is_moved_is_found_by_shardings(monkeypatch):
         calls.append(flat)
         raise ValueError("incompatible devices, committed to another sharding")
 
-    monkeypatch.setattr(sbp.run.execute.Executable, "__call__", refuse)  # pyright: ignore
+    monkeypatch.setattr("sbp.run.execute.Executable.__call__", refuse)
     for x, count in ((here, 1), (elsewhere, 2)):
         calls.clear()
         with pytest.raises(ValueError, match="incompatible devices"):
