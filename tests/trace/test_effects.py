@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import sbp
+from tests.signatures.calls import primitives
 
 MESH = sbp.make_mesh((2,), ("x",))
 X = np.arange(8, dtype=np.float32)
@@ -40,8 +41,11 @@ def test_tokens_are_refused():
     assert refused.value.code == "unsupported-effect" and refused.value.span is not None
 
 
-def test_the_linear_part_of_remat_in_a_scan():
-    """Newer releases of JAX evaluate a jaxpr in one equation there."""
-    step = jax.checkpoint(lambda c, _: (jnp.sin(c), None))
-    _, linear = jax.linearize(lambda x: lax.scan(step, x, None, length=3)[0], X)
-    np.testing.assert_allclose(sbp.jit(linear, MESH)(X), linear(X), rtol=1e-5)
+EVALUATING: Any = primitives().get("eval_jaxpr")
+
+
+@pytest.mark.skipif(EVALUATING is None, reason="the oldest supported JAX has no such primitive")
+def test_an_equation_that_evaluates_a_jaxpr_is_a_call():
+    closed = jax.make_jaxpr(lambda x: [jnp.sin(x) * 2])(X)
+    fn = lambda x: EVALUATING.bind(x, call_jaxpr=closed)[0]
+    np.testing.assert_allclose(sbp.jit(fn, MESH)(X), 2 * np.sin(X), rtol=1e-6)
