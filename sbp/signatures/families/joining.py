@@ -57,30 +57,6 @@ def _concatenate_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@exchanges("concatenate")
-def _concatenate_exchanges(op: Op, row: Row) -> Exchanges:
-    """One exchange for each operand that is split."""
-    d = split_dim(row)
-    needs = _joined([a.shape[d] for a in op.ins], op.axis_size)
-    return [
-        Exchange(k, (d,), need, need.width)
-        for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True))
-        if atom == Split(d)
-    ]
-
-
-@rule("concatenate", traits=Traits(moves=True, scales="together"), local=_concatenate_local)
-def _concatenate(op: Op) -> Sequence[Row]:
-    """Other dims split; the concatenated dim splits with halo exchange."""
-    axis = int(op.params["dimension"])
-    dims = dim_factors(len(op.outs[0].shape), [axis])
-    return [
-        *split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,))),
-        *moved_rows(op),
-        *halo_rows(op, [axis]),
-    ]
-
-
 # ---- slices, one after the other ----------------------------------------------------------------
 
 
@@ -129,11 +105,16 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@exchanges("join_slices")
-def _join_exchanges(op: Op, row: Row) -> Exchanges:
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+@exchanges("concatenate", "join_slices")
+def _exchanges(op: Op, row: Row) -> Exchanges:
     """One exchange for each operand that is split."""
     d = split_dim(row)
-    needs = _needs(op.params, _sizes(op.ins, d), op.axis_size)
+    sizes = _sizes(op.ins, d)
+    joins = op.name == "join_slices"
+    needs = _needs(op.params, sizes, op.axis_size) if joins else _joined(sizes, op.axis_size)
     return [
         Exchange(k, (d,), need, need.width)
         for k, (need, atom) in enumerate(zip(needs, row.ins, strict=True))
@@ -141,9 +122,14 @@ def _join_exchanges(op: Op, row: Row) -> Exchanges:
     ]
 
 
-@rule("join_slices", traits=Traits(moves=True, scales="together"), local=_join_local)
-def _join_slices(op: Op) -> Sequence[Row]:
-    """Other dims split; the dim of the slices splits with an exchange."""
+_MOVES = Traits(moves=True, scales="together")
+
+
+@rule("concatenate", traits=_MOVES, local=_concatenate_local)
+@rule("join_slices", traits=_MOVES, local=_join_local)
+def _joining(op: Op) -> Sequence[Row]:
+    """Other dims split; the dim of the result along which the operands lie splits with an
+    exchange."""
     axis = int(op.params["dimension"])
     dims = dim_factors(len(op.outs[0].shape), [axis])
     ins = tuple(dims if a.shape else () for a in op.ins)
