@@ -16,10 +16,10 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from sbp.signatures.clusters import Cluster, Wiring, cluster_of, split_values
+from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.shifts import (
     Maker,
     Strided,
-    bytes_across,
     padded,
     padding,
     resized,
@@ -50,7 +50,7 @@ def _aligned(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     graph = dataclasses.replace(graph, nodes=nodes)
     wiring = Wiring.of(graph)
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
-    maker = Maker(wiring, graph.avals, ids)
+    maker = Maker(wiring, ids)
     instead: dict[int, list[Node]] = {}
     seen: set[int] = set()
     for node in nodes:
@@ -98,7 +98,7 @@ def _put_back(wiring: Wiring, maker: Maker, at: int, node: Node) -> Node | None:
         if step == 1:
             return join_node(node, dim, kept)
         masked = maker.join(at, node, dim, kept, view.source)
-        config = padding(maker.aval(masked), dim, 0, step - 1, size)
+        config = padding(wiring.graph.aval(masked), dim, 0, step - 1, size)
         params = {"padding_config": config}
         return dataclasses.replace(node, inputs=(masked, fill), params=params)
     return None
@@ -147,23 +147,24 @@ class _Lifting:
     """
 
     def __init__(self, wiring: Wiring, maker: Maker, lift: _Lift, asked: Set[int]) -> None:
-        self.wiring, self.maker, self.lift, self.asked = wiring, maker, lift, asked
+        self.wiring, self.graph, self.maker = wiring, wiring.graph, maker
+        self.lift, self.asked = lift, asked
         self.lifted: dict[Operand, Operand] = {}
         self.views: list[tuple[Strided, Operand]] = []
 
     # ---- what moves ------------------------------------------------------------------------------
 
-    def saves(self) -> int:
+    def saves(self) -> float:
         """The bytes that each device sends less to its neighbour, where a dim is split."""
-        lift, graph = self.lift, self.wiring.graph
-        saved = 0
+        lift, graph = self.lift, self.graph
+        saved = 0.0
         for leaf, dim in lift.cluster.leaves.items():
             view = strided(self.wiring, leaf, dim)
             was = view is not None and view.is_shifted
             moves = view is None or not 0 <= self.first(view) < view.stride
-            saved += (was - moves) * bytes_across(graph.aval(leaf), dim)
+            saved += (was - moves) * bytes_beside(graph.aval(leaf), dim)
         for value, dim in lift.cluster.dims.items():
-            across = bytes_across(graph.avals[value], dim)
+            across = bytes_beside(graph.avals[value], dim)
             stays = value in self.asked
             for at in self.outside(value):
                 node = graph.nodes[at]
@@ -193,7 +194,7 @@ class _Lifting:
         dim = self.lift.cluster.dims[value]
         if node.op != "concatenate" or node.params["dimension"] != dim:
             return False
-        avals = [self.wiring.graph.aval(o) for o in node.inputs]
+        avals = [self.graph.aval(o) for o in node.inputs]
         ends = itertools.accumulate((a.shape[dim] for a in avals), initial=0)
         at = [end for end, operand in zip(ends, node.inputs, strict=False) if operand == value]
         total = sum(a.shape[dim] for a in avals)
@@ -211,7 +212,7 @@ class _Lifting:
         found = {at: self.computed(at) for at in self.lift.cluster.nodes}
         for value in self.lift.cluster.dims:
             for at in self.outside(value):
-                node = self.wiring.graph.nodes[at]
+                node = self.graph.nodes[at]
                 if at not in found and self.joins(node, value):
                     found[at] = [self.joined(node)]
                 elif padded(node, self.lift.cluster.dims[value]) and node.inputs[0] == value:
@@ -220,12 +221,8 @@ class _Lifting:
 
     def computed(self, at: int) -> list[Node]:
         """A node of the cluster on lifted operands, and slices of its results as they were."""
-        node, row, graph = (
-            self.wiring.graph.nodes[at],
-            self.lift.cluster.nodes[at],
-            self.wiring.graph,
-        )
-        split = dict(split_values(node, row))
+        node, graph = self.graph.nodes[at], self.graph
+        split = dict(split_values(node, self.lift.cluster.nodes[at]))
         inputs = tuple(self.operand(at, node, o) if o in split else o for o in node.inputs)
         outputs, slices = [], []
         for value in node.outputs:
@@ -236,7 +233,7 @@ class _Lifting:
             slices.append(self.maker.cut(node, out, dim, self.lift.by, value))
         params = dict(node.params)
         if "shape" in params:
-            params["shape"] = self.maker.aval(outputs[0]).shape
+            params["shape"] = self.graph.aval(outputs[0]).shape
         new = dataclasses.replace(node, inputs=inputs, outputs=tuple(outputs), params=params)
         return [new, *slices]
 
@@ -252,7 +249,7 @@ class _Lifting:
         view = strided(self.wiring, operand, dim)
         if view is None:
             return self.maker.shifted(at, node, operand, dim, lift.by, lift.total)
-        shape, first = self.maker.aval(view.source).shape, self.first(view)
+        shape, first = self.graph.aval(view.source).shape, self.first(view)
         if first >= 0 and first + (lift.total - 1) * view.stride < shape[dim]:
             cuts = view.moved(first, lift.total)
             found = self.maker.slice(at, node, view.source, cuts)
@@ -267,7 +264,7 @@ class _Lifting:
         dim, at = int(node.params["dimension"]), 0
         pieces: list[Joined] = []
         for operand in node.inputs:
-            size = self.wiring.graph.aval(operand).shape[dim]
+            size = self.graph.aval(operand).shape[dim]
             if operand in self.lift.cluster.dims and at == self.lift.by:
                 pieces.append((self.lifted[operand], at, size))
             else:
@@ -295,12 +292,12 @@ class _Lifting:
         how = padded(node, dim)
         assert how is not None
         lifted, step = self.lifted[value], how.interior + 1
-        low, out = how.low - lift.by * step, self.maker.avals[node.outputs[0]].shape[dim]
+        low, out = how.low - lift.by * step, self.graph.avals[node.outputs[0]].shape[dim]
         after = lift.total - lift.by - lift.size
         ends = how.low + (lift.size - 1) * step  # the last element of the value itself
         if (how.low >= step and lift.by) or (after and ends + step < out):
             fill = node.inputs[1]
             pieces = [(fill, 0, lift.by), (lifted, lift.by, lift.size), (fill, 0, after)]
             lifted = self.maker.join(at, node, dim, [p for p in pieces if p[2]], lifted)
-        params = {"padding_config": padding(self.maker.aval(lifted), dim, low, how.interior, out)}
+        params = {"padding_config": padding(self.graph.aval(lifted), dim, low, how.interior, out)}
         return dataclasses.replace(node, inputs=(lifted, node.inputs[1]), params=params)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,22 +15,15 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from sbp import _jax
 from sbp.signatures.clusters import Wiring
-from sbp.trace.graph import Constant, Node, Operand, constant
-from sbp.trace.joins import Joined, join_node
+from sbp.trace.graph import Node, Operand, constant
+from sbp.trace.joins import Joined, is_zero, join_node
 from sbp.trace.slices import Cut, cuts_of, shape_of, slicing, whole
 
 
 def resized(aval: Any, dim: int, size: int) -> Any:
     """An aval with another size of one dim."""
     return aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :]))
-
-
-def bytes_across(aval: Any, dim: int) -> int:
-    """Bytes of the elements that have one index along a dim."""
-    across = math.prod(aval.shape[:dim]) * math.prod(aval.shape[dim + 1 :])
-    return across * _jax.itemsize(aval.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ class Strided:
 def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
     """The slice that a value is; None for values that are not cut out of others."""
     node = wiring.maker(value)
-    if node is None or node.op not in ("slice", "split"):
+    if not isinstance(value, int) or node is None or node.op not in ("slice", "split"):
         return None
     cuts = cuts_of(node, value, wiring.graph.aval(node.inputs[0]).shape)
     return None if cuts is None else Strided(node.inputs[0], dim, cuts)
@@ -140,26 +132,21 @@ class Maker:
     """Makes new nodes of a graph, each before a node that it has already.
 
     Arguments:
-      wiring: the graph as it was.
-      avals: shape and dtype of each value; new values are entered.
+      wiring: the graph as it was; new values are entered in its table of avals.
       ids: unused numbers of nodes.
     """
 
-    def __init__(self, wiring: Wiring, avals: dict[int, Any], ids: Iterator[int]) -> None:
-        self.wiring, self.avals, self.ids = wiring, avals, ids
+    def __init__(self, wiring: Wiring, ids: Iterator[int]) -> None:
+        self.wiring, self.graph, self.ids = wiring, wiring.graph, ids
         self.before: dict[int, list[Node]] = defaultdict(list)
-        self._values = itertools.count(max(avals, default=0) + 1)
+        self._values = itertools.count(max(self.graph.avals, default=0) + 1)
         self._shifted: dict[tuple[Operand, int, int, int], tuple[int, Operand]] = {}
 
     def value(self, aval: Any) -> int:
         """A new value."""
         value = next(self._values)
-        self.avals[value] = aval
+        self.graph.avals[value] = aval
         return value
-
-    def aval(self, operand: Operand) -> Any:
-        """The aval of an operand, new or old."""
-        return operand.aval if isinstance(operand, Constant) else self.avals[operand]
 
     def emit(self, at: int, like: Node, aval: Any, **changes: Any) -> int:
         """The result of a new node, which is like another one but for some changes.
@@ -189,7 +176,7 @@ class Maker:
           shape: padding before the first element, padding between elements, size of the result.
         """
         low, interior, out = shape
-        aval = self.aval(x)
+        aval = self.graph.aval(x)
         config = padding(aval, dim, low, interior, out)
         return self.emit(
             at,
@@ -210,7 +197,7 @@ class Maker:
           source: the value.
           cuts: where it is cut.
         """
-        aval = self.aval(source)
+        aval = self.graph.aval(source)
         if cuts == whole(aval.shape):
             return source
         sliced = aval.update(shape=shape_of(cuts))
@@ -226,7 +213,7 @@ class Maker:
           first: the first element.
           value: the value.
         """
-        shape, out = self.avals[x].shape, self.avals[value].shape
+        shape, out = self.graph.avals[x].shape, self.graph.avals[value].shape
         cut = (first, first + out[dim], 1)
         cuts = (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :]))
         return dataclasses.replace(
@@ -243,7 +230,7 @@ class Maker:
           pieces: the slices.
           x: the value.
         """
-        out = self.value(self.aval(x))
+        out = self.value(self.graph.aval(x))
         node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), title="pad")
         self.before[at].append(join_node(node, dim, pieces))
         return out
@@ -253,7 +240,7 @@ class Maker:
 
         An array that is interleaved from two is interleaved again, with the second one shifted.
         """
-        aval = self.aval(x)
+        aval = self.graph.aval(x)
         if by == 0 and aval.shape[dim] == size:
             return x
         key = (x, dim, by, size)
@@ -283,17 +270,12 @@ class Maker:
         for operand in total.inputs:
             node = self.wiring.maker(operand)
             how = padded(node, dim) if node is not None else None
-            if node is None or how is None or how.interior != 1 or not _is_zero(node.inputs[1]):
+            if node is None or how is None or how.interior != 1 or not is_zero(node.inputs[1]):
                 return None
             found[how.low] = node
-        size = self.aval(x).shape[dim]
+        size = self.graph.aval(x).shape[dim]
         if set(found) != {0, 1} or any(
-            2 * self.aval(n.inputs[0]).shape[dim] != size for n in found.values()
+            2 * self.graph.aval(n.inputs[0]).shape[dim] != size for n in found.values()
         ):
             return None
         return total, found[0].inputs[0], found[1].inputs[0], found[0].inputs[1]
-
-
-def _is_zero(operand: Operand) -> bool:
-    """Whether an operand is the constant zero."""
-    return isinstance(operand, Constant) and not np.any(np.asarray(operand.value))

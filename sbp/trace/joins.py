@@ -272,7 +272,7 @@ class _Joins:
         if node.op == "pad":
             return [node]
         makers = [self.makers.get(o) if isinstance(o, int) else None for o in node.inputs]
-        found = [m for m in makers if m is not None and m.op == "pad" and _pads_zeros(m)]
+        found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
         return found if len(found) == 2 else []
 
     def padded(self, pad: Node) -> _Padded | None:
@@ -327,10 +327,9 @@ def _summed(pads: Sequence[_Padded]) -> tuple[int, list[_Slice]]:
     return first.dim, [s for s in slices if s.size != 0]
 
 
-def _pads_zeros(pad: Node) -> bool:
-    """Whether a pad's value is the constant zero."""
-    value = pad.inputs[1]
-    return isinstance(value, Constant) and not np.any(np.asarray(value.value))
+def is_zero(operand: Operand) -> bool:
+    """Whether an operand is the constant zero."""
+    return isinstance(operand, Constant) and not np.any(np.asarray(operand.value))
 
 
 def _plain(size: Any) -> Any:

@@ -44,7 +44,7 @@ def slicing(cuts: Cuts) -> dict[str, Any]:
     return {"op": "slice", "primitive": lax.slice_p, "params": params}
 
 
-def cuts_of(node: Node, value: Operand, shape: tuple[Any, ...]) -> Cuts | None:
+def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
     """Where a node cuts its first operand to make a value; None for nodes that do something else,
     and for symbolic sizes.
 
@@ -60,7 +60,7 @@ def cuts_of(node: Node, value: Operand, shape: tuple[Any, ...]) -> Cuts | None:
             cuts = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
         case "split":
             ends = list(itertools.accumulate(params["sizes"], initial=0))
-            at = node.outputs.index(value)  # pyright: ignore[reportArgumentType]
+            at = node.outputs.index(value)
             cut = (ends[at], ends[at + 1], 1)
             cuts = [cut if d == params["axis"] else (0, s, 1) for d, s in enumerate(shape)]
         case "pad":
