@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+from sbp import _jax
 from sbp.signatures.clusters import Cluster, Wiring, cluster_of, split_values
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.shifts import (
@@ -132,7 +133,10 @@ def _lifts(wiring: Wiring, node: Node, seen: set[int]) -> Iterator[_Lift]:
             cluster = cluster_of(wiring, operand, dim)
             if cluster is not None and operand in cluster.dims:
                 seen |= cluster.dims.keys()
-                yield _Lift(cluster, size, at, total)
+                # Leaves are shifted behind zeros. Keys have no zero.
+                avals = map(wiring.graph.aval, cluster.leaves)
+                if not any(_jax.is_extended(a.dtype) for a in avals):
+                    yield _Lift(cluster, size, at, total)
         at += size
 
 

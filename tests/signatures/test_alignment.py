@@ -118,7 +118,12 @@ def test_only_the_last_level_is_shifted():
 KEPT: dict[str, Callable[..., Any]] = {
     "neighbours": lambda x: x[1:] - x[:-1],
     "behind a row of its own": lambda x: jnp.concatenate([x[:1] * 2, x * 3]),
+    "the gradient of a slice": jax.grad(lambda x: jnp.sum(x[3:5] ** 2)),
+    "the gradient of a strided slice": jax.grad(lambda x: jnp.sum(x[1::2] ** 2)),
     "running sums": lambda x: jnp.concatenate([x[:1], jnp.cumsum(x[1:], 0)]),
+    "differences that are returned": lambda x: (lambda y: (jnp.concatenate([x[:1], y]), y))(
+        x[1:] - x[:-1]
+    ),
 }
 
 
@@ -134,11 +139,10 @@ def test_what_is_kept(case: str):
 MOVED: dict[str, Callable[..., Any]] = {
     "differences behind the first": lambda x: jnp.concatenate([x[:1], x[1:] - x[:-1]]),
     "read elsewhere, too": lambda x: (lambda y: (jnp.concatenate([x[:1], y]), jnp.cumsum(y, 0)))(
-        x[1:] - x[:-1]
+        x[1:] * 3
     ),
     "its gradient": jax.grad(lambda x: jnp.sum(jnp.concatenate([x[:1], x[1:] * x[:-1]]) ** 3)),
-    "the gradient of a slice": jax.grad(lambda x: jnp.sum(x[3:5] ** 2)),
-    "the gradient of a strided slice": jax.grad(lambda x: jnp.sum(x[1::2] ** 2)),
+    "put back": lambda x: lax.pad(x[3:5], np.float32(7), [(3, 3, 0), (0, 0, 0)]),
     "zeros between": lambda x: lax.pad(x[2:6], np.float32(7), [(4, 5, 1), (0, 0, 0)]),
     "along the other dim": lambda x: jnp.concatenate([x[:, :1], x[:, 1:] - x[:, :-1]], 1),
 }
@@ -147,15 +151,33 @@ MOVED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("case", MOVED)
 def test_what_moves_keeps_its_values(case: str):
     args = (drawn(8, 4),)
-    assert_same_values(graphs(MOVED[case], args)[1], MOVED[case], args)
+    before, after = graphs(MOVED[case], args)
+    assert ops(before) != ops(after)
+    assert_same_values(after, MOVED[case], args)
 
 
-def test_inspected_values_stay():
-    def fn(x: Any) -> Any:
-        y = x[1:] - x[:-1]
-        jax.debug.inspect_array_sharding(y, callback=lambda s: None)
-        return jnp.concatenate([x[:1], y])
+@pytest.mark.parametrize("value", [0, 1])
+def test_inspected_values_stay(value: int):
+    """One that is computed on a slice, and one that is put behind an element."""
 
-    _, graph = graphs(fn, (drawn(8, 4),))
-    made = {v for n in graph.nodes for v in n.outputs}
-    assert {i.value for i in graph.inspections} <= made
+    def fn(x: Any, a: Any) -> Any:
+        both = x[1:] - x[:-1], (x[1:] - x[:-1]) * a[1:]
+        jax.debug.inspect_array_sharding(both[value], callback=lambda s: None)
+        return jnp.concatenate([x[:1], both[1]])
+
+    before, after = graphs(fn, (drawn(8, 4), drawn(8, 4, seed=1)))
+    made = {v for n in after.nodes for v in n.outputs}
+    assert {i.value for i in after.inspections} <= made
+    assert ops(before) != ops(after)
+
+
+def test_keys_stay():
+    """There is no key to shift in."""
+
+    def fn(seed: Any) -> Any:
+        keys = jax.random.split(jax.random.key(seed), 8)
+        odd = jnp.arange(7) % 2 == 1
+        return jax.random.key_data(jnp.concatenate([keys[:1], jnp.where(odd, keys[1:], keys[:-1])]))
+
+    args = (np.int32(3),)
+    assert_same_values(graphs(fn, args)[1], fn, args)
