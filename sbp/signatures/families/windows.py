@@ -162,8 +162,8 @@ def _reduce_window(op: Op) -> Sequence[Row]:
 def _reduce_window_by(op: Op) -> Sequence[Row]:
     """A window reduction by any function.
 
-    Along a dim with padding or a base dilation windows do not split: XLA leaves these positions
-    out, and no element that an exchange could fill in is neutral for every function.
+    Along a dim with padding or a base dilation windows do not split: XLA for CPU leaves these
+    positions out, and no element that an exchange could fill in is neutral for every function.
     """
     count = len(op.ins) // 2
     dims, slides = _dims(op, op.ins[0], op.outs[0])
