@@ -18,7 +18,8 @@ GATHERED_BYTES = 2**20
 
 def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
     """A note for each matrix that is split, and that a decomposition or a Fourier transform takes
-    whole, where more than `GATHERED_BYTES` are sent for it."""
+    whole, where more than `GATHERED_BYTES` are sent for it. One that is gathered before a loop and
+    read inside has no note; the table of collectives has it."""
     found: dict[int, Diagnostic] = {}
     for planned in program.boxes():
         axes = [
