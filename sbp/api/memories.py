@@ -12,11 +12,8 @@ from sbp.errors import SbpError, refused
 from sbp.machine.mesh import MeshSpec
 from sbp.run.padded import Padded
 from sbp.run.partial import Partial
+from sbp.trace.transfers import HOST
 from sbp.types import NdSbp
-
-HOST = "pinned_host"
-"""JAX's name of the host memory that devices copy from and to. Values that lie there have another
-type in JAX."""
 
 
 @dataclass(frozen=True, slots=True)

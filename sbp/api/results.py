@@ -11,11 +11,11 @@ import jax
 from sbp import _jax
 from sbp.api.boundary import about_option, broadcast_types, even_boundary
 from sbp.api.call import CallReader, CallSignature
-from sbp.api.memories import FREE, HOST, Asked, result_kind
+from sbp.api.memories import FREE, Asked, result_kind
 from sbp.api.trees import KeyPath, arguments_of, filled, results_of
 from sbp.infer.pins import check_monoids
 from sbp.trace.graph import Graph
-from sbp.trace.transfers import returned_in
+from sbp.trace.transfers import HOST, returned_in
 from sbp.types import NdSbp
 
 

@@ -16,7 +16,7 @@ from sbp import _jax, _jax_call
 from sbp.annotations import Pin, bind_pin
 from sbp.api.boundary import codes_of, even_boundary
 from sbp.api.call import CallReader, CallSignature
-from sbp.api.memories import HOST, Asked
+from sbp.api.memories import Asked
 from sbp.api.results import Results, asked_outputs, placed_results, tied_outputs
 from sbp.api.trees import KeyPath, layer_paths
 from sbp.errors import SbpError, refused
@@ -36,6 +36,7 @@ from sbp.signatures.alignment import with_alignment
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
+from sbp.trace.transfers import HOST
 from sbp.types import NdSbp
 
 Found = TypeVar("Found", covariant=True)

@@ -16,6 +16,7 @@ from sbp.kinds import Kind, is_whole, made_of, shown, takes
 from sbp.run.joint import placed
 from sbp.run.padding import Axes, Padding
 from sbp.run.parts import of_process
+from sbp.trace.transfers import HOST
 from sbp.types import NdSbp, Split
 
 _MESH = Kind("a jax.sharding.Mesh or an AbstractMesh", lambda x: isinstance(x, Mesh | AbstractMesh))
@@ -86,8 +87,8 @@ class Padded:
 
         Arguments:
           x: an array, or its `ShapeDtypeStruct`, of which a `Padded` of a `ShapeDtypeStruct` is
-            made: the target of a restored checkpoint.
-          type: the type, without P.
+            made: the target of a restored checkpoint. What lies in host memory stays there.
+          type: the type, without P. Of a `NamedSharding`, the kind of memory counts, too.
           mesh: the mesh.
           shape: the true shape, where there are several processes and `x` is this process's part:
             the elements that its own devices hold. None where `x` is the whole, equal in all
@@ -103,7 +104,8 @@ class Padded:
         whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
         t, axes = _held(type, whole, mesh)
         padding = Padding.of(whole, t, axes)
-        sharding = NamedSharding(mesh, spec_of(t, mesh, len(whole)))
+        kind = _memory_kind(x, type)
+        sharding = NamedSharding(mesh, spec_of(t, mesh, len(whole)), memory_kind=kind)
         if isinstance(x, jax.ShapeDtypeStruct):
             parts: Any = jax.ShapeDtypeStruct(padding.padded_shape, x.dtype, sharding=sharding)
         elif isinstance(mesh, AbstractMesh):
@@ -272,6 +274,14 @@ def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array
             return jax.device_put(padding.pad(whole_on_devices(x)), sharding)
     words = x if isinstance(x, jax.Array) and _jax.is_extended(x.dtype) else np.asarray(x)
     return placed(padding.pad(words), sharding)
+
+
+def _memory_kind(x: Any, t: Any) -> str | None:
+    """The kind of memory for an array: that of the sharding that the user gives as its type, else
+    that in which it lies; None for the device's own."""
+    sharding = t if isinstance(t, NamedSharding) else getattr(x, "sharding", None)
+    kind = getattr(sharding, "memory_kind", None)
+    return kind if kind == HOST else None
 
 
 def _held(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[NdSbp, Axes]:

@@ -15,6 +15,10 @@ from sbp import _jax
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.numbering import SAME
 
+HOST = "pinned_host"
+"""JAX's name of the host memory that devices copy from and to. Values that lie there have another
+type in JAX."""
+
 TRANSFER = "device_put"
 """The operator that copies a value from one memory to the other."""
 

@@ -1,6 +1,7 @@
 """`sbp.Padded` by itself: its values, what JAX and files make of it, and bad input."""
 
 import copy
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import sbp
 
@@ -102,6 +103,24 @@ def test_keys(mesh):
     held = sbp.Padded.of(keys, "y:S(0)", mesh)
     assert held.parts.shape == (8,)
     np.testing.assert_array_equal(jax.random.key_data(held.full()), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("shape", [(13, 7), (16, 8)], ids=str)
+def test_an_array_in_host_memory_stays_there(mesh, shape):
+    """Also one that the type asks for there, which is a sharding."""
+    there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    rows = NamedSharding(mesh, PartitionSpec("x"), memory_kind="pinned_host")
+    x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    one = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    arrays = jax.device_put(x, there), jax.device_put(x, one)
+    asked = sbp.Padded.of(x, rows, mesh)
+    for held in (asked, *(sbp.Padded.of(a, "x:S(0)", mesh) for a in arrays)):
+        assert held.parts.sharding.memory_kind == "pinned_host"
+        np.testing.assert_array_equal(held, x)
+    target = sbp.Padded.of(jax.ShapeDtypeStruct(shape, x.dtype, sharding=there), "x:S(0)", mesh)
+    assert target.parts.sharding.memory_kind == "pinned_host"
+    f = sbp.jit(lambda w: jax.device_put(w, jax.memory.Space.Device) + 1, mesh)
+    np.testing.assert_array_equal(f(asked), x + 1)
 
 
 BAD = {
