@@ -61,16 +61,22 @@ class Correction:
         """An argument of the call after the correction. The name of a mesh axis may stand in the
         text of a type."""
         if all(isinstance(v, str) for v in (value, self.wrong, self.right)):
-            return self.right if value == self.wrong else self._in_text(value)
+            return self.right if value == self.wrong else renamed(value, self.wrong, self.right)
         same = type(value) is type(self.wrong) and value == self.wrong
         return self.right if same else value
-
-    def _in_text(self, text: str) -> str:
-        return text.replace(f"{self.wrong}:", f"{self.right}:")
 
     def holds_at(self, file: str, line: int) -> bool:
         """Whether a line is part of the call."""
         return file == self.at.file and self.at.line <= line <= max(self.at.line, self.at.end_line)
+
+
+def renamed(text: str, name: str, other: str) -> str:
+    """The text of a type with another name for a mesh axis.
+
+    >>> renamed("data:S(0) a:S(1)", "a", "b")
+    'data:S(0) b:S(1)'
+    """
+    return f" {text}".replace(f" {name}:", f" {other}:")[1:]
 
 
 correcting = jax.make_user_context(None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +23,14 @@ from sbp.errors import (
     SbpError,
     SbpInternalError,
     SourceEdit,
+    noting,
 )
 from sbp.explain.edits import priced
 from sbp.explain.faults import LIMITS
 from sbp.kinds import shown
 from sbp.plan.program import Program
 from sbp.report.finding import diagnostics_of
-from sbp.slips import Correction, correcting
+from sbp.slips import Correction, correcting, renamed
 from sbp.source.arguments import argument_span, constants_in, items_of
 from sbp.types import Split
 
@@ -81,7 +83,11 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
 
 
 def _tried(change: _Change, attempt: Attempt) -> Program | None:
+    """The plan of the call after a change; None where there is none. Its warnings are about a
+    program that the user has not written, so they are dropped."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(noting())
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
         if change.correction is not None:
             stack.enter_context(correcting(change.correction))
         try:
@@ -195,15 +201,12 @@ def _replaced(entry: Any, wrong: Any, right: Any) -> Any:
             return [_replaced(v, wrong, right) for v in entry]
         case tuple() if type(entry) is tuple:
             return tuple(_replaced(v, wrong, right) for v in entry)
+        case str() if isinstance(wrong, str):
+            return renamed(entry, wrong, right)
         case str():
-            return entry.replace(f"{_name(wrong)}", f"{_name(right)}")
+            return entry.replace(repr(wrong), repr(right))
         case _:
             return entry
-
-
-def _name(value: Any) -> str:
-    """A name or an atom as a type text has it."""
-    return f"{value}:" if isinstance(value, str) else repr(value)
 
 
 def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:

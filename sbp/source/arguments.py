@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp.errors import SourceEdit, Span
+from sbp.slips import renamed
 from sbp.source.bindings import binding_of
 from sbp.source.reader import expression_at
 from sbp.source.text import contains, exact_text, parsed_file, span_of
@@ -94,7 +95,7 @@ def _constant(part: ast.expr, old: Any, new: Any) -> str:
     if type(value) is type(old) and value == old:
         changed = new
     elif isinstance(value, str) and isinstance(old, str) and isinstance(new, str):
-        changed = value.replace(f"{old}:", f"{new}:")
+        changed = renamed(value, old, new)
     elif isinstance(value, str) and isinstance(old, int) and isinstance(new, int):
         changed = value.replace(f"S({old})", f"S({new})")
     if changed is value or changed == value:

@@ -115,6 +115,23 @@ def test_a_correction_stays_where_it_was_tried():
         assert report.diagnostics[0].helps
 
 
+def test_what_is_tried_gives_no_warnings():
+    f = sbp.jit(lambda x: x * 2, jax.sharding.AbstractMesh((2,), ("data",)), in_types="data:S(2)")
+    report = f.check(jax.ShapeDtypeStruct((13, 9), jnp.float32))  # it divides along no dim
+    assert [d.code for d in report.diagnostics] == ["dim-out-of-range"]
+    assert [help_.text for help_ in report.diagnostics[0].helps] == [
+        f"write {dim} for 2 in in_types" for dim in (1, 0)
+    ]
+
+
+def test_the_end_of_another_axis_name_stays():
+    mesh = jax.sharding.AbstractMesh((2, 2), ("xmodel", "model_b"))
+    f = sbp.jit(lambda x: sbp.annotate(x, "xmodel:S(0) model:S(1)"), mesh)
+    (found,) = f.check(jax.ShapeDtypeStruct((8, 8), jnp.float32)).diagnostics
+    (help_,) = found.helps
+    assert help_.text.startswith("write 'model_b' for 'model' at line ")
+
+
 def test_nothing_is_suggested_that_does_not_work():
     mesh = jax.sharding.AbstractMesh((2,), ("data",))
     f = sbp.jit(lambda x: sbp.split(sbp.split(x, 3, "data"), 4, "data"), mesh)
