@@ -38,6 +38,17 @@ operands and results B, which holds for every primitive, is not counted.
 * **kernels**: what runs on the shards where it is not the primitive itself, see [below](#kernels).
 """
 
+REMARKS = {
+    "random": (
+        "A draw of `rng_bit_generator`, and so of an `rbg` or `unsafe_rbg` key, splits along its"
+        " first dim. On CPU and GPU each device computes its own piece. On TPU each device computes"
+        " the whole draw and keeps its piece, so there a split saves no compute and no temporary"
+        " memory. The cost of a plan counts only the piece on every platform, which is too low on"
+        " TPU."
+    )
+}
+"""What the user of a family must know besides its rows."""
+
 FALLBACK_HEAD = """
 ## Without a rule
 
@@ -67,6 +78,8 @@ def page() -> str:
                 assert rule is not None
                 lines.append(_line([f"`{name}`", rule.reason]))
             continue
+        if title in REMARKS:
+            lines += [*textwrap.wrap(REMARKS[title], 100), ""]
         lines += [
             "| primitive | rows | partial | known | uneven | kernels |",
             "|---|---|---|---|---|---|",
