@@ -203,8 +203,9 @@ def _traced_otherwise(
     with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
         try:
             concrete = trace_for(call.signature)
-        except SbpError:
-            return  # the function closes over its symbols: there is no call with numbers
+        except SbpError as error:  # it uses symbols from outside of its arguments
+            yield _without_numbers(error)
+            return
     different = first_difference(graph_at(call.graph, call.point), concrete)
     if different is None:
         return
@@ -224,6 +225,19 @@ def _traced_otherwise(
                 f" {point_text(call.point)}"
             ),
         ),
+    )
+
+
+def _without_numbers(error: SbpError) -> Diagnostic:
+    """The note for a function that cannot be traced with numbers."""
+    return Diagnostic(
+        code="sizes-unproved",
+        severity="note",
+        title="the program with symbolic sizes is not compared with the one with numbers",
+        labels=(Label(span=error.span, text="not traced with numbers", primary=True),)
+        if error.span
+        else (),
+        notes=(f"it cannot be traced with numbers: {error.message}",),
     )
 
 

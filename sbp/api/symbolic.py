@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from sbp import _jax
 from sbp.api.boundary import even_boundary
 from sbp.api.call import CallSignature
 from sbp.api.memories import Asked
@@ -32,6 +31,7 @@ from sbp.sizes.exploration import Lift, numbers
 from sbp.sizes.expressions import (
     Point,
     constraints_of,
+    deciding_sizes,
     graph_at,
     map_sizes,
     shape_text,
@@ -134,16 +134,9 @@ class SizedCall:
           SbpError: `symbolic-sizes` where the trace asks something that the scope does not decide.
         """
         del avals
-        try:
+        advice = "add a constraint to the scope that decides it, or check it at concrete sizes"
+        with deciding_sizes(advice):
             graph, out_shape = trace(fn, self.symbolic.avals, names)
-        except jax.errors.InconclusiveDimensionOperation as error:
-            first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
-            raise SbpError(
-                f"the program asks what its symbolic sizes do not say: {first}; add a constraint to"
-                " the scope that decides it, or check it at concrete sizes",
-                code="symbolic-sizes",
-                span=_jax.raising_span(error),
-            ) from error
         self.traced = graph, out_shape
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)

@@ -33,7 +33,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
-from sbp.sizes.expressions import refuse_symbolic
+from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.transfers import HOST
@@ -66,6 +66,12 @@ Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Grap
 """Function, shapes and names of arguments -> graph and shapes of results: `sbp.trace.build.trace`,
 or `SizedCall.trace` for symbolic sizes."""
 
+_CLOSED_OVER = (
+    "its arguments have numbers, so these sizes come from outside of it; take them from the shapes"
+    " of its arguments"
+)
+"""What to change in a function that uses symbolic sizes, but has arguments with numbers."""
+
 
 def traced_call(
     reader: CallReader, signature: CallSignature, tracer: Tracer | None = None
@@ -94,7 +100,8 @@ def traced_call(
         with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
             return tracer(call, _placed(signature, boundary, explicit, spec), signature.names)
 
-    graph, flat_shapes = _under_users_mesh(traced, spec)
+    with deciding_sizes(_CLOSED_OVER):
+        graph, flat_shapes = _under_users_mesh(traced, spec)
     if not is_symbolic:  # which elements move depends on sizes
         graph = with_alignment(graph)
     refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over

@@ -13,6 +13,7 @@ here, on Z3's integer terms in `sbp.sizes.scope`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -122,6 +123,27 @@ def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
                 " numbers, and use .check for symbolic sizes",
                 code="symbolic-sizes",
             )
+
+
+@contextlib.contextmanager
+def deciding_sizes(advice: str) -> Iterator[None]:
+    """Traces the user's function inside.
+
+    Arguments:
+      advice: what to change where the function asks something that symbolic sizes do not decide.
+
+    Raises:
+      SbpError: `symbolic-sizes`, at the user's line that asks it.
+    """
+    try:
+        yield
+    except jax.errors.InconclusiveDimensionOperation as error:
+        first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
+        raise SbpError(
+            f"the program asks what its symbolic sizes do not say: {first}; {advice}",
+            code="symbolic-sizes",
+            span=_jax.raising_span(error),
+        ) from error
 
 
 def shape_text(shape: Iterable[Any]) -> str:

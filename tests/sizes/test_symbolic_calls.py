@@ -72,6 +72,21 @@ def test_python_that_asks_a_size():
     assert sbp.jit(lambda x: x * 2 if x.shape[0] > 5 else x, MESH).check(f32(8 * b, 4)).ok
 
 
+def test_python_that_asks_a_size_from_outside_of_its_arguments():
+    """With numbers for its arguments the program does not trace, which a check says and no more."""
+    b, s = dims("b, s", "mod(b, 2) == 0")
+    f = sbp.jit(lambda x: x.reshape(-1, s) * 2, MESH, in_types="B", out_types="B")
+    with pytest.raises(SbpError, match=r"take them from the shapes of its arguments") as error:
+        f.plan(f32(2, 3, 4))
+    assert error.value.code == "symbolic-sizes"
+    assert error.value.span is not None and error.value.span.file == __file__
+    report = f.check(f32(b, s, 4))
+    (said,) = report.diagnostics
+    assert report.ok and (said.code, said.severity) == ("sizes-unproved", "note")
+    assert said.primary is not None and said.primary.span == error.value.span
+    assert "cannot be traced with numbers" in said.notes[0]
+
+
 def test_one_scope_for_several_inputs():
     scope = SymbolicScope(["b >= 2", "mod(b, 8) == 0"])
     (x,), (y,) = symbolic_shape("b", scope=scope), symbolic_shape("2*b", scope=scope)
