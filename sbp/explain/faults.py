@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Label
+from sbp.errors import Diagnostic, Help, Label
 from sbp.explain.arrivals import arrives
 from sbp.explain.blame import BlamedFault
 from sbp.explain.budgets import budget_help, impossible_budgets
@@ -219,19 +219,20 @@ def _labels(
     return tuple(labels)
 
 
-def _budget_helps(fault: BlamedFault) -> FoundHelps:
-    """The least size of the first budget that is to blame."""
+def _budget_helps(fault: BlamedFault) -> tuple[Help, ...]:
+    """The least size of the first budget that is to blame; empty where none was found."""
     found = budget_help(
         fault.request, fault.found.budgets[0], plans=fault.trials.limits.budget_plans
     )
-    return FoundHelps(helps=() if found is None else (found,))
+    return () if found is None else (found,)
 
 
 def _with_budget(fault: BlamedFault, found: FoundHelps) -> FoundHelps:
     """The helps of a fault with the least size of its first budget as the last one."""
-    helps = (*found.helps[: fault.trials.limits.helps - 1], *_budget_helps(fault).helps)
-    left = len(found.helps) - len(helps) + 1
-    return dataclasses.replace(found, helps=helps, unshown=found.unshown + max(0, left))
+    last = _budget_helps(fault)
+    shown = found.helps[: fault.trials.limits.helps - len(last)]
+    unshown = found.unshown + len(found.helps) - len(shown)
+    return dataclasses.replace(found, helps=(*shown, *last), unshown=unshown)
 
 
 def conflict_title(fault: BlamedFault, node: Node, conflict: bool) -> str:
@@ -272,7 +273,7 @@ def returned(fault: BlamedFault) -> Diagnostic:
         for c in fault.found.pins
         if c.site and not c.site.span
     ]
-    found = _budget_helps(fault)
+    found = FoundHelps(helps=_budget_helps(fault))
     return Diagnostic(
         code="budget",
         severity="error",

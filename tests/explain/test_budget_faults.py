@@ -6,7 +6,10 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpTypeError
+from sbp.explain import faults
 from sbp.explain.budgets import nearest_budget
+from sbp.explain.fault_notes import unshown_text
+from sbp.explain.faults import explain
 from sbp.explain.limits import DiagnosisLimits
 from tests.edits import check_helps
 from tests.explain.budgeted import ACROSS, MESH, ROWS, SQUARE, W, X, crossed, loss
@@ -88,3 +91,20 @@ def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
     assert diagnostic.primary.text == "P(sum) here, and returned"
     (help_,) = diagnostic.helps
     assert help_.bytes_per_device > 0
+
+
+@pytest.mark.parametrize("nearest", [True, False])
+def test_the_nearest_budget_takes_the_place_of_one_help(nearest, monkeypatch):
+    """Where there is none, because other budgets are impossible, too, that place is free."""
+    f = sbp.jit(
+        crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+    )
+    request = f.trace(SQUARE, SQUARE).request
+    if not nearest:
+        monkeypatch.setattr(faults, "budget_help", lambda *_, **__: None)
+    (every,) = explain(request, limits=DiagnosisLimits(helps=100))
+    (few,) = explain(request, limits=DiagnosisLimits(helps=2))
+    left = len(every.helps) - 2
+    assert len(few.helps) == 2 and left > 0
+    assert few.helps[-1].text.startswith("allow ") == nearest
+    assert unshown_text(left) in few.notes
