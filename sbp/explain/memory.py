@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, OptionEdit, bytes_text
 from sbp.explain.edits import drop_pin, pinned_value, priced
+from sbp.explain.fault_notes import more_text, unshown_text
 from sbp.explain.followed import asking
 from sbp.explain.limits import DiagnosisLimits
 from sbp.explain.names import Names, pinned_text
@@ -63,7 +64,10 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     looser = OptionEdit(option="memory_limit", value=enough)
     freed = _freed_pins(least)
     if freed.untried:
-        notes.append(f"{freed.untried} more pins were not dropped to see whether a plan fits then")
+        more, were = more_text(freed.untried, "pin"), "were" if freed.untried > 1 else "was"
+        notes.append(f"{more} {were} not dropped to see whether a plan fits then")
+    if freed.unshown:
+        notes.append(unshown_text(freed.unshown))
     labels += freed.labels(least.request)
     return Diagnostic(
         code="memory-limit",
@@ -113,11 +117,13 @@ class FreedPins:
     Arguments:
       helps: the pins changed or dropped.
       pins: these pins.
+      unshown: the number of changes with which a plan fits that are no help, to keep them few.
       untried: the number of pins that were not tried.
     """
 
     helps: tuple[Help, ...]
     pins: tuple[PinSite, ...]
+    unshown: int
     untried: int
 
     def labels(self, request: Request) -> list[Label]:
@@ -157,19 +163,19 @@ def _freed_pins(least: Program) -> FreedPins:
             found.append(priced(text, edits, program, clears_all_errors=True))
         return program is not None
 
-    alone = sites[:most]
-    for site in alone:
-        if len(found) == limits.helps - 1:
+    shown, tried = limits.helps - 1, 0
+    for site in sites[:most]:
+        if len(found) >= shown:
             break
         free([site])
+        tried += 1
     together = [
         s for s in sites if not s.is_input or request.demand.source(s.position) != "argument"
     ]
     for count in range(2, min(len(together), most) + 1):
         if found or free(together[:count]):
             break
-    untried = 0 if found else len(sites) - len(alone)
-    return FreedPins(tuple(found[: limits.helps - 1]), tuple(freed), untried)
+    return FreedPins(tuple(found[:shown]), tuple(freed), len(found[shown:]), len(sites) - tried)
 
 
 def _split_pin(request: Request, site: PinSite) -> Help | None:

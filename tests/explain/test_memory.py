@@ -93,3 +93,19 @@ def test_equal_values_are_told_once():
     notes = [note for note in fault.notes if "per device" in note]
     assert len(notes) == len(set(notes)) == 4
     assert any(note.endswith("such values") for note in notes)
+
+
+def test_what_helps_leave_out_is_said():
+    """A pin that gives a help of its own, one that gives two, and one that is not tried."""
+
+    def program(a, b, c):
+        h = sbp.annotate(a @ b, x=sbp.P, y=sbp.B)
+        return jnp.exp(h).sum() + (jnp.exp(c) @ c).sum()
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    args = shape(2048, 8), shape(8, 2048), shape(1024, 1024)
+    options: dict[str, Any] = {"in_types": ("x:S(1)", None, "B"), "memory_limit": 21e6}
+    (found,) = sbp.jit(program, MESH, **options).check(*args).diagnostics
+    assert len(found.helps) == 3
+    assert "1 more change gives a typing and is not shown" in found.notes
+    assert "1 more pin was not dropped to see whether a plan fits then" in found.notes
