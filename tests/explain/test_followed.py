@@ -1,0 +1,68 @@
+"""Helps that change a costly pin to the type in which the plan without it reads the value."""
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+from sbp.errors import SourceEdit
+from sbp.explain.edits import drop_pin
+from sbp.explain.followed import asking, following
+from sbp.infer.constraints import pin_sites
+from sbp.infer.space import encode
+from sbp.plan.fit import best_program
+from tests.edits import check_helps
+
+MESH = jax.sharding.AbstractMesh((8,), ("tensor",))
+BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+ROWS = ("tensor:S(0)", None)
+
+
+def program(x, w):
+    h = sbp.replicate(x @ w, "tensor")
+    return (jnp.tanh(h) @ w).sum()
+
+
+def costly(fn):
+    found = sbp.jit(fn, MESH, in_types=ROWS).check(BIG, BIG).diagnostics
+    check_helps(fn, MESH, {"in_types": ROWS}, (BIG, BIG), found)
+    (warning,) = (d for d in found if d.code == "costly-annotation")
+    return warning
+
+
+def test_the_pin_asks_what_its_readers_take():
+    first, second = costly(program).helps
+    line = program.__code__.co_firstlineno + 1
+    assert first.text.startswith("pin ") and first.text.endswith(f" to tensor:S(0) at line {line}")
+    (edit,) = (e for e in first.edits if isinstance(e, SourceEdit))
+    assert edit.replacement == 'sbp.split(x @ w, 0, "tensor")'
+    assert second.text.startswith("drop ")
+    assert first.bytes_per_device == second.bytes_per_device
+
+
+def sites():
+    request = sbp.jit(program, MESH, in_types=ROWS).trace(BIG, BIG).request
+    return request, next(s for s in pin_sites(request) if s.source == "annotation")
+
+
+def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
+    """Where the plan reads the value as it is pinned, another type is no better."""
+    request, site = sites()
+    with_pin = best_program(request)
+    assert with_pin is not None
+    assert following(request, site, with_pin, 0.1) is None
+
+
+def test_what_stays_costly_is_no_help():
+    request, site = sites()
+    without = best_program(drop_pin(request, site))
+    assert without is not None
+    assert following(request, site, without, 0.9) is not None
+    assert following(request, site, without, 1e12) is None
+
+
+def test_a_split_of_a_dim_that_is_not_there_has_no_plan():
+    request, site = sites()
+    assert asking(request, site, (encode(sbp.S(2)),)) is None
+    found = asking(request, site, (encode(sbp.S(1)),))
+    assert found is not None and found[0].text.split(" to ")[1].startswith("tensor:S(1) at line")
+    assert found[0].bytes_per_device == found[1].cost.bytes_per_device
