@@ -293,7 +293,7 @@ def _nested(one: Candidate, program: Program) -> bool:
 
 def _ranked(number: int, one: Candidate, help_: Help, program: Program) -> RankedHelp:
     """An accepted change of the annotations."""
-    weaker = "pair" if one.also else "other pin"
+    weaker = "pair" if len(one.pinned) > 1 else "other pin"
     kind = weaker if one.kind == "pin" and _nested(one, program) else one.kind
     return RankedHelp(number, help_, kind, program.cost.seconds)
 

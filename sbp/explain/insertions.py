@@ -80,7 +80,6 @@ class Candidate:
       without: (mesh axis, name) of constraints that the change takes away.
       assumed: literals of states on the fault's mesh axis. The program is in one of these states
           after the change; empty for any state.
-      also: as `assumed`, of a second pin that changes, too.
       kind: what it changes.
       instead: a smaller change; where it is accepted, this change is not offered.
       pinned: the values of the pins that ask another code.
@@ -91,7 +90,6 @@ class Candidate:
     make: Callable[[], Request | None]
     without: frozenset[tuple[str, str]]
     assumed: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
     kind: HelpKind = "drop"
     instead: Candidate | None = None
     pinned: tuple[int, ...] = ()

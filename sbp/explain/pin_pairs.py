@@ -89,15 +89,14 @@ class PinPairs:
         kept = carried_text(self.changes.request, one.site, two.site)
         changes = [(c.site, c.code) for c in (one, two)]
         splits = all(c.candidate.kind == "pin" for c in (one, two))
+        edits = dict.fromkeys((*_edits(one, two), *_edits(two, one)))
         return Candidate(
             text=f"{' '.join(words)} and {second}{kept}",
-            edits=(*_edits(one, two), *(e for e in _edits(two, one) if e not in _edits(one, two))),
+            edits=tuple(edits),
             make=functools.partial(
                 all_moved, self.changes.base, changes, self.changes.system.position
             ),
             without=_without(one, two),
-            assumed=one.candidate.assumed,
-            also=two.candidate.assumed,
             kind="pin" if splits else "pair",
             pinned=(*one.candidate.pinned, *two.candidate.pinned),
         )
@@ -110,13 +109,12 @@ def _without(one: PinChange, two: PinChange) -> frozenset[tuple[str, str]]:
 def _edits(change: PinChange, other: PinChange) -> list[Edit]:
     """The edits of a change. An input whose type comes from its argument is edited together with
     the types of the other inputs; the other change gives its own."""
-    others = other.site.position if other.site.is_input else None
-    return [
-        e
-        for e in change.candidate.edits
-        if not (isinstance(e, OptionEdit) and e.option == "in_types" and e.position == others)
-        or others is None
-    ]
+    given = other.site.position if other.site.is_input else None
+
+    def is_given(e: Edit) -> bool:
+        return isinstance(e, OptionEdit) and e.option == "in_types" and e.position == given
+
+    return [e for e in change.candidate.edits if given is None or not is_given(e)]
 
 
 def _overlap(edits: tuple[Edit, ...]) -> bool:
