@@ -11,7 +11,7 @@ from typing import Any
 from jax.sharding import AbstractMesh
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, warn
+from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, noting, warn
 from sbp.handwritten.claims import ClaimedArray, false_claims
 from sbp.handwritten.one_device import OneDeviceRun, compared
 from sbp.machine.mesh import MeshSpec
@@ -91,8 +91,11 @@ class ClaimingRegion:
         for d in read:
             if d.code == NOT_ANALYSED:
                 note(replace(d, severity="note"))
-            else:  # a division with two readings
-                warn(CODE, f"in manual region {self.name!r}", d.title, span=self.span)
+            else:  # a division with two readings, or shards that do not belong together
+                span = d.primary.span if d.primary else self.span
+                with noting():  # a report has the finding itself, with its labels and notes
+                    warn(CODE, f"in manual region {self.name!r}", d.title, span=span)
+                note(self._claimed(d))
 
     def _program(self, body: Graph) -> Graph:
         """The region as a program of its own, in which its operands and results have types."""

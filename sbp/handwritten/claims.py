@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
+from sbp.errors import SbpInternalError
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.laws.parts import Types, assemble, localised, place
 from sbp.trace.collectives import KINDS
@@ -101,11 +102,12 @@ def false_claims(
     try:
         first = outcome(graph, ins, mesh, 0)
         second = outcome(graph, ins, mesh, 1) if partial else first
+    except SbpInternalError:
+        raise
     # `vmap` has no rule for some collectives, and says so by one of these; the reason is in the
     # warning.
     except (NotImplementedError, AssertionError) as error:
-        reason = (str(error).splitlines() or ["?"])[0]
-        return [], f"its collectives cannot be run without devices ({reason})"
+        return [], not_emulated(error)
     found = [text for i in broadcast for text in _unequal(first[i], outs[i], i, mesh)]
     which = ", ".join(f"operand {k - captured} ({ins[k].type!r})" for k in partial)
     reader = (0,) * len(mesh.sizes)
@@ -116,6 +118,16 @@ def false_claims(
         if differ(*seen):
             found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
     return found, ""
+
+
+def not_emulated(error: Exception) -> str:
+    """Why a region was not run without devices, by the error of the run."""
+    return f"its collectives cannot be run without devices ({reason_of(error)})"
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error, or its name if it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def too_large(graph: Graph, mesh: MeshSpec) -> str:

@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sbp.errors import SbpError
-from sbp.handwritten.claims import ClaimedArray, differ, outcome, too_large
+from sbp.errors import SbpError, SbpInternalError
+from sbp.handwritten.claims import (
+    ClaimedArray,
+    differ,
+    not_emulated,
+    outcome,
+    reason_of,
+    too_large,
+)
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.laws.parts import assemble
 from sbp.trace.build import body_graph
@@ -24,7 +31,8 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""What a region may raise that is traced on mesh axes of size 1, for which it was not written."""
+"""What a region may raise on mesh axes of size 1, for which it was not written, or when it is run
+without devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +68,22 @@ def compared(
         return OneDeviceRun(untried=reason)
     one = replace(mesh, axes=tuple((name, 1) for name in mesh.names))
     try:
+        got = outcome(graph, ins, mesh, 0)
+    except SbpInternalError:
+        raise
+    except FAILURES as error:  # of `vmap`, which has no rule for some collectives; the note says it
+        return OneDeviceRun(untried=not_emulated(error))
+    try:
         body, operands = alone()
         if [(h.shape, h.dtype) for h in operands] != [(h.shape, h.dtype) for h in ins]:
             return OneDeviceRun(untried="it closes over other arrays there")
         wanted = outcome(body_graph(body), operands, one, 0)
-        got = outcome(graph, ins, mesh, 0)
-    except FAILURES as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return OneDeviceRun(untried=f"it does not run there: {reason}")
+    except SbpInternalError:
+        raise
+    except (
+        FAILURES
+    ) as error:  # of the user's code on sizes it was not written for; the note says it
+        return OneDeviceRun(untried=f"it does not run there: {reason_of(error)}")
     return OneDeviceRun(
         apart=tuple(
             i

@@ -228,3 +228,19 @@ def test_what_the_reading_does_not_know_is_a_note():
         plan = f.plan(X)
     assert [(d.code, d.severity) for d in plan.report().diagnostics] == [("not-analysed", "note")]
     np.testing.assert_allclose(f(X), X.reshape(4, 2, 16).sum(0), rtol=1e-5)
+
+
+def test_a_doubt_is_a_warning_at_its_line():
+    """Every device adds the first rows of `b` to its own rows of `x`."""
+
+    def shifted(x, b):
+        return x + b[:2]
+
+    f = sbp.jit(sbp.manual(shifted, ("model:S(0)", "B"), "model:S(0)"), mesh_of(TWO))
+    line = shifted.__code__.co_firstlineno + 1
+    with pytest.warns(sbp.SbpWarning, match=f"'shifted' at .*:{line}.* takes the same block"):
+        plan = f.plan(X, X)
+    found = [d for d in plan.report().diagnostics if d.severity == "warning"]
+    assert [d.code for d in found] == ["manual-types"]
+    assert found[0].primary is not None and found[0].primary.span.line == line
+    assert found[0].notes[-1].endswith("sbp explain wrong-placement")

@@ -9,6 +9,8 @@ import pytest
 from jax import lax
 
 import sbp
+from sbp.errors import SbpInternalError
+from sbp.handwritten import claims
 from sbp.handwritten.claims import CHECKED_ELEMENTS
 from tests.shardmap.practice import data, experts, sequence
 from tests.shardmap.practice.case import CASES, devices
@@ -90,3 +92,23 @@ def test_nor_is_one_that_is_too_large():
     x = jax.ShapeDtypeStruct((2 * CHECKED_ELEMENTS,), jnp.float32)
     found = notes(rotated, "model:S(0)", "model:S(0)", devices({"model": 2}), x)
     assert "not compared with one device: a value in it has" in found[-1]
+
+
+def test_nor_is_one_whose_collectives_need_devices():
+    def swapped(x):
+        return lax.ppermute(x, ("x", "y"), [(i, (i + 1) % 4) for i in range(4)])
+
+    x = np.arange(16.0, dtype=np.float32)
+    found = notes(swapped, "x:S(0) y:S(0)", "x:S(0) y:S(0)", devices({"x": 2, "y": 2}), x)
+    assert "not compared with one device: its collectives cannot be run without" in found[-1]
+
+
+def test_an_error_of_sbp_itself_is_raised(monkeypatch):
+    def broken(*_: Any) -> Any:
+        raise SbpInternalError("a broken invariant")
+
+    monkeypatch.setattr(claims, "evaluate", broken)
+    x = jnp.arange(8.0)
+    for outs in ("model:S(0)", "B"):  # the comparison with one device, the check of B
+        with pytest.raises(SbpInternalError, match="a broken invariant"):
+            notes(rotated, "model:S(0)", outs, devices({"model": 2}), x)
