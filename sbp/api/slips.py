@@ -26,6 +26,7 @@ from sbp.errors import (
     noting,
 )
 from sbp.explain.edits import priced
+from sbp.explain.fault_notes import more_text
 from sbp.explain.faults import LIMITS
 from sbp.kinds import shown
 from sbp.plan.program import Program
@@ -69,17 +70,19 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
     if len(found) != 1 or not (error.slip or error.option) or found[0].helps:
         return found
     accepted: list[tuple[_Change, Program]] = []
-    changes = list(_changes(error, options))
-    for change in changes:
-        program = _tried(change, attempt)
+    changes, tried = _changes(error, options), 0
+    while tried < min(len(changes), LIMITS.plans) and len(accepted) < LIMITS.helps:
+        program = _tried(changes[tried], attempt)
         if program is not None:
-            accepted.append((change, program))
-        if len(accepted) == LIMITS.helps:
-            break
+            accepted.append((changes[tried], program))
+        tried += 1
     helps = tuple(_help(change, program) for change, program in accepted)
     told = accepted[0][0].labels if accepted else changes[0].labels if changes else ()
     labels = found[0].labels or told or _option_label(error, options)
-    return (dataclasses.replace(found[0], labels=labels, helps=helps),)
+    notes, left = found[0].notes, len(changes) - tried
+    if left:
+        notes += (f"{more_text(left, 'change')} {'were' if left > 1 else 'was'} not tried",)
+    return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
 
 
 def _tried(change: _Change, attempt: Attempt) -> Program | None:
@@ -102,13 +105,14 @@ def _help(change: _Change, program: Program) -> Help:
     return priced(change.text, change.edits, program, clears_all_errors=True)
 
 
-def _changes(error: SbpError, options: JitOptions) -> Iterator[_Change]:
-    """The changes to try, the likeliest first."""
-    if error.option:
-        yield from _swaps(error.option, options)
-        yield from _renamed(error, options)
-    elif error.slip is not None:
-        yield from _corrected(error, options)
+def _changes(error: SbpError, options: JitOptions) -> list[_Change]:
+    """The changes to try, the likeliest first. Of many swaps, some come last, so that what is
+    misspelt is tried, too."""
+    if not error.option:
+        return list(_corrected(error, options))
+    swaps, renamed = list(_swaps(error.option, options)), list(_renamed(error, options))
+    first = max(0, LIMITS.plans - len(renamed))
+    return [*swaps[:first], *renamed, *swaps[first:]]
 
 
 def _corrected(error: SbpError, options: JitOptions) -> Iterator[_Change]:
@@ -138,12 +142,12 @@ def _swaps(option: str, options: JitOptions) -> Iterator[_Change]:
     entries = getattr(options, option)
     if type(entries) not in (tuple, list):
         return
+    parts = items_of(options.at, option, len(entries))
     for i, k in itertools.combinations(range(len(entries)), 2):
         if entries[i] is entries[k] or _equal(entries[i], entries[k]):
             continue
         swapped = list(entries)
         swapped[i], swapped[k] = swapped[k], swapped[i]
-        parts = items_of(options.at, option, len(entries))
         labels: tuple[Label, ...] = ()
         edits: tuple[Edit, ...] = (OptionEdit(option=option, value=type(entries)(swapped)),)
         if parts:

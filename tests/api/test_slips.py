@@ -124,6 +124,32 @@ def test_what_is_tried_gives_no_warnings():
     ]
 
 
+@pytest.mark.parametrize(
+    ("shape", "types", "helps", "left"),
+    [
+        (
+            (8, 8),
+            ["x:S(2)", *(f"y:S({n % 2}) x:?" for n in range(6))],
+            2,
+            15 + 2 - 12,
+        ),  # swaps and renames
+        ((8,) * 5, "x:S(5)", 3, 2),
+        ((8,) * 4, "x:S(4)", 3, 1),
+        ((8,) * 3, "x:S(3)", 3, 0),
+    ],
+)
+def test_changes_that_were_not_tried_are_counted(shape, types, helps, left):
+    """A wrong value is tried also where there are many entries to swap: here 15, beside 2 dims."""
+    several = tuple(types) if isinstance(types, list) else (types,)
+    mesh = jax.sharding.AbstractMesh((2, 2), ("x", "y"))
+    f = sbp.jit(lambda *args: sum(x.sum() for x in args), mesh, in_types=several)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32)] * len(several)
+    (found,) = f.check(*args).diagnostics
+    assert len(found.helps) == helps
+    said = {0: (), 1: ("1 more change was not tried",)}
+    assert found.notes == said.get(left, (f"{left} more changes were not tried",))
+
+
 def test_the_end_of_another_axis_name_stays():
     mesh = jax.sharding.AbstractMesh((2, 2), ("xmodel", "model_b"))
     f = sbp.jit(lambda x: sbp.annotate(x, "xmodel:S(0) model:S(1)"), mesh)
