@@ -27,6 +27,7 @@ def doubt_diagnostic(doubt: Doubt) -> Diagnostic:
             op=doubt.node.op,
             axis=f"mesh axis `{doubt.axis}`",
             name=f"`{doubt.axis}`",
+            index=f'`lax.axis_index("{doubt.axis}")`',
             types=types_text(doubt.atoms),
             number=f"{doubt.number:g}",
             result=doubt.result,
@@ -85,8 +86,8 @@ _DOUBTS: dict[DoubtKind, str] = {
     "nested": "a shard_map inside of a shard_map is not analysed",
     "no-rule": "sbp has no signature for {op}",
     "own-positions": (
-        "{what} counts from zero in each shard of what is {types} on {axis}: places in the whole"
-        " value begin at axis_index({name}) times the length of a shard"
+        "{what} counts from zero in each shard of a value that is {types} on {axis}: in the whole"
+        " value a device's shard begins at {index} times its length"
     ),
     "reordered": (
         "{what} puts the elements of each shard on {axis} together: as one value they come in"
@@ -100,8 +101,9 @@ _DOUBTS: dict[DoubtKind, str] = {
         " meant is not shown"
     ),
     "same-block": (
-        "{what} takes the same block of a whole value on every device, and its own shard of what is"
-        " {types} on {axis}: a device's own block begins at axis_index({name}) times its length"
+        "{what} takes the same block of a whole value on every device, and the device's own shard"
+        " of a value that is {types} on {axis}: the block that belongs to the shard begins at"
+        " {index} times its length"
     ),
     "weighs": (
         "{what} weighs what each device found of its own shard; that together it is meant is not"

@@ -41,7 +41,6 @@ LOOKUPS = {
     "indexed": lambda lg, y: lg[jnp.arange(len(y)), y],
     "helper": lambda lg, y: helper(lg, jnp.arange(lg.shape[0]), y),
     "vmap": lambda lg, y: jax.vmap(lambda row, i: row[i])(lg, y),
-    "map": lambda lg, y: lax.map(lambda a: a[0][a[1]], (lg, y)),
     "take_along_axis": lambda lg, y: jnp.take_along_axis(lg, y[:, None], 1)[:, 0],
     "one_hot": lambda lg, y: jnp.einsum("nc,nc->n", lg, jax.nn.one_hot(y, lg.shape[1])),
     "numpy_rows": lambda lg, y: lg.T[y, jnp.arange(len(y))],
@@ -49,7 +48,7 @@ LOOKUPS = {
 }
 
 
-@pytest.mark.parametrize("name", [n for n in LOOKUPS if n != "map"])
+@pytest.mark.parametrize("name", list(LOOKUPS))
 def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
     """The reduction of what it finds is checked, and that of its gradient."""
     look = LOOKUPS[name]
@@ -68,6 +67,14 @@ def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
     ins = (WHOLE, SPLIT, SPLIT)
     assert verdict(gradient(lambda g: lax.pmean(g, "data")), ins, WHOLE, *args) == []
     assert verdict(gradient(lambda g: g), ins, WHOLE, *args) == [("missing-reduction", "error")]
+
+
+def test_a_lookup_row_by_row_in_a_loop_has_no_reading():
+    body = lambda lg, y: lax.pmean(lax.map(lambda a: a[0][a[1]], (lg, y)).mean(), "data")
+    ins = (SPLIT, SPLIT)
+    program = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=WHOLE, check_vma=False)
+    found = sbp.check_shard_map(program, LOGITS, LABELS, mesh=MESH)
+    assert found.ok and [u.why for u in found.coverage.unread] == ["loop"]
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (12, 7)])
@@ -185,6 +192,14 @@ LOCAL = {
 @pytest.mark.parametrize("name", list(LOCAL))
 def test_what_does_not_belong_to_a_shard_is_a_warning(name):
     assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [("wrong-placement", "warning")]
+
+
+@pytest.mark.parametrize("name", ["positions", "block"])
+def test_the_warning_says_where_the_own_shard_begins(name):
+    body = LOCAL[name]
+    program = jax.shard_map(body, mesh=MESH, in_specs=SPLIT, out_specs=SPLIT, check_vma=False)
+    (found,) = sbp.check_shard_map(program, SQUARE, mesh=MESH).diagnostics
+    assert 'begins at `lax.axis_index("data")` times its length' in found.title
 
 
 MOVED = {
