@@ -71,7 +71,7 @@ def _note(program: Program, planned: PlannedBox, node: Node, axes: list[str]) ->
     return Diagnostic(
         code="gathered-matrix",
         severity="note",
-        title=f"{node.op} `{source_text(node.span)}` is computed whole on every device of {over}",
+        title=f"{node.name} `{source_text(node.span)}` is computed whole on every device of {over}",
         labels=(Label(span=node.span, text=label, primary=True),) if node.span else (),
-        notes=("only the dims before the matrix split",),
+        notes=(f"{node.name} can be split only along dims before those that it takes whole",),
     )

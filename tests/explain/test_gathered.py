@@ -34,6 +34,8 @@ def test_a_large_matrix_is_noted(fn: Callable[[Any], Any], pin: str):
     assert found and all(d.severity == "note" for d in found)
     (label,) = found[0].labels
     assert label.span.file == __file__ and " whole: gathered on `" in label.text
+    (note,) = found[0].notes
+    assert note.endswith(" can be split only along dims before those that it takes whole")
 
 
 @pytest.mark.parametrize(
