@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sbp.explain.edits import drop_pin, move_pin, pinned_value, site_in
@@ -44,7 +44,11 @@ class PinChanges:
     @property
     def sites(self) -> list[tuple[Constraint, PinSite]]:
         """The pins to blame, as they are in `base`."""
-        found = [(pin, site_in(self.base, pin.site)) for pin in self.fault.pins if pin.site]
+        return self.sites_of(self.fault.pins)
+
+    def sites_of(self, pins: Iterable[Constraint]) -> list[tuple[Constraint, PinSite]]:
+        """Pins as they are in `base`, without those that it drops."""
+        found = [(pin, site_in(self.base, pin.site)) for pin in pins if pin.site]
         return [(pin, site) for pin, site in found if site is not None]
 
     def moved(self) -> Iterator[Candidate]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from sbp.errors import Edit, OptionEdit, SourceEdit, Span
-from sbp.explain.edits import site_in
 from sbp.explain.insertions import Candidate
 from sbp.explain.pin_changes import PinChanges, all_moved
 from sbp.explain.repins import carried_text
@@ -51,10 +50,9 @@ class PinPairs:
     @property
     def pins(self) -> list[tuple[Constraint, PinSite]]:
         """The pins to blame on the fault's mesh axis, as they are in `base`."""
-        axis, base = self.changes.fault.mesh_axis, self.changes.base
+        axis = self.changes.fault.mesh_axis
         mine = {c.name: c for f in self.findings if f.mesh_axis == axis for c in f.pins}
-        found = [(c, site_in(base, c.site)) for c in mine.values() if c.site]
-        return [(c, site) for c, site in found if site is not None]
+        return self.changes.sites_of(mine.values())
 
     def candidates(self, trials: Trials, gone: Set[tuple[str, str]]) -> Iterator[Candidate]:
         """The changes of two pins that the constraints allow: those to two splits first, since they
