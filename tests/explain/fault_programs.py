@@ -186,15 +186,13 @@ def _edited(options: Any, edit: OptionEdit) -> Any:
 
 def scored(program: FaultyProgram) -> Score:
     """The score of a program."""
-    start = time.process_time()
     meant = checked(program.name, program.meant)
     errors = [d for d in meant.found if d.severity == "error"]
     assert not errors, f"{program.name} as meant: {errors[0].text()}"
     assert program.meant != program.faulty
-    middle = time.process_time()
+    start = time.process_time()
     now = checked(program.name, program.faulty)
-    seconds = time.process_time() - middle
-    del start
+    seconds = time.process_time() - start
     others = [d for d in now.found if d.severity == "error"]
     ours = others or [d for d in now.found if d.title not in {m.title for m in meant.found}]
     differing = [n for n, t in now.inputs.items() if n in meant.inputs and t != meant.inputs[n]]
