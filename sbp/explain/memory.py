@@ -50,6 +50,11 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         f"{text}; there are {len(at)} such values" if len(at) > 1 else text
         for text, at in alike.items()
     ]
+    rest = held.difference(*alike.values())
+    if rest:
+        size = bytes_text(sum(_size(graph, mesh, *r) for r in rest))
+        takes = "take" if len(rest) > 1 else "takes"
+        notes.append(f"{more_text(len(rest), 'value')} {takes} {size} per device in all")
     labels = list[Label]()
     for value, codes in (at[0] for at in alike.values()):
         maker = names.makers.get(value)

@@ -1,5 +1,6 @@
 """A memory limit that a pin breaks: the error offers to free that pin, with the plan's price."""
 
+import re
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ def plain(w, x):
 @pytest.mark.parametrize(
     ("fn", "options", "said"),
     [
-        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 18'),
+        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 19'),
         (plain, {"in_types": ("B", "x:S(0)")}, "leave w free in in_types"),
     ],
 )
@@ -90,8 +91,9 @@ def test_equal_values_are_told_once():
 
     aval = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     (fault,) = sbp.jit(jax.grad(program), mesh, memory_limit=3e5).check(aval, aval).diagnostics
-    notes = [note for note in fault.notes if "per device" in note]
+    *notes, rest = [note for note in fault.notes if "per device" in note]
     assert len(notes) == len(set(notes)) == 4
+    assert re.fullmatch(r"\d+ more values take .* per device in all", rest)
     assert any(note.endswith("such values") for note in notes)
 
 
