@@ -47,7 +47,8 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
 
         def size(register: Register, *, copied: bool = False) -> float:
             aval = avals[register.value]
-            if _jax.in_host(aval) != (host or copied) or (host and copied):
+            in_host = _jax.in_host(aval)
+            if not ((in_host and not copied) if host else in_host == copied):
                 return 0.0
             local = local_shape(aval.shape, register.codes, sizes)
             return math.prod(local) * _jax.itemsize(aval.dtype)
@@ -59,8 +60,8 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
         return arguments + max(0.0, outputs - donated) + temporaries, live
 
     held, live = within(False)
-    in_host = any(map(_jax.in_host, avals.values()))
-    return Peak(bytes=held, temporaries=live, host_bytes=within(True)[0] if in_host else 0.0)
+    any_in_host = any(map(_jax.in_host, avals.values()))
+    return Peak(bytes=held, temporaries=live, host_bytes=within(True)[0] if any_in_host else 0.0)
 
 
 def _is_inlined(node: Node) -> bool:

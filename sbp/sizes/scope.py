@@ -103,7 +103,7 @@ class Scope:
         for one in tuple(kept):
             others = [c for c in kept if c != one]
             solver = Scope(self.names, (*others, *terms)).solver()
-            with contextlib.suppress(Unanswered):
+            with contextlib.suppress(Unanswered):  # then the constraint stays, which is right, too
                 if solver.point(solver.none_of_texts((one,))) is None:
                     kept = others
         return (*kept, *terms)
