@@ -166,8 +166,6 @@ class Kernel:
       gathers: the position of the operand whose shards visit every device; the local computation
           sees that operand whole along this mesh axis. None for other kernels.
       overlaps: whether the device computes while it sends.
-      reads_index: whether a kernel without collectives asks for the device's index along the mesh
-          axis.
     """
 
     name: str
@@ -177,7 +175,6 @@ class Kernel:
     nests: bool = True
     gathers: int | None = None
     overlaps: bool = False
-    reads_index: bool = False
 
     @property
     def communicates(self) -> bool:

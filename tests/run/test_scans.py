@@ -79,3 +79,24 @@ def test_sizes_that_do_not_divide(case: str):
 
     f = sbp.jit(padded, mesh, hardware=SENDS_FREELY, budgets=[sbp.forbid("all_to_all")])
     assert_equals_one_device(f, padded, pairs(21))
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("length", [64, 61])
+def test_a_dim_that_all_axes_split(sizes: Any, length: int):
+    """The levels run on shards, but for small ones, which are gathered."""
+    mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
+    axes = dict.fromkeys(mesh.axis_names, sbp.S(0))
+
+    def split(a: Any, b: Any) -> Any:
+        found = scanned(*(sbp.annotate(v, **axes) for v in (a, b)))
+        return jax.tree.map(lambda v: sbp.annotate(v, **axes), found)
+
+    f = sbp.jit(split, mesh, in_types=("B", "B"), hardware="tpu-v5e")
+    assert_equals_one_device(f, split, pairs(length))
+    if length == 64 and len(sizes) == 2:
+        types = sbp.NdSbp(axes)
+        rows = sbp.jit(scanned, mesh, (types, types), (types, types), hardware="tpu-v5e")
+        large = [jax.ShapeDtypeStruct((2**16, 4), np.float32)] * 2
+        shard = 2**16 * 16 / 8
+        assert rows.plan(*large).cost.bytes_per_device < shard / 4

@@ -139,7 +139,7 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
             tuple(tuple(map(decode, t)) for t in r.ins),
             tuple(tuple(map(decode, t)) for t in r.outs),
             sizes,
-            any(kernel_named(k).communicates or kernel_named(k).reads_index for k in r.kernels),
+            any(kernel_named(k).communicates for k in r.kernels),
         )
         for r in found
     ]

@@ -4,6 +4,7 @@ Along a split dim each element goes to the device that needs it, once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -81,6 +82,23 @@ def _sizes(avals: Sequence[Any], dim: int) -> list[int]:
     return [a.shape[dim] if a.shape else 0 for a in avals]
 
 
+def _is_in_place(params: dict[str, Any], ins: Sequence[Any], out: Any) -> bool:
+    """Whether each slice of an array is in the result where the array has it.
+
+    Arguments:
+      params: parameters of the join.
+      ins: avals of the operands.
+      out: aval of the result.
+    """
+    d, at = params["dimension"], 0
+    for operand, start, size in params["pieces"]:
+        shape = ins[operand].shape
+        if shape and (start != at or shape[d] != out.shape[d]):
+            return False
+        at += size
+    return True
+
+
 def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Joins slices of shards; along a split dim, fetches the pieces of split operands and picks
     those of the others."""
@@ -88,18 +106,21 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     axes = next((a for k, x in enumerate(args) if x.ndim and (a := ctx.in_axes(k, d))), ())
     if not axes:
         return [joined(*args, dimension=d, pieces=ctx.params["pieces"])]
-    ((axis, n),) = axes
-    needs = _needs(ctx.params, _sizes(ctx.global_ins, d), n)
+    needs = _needs(ctx.params, _sizes(ctx.global_ins, d), axes[0][1])
     out: Any = None
     shape = ctx.local_outs[0]
     is_split = [bool(x.ndim and ctx.in_axes(k, d)) for k, x in enumerate(args)]
+    in_place = _is_in_place(ctx.params, ctx.global_ins, ctx.global_outs[0])
     for x, need, here in zip(args, needs, is_split, strict=True):
-        if here:
+        if here and in_place:
+            out = x
+        elif here:
+            ((axis, _),) = axes
             out = fetch_pieces(ctx, x, d, axis, need, out)
     place = lax.iota(jnp.int32, shape[d]) + ctx.out_offset(0, d)
     for x, need, here in zip(args, needs, is_split, strict=True):
-        for at, start, size in () if here else need.parts:
-            picked = picked_along(x, place - at + start, d) if x.ndim else x
+        for at, start, size in () if here and not in_place else need.parts:
+            picked = x if here or not x.ndim else picked_along(x, place - at + start, d)
             inside = lax.broadcast_in_dim((place >= at) & (place < at + size), shape, (d,))
             out = jnp.where(inside, picked, out)
     return [out]
@@ -129,12 +150,14 @@ _MOVES = Traits(moves=True, scales="together")
 @rule("join_slices", traits=_MOVES, local=_join_local)
 def _joining(op: Op) -> Sequence[Row]:
     """Other dims split; the dim of the result along which the operands lie splits with an
-    exchange."""
+    exchange, or without one where each element stays in its place."""
     axis = int(op.params["dimension"])
     dims = dim_factors(len(op.outs[0].shape), [axis])
     ins = tuple(dims if a.shape else () for a in op.ins)
+    stays = op.name == "join_slices" and _is_in_place(op.params, op.ins, op.outs[0])
+    along = halo_rows(op, [axis])
     return [
         *split_rows(op, FactorMap(ins=ins, outs=(dims,))),
         *moved_rows(op),
-        *halo_rows(op, [axis]),
+        *(replace(row, kernel="aligned") if stays else row for row in along),
     ]

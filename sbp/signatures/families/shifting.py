@@ -4,6 +4,7 @@ split dim, devices exchange elements with their neighbours."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> lis
     """
     return [
         dataclasses.replace(row, kernel="aligned")
-        if windows[split_dim(row)].is_aligned(op)
+        if windows[split_dim(row)].is_aligned(op.axis_size)
         else row
         for row in halo_rows(op, dims)
     ]
@@ -89,8 +90,8 @@ def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Win
 
 
 def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Slices the shard. Where a split dim is cut, the device fetches the elements of its own
-    results if the result is split there; otherwise it puts the elements that it owns at their
+    """Slices the shard. Where a split dim is cut, the device has the elements of its own results or
+    fetches them if the result is split there; otherwise it puts the elements that it owns at their
     places."""
     (x,) = args
     start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
@@ -104,19 +105,26 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             continue
         if windows.is_identity:
             start[d], limit[d] = 0, x.shape[d]
-        elif ctx.local_outs[0][d] != out:
+        elif ctx.local_outs[0][d] == out:
+            owned.append(d)
+            start[d], limit[d], strides[d] = 0, x.shape[d], 1
+        elif windows.is_aligned(_devices(ctx, d)):
+            limit[d] = x.shape[d]
+        else:
             (over,) = ctx.in_axes(0, d)
             x = padded_shard(ctx, x, d, over, windows, None)
             start[d], limit[d] = 0, x.shape[d]
-        else:
-            owned.append(d)
-            start[d], limit[d], strides[d] = 0, x.shape[d], 1
     (out,) = bind_with(
         ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides)
     )
     for d in owned:
         out = _owned_part(ctx, out, d)
     return [out]
+
+
+def _devices(ctx: LocalContext, dim: int) -> int:
+    """The number of shards of a dim of the first operand."""
+    return math.prod(n for _, n in ctx.in_axes(0, dim))
 
 
 def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
@@ -146,7 +154,7 @@ def _slice(op: Op) -> Sequence[Row]:
         # A partial result that is larger costs more to reduce than the operand to gather. Where
         # nothing is exchanged, the row that splits the result is the better one, too.
         small = [d for d in cut if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]]
-        owned = [d for d in small if not windows[d].is_aligned(op)]
+        owned = [d for d in small if not windows[d].is_aligned(op.axis_size)]
         rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in owned]
     return rows
 
@@ -209,17 +217,21 @@ def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windo
 
 
 def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """Fetches the elements of the device's own results along split dims, and pads the other
-    dims."""
+    """Fetches the elements of the device's own results along split dims if it does not have them,
+    and pads the other dims."""
     x, value = args
     config = list(ctx.params["padding_config"])
     for d, (size, out) in enumerate(
         zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
     ):
         windows = _pad_windows(ctx.params, d, size, out)
-        if ctx.in_axes(0, d) and not windows.is_identity:
-            (over,) = ctx.in_axes(0, d)
-            x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
+        if not ctx.in_axes(0, d) or windows.is_identity:
+            continue
+        if windows.is_aligned(_devices(ctx, d)):
+            config[d] = (windows.low, windows.base - 1 - windows.low, windows.base - 1)
+            continue
+        (over,) = ctx.in_axes(0, d)
+        x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
     return bind_with(ctx, (x, value), padding_config=tuple(config))
 
 

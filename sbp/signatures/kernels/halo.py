@@ -54,11 +54,15 @@ class Windows:
             self.size == self.out and self.stride == self.window == self.base == 1 and self.low == 0
         )
 
-    def is_aligned(self, op: Op) -> bool:
+    def is_aligned(self, n: int) -> bool:
         """Whether each device has all elements that its results read, and no others: a result has
         every `stride`-th element, or every `base`-th one of the result is an element, in shards of
-        equal size."""
-        if self.window > 1 or not (op.divides(self.size) and op.divides(self.out)):
+        equal size.
+
+        Arguments:
+          n: number of devices along all mesh axes that split the dim.
+        """
+        if self.window > 1 or self.size % n or self.out % n:
             return False
         if self.base == 1:
             return self.size == self.stride * self.out and 0 <= -self.low < self.stride
@@ -247,9 +251,6 @@ add_kernel(
     Kernel(
         name="aligned",
         summary="each device has the elements that its results read",
-        widens=_halo_widens,
-        nests=False,
-        reads_index=True,
     )
 )
 

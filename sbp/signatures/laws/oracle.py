@@ -36,8 +36,7 @@ class OpTypes:
       ins: types of the operands.
       outs: types of the results.
       sizes: sizes of the mesh axes.
-      communicates: whether the kernel has collectives or asks for the device's index, so that all
-          devices must run together.
+      communicates: whether the kernel has collectives, so that all devices must run together.
     """
 
     ins: tuple[Types, ...]
@@ -349,8 +348,7 @@ class Oracle:
           n: number of devices along the axis.
           rng: draws the parts.
         """
-        kernel = kernel_named(row.kernel)
-        together = kernel.communicates or kernel.reads_index
+        together = kernel_named(row.kernel).communicates
         ins, outs = (tuple((a,) for a in atoms) for atoms in (row.ins, row.outs))
         return self.refute(OpTypes(ins, outs, (n,), together), rng)
 
