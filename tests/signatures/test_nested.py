@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from sbp.machine.mesh import mesh_spec
 from sbp.signatures import kernel_named
 from sbp.signatures.laws.oracle import ListPlace, OpTypes, Oracle
 from sbp.trace.graph import Node
+from sbp.trace.joins import join_slices_p
 from sbp.types import MONOIDS, B, P, S
 from tests.slices import sliced
 
@@ -29,6 +31,13 @@ WINDOWS_OF = lax.GatherDimensionNumbers(
 WINDOWS_INTO = lax.ScatterDimensionNumbers(
     update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1)
 )
+
+
+def in_place(x: Any, y: Any, value: Any) -> Any:
+    """Three elements of one array, those of another one behind them, and a scalar at the end."""
+    pieces = ((0, 0, 3), (1, 3, x.shape[0] - 4), (2, 0, 1))
+    return join_slices_p.bind(x, y, value, dimension=0, pieces=pieces)
+
 
 CASES = {
     "reshape": [
@@ -82,7 +91,10 @@ CASES = {
     "sort": [(lambda x, y: lax.sort((x, y), dimension=0), (i(11, 4, low=0, high=4), f(11, 4)))],
     "rev": [(lambda x: lax.rev(x, (0, 1)), (f(7, 5),))],
     "concatenate": [(lambda x, y: jnp.concatenate([x, y]), (f(7, 4), f(5, 4)))],
-    "pad": [(lambda x: lax.pad(x, np.float32(1), [(1, 2, 1), (-1, 3, 0)]), (f(6, 7),))],
+    "pad": [
+        (lambda x: lax.pad(x, np.float32(1), [(1, 2, 1), (-1, 3, 0)]), (f(6, 7),)),
+        (lambda x: lax.pad(x, np.float32(1), [(1, 0, 1)]), (f(16),)),
+    ],
     "conv_general_dilated": [
         (
             lambda x, y: lax.conv_general_dilated(x, y, (1, 2), "SAME"),
@@ -93,7 +105,15 @@ CASES = {
         (lambda x: lax.reduce_window(x, -np.inf, lax.max, (3, 2), (1, 2), "SAME"), (f(6, 9),))
     ],
     "select_n": [(lambda p, x, y: lax.select_n(p, x, y), (np.arange(10) % 3 == 0, f(10), f(10)))],
-    "slice": [(lambda x: x[:, 1:3], (f(10, 4),)), (lambda x: x[:4], (f(8),))],
+    "slice": [
+        (lambda x: x[:, 1:3], (f(10, 4),)),
+        (lambda x: x[:4], (f(8),)),
+        (lambda x: lax.slice(x, (1, 0), (16, 2), (2, 1)), (f(16, 2),)),
+    ],
+    "join_slices": [
+        (in_place, (f(16, 2), f(16, 2, seed=1), np.float32(1.5))),
+        (in_place, (f(13, 2), f(13, 2, seed=1), np.float32(1.5))),
+    ],
     # Over the outer axis a window becomes as large as what is left of its dim.
     "dynamic_slice": [
         (lambda x, k: lax.dynamic_slice(x, (k, 0), (4, 3)), (f(8, 4), np.int32(3))),
@@ -203,6 +223,15 @@ def test_both_operands_over_both_axes():
         layout.ins == (both, both) and layout.outs == (both,) and layout.communicates
         for layout in found
     )
+
+
+@pytest.mark.parametrize(("name", "case"), [("slice", 2), ("pad", 1), ("join_slices", 1)])
+def test_shards_that_have_what_results_read(name: str, case: int):
+    """Both axes split the dim, and nothing is sent."""
+    both = (S(0), S(0))
+    for sizes in MESHES:
+        found = [r for r in layouts_of(name, case, sizes) if r.ins[0] == r.outs[0] == both]
+        assert len(found) == 1 and not found[0].communicates
 
 
 def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from sbp.signatures.rule import LocalContext
 
 Pair = tuple[int, int]
 """(source, destination): the indices of two devices along a mesh axis."""
+
+_M = TypeVar("_M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def rounds(need: Need) -> tuple[Round, ...]:
     between devices.
 
     The messages are grouped in three ways: by distance, by the sum of the device numbers (for
-    reversals), and by greedy colouring. The result is the grouping that sends the fewest elements.
+    reversals), and greedily. The result is the grouping that sends the fewest elements.
     """
     edges = [(j, i) for i in range(len(need.starts)) for j in _sources(need, i)]
     own = [e for e in edges if e[0] == e[1]]
@@ -107,7 +109,7 @@ def rounds(need: Need) -> tuple[Round, ...]:
     ways: list[list[list[Pair]]] = [
         _by(others, lambda e: e[0] - e[1]),
         _by(others, lambda e: e[0] + e[1]),
-        _colored(others),
+        grouped(others, lambda e: e),
     ]
     best = min(ways, key=lambda groups: (sum(_width(need, g) for g in groups), len(groups)))
     return tuple(_round(need, g) for g in ([own] if own else []) + best)
@@ -127,11 +129,17 @@ def _by(edges: Iterable[Pair], key: Callable[[Pair], int]) -> list[list[Pair]]:
     return [groups[k] for k in sorted(groups)]
 
 
-def _colored(edges: Sequence[Pair]) -> list[list[Pair]]:
-    """Puts each pair into the first group in which neither its source nor its destination
-    occurs."""
-    groups: list[tuple[list[Pair], set[int], set[int]]] = []
-    for source, target in edges:
+def grouped(messages: Sequence[_M], ends: Callable[[_M], Pair]) -> list[list[_M]]:
+    """Puts each message into the first group in which no other one has its source or its
+    destination.
+
+    Arguments:
+      messages: the messages.
+      ends: gives the source and the destination of a message.
+    """
+    groups: list[tuple[list[_M], set[int], set[int]]] = []
+    for message in messages:
+        source, target = ends(message)
         at = next(
             (
                 k
@@ -143,7 +151,7 @@ def _colored(edges: Sequence[Pair]) -> list[list[Pair]]:
         if at == len(groups):
             groups.append(([], set(), set()))
         group, sources, targets = groups[at]
-        group.append((source, target))
+        group.append(message)
         sources.add(source)
         targets.add(target)
     return [group for group, _, _ in groups]

@@ -9,7 +9,7 @@ devices, so that they travel in one round.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.kernels.exchange import of_device
+from sbp.signatures.kernels.exchange import grouped, of_device
 from sbp.signatures.rule import LocalContext
 
 
@@ -85,22 +85,38 @@ class Pieces:
     def rounds(self) -> list[list[Message]]:
         """The messages in groups, one for each round; those of a device to itself come first.
 
-        Messages that go the same distance round the ring are in one group, unless a device has
-        several of them.
+        Messages are grouped by their distance round the ring, in the order of the pieces, and the
+        longest ones first. The result is the grouping that sends the fewest elements.
         """
-        groups: dict[tuple[int, int], list[Message]] = defaultdict(list)
-        seen: Counter[tuple[int, int]] = Counter()
-        for m in sorted(self.messages(), key=lambda m: -m.width):
-            distance, key = (m.target - m.source) % self.n, (m.source, m.target)
-            groups[distance, seen[key]].append(m)
-            seen[key] += 1
-        return [groups[key] for key in sorted(groups)]
+        messages = self.messages()
+        others = [m for m in messages if m.source != m.target]
+        longest_first = sorted(others, key=lambda m: -m.width)
+        by_distance: dict[int, list[Message]] = defaultdict(list)
+        for m in longest_first:
+            by_distance[(m.target - m.source) % self.n].append(m)
+        ways = (
+            [group for _, same in sorted(by_distance.items()) for group in _apart(same)],
+            _apart(others),
+            _apart(longest_first),
+        )
+        best = min(ways, key=lambda groups: (sum(map(_width, groups)), len(groups)))
+        return _apart([m for m in messages if m.source == m.target]) + best
 
     def sent(self) -> tuple[int, int]:
         """The elements along the dim that a device sends at most, and the number of
         collectives."""
         found = [g for g in self.rounds() if g[0].source != g[0].target]
-        return sum(max(m.width for m in g) for g in found), len(found)
+        return sum(map(_width, found)), len(found)
+
+
+def _width(group: Sequence[Message]) -> int:
+    """The number of elements in the longest message of a group."""
+    return max(m.width for m in group)
+
+
+def _apart(messages: Sequence[Message]) -> list[list[Message]]:
+    """Groups in which no two messages have the same source or target."""
+    return grouped(messages, lambda m: (m.source, m.target))
 
 
 def fetch_pieces(ctx: LocalContext, x: Any, dim: int, axis: str, need: Pieces, onto: Any) -> Any:
