@@ -197,6 +197,7 @@ PATTERNS: Mapping[str, str] = {
     "sbp/moe/counting.py": "a corpus",
     "sbp/plan/parse.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
+    "sbp/sizes/undecided.py": "messages of JAX about symbolic sizes",
     "sbp/spans.py": "paths of installed libraries",
     "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",

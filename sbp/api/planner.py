@@ -16,7 +16,7 @@ from sbp.api.planfile import load_program
 from sbp.api.results import asked_outputs
 from sbp.api.shardings import check_meshes
 from sbp.api.sized_report import sized_report
-from sbp.api.symbolic import SizedCall
+from sbp.api.symbolic import SizedCall, UnequalElements
 from sbp.api.tracing import Tracer, traced_call
 from sbp.errors import SbpTypeError, noting
 from sbp.explain.faults import explain
@@ -98,9 +98,11 @@ class Planner:
     def _check_sizes(self, call: SizedCall) -> Report:
         """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
         decided for all."""
-        with noting() as noted, call.typed_here():
-            plan = self._make(call.signature, call.trace)
-        plan.noted = tuple(noted)
+        try:
+            plan = self._sized(call)
+        except UnequalElements:
+            call = call.at_equal_elements(self.spec.num_devices)
+            plan = self._sized(call)
         found = call.decide(
             plan.program.typing,
             lambda shapes: asked_outputs(
@@ -120,6 +122,13 @@ class Planner:
             lambda at: traced_call(self.reader, at).request.graph,
             limits=limits,
         )
+
+    def _sized(self, call: SizedCall) -> Plan:
+        """The plan at the chosen sizes of a call, with the warnings that were given on the way."""
+        with noting() as noted, call.typed_here():
+            plan = self._make(call.signature, call.trace)
+        plan.noted = tuple(noted)
+        return plan
 
     def _make(self, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
         traced = traced_call(self.reader, signature, tracer)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from sbp.api.call import CallSignature
 from sbp.api.symbolic import SizedCall
 from sbp.errors import (
@@ -150,10 +152,11 @@ def _limited(
         and report.program is not None
         and not any("!=" in t for t in found.terms)
     ):
-        helps = (_constrained(found, call, report.program),)
+        helps = tuple(_constrained(found, call, report.program))
         labels += [
             Label(span=e.span, text="these sizes are asked for", primary=not labels)
-            for e in helps[0].edits
+            for h in helps
+            for e in h.edits
             if isinstance(e, SourceEdit)
         ]
     yield Diagnostic(
@@ -167,8 +170,9 @@ def _limited(
     )
 
 
-def _constrained(found: Decided, call: SizedCall, program: Program) -> Help:
-    """The formula as constraints, beside those that the user gives.
+def _constrained(found: Decided, call: SizedCall, program: Program) -> Iterator[Help]:
+    """The formula as constraints, beside those that the user gives; none where JAX does not take
+    it.
 
     Arguments:
       found: for which sizes the typing holds.
@@ -176,13 +180,17 @@ def _constrained(found: Decided, call: SizedCall, program: Program) -> Help:
       program: its plan.
     """
     terms = call.scope.with_terms(found.terms)
+    try:
+        jax.export.SymbolicScope(terms)
+    except ValueError:
+        return
     function = "jax.export.symbolic_shape"
     edits: tuple[Edit, ...] = sizes_edits(call.made_at, call.scope.names, terms)
     if not edits:
         edits = (OptionEdit(option="constraints", value=terms, function=function),)
     quoted = ", ".join(f'"{t}"' for t in terms)
     text = f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
-    return priced(text, edits, program, clears_all_errors=True)
+    yield priced(text, edits, program, clears_all_errors=True)
 
 
 def _there(call: SizedCall, plan_for: PlanFor) -> str:

@@ -17,6 +17,7 @@ from sbp.api.boundary import even_boundary
 from sbp.api.call import CallSignature
 from sbp.api.memories import Asked
 from sbp.errors import (
+    ArgumentTypeError,
     SbpError,
     SbpInternalError,
     SbpTypeError,
@@ -27,18 +28,19 @@ from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.sizes.claims import Claim, claims_of
 from sbp.sizes.conditions import Decided, decide, point_text, points
+from sbp.sizes.elements import ElementCount, check_symbols, element_counts
 from sbp.sizes.exploration import Lift, numbers
 from sbp.sizes.expressions import (
     Point,
     constraints_of,
-    deciding_sizes,
     graph_at,
     map_sizes,
     shape_text,
     symbols_in,
     value_of,
 )
-from sbp.sizes.scope import Scope
+from sbp.sizes.scope import Scope, Unanswered
+from sbp.sizes.undecided import deciding_sizes
 from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
@@ -46,6 +48,10 @@ from sbp.trace.graph import Graph
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
 """The device count times these is the first choice of sizes: they are large, and different symbols
 have different sizes."""
+
+
+class UnequalElements(ArgumentTypeError):
+    """A reshape to another number of elements; `jax.jit` raises `TypeError` for numbers."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -131,15 +137,42 @@ class SizedCall:
           The program and the shapes of its results at the chosen sizes.
 
         Raises:
-          SbpError: `symbolic-sizes` where the trace asks something that the scope does not decide.
+          SbpError: `symbolic-sizes` where the trace asks something that the scope does not decide,
+              or uses sizes that no argument has.
+          UnequalElements: where a reshape does not keep the number of elements at the chosen sizes.
         """
         del avals
-        advice = "add a constraint to the scope that decides it, or check it at concrete sizes"
-        with deciding_sizes(advice):
+        with deciding_sizes("check it at concrete sizes", self.scope.constraints):
             graph, out_shape = trace(fn, self.symbolic.avals, names)
+        check_symbols(graph, self.scope.names, self.symbolic.avals)
         self.traced = graph, out_shape
+        unequal = next((c for c in element_counts(graph) if c.fails_at(self.point)), None)
+        if unequal is not None:
+            at = point_text(self.point)
+            raise _unequal(unequal, f"does not keep the number of elements where {at}")
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
+
+    def at_equal_elements(self, devices: int) -> SizedCall:
+        """The call, once it is traced, at sizes at which each reshape keeps the number of elements.
+
+        Arguments:
+          devices: the device count of the mesh.
+
+        Raises:
+          UnequalElements: where the scope has no such sizes.
+        """
+        counts = element_counts(self.graph)
+        for end in range(1, 1 + len(counts)):
+            with contextlib.suppress(Unanswered):
+                if self.scope.narrowed(c.fact for c in counts[:end]).solver().point() is None:
+                    raise _unequal(
+                        counts[end - 1],
+                        "keeps the number of elements at no sizes that are asked for; give it a"
+                        " shape of as many elements",
+                    )
+        narrowed = self.scope.narrowed(c.fact for c in counts)
+        return dataclasses.replace(self, point=_choice(narrowed, devices))
 
     def decide(self, typing: Typing, asked: Callable[[list[Any]], list[Asked]]) -> Decided:
         """Decides a typing of the traced program for all sizes.
@@ -149,7 +182,8 @@ class SizedCall:
           asked: shapes of the flat results -> what is asked of each at the boundary.
         """
         graph, out_shape = self._traced
-        claims = [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]
+        claims = [c.claim for c in element_counts(graph)]
+        claims += [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
 
             def types(lift: Lift) -> list[Asked]:
@@ -214,6 +248,19 @@ def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
     )
 
 
+def _unequal(count: ElementCount, where: str) -> UnequalElements:
+    """The error for a reshape to another number of elements.
+
+    Arguments:
+      count: the reshape.
+      where: what is said of the sizes.
+    """
+    shapes = f"{shape_text(count.before)} to {shape_text(count.after)}"
+    return UnequalElements(
+        f"the reshape from {shapes} {where}", code="symbolic-sizes", span=count.span
+    )
+
+
 def _choice(scope: Scope, devices: int) -> Point:
     """Sizes of the scope to type the call at.
 
@@ -236,10 +283,18 @@ def _choice(scope: Scope, devices: int) -> Point:
                 -abs(max(p.values()) - PRIMES[0] * devices),
             ),
         )
-    found = scope.solver().point()
+    constraints = ", ".join(scope.constraints)
+    try:
+        found = scope.solver().point()
+    except Unanswered as error:
+        raise SbpError(
+            f"no sizes that meet the constraints {constraints} were found; give simpler ones, or"
+            " check it at concrete sizes",
+            code="symbolic-sizes",
+        ) from error
     if found is None:
         raise SbpError(
-            f"no sizes meet the constraints {', '.join(scope.constraints)}; drop one of them",
+            f"no sizes meet the constraints {constraints}; drop one of them",
             code="symbolic-sizes",
         )
     return found

@@ -33,7 +33,9 @@ from sbp.machine.mesh import MeshSpec
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
-from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
+from sbp.sizes.elements import check_symbols
+from sbp.sizes.expressions import refuse_symbolic
+from sbp.sizes.undecided import deciding_sizes
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.transfers import HOST
@@ -102,9 +104,9 @@ def traced_call(
 
     with deciding_sizes(_CLOSED_OVER):
         graph, flat_shapes = _under_users_mesh(traced, spec)
+    check_symbols(graph, (), ())
     if not is_symbolic:  # which elements move depends on sizes
         graph = with_alignment(graph)
-    refuse_symbolic(graph.avals.values(), reader.name)  # arrays that fn closes over
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
     results = call.results(flat_shapes)

@@ -62,6 +62,8 @@ class Traits:
       moves: every element of a result is an element of an operand; which one depends on the
           parameters and on operands that are B.
       carries: what an operator with one operand does to its elements.
+      regroups: the result has each element of the operand once, in an order and a shape that the
+          parameters give. JAX does not compare symbolic numbers of elements.
       elementwise: the operator reads operands of the result's shape element by element, and the
           primitive itself runs on shards.
       pointwise: by the primitive's definition, each index of a dim that a row splits is computed in
@@ -93,6 +95,7 @@ class Traits:
 
     moves: bool = False
     carries: Carries = ""
+    regroups: bool = False
     elementwise: bool = False
     pointwise: bool = False
     monotone: str = ""

@@ -13,7 +13,6 @@ here, on Z3's integer terms in `sbp.sizes.scope`.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -110,6 +109,11 @@ def is_symbolic(shapes: Iterable[Any]) -> bool:
     return any(jax.export.is_symbolic_dim(d) for x in shapes for d in getattr(x, "shape", x))
 
 
+def symbolic_in(avals: Iterable[Any]) -> list[Any]:
+    """The symbolic sizes of some shapes."""
+    return [d for a in avals for d in a.shape if jax.export.is_symbolic_dim(d)]
+
+
 def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
     """Checks that all sizes are numbers.
 
@@ -123,27 +127,6 @@ def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
                 " numbers, and use .check for symbolic sizes",
                 code="symbolic-sizes",
             )
-
-
-@contextlib.contextmanager
-def deciding_sizes(advice: str) -> Iterator[None]:
-    """Traces the user's function inside.
-
-    Arguments:
-      advice: what to change where the function asks something that symbolic sizes do not decide.
-
-    Raises:
-      SbpError: `symbolic-sizes`, at the user's line that asks it.
-    """
-    try:
-        yield
-    except jax.errors.InconclusiveDimensionOperation as error:
-        first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
-        raise SbpError(
-            f"the program asks what its symbolic sizes do not say: {first}; {advice}",
-            code="symbolic-sizes",
-            span=_jax.raising_span(error),
-        ) from error
 
 
 def shape_text(shape: Iterable[Any]) -> str:

@@ -53,6 +53,7 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         "convert_element_type copy device_put name neg reduce_precision stop_gradient",
         lambda t: t.carries in ("copied", "rounded", "negated"),
     ),
+    "gives all elements another shape": ("reshape", lambda t: t.regroups),
     "degree 1 in all operands together": (
         """abs add add_any broadcast_in_dim concatenate conj convert_element_type copy cummax cummin
         cumsum device_put dynamic_slice dynamic_update_slice gather imag join_slices max min name

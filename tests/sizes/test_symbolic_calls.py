@@ -65,7 +65,7 @@ def test_python_that_asks_a_size():
     assert (
         said.code == "symbolic-sizes"
         and "'b' > '5' is inconclusive" in said.title
-        and "add a constraint" in said.title
+        and 'add "b >= 6" or "b <= 5" to the constraints' in said.title
     )
     assert said.primary is not None and said.primary.span.file == __file__
     (b,) = dims("b", "b >= 6")
@@ -85,6 +85,42 @@ def test_python_that_asks_a_size_from_outside_of_its_arguments():
     assert report.ok and (said.code, said.severity) == ("sizes-unproved", "note")
     assert said.primary is not None and said.primary.span == error.value.span
     assert "cannot be traced with numbers" in said.notes[0]
+
+
+def test_symbolic_sizes_among_numbers():
+    """A function whose arguments have numbers, and one that has a size of no argument."""
+    b, s = dims("b, s")
+    f = sbp.jit(lambda x: x.reshape(b, s, 2) * 2, MESH)
+    for use in (f, f.plan):
+        with pytest.raises(SbpError, match="uses the symbolic sizes b and s from outside") as error:
+            use(f32(8, 4))
+        assert error.value.code == "symbolic-sizes"
+        assert error.value.span is not None and error.value.span.file == __file__
+    (other,) = dims("s")
+    for program in (
+        lambda x: x.reshape(s, 2) * 2,
+        lambda x: x * s,
+        lambda x: x.reshape(8, other),
+    ):
+        (said,) = sbp.jit(program, MESH).check(f32(b, 8)).diagnostics
+        assert said.code == "symbolic-sizes" and "uses the symbolic size s from" in said.title
+        assert said.primary is not None and said.primary.span.file == __file__
+
+
+@pytest.mark.parametrize(
+    "program,shape,constraint",
+    [
+        (lambda x, s: x.reshape(-1, 4), lambda b, s: (b, s), "mod(b*s, - 4) == 0"),
+        (lambda x, s: x.reshape(-1, s), lambda b, s: (b, 4), "mod(4*b, - s) == 0"),
+        (lambda x, s: x[:2] if x.shape[1] >= 2 * s else x[:1], lambda b, s: (4, b), "b >= 2*s"),
+    ],
+)
+def test_the_constraint_that_an_error_names_decides(program, shape, constraint):
+    b, s = dims("b, s")
+    (said,) = sbp.jit(lambda x: program(x, s), MESH).check(f32(*shape(b, s))).diagnostics
+    assert f'add "{constraint}"' in said.title, said.title
+    b, s = dims("b, s", constraint)
+    sized(sbp.jit(lambda x: program(x, s), MESH), f32(*shape(b, s)))
 
 
 def test_one_scope_for_several_inputs():

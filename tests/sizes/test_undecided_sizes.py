@@ -27,6 +27,11 @@ def test_what_z3_does_not_decide_is_not_claimed():
     found = report.sizes
     assert found.status == "open" and not report.ok
     (undecided,) = [d for d in report.diagnostics if d.severity == "warning"]
+    (said,) = [d for d in report.diagnostics if d.severity == "note"]
+    assert said.notes == (
+        "it cannot be traced with numbers: the function uses the symbolic sizes k and m from"
+        " outside of its arguments; take them from the shapes of its arguments",
+    )
     assert undecided.notes == (
         (
             "not proved, since Z3 gives up: reshape on (k*m + m^2, 16) takes data:S(0) model:S(1)"

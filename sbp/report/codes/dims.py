@@ -50,9 +50,11 @@ sbp.jit(lambda x, w: layout(x @ w, "batch", None), mesh).plan(x, w)
         """
         A program was checked with symbolic sizes. It was typed at one choice of them, and that
         typing is not the typing of all: at the sizes that the message names, a dim that is split at
-        the boundary does not divide, a split leaves devices without elements, or an operator has no
-        signature for these types. The condition is exact: for sizes that meet it the typing holds,
-        for the others it does not, and calls with those get another one, which may send more.
+        the boundary does not divide, a split leaves devices without elements, an operator has no
+        signature for these types, or a reshape does not keep the number of elements, which JAX does
+        not check for symbolic sizes. The condition is exact: for sizes that meet it the typing
+        holds, for the others it does not, and calls with those get another one, which may send
+        more.
 
         Put the condition into the scope of the sizes, when it is what you meant, or annotate what
         is to be split otherwise.
@@ -100,8 +102,10 @@ report = sbp.jit(rest, mesh, in_types=("B",)).check(jax.ShapeDtypeStruct((b, 16)
         themselves, and type the program for these.
 
         The same code is given when shapes come from different symbolic scopes, when no size meets
-        the constraints, and when the program's Python code asks something of a size that the scope
-        does not say, such as whether b is above 5.
+        the constraints, when the function uses a symbolic size that no argument has, when a reshape
+        keeps the number of elements at no size, and when the program's Python code asks something
+        of a size that the scope does not say, such as whether b is above 5; the message names a
+        constraint that says it, if there is one.
         """,
         """
 (b,) = jax.export.symbolic_shape("8*b")

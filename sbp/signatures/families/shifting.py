@@ -344,6 +344,7 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     traits=Traits(
         moves=True,
         carries="arranged",
+        regroups=True,
         scales="together",
         fusion="inlined",
         unnamed=True,
