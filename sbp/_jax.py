@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from sbp.errors import Span
+from sbp.settings import holding
 
 Primitive = jex_core.Primitive
 Literal = jex_core.Literal
@@ -209,12 +210,6 @@ def _span_of(frame: Any) -> Span:
     )
 
 
-def compute_type_of(eqn: Any) -> str | None:
-    """Where `compute_on` asks for an equation to run, such as `device_host`; None for nowhere
-    else. Newer releases of JAX have a primitive for it."""
-    return getattr(getattr(eqn, "ctx", None), "compute_type", None)
-
-
 def name_stack_of(source_info: Any) -> str:
     """The name stack of an equation, such as `transpose(jvp(mlp))`."""
     return str(source_info.name_stack)
@@ -263,8 +258,9 @@ def source_context(source_info: Any, scope: str | None = None) -> Iterator[None]
 
 
 def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """Binds a first-order primitive; always returns a list."""
-    out = primitive.bind(*args, **params)
+    """Binds a first-order primitive under its settings; always returns a list."""
+    with holding(params) as own:
+        out = primitive.bind(*args, **own)
     return list(out) if primitive.multiple_results else [out]
 
 

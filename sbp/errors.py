@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 import os
@@ -20,6 +19,8 @@ from sbp.slips import MaybeSlip
 from sbp.spans import Label as Label
 from sbp.spans import Span as Span
 from sbp.spans import file_name as file_name
+from sbp.words import bytes_text as bytes_text
+from sbp.words import nearest as nearest
 
 Severity = Literal["error", "warning", "note"]
 
@@ -181,8 +182,19 @@ class Diagnostic:
     scope: str = ""
 
     def __post_init__(self) -> None:
+        texts = [self.code, self.severity, self.title, self.rule, self.scope]
+        if not all(isinstance(text, str) for text in texts):
+            raise ArgumentError(
+                "Diagnostic takes strings for code, severity, title, rule and scope"
+            )
         if self.code not in CODES:
-            raise SbpInternalError(f"diagnostic code {self.code!r} is not in CODES")
+            known = nearest(self.code, CODES)
+            raise ArgumentError(f"Diagnostic: no code {self.code!r}{known}", code="unknown-option")
+        of = {"labels": Label, "rows": RuleRow, "notes": str, "helps": Help}
+        for name, cls in of.items():
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not all(isinstance(v, cls) for v in values):
+                raise ArgumentError(f"Diagnostic takes a tuple of {cls.__name__} for `{name}`")
 
     @property
     def primary(self) -> Label | None:
@@ -255,9 +267,10 @@ class SbpTypeError(SbpError):
     """A program without a typing; `diagnostics` says why, in the user's own lines."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
-        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
-        if not self.diagnostics:
-            raise SbpInternalError("SbpTypeError needs at least one diagnostic")
+        found = tuple(diagnostics) if isinstance(diagnostics, Iterable) else ()
+        if not found or not all(isinstance(d, Diagnostic) for d in found):
+            raise ArgumentError("SbpTypeError takes one sbp.Diagnostic or more for `diagnostics`")
+        self.diagnostics: tuple[Diagnostic, ...] = found
         super().__init__(self.diagnostics[0].title, code=self.diagnostics[0].code)
 
     def __str__(self) -> str:
@@ -274,6 +287,12 @@ class ArgumentValueError(SbpError, ValueError):
 
 class ArgumentError(ArgumentTypeError, ArgumentValueError):
     """An argument of another kind than a function takes; JAX raises the one or the other."""
+
+
+class ArgumentKeyError(SbpError, KeyError):
+    """An error of sbp about a key that a mapping does not have."""
+
+    __str__ = Exception.__str__  # that of KeyError shows a `repr`
 
 
 class ArgumentOverflowError(SbpError, OverflowError):
@@ -371,29 +390,3 @@ def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> Non
         noted.append(Diagnostic(code=code, severity="warning", title=title, labels=labels))
     where = f" at {span}" if span else ""
     warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=users_stacklevel())
-
-
-def bytes_text(count: float) -> str:
-    """Bytes with one decimal in the largest unit that leaves at least 1.
-
-    >>> bytes_text(448), bytes_text(6 * 2**20)
-    ('448.0 B', '6.0 MiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1023.95:
-            return f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def nearest(name: object, known: Iterable[str]) -> str:
-    """A clause naming the nearest of `known`, for error messages.
-
-    >>> nearest("modle", ["data", "model"])
-    '; did you mean "model"?'
-    """
-    options = sorted(known)
-    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-    if close:
-        return f'; did you mean "{close[0]}"?'
-    return f"; known: {', '.join(o[:80] for o in options)}" if options else ""

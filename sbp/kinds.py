@@ -26,7 +26,14 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from sbp.errors import ArgumentError, ArgumentTypeError, nearest, users_stacklevel
+from sbp.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    SbpError,
+    nearest,
+    refused,
+    users_stacklevel,
+)
 from sbp.slips import correcting
 
 Params = ParamSpec("Params")
@@ -241,6 +248,16 @@ def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:
     return decorated
 
 
+def instance_of(cls: type, made_by: str) -> Kind:
+    """The kind of what sbp makes itself.
+
+    Arguments:
+      cls: its class.
+      made_by: the public call that makes it.
+    """
+    return Kind(f"a {cls.__name__}, which {made_by} makes", lambda x: isinstance(x, cls))
+
+
 REDUCE_DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes of `reduce_dtype`. Integers add exactly in any order, and wider floats have no
 collectives on most devices."""
@@ -282,7 +299,8 @@ def leaves_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[Any], 
       is_leaf: as in `jax.tree.flatten`.
 
     Raises:
-      ArgumentError: for what JAX cannot flatten, such as a dict with keys that do not compare.
+      SbpError: `bad-argument` for what JAX cannot flatten, such as a dict with keys that do not
+        compare.
     """
     try:
         return jax.tree.flatten(tree, is_leaf)
@@ -298,9 +316,9 @@ def paths_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[tuple[A
         raise _no_pytree(what, error) from error
 
 
-def _no_pytree(what: str, error: Exception) -> ArgumentError:
+def _no_pytree(what: str, error: Exception) -> SbpError:
     said = " ".join(str(error).split())
-    return ArgumentError(f"{what} cannot be read as a pytree; change what JAX names: {said}")
+    return refused(f"{what} cannot be read as a pytree; change what JAX names: {said}", error)
 
 
 def takes_no_such_call(error: TypeError) -> bool:

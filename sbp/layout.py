@@ -23,7 +23,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
-from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.errors import ArgumentError, ArgumentKeyError, SbpError, nearest, refused
 from sbp.kinds import AXES, AXIS, FLAG, Kind, made_of, shown, takes
 from sbp.spans import Label
 from sbp.types import Atom, B, NdSbp, Split
@@ -85,7 +85,16 @@ class Layout(Mapping[str, tuple[str, ...]]):
         self._used = tuple(dict.fromkeys(a for mapped in self._axes.values() for a in mapped))
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
-        return self._axes[name]
+        try:
+            return self._axes[name]
+        except (KeyError, TypeError) as error:
+            raise ArgumentKeyError(
+                f"{self!r} has no dim {shown(name)}{nearest(str(name), self._axes)}",
+                code="layout-names",
+            ) from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._axes
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._axes)

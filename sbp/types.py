@@ -16,7 +16,7 @@ from typing import TypeVar, overload
 
 import numpy as np
 
-from sbp.errors import SbpError, nearest
+from sbp.errors import ArgumentKeyError, SbpError, nearest
 from sbp.kinds import (
     AXES,
     AXES_OR_NONE,
@@ -146,7 +146,13 @@ class NdSbp(Mapping[str, Atom]):
             )
 
     def __getitem__(self, mesh_axis: str) -> Atom:
-        return self._atoms[mesh_axis]
+        try:
+            return self._atoms[mesh_axis]
+        except (KeyError, TypeError) as error:
+            raise ArgumentKeyError(
+                f"the type {self!r} names no mesh axis {shown(mesh_axis)}; .get(axis) is B there",
+                code="unknown-axis",
+            ) from error
 
     @overload
     def get(self, mesh_axis: str, /) -> Atom: ...
@@ -161,6 +167,9 @@ class NdSbp(Mapping[str, Atom]):
     def get(self, mesh_axis: str, /, default: object = B) -> object:
         """The atom on a mesh axis; B when the type does not name it."""
         return self._atoms.get(mesh_axis, default)
+
+    def __contains__(self, mesh_axis: object) -> bool:
+        return mesh_axis in self._atoms
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._atoms)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import jax
+import numpy as np
 import pytest
 
 import sbp
@@ -77,6 +79,15 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_class():
 
 
 SBP: Any = sbp  # wrong calls are meant here
+PARTIAL = sbp.Partial(np.ones((2, 3)), sbp.NdSbp({"data": sbp.P}))
+
+
+def _diagnostic(**wrong: Any) -> Any:
+    return SBP.Diagnostic(code="no-typing", severity="error", title="", **wrong)
+
+
+def _nothing(x: Any) -> Any:
+    return jax.tree.map(lambda _: None, x)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +101,17 @@ SBP: Any = sbp  # wrong calls are meant here
         (lambda: SBP.split([1.0], "data"), "sbp.split takes the number of a dim"),
         (lambda: SBP.split(object(), 0, "data"), "an annotation is for one array"),
         (lambda: SBP.S(), "S: `dim` is missing; it takes (dim)"),
+        (lambda: sbp.NdSbp({"data": sbp.B})[3], "names no mesh axis 3"),  # type: ignore[index]
+        (lambda: sbp.Layout(batch="data")["batsh"], "has no dim 'batsh'"),
+        (lambda: SBP.Jitted(len, None, None), "Jitted takes a JitOptions, which sbp.jit makes"),
+        (lambda: SBP.Plan(1, 2, 3, 4), "Plan takes a CallReader, which `plan` of"),
+        (lambda: SBP.Report(program=3), "Report takes a Program, which sbp.jit makes, or None"),
+        (lambda: SBP.Report(program=None, diagnostics=["x"]), "a tuple of sbp.Diagnostic"),
+        (lambda: SBP.Diagnostic(code=[], severity="error", title=""), "Diagnostic takes strings"),
+        (lambda: SBP.Diagnostic(code="typo", severity="error", title=""), "no code 'typo'"),
+        (lambda: _diagnostic(labels=("x",)), "Diagnostic takes a tuple of Label for `labels`"),
+        (lambda: SBP.SbpTypeError(["x"]), "takes one sbp.Diagnostic or more"),
+        (lambda: _nothing(PARTIAL).reduce(), "Partial.reduce takes an array with a leading dim"),
         (lambda: signatures.register("add", samples=cast(Any, 3)), "takes a list of samples"),
     ],
 )

@@ -22,7 +22,7 @@ from sbp.infer.space import from_type, is_even
 from sbp.kinds import leaves_of, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
-from sbp.run.padded import Padded
+from sbp.run.padded import Padded, fits_on, is_laid_out
 from sbp.run.partial import Partial
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
@@ -48,8 +48,15 @@ def is_type_leaf(x: Any) -> bool:
         x is None
         or _jax_call.is_unspecified(x)
         or isinstance(x, _TYPE_FORMS)
-        or (callable(x) and not isinstance(x, type))
+        or (callable(x) and not isinstance(x, type) and _is_leaf_of_jax(x))
     )
+
+
+def _is_leaf_of_jax(x: Any) -> bool:
+    """Whether JAX takes an object for a leaf. A module of Equinox and a variable of Flax can be
+    called, but are trees."""
+    structure = leaves_of(x, "a pytree of types", lambda child: child is not x)[1]
+    return jax.tree_util.treedef_is_leaf(structure)
 
 
 def check_types(types: Any, mesh: MeshSpec) -> None:
@@ -183,7 +190,7 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
     if isinstance(leaf, Partial):
         return leaf.type
     if isinstance(leaf, Padded):
-        return leaf.type if leaf.fits_on(axes_of(mesh)) else None
+        return leaf.type if fits_on(leaf, axes_of(mesh)) else None
     if not isinstance(sharding, NamedSharding) or isinstance(leaf, _jax.Tracer):
         return None
     if not same_mesh(sharding.mesh, mesh):
@@ -202,7 +209,7 @@ def held_as(asked: Asked, leaf: Any, mesh: Mesh | AbstractMesh) -> Asked:
     own = carried_type(leaf, mesh) if isinstance(leaf, Padded) else None
     if own is None or asked.padded:
         return asked
-    as_it_is = asked.type is None or leaf.is_laid_out(asked.type, axes_of(mesh))
+    as_it_is = asked.type is None or is_laid_out(leaf, asked.type, axes_of(mesh))
     return replace(asked, type=own, padded=True, spec=None) if as_it_is else asked
 
 

@@ -17,7 +17,7 @@ from sbp.api.memories import Asked
 from sbp.errors import refused
 from sbp.plan.program import Program
 from sbp.run.joint import placed
-from sbp.run.padded import Padded, padded_parts
+from sbp.run.padded import Padded, held_padded, padded_parts, same_layout, with_parts
 from sbp.run.padding import Axes, Padding
 from sbp.run.partial import Partial, partial_axes
 from sbp.run.parts import of_process
@@ -78,7 +78,7 @@ class Holding:
         types, avals = self.program.input_types, self.signature.avals
         found: dict[int, PaddedInput] = {}
         for i in sorted(self.program.request.demand.padded_inputs):
-            node = Padded.held(None, avals[i].shape, types[i], self.axes)
+            node = held_padded(None, avals[i].shape, types[i], self.axes)
             padding = Padding.of(node.shape, node.type, self.axes)
             found[i] = PaddedInput(node, padding, padding.padded_shape)
         return found
@@ -88,7 +88,7 @@ class Holding:
         """The results that are held padded, without their parts."""
         graph, types = self.program.graph, self.program.output_types
         return {
-            o: Padded.held(None, graph.aval(graph.outputs[o]).shape, types[o], self.axes)
+            o: held_padded(None, graph.aval(graph.outputs[o]).shape, types[o], self.axes)
             for o in sorted(self.program.request.demand.padded_outputs)
         }
 
@@ -115,7 +115,7 @@ class Holding:
 
     def _is_here(self, x: Padded, position: int) -> bool:
         """Whether an argument has the type that the program takes."""
-        return position in self.inputs and x.has_layout_of(self.inputs[position].node)
+        return position in self.inputs and same_layout(x, self.inputs[position].node)
 
     def taken(self, leaves: Sequence[Any]) -> Taken:
         """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
@@ -190,7 +190,7 @@ class Holding:
             t = self.program.input_types[position]
             padding = held.padding if held else Padding.of(aval.shape, t, self.axes)
             parts = of_process(x, padding, sharding, name)
-        return held.node.with_parts(parts) if held else parts
+        return with_parts(held.node, parts) if held else parts
 
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""
@@ -198,7 +198,7 @@ class Holding:
         for position, (out, asked) in enumerate(zip(outs, self.asked, strict=True)):
             t = asked.type
             if position in self.outputs:
-                found.append(self.outputs[position].with_parts(out))
+                found.append(with_parts(self.outputs[position], out))
             elif t is not None and t.is_partial:
                 parts = _with_part_dims(out, t, self.mesh)
                 found.append(Partial(parts, t, self.program.output_sum(position)))
@@ -211,7 +211,7 @@ class Holding:
         there, as it is in the arguments."""
         return self.signature.like(
             [
-                self.inputs[i].node.with_parts(x) if i in self.inputs else x
+                with_parts(self.inputs[i].node, x) if i in self.inputs else x
                 for i, x in enumerate(leaves)
             ]
         )
@@ -219,7 +219,7 @@ class Holding:
     def results_like(self, leaves: Sequence[Any]) -> list[Any]:
         """Leaves for the structure of the results, in which `Padded` is a node."""
         return [
-            self.outputs[o].with_parts(x) if o in self.outputs else x for o, x in enumerate(leaves)
+            with_parts(self.outputs[o], x) if o in self.outputs else x for o, x in enumerate(leaves)
         ]
 
 

@@ -14,21 +14,16 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp import _jax, _jax_call
 from sbp.api.arguments import Names, Numbers
 from sbp.api.call import JitOptions
+from sbp.api.jitted import MESH
 from sbp.api.jitted import Jitted as Jitted
 from sbp.api.planfile import paths_of_plans
 from sbp.api.shardings import is_given, mesh_of, types_of
 from sbp.errors import ArgumentError, SbpError, nearest, refused
-from sbp.kinds import AXIS, FLAG, Kind, reduce_dtype_name, refuse_unless, shown, takes
+from sbp.kinds import AXIS, FLAG, reduce_dtype_name, refuse_unless, shown, takes
 from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware
 
 _NO_FUNCTION: Any = object()
-
-
-_MESH = Kind(
-    "a jax.sharding.Mesh, an AbstractMesh or None",
-    lambda x: x is None or isinstance(x, Mesh | AbstractMesh),
-)
 
 
 _GONE = {
@@ -40,7 +35,7 @@ _GONE = {
 """What became of arguments that a `jax.jit` once took."""
 
 
-@takes("sbp.jit", _GONE, mesh=_MESH, keep_unused=FLAG, inline=FLAG)
+@takes("sbp.jit", _GONE, mesh=MESH, keep_unused=FLAG, inline=FLAG)
 def jit(
     fn: Callable[..., Any] = _NO_FUNCTION,
     mesh: Mesh | AbstractMesh | None = None,

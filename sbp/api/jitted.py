@@ -19,13 +19,19 @@ from sbp.api.planner import Planner
 from sbp.api.slips import diagnosed
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import SbpError, SbpWarning, users_stacklevel
-from sbp.kinds import leaves_of
+from sbp.kinds import FUNCTION, Kind, instance_of, leaves_of, made_of
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.program import Program
 from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
 
+MESH = Kind(
+    "a jax.sharding.Mesh, an AbstractMesh or None",
+    lambda x: x is None or isinstance(x, Mesh | AbstractMesh),
+)
 
+
+@made_of("Jitted", fn=FUNCTION, mesh=MESH, options=instance_of(JitOptions, "sbp.jit"))
 class Jitted:
     """The result of `sbp.jit`: a function with the methods `check`, `plan`, `trace`, `lower`,
     `eval_shape` and `clear_cache`.
@@ -106,13 +112,13 @@ class Jitted:
         if quick is not None:
             plan = self._plans.quick(quick)
             if plan is not None:
-                return plan.run(flat)
+                return plan._run(flat)
         planner = self._on(mesh)
         signature, leaves = planner.reader.read(args, kwargs)
         plan = self._plan_of(planner, signature)
         if quick is not None and plan.holding.is_direct(leaves):
             self._plans.add_quick(quick, (mesh, signature.key))
-        return plan.run(leaves)
+        return plan._run(leaves)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from."""

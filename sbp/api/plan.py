@@ -22,7 +22,7 @@ from sbp.explain.costly import costly_annotations
 from sbp.explain.gathered import gathered_matrices
 from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
-from sbp.kinds import FLAG, leaves_of, shown, takes
+from sbp.kinds import FLAG, instance_of, leaves_of, made_of, shown, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.report.compare import Comparison, comparison
@@ -33,7 +33,10 @@ from sbp.report.wording import counted
 from sbp.run.execute import Compiling, Executable
 from sbp.run.joint import JointRun, placed
 
+_PARTS = {"reader": CallReader, "signature": CallSignature, "program": Program, "traced": Traced}
 
+
+@made_of("Plan", **{k: instance_of(c, "`plan` of an sbp.jit function") for k, c in _PARTS.items()})
 class Plan:
     """A plan of a function for one call signature.
 
@@ -138,7 +141,7 @@ class Plan:
         flat, tree = leaves_of((args, kwargs), "the arguments")
         quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
-            return self.run(flat)
+            return self._run(flat)
         signature, leaves = self._reader.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
             raise SbpError(
@@ -147,7 +150,7 @@ class Plan:
             )
         if self.holding.is_direct(leaves):
             self._quick = quick
-        return self.run(leaves)
+        return self._run(leaves)
 
     def place(self, *args: Any) -> tuple[Any, ...]:
         """Arguments on the mesh, where the plan takes them. Nothing is sent between processes.
@@ -309,7 +312,7 @@ class Plan:
     def __repr__(self) -> str:
         return str(self.program)
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def _run(self, leaves: Sequence[Any]) -> Any:
         """Runs on flat arguments. An argument with another sharding than `in_shardings` is moved;
         the first such call gives a warning. Of several processes, all run the plan.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sbp.errors import SbpError, refused
 from sbp.infer.request import Request
+from sbp.kinds import shown
 from sbp.plan.program import Program
 from sbp.plan.saved import SavedPlan
 
@@ -19,10 +20,13 @@ def path_of(path: Any, option: str) -> str:
       SbpError: `bad-argument` for what is no path.
     """
     try:
-        return os.path.abspath(os.fsdecode(path))
-    except TypeError as error:
+        found = os.fsdecode(path)
+        if b"\0" in os.fsencode(found):
+            raise ValueError("a path has no null character")
+        return os.path.abspath(found)
+    except (TypeError, ValueError) as error:  # ValueError for characters that no path has
         raise refused(
-            f"{option} is the path of a file from plan.save; got {path!r}", TypeError
+            f"{option} is the path of a file from plan.save; got {shown(path)}", error
         ) from error
 
 
@@ -33,7 +37,7 @@ def paths_of_plans(given: Any) -> tuple[str, ...]:
       SbpError: `bad-argument` for what is no path.
     """
     several = given if isinstance(given, list | tuple) else [given]
-    if not several or "" in several:
+    if not several or any(isinstance(path, str) and not path for path in several):
         raise refused("plan has no path; name a file from plan.save", ValueError)
     return tuple(path_of(path, "plan") for path in several)
 

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sbp import _jax_call
 from sbp.api.boundary import same_mesh
 from sbp.errors import SbpError, refused
+from sbp.kinds import leaves_of, shown
 
 
 def is_given(shardings: Any) -> bool:
@@ -73,7 +74,7 @@ def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None
 
 
 def _leaves(shardings: Any) -> Iterator[Any]:
-    return iter(jax.tree.leaves(shardings, is_leaf=lambda x: x is None))
+    return iter(leaves_of(shardings, "in_shardings and out_shardings", lambda x: x is None)[0])
 
 
 def _check_sharding(leaf: Any, option: str) -> None:
@@ -100,5 +101,6 @@ def _check_sharding(leaf: Any, option: str) -> None:
             ValueError,
         )
     raise refused(
-        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {leaf!r}", TypeError
+        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}",
+        TypeError,
     )

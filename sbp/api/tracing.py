@@ -339,6 +339,8 @@ def _returned_array(x: Any, path: KeyPath, name: str) -> Any:
     if isinstance(x, _jax.Tracer | jax.Array):
         return x
     try:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise TypeError("a shape has no elements")
         jax.typeof(x)
     except (TypeError, AttributeError, OverflowError) as error:
         where = jax.tree_util.keystr(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, SbpError
-from sbp.kinds import FLAG, Kind, is_whole, takes
+from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, takes
 from sbp.plan.program import Program
 from sbp.report import pages
 from sbp.report.finding import diagnostics_of, finding
@@ -59,6 +59,27 @@ class Shown:
         return {"text/plain": self.text(), "text/html": self.html()}
 
 
+_DIAGNOSTICS = Kind(
+    "a tuple of sbp.Diagnostic",
+    lambda x: isinstance(x, tuple) and all(isinstance(d, Diagnostic) for d in x),
+)
+_NAMES = Kind(
+    "a tuple of strings", lambda x: isinstance(x, tuple) and all(isinstance(n, str) for n in x)
+)
+
+
+def _or_none(kind: Kind) -> Kind:
+    return Kind(f"{kind.what}, or None", lambda x: x is None or kind.accepts(x))
+
+
+@made_of(
+    "Report",
+    program=_or_none(instance_of(Program, "sbp.jit")),
+    diagnostics=_DIAGNOSTICS,
+    title=TEXT,
+    output_names=_NAMES,
+    coverage=_or_none(instance_of(Coverage, "sbp.check_shard_map")),
+)
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The report on a program.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,8 @@ class Executable:
         avals = [graph.avals[v] for v in graph.inputs]
         out_avals = [graph.aval(o) for o in graph.outputs]
         passed = [i for i, aval in enumerate(avals) if 0 not in aval.shape]
+        # A function may enable 64 bits for a part of itself. JAX would narrow what runs again.
+        wide = graph.has_64_bits()
 
         def body(*shards: Any) -> tuple[Any, ...]:
             given = dict(zip(passed, shards, strict=True))
@@ -146,7 +149,8 @@ class Executable:
                 for i, c in enumerate(in_codes)
             ]
             self._answer_inspections()
-            outs = interpreter.block(program.block, args)
+            with nullcontext() if not wide else jax.enable_x64(True):
+                outs = interpreter.block(program.block, args)
             padded = program.request.demand.padded_outputs
             return tuple(
                 y.reshape((1,) * _partials(c) + y.shape)

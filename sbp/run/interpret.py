@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from sbp.infer.space import Codes, Step, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, offsets
+from sbp.settings import holding
 from sbp.signatures import rule_for
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
@@ -111,12 +112,16 @@ class Interpreter:
         self.boxing = Boxing(mesh)
         self.scope = ""  # the name stack of the region that runs
 
-    def at(self, node: Node | None) -> AbstractContextManager[None]:
-        """Operations inside carry a node's line, and its name stack within the region that
-        runs."""
+    @contextmanager
+    def at(self, node: Node | None) -> Iterator[None]:
+        """Operations inside carry a node's line and settings, and its name stack within the region
+        that runs."""
         if node is None:
-            return nullcontext()
-        return _jax.source_context(node.source_info, scope_within(node.scope, self.scope))
+            yield
+            return
+        scope = scope_within(node.scope, self.scope)
+        with _jax.source_context(node.source_info, scope), holding(node.params):
+            yield
 
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""

@@ -120,19 +120,6 @@ class Padded:
             parts = of_process(x, padding, sharding, name)
         return _made(parts, whole, t, axes)
 
-    @classmethod
-    def held(cls, parts: Any, shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
-        """A `Padded` without checks; `parts` may also be what stands for the array in a pytree,
-        such as its sharding.
-
-        Arguments:
-          parts: the padded array.
-          shape: the true shape.
-          t: the type.
-          axes: names and sizes of all mesh axes, outer first.
-        """
-        return _made(parts, shape, *_split(t, shape, axes))
-
     @property
     def problem(self) -> str:
         """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
@@ -163,7 +150,8 @@ class Padded:
         """Its parts, for a reader of their elements.
 
         Raises:
-          SbpError: `bad-argument` for the parts of a target, which is a shape without elements.
+          SbpError: `bad-argument` for the parts of a target, which is a shape without elements,
+            and for what JAX put in the place of the parts, such as None.
         """
         if isinstance(self.parts, jax.ShapeDtypeStruct):
             raise refused(
@@ -171,6 +159,8 @@ class Padded:
                 " sbp.Padded.of(x, type, mesh), or restore a checkpoint into it",
                 TypeError,
             )
+        if self.problem:
+            raise refused(f"this Padded {self.problem}; make one by sbp.Padded.of", TypeError)
         return self.parts
 
     @property
@@ -211,22 +201,6 @@ class Padded:
         found = self._padding.cut(np.asarray(parts))
         return np.array(found, dtype) if copy else np.asarray(found, dtype)
 
-    def with_parts(self, parts: Any) -> Padded:
-        """The same with other parts."""
-        return _made(parts, *self._aux)
-
-    def has_layout_of(self, other: Padded) -> bool:
-        """Whether it has the shape and the blocks of another one."""
-        return self._aux == other._aux
-
-    def is_laid_out(self, t: NdSbp, axes: Axes) -> bool:
-        """Whether its parts are those of a type on mesh axes."""
-        return self._aux == (self.shape, *_split(t, self.shape, axes))
-
-    def fits_on(self, axes: Axes) -> bool:
-        """Whether a mesh with these axes can have its type."""
-        return self.axes == tuple((n, size) for n, size in axes if n in dict(self.axes))
-
     def __reduce__(self) -> Any:
         # What is saved has the values of the true shape; devices have no place in it.
         return _restored, (np.asarray(self), self.type, self.axes)
@@ -239,6 +213,38 @@ class Padded:
 
     def __repr__(self) -> str:
         return f"Padded({self.shape}, {self.type!r})"
+
+
+def held_padded(parts: Any, shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
+    """A `Padded` without checks.
+
+    Arguments:
+      parts: the padded array, or what stands for it in a pytree, such as its sharding.
+      shape: the true shape.
+      t: the type.
+      axes: names and sizes of all mesh axes, outer first.
+    """
+    return _made(parts, shape, *_split(t, shape, axes))
+
+
+def with_parts(x: Padded, parts: Any) -> Padded:
+    """A `Padded` with other parts."""
+    return _made(parts, x.shape, x.type, x.axes)
+
+
+def same_layout(a: Padded, b: Padded) -> bool:
+    """Whether two have the same shape and the same blocks."""
+    return (a.shape, a.type, a.axes) == (b.shape, b.type, b.axes)
+
+
+def is_laid_out(x: Padded, t: NdSbp, axes: Axes) -> bool:
+    """Whether the parts are those of a type on mesh axes."""
+    return same_layout(x, held_padded(None, x.shape, t, axes))
+
+
+def fits_on(x: Padded, axes: Axes) -> bool:
+    """Whether a mesh with these axes can have the type."""
+    return x.axes == tuple((n, size) for n, size in axes if n in dict(x.axes))
 
 
 def spec_of(t: NdSbp, mesh: Mesh | AbstractMesh, ndim: int) -> PartitionSpec:

@@ -96,7 +96,12 @@ class Partial:
         Parts on a mesh are reduced by the collectives of a plan that converts the type to B, under
         `reduce_dtype`. Parts without a mesh, and those inside of another JAX function, are added in
         float32 where they are narrower, as by `jnp.sum`.
+
+        Raises:
+          SbpError: `bad-argument` for what JAX put in the place of the parts, such as None.
         """
+        if not _PARTS.accepts(self.parts):
+            raise _PARTS.refused("Partial.reduce", "parts", self.parts)
         mesh = self._mesh()
         if mesh is not None:
             return _on_mesh(self, mesh)
@@ -120,7 +125,8 @@ class Partial:
 
     def __repr__(self) -> str:
         how = f", reduce_dtype={self.reduce_dtype}" if self.reduce_dtype else ""
-        return f"Partial({self.parts.shape}, {self.type!r}{how})"
+        parts = getattr(self.parts, "shape", self.parts)
+        return f"Partial({parts}, {self.type!r}{how})"
 
 
 def partial_axes(t: NdSbp, mesh: Mesh) -> list[str]:

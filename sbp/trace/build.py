@@ -13,6 +13,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span
+from sbp.settings import SETTINGS, Settings
 from sbp.trace.batched import has_batched_predicate, with_one_predicate
 from sbp.trace.calls import INLINED, REMAT, flags_of, solve_operands
 from sbp.trace.collector import collecting_less
@@ -272,6 +273,9 @@ class _Builder:
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
         regions = self.regions(eqn.primitive.name, params, at)
+        settings = Settings.of(eqn)
+        if settings != Settings.current():
+            params[SETTINGS] = settings
         _check_values(eqn, at.frames)
         outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
         nodes.append(

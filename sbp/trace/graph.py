@@ -27,6 +27,9 @@ BARRIER = "optimization_barrier"
 DIM_AS_VALUE = "dim_as_value"
 """The operator whose result is the value of a symbolic size."""
 
+_OF_64_BITS = frozenset({"float64", "int64", "uint64", "complex128"})
+"""The dtypes that JAX narrows unless 64 bits are enabled."""
+
 Operand = int | Constant
 """A value id, or a constant."""
 
@@ -163,6 +166,13 @@ class Graph:
             yield node
             for region in node.regions:
                 yield from region.walk()
+
+    def has_64_bits(self) -> bool:
+        """Whether a value of the program, or of a region of it, is a number of 64 bits."""
+        avals = (*(self.aval(o) for o in self.outputs), *self.avals.values())
+        return any(str(a.dtype) in _OF_64_BITS for a in avals) or any(
+            region.has_64_bits() for node in self.nodes for region in node.regions
+        )
 
     def graphs(self) -> Iterator[Graph]:
         """This graph, then the regions of its nodes with theirs, in the order of the nodes."""

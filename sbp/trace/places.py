@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Span, warn
+from sbp.settings import compute_type_of
 from sbp.trace import scopes
 from sbp.types import NdSbp
 
@@ -74,7 +75,7 @@ class Places:
           scope: JAX's name stack with those of the calls around it.
           manual: whether it is in the body of a hand-written region, which has no pins.
         """
-        if (asked := _jax.compute_type_of(eqn)) is not None:
+        if (asked := compute_type_of(eqn)) is not None:
             self._ignore("ignored-constraint", span, f'compute_on("{asked}")', _COMPUTE)
         operands, results = places_of(eqn)
         where = _Where(eqn, span, scope, manual)

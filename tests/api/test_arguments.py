@@ -60,6 +60,7 @@ WRONG_OPTIONS = [
     {"static_argnames": "a", "donate_argnums": (0, 1)},
     {"in_shardings": "x"},
     {"out_shardings": 3},
+    {"in_shardings": ({1: None, "a": None}, None)},
 ]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
@@ -195,6 +197,30 @@ def test_fully_sharded_splits_where_it_fits():
     assert plan.out_types["mu"] == sbp.parse("model:S(0)")
     with pytest.raises(sbp.SbpError, match=r"no axis 'modl'; did you mean \"model\""):
         sbp.jit(lambda s: s, MESH, in_types=(sbp.fully_sharded("modl"),))
+
+
+class Affine(equinox.Module):
+    """A tree that can be called."""
+
+    w: Any
+    b: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.w + self.b
+
+
+def test_a_module_that_can_be_called_is_a_tree_of_types():
+    model = Affine(PARAMS["head"], jax.ShapeDtypeStruct((32,), jnp.float32))
+    state = nnx.split(nnx.Linear(16, 32, rngs=nnx.Rngs(0)))[1]
+    asked = lambda tree: jax.tree.map(
+        lambda a: "model:S(1)" if len(a.shape) == 2 else "model:S(0)", tree
+    )
+    f = sbp.jit(lambda m, s, x: (m(x), s), MESH, in_types=(asked(model), asked(state), None))
+    (model_types, state_types, _), _ = f.plan(model, state, X).in_types
+    assert (model_types.w, model_types.b) == (SPLIT, sbp.parse("model:S(0)"))
+    assert jax.tree.leaves(state_types) == [sbp.parse("model:S(0)"), SPLIT]
+    f = sbp.jit(lambda m: m, MESH, out_types=asked(model))
+    assert f.plan(model).out_types.w == SPLIT
 
 
 def test_what_patterns_pin_runs():

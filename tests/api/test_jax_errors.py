@@ -145,3 +145,15 @@ def test_the_signature_in_an_error_shows_no_address():
     with pytest.raises(sbp.SbpError, match=r"it takes \(fn, mesh=None") as caught:
         JIT(branches, MESH, nonsense=1)
     assert "0x" not in str(caught.value)
+
+
+def test_a_shape_among_the_results_is_no_array():
+    def program(x: Any) -> Any:
+        return {"x": x, "shape": jax.ShapeDtypeStruct((3,), jnp.float32)}
+
+    with pytest.raises(TypeError):
+        jax.jit(program)(1.0)
+    with pytest.raises(sbp.SbpError, match=r"\['shape'\] of type ShapeDtypeStruct") as caught:
+        sbp.jit(program, MESH)(1.0)
+    assert isinstance(caught.value, TypeError)
+    assert not sbp.jit(program, MESH).check(1.0).ok

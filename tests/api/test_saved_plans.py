@@ -127,7 +127,7 @@ def test_files_that_are_none(mesh, tmp_path):
         for plans in (tmp_path / wrong, [tmp_path / wrong, good], [good, tmp_path / wrong]):
             with pytest.raises(sbp.SbpError, match=said):
                 sbp.jit(step, mesh, plan=plans)(W, X)
-    others: list[Any] = [3, object(), ["a", 3]]
+    others: list[Any] = [3, object(), ["a", 3], np.arange(3)]
     for wrong in others:
         with pytest.raises(TypeError, match="path of a file"):
             sbp.jit(step, mesh, plan=wrong)
@@ -137,8 +137,9 @@ def test_files_that_are_none(mesh, tmp_path):
     plan = sbp.jit(step, mesh).plan(W, X)
     with pytest.raises(sbp.SbpError, match="cannot be written"):
         plan.save(tmp_path / "no" / "such" / "folder.json")
-    with pytest.raises(sbp.SbpError, match="path of a file"):
-        plan.save(others[0])
+    for wrong in (3, "a\0b", "\ud800"):
+        with pytest.raises(sbp.SbpError, match="path of a file"):
+            plan.save(wrong)
 
 
 def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):

@@ -193,6 +193,10 @@ BAD = {
         lambda m: sbp.Padded.of(jax.ShapeDtypeStruct((13, 7), np.float32), "x:S(0)", m).full(),
         "has no elements",
     ),
+    "the whole of nothing": (
+        lambda m: jax.tree.map(lambda a: None, sbp.Padded.of(W, "x:S(0)", m)).full(),
+        "this Padded has parts that are no array, None",
+    ),
     "a file of a shape": (
         lambda m: pickle.dumps(sbp.Padded.of(jax.ShapeDtypeStruct((13,), np.float32), "x:S(0)", m)),
         "has no elements",

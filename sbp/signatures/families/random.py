@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
+from sbp.settings import settings_of
 from sbp.signatures.factors import FactorMap, dim_factors, split_rows
 from sbp.signatures.families.elementwise import split_atoms
 from sbp.signatures.families.philox import draw_piece, stream_rows
@@ -95,10 +96,7 @@ def counters(
 def _counts(op: Op) -> bool:
     """Whether the elements of a draw are counted in 32 bits: JAX's counters are partitionable, and
     there are fewer than 2**32 elements."""
-    return (
-        getattr(jax.config, "jax_threefry_partitionable", True)
-        and math.prod(op.params["shape"]) < 2**32
-    )
+    return settings_of(op.params).threefry_partitionable and math.prod(op.params["shape"]) < 2**32
 
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
