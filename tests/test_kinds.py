@@ -86,6 +86,10 @@ def _diagnostic(**wrong: Any) -> Any:
     return SBP.Diagnostic(code="no-typing", severity="error", title="", **wrong)
 
 
+def _plan() -> Any:
+    return sbp.jit(lambda x: x, sbp.make_mesh((1,), ("data",))).plan(1.0)
+
+
 def _nothing(x: Any) -> Any:
     return jax.tree.map(lambda _: None, x)
 
@@ -105,6 +109,7 @@ def _nothing(x: Any) -> Any:
         (lambda: sbp.Layout(batch="data")["batsh"], "has no dim 'batsh'"),
         (lambda: SBP.Jitted(len, None, None), "Jitted takes a JitOptions, which sbp.jit makes"),
         (lambda: SBP.Plan(1, 2, 3, 4), "Plan takes a CallReader, which `plan` of"),
+        (lambda: _plan().run(None), "a plan runs on 1 flat arguments, got None"),
         (lambda: SBP.Report(program=3), "Report takes a Program, which sbp.jit makes, or None"),
         (lambda: SBP.Report(program=None, diagnostics=["x"]), "a tuple of sbp.Diagnostic"),
         (lambda: SBP.Diagnostic(code=[], severity="error", title=""), "Diagnostic takes strings"),

@@ -8,6 +8,7 @@ import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
+from sbp.settings import Settings
 from tests.api.same import assert_same_results
 
 X = jnp.arange(8.0 * 16).reshape(8, 16)
@@ -22,7 +23,7 @@ def draws(x):
     """The same key under both kinds of counters."""
     key = jax.random.key(3)
     first = jax.random.uniform(key, x.shape)
-    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+    with jax.threefry_partitionable(not Settings.current().threefry_partitionable):
         return first, jax.random.uniform(key, x.shape), jax.random.split(key, 3)
 
 

@@ -15,6 +15,7 @@ from sbp.api.boundary import axes_of, shape_of
 from sbp.api.call import CallSignature
 from sbp.api.memories import Asked
 from sbp.errors import refused
+from sbp.kinds import shown
 from sbp.plan.program import Program
 from sbp.run.joint import placed
 from sbp.run.padded import Padded, held_padded, padded_parts, same_layout, with_parts
@@ -119,7 +120,17 @@ class Holding:
 
     def taken(self, leaves: Sequence[Any]) -> Taken:
         """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
-        for what is held padded, are converted."""
+        for what is held padded, are converted.
+
+        Raises:
+          SbpError: `bad-argument` for anything but a sequence of one leaf for each argument.
+        """
+        if not isinstance(leaves, list | tuple) or len(leaves) != len(self.signature.names):
+            raise refused(
+                f"a plan runs on {len(self.signature.names)} flat arguments, got {shown(leaves)};"
+                " call the plan itself",
+                TypeError,
+            )
         flat, whole, moved = list(leaves), set[int](), list[str]()
         if not self.inputs and not any(isinstance(x, Partial | Padded) for x in leaves):
             return Taken(flat, frozenset(), ())

@@ -112,13 +112,13 @@ class Jitted:
         if quick is not None:
             plan = self._plans.quick(quick)
             if plan is not None:
-                return plan._run(flat)
+                return plan.run(flat)
         planner = self._on(mesh)
         signature, leaves = planner.reader.read(args, kwargs)
         plan = self._plan_of(planner, signature)
         if quick is not None and plan.holding.is_direct(leaves):
             self._plans.add_quick(quick, (mesh, signature.key))
-        return plan._run(leaves)
+        return plan.run(leaves)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from."""

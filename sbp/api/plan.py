@@ -141,7 +141,7 @@ class Plan:
         flat, tree = leaves_of((args, kwargs), "the arguments")
         quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
-            return self._run(flat)
+            return self.run(flat)
         signature, leaves = self._reader.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
             raise SbpError(
@@ -150,7 +150,7 @@ class Plan:
             )
         if self.holding.is_direct(leaves):
             self._quick = quick
-        return self._run(leaves)
+        return self.run(leaves)
 
     def place(self, *args: Any) -> tuple[Any, ...]:
         """Arguments on the mesh, where the plan takes them. Nothing is sent between processes.
@@ -312,7 +312,7 @@ class Plan:
     def __repr__(self) -> str:
         return str(self.program)
 
-    def _run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[Any]) -> Any:
         """Runs on flat arguments. An argument with another sharding than `in_shardings` is moved;
         the first such call gives a warning. Of several processes, all run the plan.
 
