@@ -16,7 +16,7 @@ from sbp.annotations import Pin, as_type
 from sbp.api.memories import Asked
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
-from sbp.errors import SbpError, refused, warn
+from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
 from sbp.kinds import leaves_of, takes_no_such_call
@@ -24,6 +24,7 @@ from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
 from sbp.run.padded import Padded, fits_on, is_laid_out
 from sbp.run.partial import Partial
+from sbp.source.arguments import argument_span, constants_in
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
 _TYPE_FORMS = (
@@ -33,13 +34,30 @@ _TYPE_FORMS = (
 
 
 @contextlib.contextmanager
-def about_option(option: str) -> Iterator[None]:
-    """Errors that are raised inside are about an option of `sbp.jit`."""
+def about_option(option: str, call: Span | None = None) -> Iterator[None]:
+    """Errors that are raised inside are about an option of `sbp.jit`.
+
+    Arguments:
+      option: the option.
+      call: the user's call of `sbp.jit`, where an error is to name the place of the option.
+    """
     try:
         yield
     except SbpError as error:
         error.option = option
+        if error.span is None:
+            error.span = _place(error, option, call)
         raise
+
+
+def _place(error: SbpError, option: str, call: Span | None) -> Span | None:
+    """The place of a wrong value in an option, or of the option; None where the source does not
+    show it."""
+    part = argument_span(call, option)
+    if part is None or error.slip is None:
+        return part
+    wrong = constants_in(part, error.slip.wrong, f"{error.slip.wrong}_")
+    return wrong[0].span if wrong else part
 
 
 def is_type_leaf(x: Any) -> bool:
@@ -59,13 +77,18 @@ def _is_leaf_of_jax(x: Any) -> bool:
     return jax.tree_util.treedef_is_leaf(structure)
 
 
-def check_types(types: Any, mesh: MeshSpec) -> None:
+def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
     """Checks that the mesh has the axes of all types of a tree.
+
+    Arguments:
+      types: the tree.
+      mesh: the mesh.
+      option: the argument of `sbp.jit` that it is.
 
     Raises:
       SbpError: `unknown-axis`.
     """
-    for leaf in leaves_of(types, "in_types and out_types", is_type_leaf)[0]:
+    for leaf in leaves_of(types, option, is_type_leaf)[0]:
         if not (leaf is None or _jax_call.is_unspecified(leaf)) and (
             is_type_leaf(leaf) and not callable(leaf)
         ):
@@ -73,7 +96,7 @@ def check_types(types: Any, mesh: MeshSpec) -> None:
                 leaf = leaf.type_of((), mesh.axes)
             if isinstance(leaf, PaddedType):
                 leaf = NdSbp() if leaf.type is None else leaf.type
-            check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, "in_types and out_types")
+            check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, option)
 
 
 def broadcast_types(

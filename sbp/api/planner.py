@@ -60,8 +60,8 @@ class Planner:
             check_meshes(options.in_types, mesh, "in_shardings")
             check_meshes(options.out_types, mesh, "out_shardings")
         for option in ("in_types", "out_types"):
-            with about_option(option):
-                check_types(getattr(options, option), self.spec)
+            with about_option(option, options.at):
+                check_types(getattr(options, option), self.spec, option)
 
     def plan(self, signature: CallSignature) -> Plan:
         """The plan for a call, with the warnings that were given on the way.

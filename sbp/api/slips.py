@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from sbp import _jax
 from sbp.api.call import JitOptions
 from sbp.errors import (
@@ -207,6 +209,17 @@ def _replaced(entry: Any, wrong: Any, right: Any) -> Any:
             return tuple(_replaced(v, wrong, right) for v in entry)
         case str() if isinstance(wrong, str):
             return renamed(entry, wrong, right)
+        case PartitionSpec():
+            return PartitionSpec(
+                *(
+                    tuple(right if a == wrong else a for a in part)
+                    if isinstance(part, tuple)
+                    else right
+                    if part == wrong
+                    else part
+                    for part in entry
+                )
+            )
         case str():
             return entry.replace(repr(wrong), repr(right))
         case _:

@@ -51,7 +51,8 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     where there is room.
 
     A pin is odd where another split makes the plan no dearer than a conversion does: the rest of
-    the program agrees with that split.
+    the program agrees with that split. A pin that loses its split is odd where the plan is as dear
+    as with a conversion, which then takes back what the pin does.
 
     Arguments:
       found: the accepted helps.
@@ -63,12 +64,14 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
         bytes_ = min((f.help.bytes_per_device for f in of), default=math.inf)
         return bytes_, min((f.seconds for f in of), default=math.inf)
 
-    conversion, _ = least("conversion")
+    conversion, converted = least("conversion")
     _, dropped = least("drop")
 
     def kind(f: RankedHelp) -> RankedKind:
         if f.kind == "pin" and f.help.bytes_per_device <= conversion:
             return "pin"
+        if f.kind == "other pin" and f.help.bytes_per_device == conversion:
+            return "pin" if f.seconds <= converted else "other pin"
         dear = f.kind == "other pin" and dropped <= DEARER * f.seconds
         return "dear pin" if dear else "other pin" if f.kind == "pin" else f.kind
 

@@ -182,12 +182,12 @@ class _Axis:
         return "unknown", frozenset()
 
     def blame(self, names: list[str], core: frozenset[str]) -> CheckResult:
-        """Minimises a core by deletion: first of pins, policy and budgets, with all equations, then
-        of equations.
+        """A smallest core: policy and budgets are left out first, then pins, then equations.
 
-        The policy is tried first, so that it is in the core only where the pins need it. Then
-        budgets and then pins are tried, later pins first, so that the earliest conflict of the
-        program remains. A constraint whose question has no answer stays in the core.
+        Policy and budgets are tried with all pins, so that they are in the core only where the pins
+        need them. Then the program is cut behind the first equation that the pins do not allow. Two
+        pins meet there first: at `q @ k.T`, not at the softmax that one of them reaches alone. In
+        what is left, later pins are tried first. What has no answer stays in the core.
 
         Arguments:
           names: the constraints.
@@ -195,21 +195,13 @@ class _Axis:
         """
         unanswered = self.unanswered
         equations = [n for n in names if self.by_name[n].convert is not None]
-        asked = [n for n in names if n in core and self.by_name[n].convert is None]
-        limits = [n for n in asked if self.by_name[n].kind == "budget"]
-        for name in [
-            POLICY_LITERAL,
-            *limits,
-            *reversed([n for n in asked if n != POLICY_LITERAL and n not in limits]),
-        ]:
-            trial = [n for n in asked if n != name]
-            status, smaller = self.check([*trial, *equations])
-            if status == "unsat":
-                asked, core = [n for n in trial if n in smaller], smaller
-        beginning = self._first(asked, equations, core)
-        found = self._blamed(asked, [n for n in equations if n in beginning])
+        asked = [n for n in names if self.by_name[n].convert is None]
+        for name in [n for n in asked if n in core and self.by_name[n].kind != "pin"]:
+            if self.check([*(n for n in asked if n != name), *equations])[0] == "unsat":
+                asked.remove(name)
+        found = self._blamed(*self._fewer(asked, self._beginning(asked, equations), core))
         if _ends_in_region(found):  # no line of a loop is the first one: another core may have one
-            other = self._blamed(asked, [n for n in equations if n in core])
+            other = self._blamed(*self._fewer(asked, equations, core))
             found = found if _ends_in_region(other) else other
         return dataclasses.replace(found, minimal=self.unanswered == unanswered)
 
@@ -242,29 +234,41 @@ class _Axis:
             wanted=wanted,
         )
 
-    def _first(
+    def _fewer(
         self, asked: list[str], equations: list[str], core: frozenset[str]
-    ) -> frozenset[str]:
-        """A core within the shortest beginning of the program that has no typing, so that it ends
-        at the first line at fault.
+    ) -> tuple[list[str], list[str]]:
+        """The `asked` and the `equations` of a core with no pin that it does not need.
 
         Arguments:
-          asked: pins, policy and budgets of the core.
-          equations: all equations, in program order.
-          core: a core among all of these.
+          asked: pins, policy and budgets.
+          equations: equations. No typing meets them together with `asked`.
+          core: taken where Z3 does not find one again.
         """
-        low, high = (
-            0,
-            1 + max((i for i, n in enumerate(equations) if n in core), default=len(equations) - 1),
-        )
+        core = self.check([*asked, *equations])[1] or core
+        asked = [n for n in asked if n in core]
+        for name in [n for n in reversed(asked) if self.by_name[n].kind == "pin"]:
+            trial = [n for n in asked if n != name]
+            status, smaller = self.check([*trial, *equations])
+            if status == "unsat":
+                asked, core = [n for n in trial if n in smaller], smaller
+        return asked, [n for n in equations if n in core]
+
+    def _beginning(self, asked: list[str], equations: list[str]) -> list[str]:
+        """The shortest beginning of the program that has no typing: it ends at the first equation
+        at fault.
+
+        Arguments:
+          asked: pins, policy and budgets.
+          equations: all equations, in program order. No typing meets them together with `asked`.
+        """
+        low, high = 0, len(equations)
         while low < high:  # the first `high` equations have no typing
             middle = (low + high) // 2
-            status, found = self.check([*asked, *equations[:middle]])
-            if status == "unsat":
-                high, core = middle, found
+            if self.check([*asked, *equations[:middle]])[0] == "unsat":
+                high = middle
             else:
                 low = middle + 1
-        return core
+        return equations[:high]
 
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals. A code whose question has no

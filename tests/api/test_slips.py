@@ -77,6 +77,28 @@ def test_a_slip_in_an_option(options, meant):
     assert {label.span.line for label in diagnostic.labels} == {line}
 
 
+@pytest.mark.parametrize("option", ["in_types", "out_types"])
+@pytest.mark.parametrize("entry", ['"dta:S(0)"', 'jax.sharding.PartitionSpec("dta")'])
+def test_a_misspelt_axis_in_an_option_is_refused_at_its_place(option, entry):
+    """`sbp.jit` refuses it; where the mesh is that of the context, `check` has helps."""
+    options = f", {option}=" + (f"({entry}, None)" if option == "in_types" else f"(None, {entry})")
+    text = HEAD.replace("{line}", "pass").replace("{options}", options)
+    (found,) = checked("slip", text).found
+    assert found.code == "unknown-axis" and found.title.endswith('did you mean "data"?')
+    assert found.title.startswith(option) and found.primary is not None
+    line = text.splitlines()[found.primary.span.line - 1].encode()
+    marked = line[found.primary.span.column - 1 : found.primary.span.end_column - 1].decode()
+    assert marked in ('"dta:S(0)"', '"dta"'), marked
+    inside = options.replace(", ", "", 1)
+    later = text.replace(f"mesh{options})", inside + ")").replace(
+        "report =", "with jax.sharding.use_abstract_mesh(mesh):\n    report ="
+    )
+    (found,) = checked("slip", later).found
+    assert next(h.text for h in found.helps) == f"write 'data' for 'dta' in {option}"
+    after = edited_text(later, [e for e in found.helps[0].edits if isinstance(e, SourceEdit)])
+    assert not checked("slip", after).found
+
+
 def test_a_misspelt_key_of_a_pattern():
     diagnostic, after = mended(options=', in_types={"blocks/*/upp": "model:S(1)"}')
     assert '{"blocks/*/up": "model:S(1)"}' in after
