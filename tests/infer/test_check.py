@@ -246,8 +246,8 @@ def test_two_pins_are_blamed_where_they_meet(program):
     shapes = [shape(8, 8, 16, 64)] * 2 if program in (scores, transposed) else [shape(64, 64)] * 2
     found = check(traced(program, shapes, MESHES["8"], boxing="explicit"))
     assert len(found.pins) == 2
-    lines = {c.node.span.line - program.__code__.co_firstlineno for c in found.sink if c.node}
-    assert lines == {3}
+    spans = {c.node.span for c in found.sink if c.node}
+    assert {s.line - program.__code__.co_firstlineno for s in spans if s} == {3}
 
 
 def test_a_pin_that_is_alone_at_fault_is_blamed_alone():
