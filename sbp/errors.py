@@ -77,6 +77,7 @@ CODES: dict[str, str] = {
     "local-result": (
         "in a shard_map, what was computed on each shard alone is taken as the result for the whole"
     ),
+    "differs-on-one-device": "in a shard_map, an untyped result that differs on one device",
     "not-analysed": "in a shard_map, something that the checker cannot say",
     "layout-conflict": "two dims of one tensor that a layout splits over one mesh axis",
     "layout-names": (

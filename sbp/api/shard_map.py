@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp.kinds import FUNCTION, fits, takes
+from sbp.kinds import FUNCTION, fits, leaves_of, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.report.report import Report
-from sbp.shardmap.check import diagnostics_of, traced
+from sbp.shardmap.alone import compared_runs
+from sbp.shardmap.check import diagnostics_of, in_source_order, traced
 from sbp.shardmap.regions import analyse
+from sbp.shardmap.run_words import run_diagnostics
 
 
 @takes("sbp.check_shard_map", fn=FUNCTION)
@@ -20,25 +24,23 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     results whose type is not the one that out_specs claim.
 
     Every value of every region gets a type on each mesh axis, starting from in_specs: whole, split
-    or partial, with the divisor that a mean still needs. A psum with a division by hand is read as
-    a mean. A program that is wrong under every reading gets an error. A local operation on a split
-    dim that no rule covers (a slice, a roll, a random draw, a reshape that mixes shards) gets a
-    note, and so does a result that may be intended for each shard; `ok` does not cover these. It
-    gets a warning where the program shows the reason: positions that count from zero in each shard,
-    the same block of a whole value on every device, blocks along different dims.
+    or partial, with the divisor that a mean still needs. A program that is wrong under every
+    reading gets an error. A local operation on a split dim that no rule covers gets a note, and a
+    warning where the program shows the reason; so does a result that may be intended for each
+    shard.
 
-    The verdict depends on the traced equations, and on the functions of JAX that made them. A
-    division by `lax.axis_size` and one by an equal number are the same equation: where the program
-    is wrong if the number counts devices, and right if it is another number, the finding is a
-    warning that names both readings.
+    The verdict depends on the traced equations, and on the functions of JAX that made them. Where
+    the program is wrong if a number counts devices, and right if it is another number, the finding
+    is a warning that names both readings.
 
-    The index of a device is followed as long as it is linear: `axis_index(axis) * n + arange(n)` is
-    split, and so are masks that compare it and slices that begin at `axis_index(axis) * n`.
-
-    Values that are meant to differ by device have no reading and get no verdict: values that depend
-    on `axis_index` in another way, went round a ring, or came from an all-to-all that exchanges no
-    dims. `coverage` lists where readings end. A sum in place of a mean is not found if it only
-    shows in gradients that stay split. Nothing runs.
+    Values that are meant to differ by device have no reading: values that went round a ring, came
+    from an all-to-all that exchanges no dims, or depend on `axis_index` in a way that is not
+    linear. `coverage` lists where readings end. Where they do, and there is no error and no
+    warning, the program is traced again with one device on that mesh axis, and both run without
+    devices, on the arguments that are arrays and on random values elsewhere. A result that differs
+    is the warning `differs-on-one-device`, unless something shows that this may be meant, which
+    `coverage.runs` has. A sum for a mean is not found if it only shows in gradients that stay
+    split.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
@@ -48,9 +50,10 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
     Returns:
       A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
-      `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result` and
-      `not-analysed`, whose helps are checked edits with the bytes that the edited regions send; and
-      `coverage`: the collectives with their bytes, and the values without a reading.
+      `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result`,
+      `differs-on-one-device` and `not-analysed`, whose helps are checked edits with the bytes that
+      the edited regions send; and `coverage`: the collectives with their bytes, the values without
+      a reading, and what a run on one device came to.
 
     Raises:
       SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
@@ -68,7 +71,11 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     """
     spec = mesh_spec(mesh)
     fits(fn, args)
-    graph = traced(fn, args, mesh)
-    found = analyse(graph, spec)
-    said, title = diagnostics_of(graph, spec, found), getattr(fn, "__name__", "")
-    return Report(program=None, diagnostics=said, title=title, coverage=found.coverage)
+    found = analyse(graph := traced(fn, args, mesh), spec)
+    said, coverage = diagnostics_of(graph, spec, found), found.coverage
+    if all(d.severity == "note" or d.code == "not-analysed" for d in said):
+        leaves, _ = leaves_of(args, "sbp.check_shard_map")
+        runs = compared_runs(graph, partial(traced, fn, args, mesh), leaves, spec, found)
+        coverage = replace(coverage, runs=tuple(runs))
+    said, title = in_source_order([*said, *run_diagnostics(coverage)]), getattr(fn, "__name__", "")
+    return Report(program=None, diagnostics=said, title=title, coverage=coverage)

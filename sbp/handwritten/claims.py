@@ -8,7 +8,6 @@ reduction. S results and P results claim nothing more: any parts are the parts o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,24 +15,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.emulation import (
+    ONE_AXIS_AT_A_TIME,
+    differ,
+    not_emulated,
+    on_every_device,
+    too_large,
+)
 from sbp.signatures.laws.parts import Types, assemble, localised, place
-from sbp.trace.collectives import KINDS
 from sbp.trace.evaluate import evaluate
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Graph
 from sbp.types import Atom, B, NdSbp, Unreduced
-
-CHECKED_ELEMENTS = 2**22
-"""Elements that any value of a region may have, over all devices, for its claims to be checked. The
-check runs on the real shapes. A larger region gets the warning `manual-types`."""
-
-TOLERANCE = {8: 1e-8, 4: 1e-3, 2: 1e-1, 1: 5e-1}
-"""Relative tolerance by bytes of one real number. Parts that cancel lose some digits; where a claim
-does not hold, all digits differ."""
 
 Placed = dict[tuple[int, ...], np.ndarray]
 """The part of each device, by its index on each mesh axis."""
@@ -97,7 +93,7 @@ def false_claims(
     ]
     if not broadcast and not partial:
         return [], ""
-    if reason := too_large(graph, mesh):
+    if reason := too_large(graph, mesh.num_devices):
         return [], reason
     try:
         first = outcome(graph, ins, mesh, 0)
@@ -118,27 +114,6 @@ def false_claims(
         if differ(*seen):
             found.append(f"result {i} depends on how {which} is parted, not on its reduction alone")
     return found, ""
-
-
-def not_emulated(error: Exception) -> str:
-    """Why a region was not run without devices, by the error of the run."""
-    return f"its collectives cannot be run without devices ({reason_of(error)})"
-
-
-def reason_of(error: Exception) -> str:
-    """The first line of an error, or its name if it has no text."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def too_large(graph: Graph, mesh: MeshSpec) -> str:
-    """Why a region is not run without devices; empty where it is small enough."""
-    largest = mesh.num_devices * max((math.prod(a.shape) for a in graph.avals.values()), default=0)
-    if largest <= CHECKED_ELEMENTS:
-        return ""
-    return (
-        f"a value in it has {largest:,} elements over all devices, and only"
-        f" {CHECKED_ELEMENTS:,} are tried"
-    )
 
 
 def _has(claimed: ClaimedArray, mesh: MeshSpec, kind: Callable[[Atom], bool]) -> bool:
@@ -180,11 +155,9 @@ def outcome(graph: Graph, ins: Sequence[ClaimedArray], mesh: MeshSpec, way: int)
     """
 
     def one(*shards: Any) -> list[Any]:
-        return evaluate(graph, without_leads(ins, mesh, shards), _ONE_AXIS_AT_A_TIME)
+        return evaluate(graph, without_leads(ins, mesh, shards), ONE_AXIS_AT_A_TIME)
 
-    emulated: Callable[..., Any] = one
-    for name in reversed(mesh.names):
-        emulated = jax.vmap(emulated, axis_name=name)
+    emulated = on_every_device(one, mesh.names)
     with jax.ensure_compile_time_eval():
         spread = [
             _spread(h, mesh.sizes, np.random.default_rng([7, i]), np.random.default_rng([way, i]))
@@ -226,65 +199,3 @@ def _spread(
 
 def _plain(y: Any) -> Any:
     return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
-
-
-def differ(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether two values differ by more than `TOLERANCE`; any two non-finite floats are equal."""
-    if not jnp.issubdtype(want.dtype, np.inexact):
-        return not np.array_equal(got, want)
-    wide, itemsize = np.dtype(np.float64), want.dtype.itemsize
-    if jnp.issubdtype(want.dtype, np.complexfloating):
-        wide, itemsize = np.dtype(np.complex128), itemsize // 2
-    got, want = got.astype(wide), want.astype(wide)
-    finite = np.isfinite(want) & np.isfinite(got)
-    scale = max(1e-6, float(np.max(np.abs(want), where=finite, initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= TOLERANCE[itemsize] * scale
-    return not bool(np.where(finite, near, ~np.isfinite(want) & ~np.isfinite(got)).all())
-
-
-def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
-    """An all-gather one axis at a time, the inner one first: `vmap` has none over several axes."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
-        return _jax.bind(node.primitive, args, p)
-    (x,) = args
-    for name in reversed(names):
-        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=True)
-    return [x]
-
-
-def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A reduce-scatter one axis at a time, the outer one first."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
-        return _jax.bind(node.primitive, args, p)
-    (x,) = args
-    for name in names:
-        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=True)
-    return [x]
-
-
-def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A permutation in which some devices send or get nothing, which `vmap` does not take: each
-    device picks from what all have, or gets zeros."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    name, *others = names
-    n = lax.axis_size(name)
-    if others or len(p["perm"]) == n:
-        return _jax.bind(node.primitive, args, p)
-    source = np.full(n, -1)
-    for start, target in p["perm"]:
-        source[target] = start
-    mine = jnp.asarray(source)[lax.axis_index(name)]
-    (x,) = args
-    every = lax.all_gather(x, name)
-    return [jnp.where(mine < 0, jnp.zeros_like(x), every[mine])]
-
-
-_ONE_AXIS_AT_A_TIME = {"all_gather": _gather, "reduce_scatter": _scatter} | dict.fromkeys(
-    (op for op, kind in KINDS.items() if kind == "permute"), _permute
-)

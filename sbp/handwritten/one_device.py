@@ -7,32 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sbp.errors import SbpError, SbpInternalError
-from sbp.handwritten.claims import (
-    ClaimedArray,
-    differ,
-    not_emulated,
-    outcome,
-    reason_of,
-    too_large,
-)
+from sbp.errors import SbpInternalError
+from sbp.handwritten.claims import ClaimedArray, outcome
 from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.emulation import FAILURES, differ, not_emulated, reason_of, too_large
 from sbp.signatures.laws.parts import assemble
 from sbp.trace.build import body_graph
 from sbp.trace.graph import Graph
-
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    LookupError,
-    NameError,
-    NotImplementedError,
-    SbpError,
-    TypeError,
-    ValueError,
-)
-"""What a region may raise on mesh axes of size 1, for which it was not written, or when it is run
-without devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +45,7 @@ def compared(
       outs: its results.
       mesh: the mesh.
     """
-    if reason := too_large(graph, mesh):
+    if reason := too_large(graph, mesh.num_devices):
         return OneDeviceRun(untried=reason)
     one = replace(mesh, axes=tuple((name, 1) for name in mesh.names))
     try:

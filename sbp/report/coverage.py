@@ -7,6 +7,7 @@ from sbp.plan.text import place
 from sbp.report.parts import Column, Paragraph, Section, Table, TableRow
 from sbp.report.wording import bytes_text, counted
 from sbp.shardmap.coverage import Coverage
+from sbp.shardmap.run_words import run_text
 from sbp.shardmap.words import why_text
 
 
@@ -68,6 +69,7 @@ def _unread(read: Coverage) -> tuple[Table | Paragraph, ...]:
         verb = "depends" if read.dependent == 1 else "depend"
         more = f"{counted(read.dependent, 'further value')} without a reading {verb} on these"
         parts.append(Paragraph(text=more))
+    parts += [Paragraph(text=run_text(run)) for run in read.runs]
     for span, result, mesh_axis in read.unshown:
         where = f" of the region at {place(span)}" if span else ""
         text = f"result {result}{where}: its type on `{mesh_axis}` is claimed and not checked"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,6 +76,11 @@ def diagnostics_of(
         for f in _causes(found.findings)
     ]
     said += [doubt_diagnostic(d) for d in found.doubts]
+    return in_source_order(said)
+
+
+def in_source_order(said: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Diagnostics by their places; those without one come last."""
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )

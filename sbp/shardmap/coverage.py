@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.errors import Span
+from sbp.shardmap.comparison import ComparedRun
 from sbp.shardmap.distribution import LocalValue
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, is_collective, names_of
@@ -99,6 +100,7 @@ class Coverage:
       dependent: the number of further values that have no reading because they depend on these.
       unshown: claims about values without a reading: the region's place, the position of the
           result, the mesh axis.
+      runs: comparisons with one device of each mesh axis on which values have no reading.
     """
 
     regions: int
@@ -107,6 +109,11 @@ class Coverage:
     unread: tuple[UnreadValue, ...]
     dependent: int
     unshown: tuple[tuple[Span | None, int, str], ...]
+    runs: tuple[ComparedRun, ...] = ()
+
+
+_RANKS = ("candidates", "pair", "prefix", "sorting_network")
+"""Kernels of operations whose results say where an element stands among others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,11 +125,14 @@ class Sighted:
           operation and the position of the mesh axis.
       dependent: operations whose results have no reading because operands have none, likewise.
       unread: ids of collectives whose operand has no reading.
+      ranked: ids of operations that rank or add up the elements of each shard where they need the
+          whole dim.
     """
 
     ends: dict[tuple[int, int], tuple[Why, tuple[str, ...]]] = field(default_factory=dict)
     dependent: set[tuple[int, int]] = field(default_factory=set)
     unread: set[int] = field(default_factory=set)
+    ranked: set[int] = field(default_factory=set)
 
     def see(
         self, node: Node, ins: Sequence[LocalValue], outs: Sequence[LocalValue], over: Sequence[int]
@@ -130,6 +140,9 @@ class Sighted:
         """Enters an operation with its operands and results; `over` are the positions of the mesh
         axes that a collective runs over."""
         self.unread.discard(node.id)
+        faults = [h.fault for v in outs for h in v.per_axis if h.fault]
+        if any(f.node is node and f.kernel in _RANKS for f in faults):
+            self.ranked.add(node.id)
         if any(_unread(v, k) for v in ins for k in over):
             self.unread.add(node.id)
         for k in range(len(outs[0].per_axis) if outs else 0):

@@ -242,6 +242,9 @@ def _of_stack(
 def unknown(node: Node, given: Sequence[Distribution]) -> Distribution:
     """The result of an operation that has an unknown operand."""
     result = unsure(given)
+    parts = result.fault is not None and result.fault.kind in _OF_PARTS
+    if parts and function_of(node) is np.add and any(h.unknown and not h.doubt for h in given):
+        return UNKNOWN  # what came from other devices may be the parts that this one lacks
     routed = any(h.unknown and h.tag == "routed" for h in given)
     if not routed or result.fault:
         return result

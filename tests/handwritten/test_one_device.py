@@ -11,7 +11,7 @@ from jax import lax
 import sbp
 from sbp.errors import SbpInternalError
 from sbp.handwritten import claims
-from sbp.handwritten.claims import CHECKED_ELEMENTS
+from sbp.shardmap.emulation import CHECKED_ELEMENTS
 from tests.shardmap.practice import data, experts, sequence
 from tests.shardmap.practice.case import CASES, devices
 

@@ -142,6 +142,40 @@ HANDWRITTEN = (
         ),
     ),
     CodePage(
+        "differs-on-one-device",
+        """
+        A result depends on values without a type: blocks on their way round a ring, edges that
+        neighbours sent, what a pipeline passes on, numbers that depend on the index of a device. So
+        sbp traced the program again with one device on that mesh axis, ran both programs on the
+        same values, and the result differs. The usual causes are a ring that is one step short, a
+        block of the wrong owner, a mask or an offset that counts from zero on every device, a sum
+        that is not rescaled, a halo of the wrong neighbour. A pipeline is compared with its stages,
+        one after the other.
+
+        Nothing is wrong where a device is meant to compute what one device does not. The lines that
+        are marked are where types end. Take the number of devices from lax.axis_size: a number that
+        is written down is tried in both readings, as the number of devices and as another one.
+        """,
+        _example(
+            '(x):\n    n = jax.lax.axis_size("model")\n'
+            "    pairs = [(i + 1, i) for i in range(n - 1)]\n"
+            '    before = jax.lax.ppermute(x[:, -1:], "model", pairs)\n'
+            "    return x - jnp.concatenate([before, x[:, :-1]], 1)",
+            '(PartitionSpec("data", "model"),)',
+            'PartitionSpec("data", "model")',
+            "x",
+        ),
+        _example(
+            '(x):\n    n = jax.lax.axis_size("model")\n'
+            "    pairs = [(i, i + 1) for i in range(n - 1)]\n"
+            '    before = jax.lax.ppermute(x[:, -1:], "model", pairs)\n'
+            "    return x - jnp.concatenate([before, x[:, :-1]], 1)",
+            '(PartitionSpec("data", "model"),)',
+            'PartitionSpec("data", "model")',
+            "x",
+        ),
+    ),
+    CodePage(
         "not-analysed",
         """
         Something that sbp.check_shard_map cannot say. A warning stands where the analysis ends: an

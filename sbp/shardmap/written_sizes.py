@@ -1,0 +1,276 @@
+"""Sizes of a mesh axis that a region's function has from outside: in a number of a closure or a
+global, in a list of pairs for `ppermute`, in a mesh.
+
+`lax.axis_size` gives another number on another mesh, and a number that was computed before the
+region was called does not. So a function that shall run on a mesh axis of size 1 is copied, with
+these values replaced. A number that equals the axis size may be another thing, such as a number of
+heads; the caller tries both.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh
+
+from sbp._jax_regions import of_user
+
+DEPTH = 6
+"""How far functions that a region's function uses are followed, call by call."""
+
+_COUNTS = frozenset({"device_count", "local_device_count", "process_count", "devices"})
+"""Functions and attributes of JAX that give the number of devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisInCode:
+    """A mesh axis as a function may know it.
+
+    Arguments:
+      name: its name.
+      size: its size.
+      lengths: the lengths that operands of the region have on one device along dims that it splits.
+    """
+
+    name: str
+    size: int
+    lengths: frozenset[int] = frozenset()
+
+    def alone(self, value: float) -> float | None:
+        """What a number becomes on an axis of size 1, if it may depend on the size: the size, the
+        last index, the length of a shard, a mean's factor; None for other numbers."""
+        n = self.size
+        if isinstance(value, float):
+            return 1.0 if value in (float(n), 1.0 / n) else None
+        if value == n:
+            return 1
+        if value == n - 1 and n > 2:
+            return 0
+        return value * n if value in self.lengths and value > 1 else None
+
+    def written(self, value: int) -> int | None:
+        """What a number in the source becomes: the size, or the last index. Shorter numbers than 3
+        are too frequent to be the last index."""
+        n = self.size
+        return 1 if value == n else 0 if value == n - 1 and n > 3 else None
+
+    def in_mesh(self, mesh: Any) -> bool:
+        """Whether a mesh has this axis."""
+        return dict(mesh.shape).get(self.name, 1) == self.size > 1
+
+    def mesh_alone(self, mesh: Any) -> AbstractMesh:
+        """A mesh in which this axis has size 1."""
+        shape = {a: 1 if a == self.name else n for a, n in mesh.shape.items()}
+        return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=mesh.axis_types)
+
+    def pairs_alone(self, value: Any) -> list[tuple[int, int]] | None:
+        """A list of pairs for `ppermute` on an axis of size 1: each device sends to itself where
+        every device received, and none does where one got nothing. None for other values."""
+        if not isinstance(value, list | tuple) or len(value) < 2:
+            return None
+        pairs = [p for p in value if isinstance(p, tuple | list) and len(p) == 2]
+        indices = {i for p in pairs for i in p}
+        if len(pairs) != len(value) or not all(type(i) is int for i in indices):
+            return None
+        if not indices <= set(range(self.size)):
+            return None
+        return [(0, 0)] if len({p[1] for p in pairs}) == self.size else []
+
+
+@dataclass(slots=True, eq=False)
+class WrittenSizes:
+    """What a function has from outside that may depend on the size of a mesh axis.
+
+    Arguments:
+      axis: the mesh axis.
+      numbers: names of variables with such numbers, with their values.
+      others: whether it has lists of pairs, or meshes.
+      fixed: what may be such a number and is not replaced, in words.
+    """
+
+    axis: AxisInCode
+    numbers: dict[str, float] = field(default_factory=dict)
+    others: bool = False
+    fixed: set[str] = field(default_factory=set)
+
+    def read(self, fn: Any) -> None:
+        """Adds what a function and the functions that it uses have from outside."""
+        self._follow(fn, DEPTH, set())
+
+    def _follow(self, value: Any, depth: int, seen: set[int]) -> None:
+        if id(value) in seen:
+            return
+        if depth == 0 and isinstance(value, types.FunctionType | functools.partial):
+            self.fixed.add("functions that are called deep inside")
+            return
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            named = {**dict(enumerate(value.args)), **value.keywords}
+            for name, x in (("", value.func), *named.items()):
+                self._see(str(name), x, depth, seen)
+        elif isinstance(value, types.MethodType):
+            self._attributes(value.__self__, set(dir(value.__self__)))
+            self._follow(value.__func__, depth, seen)
+        elif isinstance(value, types.FunctionType):
+            if of_user(value.__code__):
+                self._constants(value.__code__)
+            for name, x in _taken(value):
+                self._see(name, x, depth, seen)
+                if not (_plain(x) or callable(x) or hasattr(x, "dtype")):
+                    self._attributes(x, _names(value.__code__))
+        elif (inner := getattr(value, "__wrapped__", None)) is not None:
+            found = WrittenSizes(self.axis)  # a wrapper of JAX, which is not copied
+            found._follow(inner, depth - 1, seen)
+            self.fixed |= found.fixed | {_said(k, v) for k, v in found.numbers.items()}
+            if found.others:
+                self.fixed.add("a mesh or a list of pairs in a function that JAX wraps")
+
+    def _see(self, name: str, value: Any, depth: int, seen: set[int]) -> None:
+        if isinstance(value, Mesh | AbstractMesh):
+            self.others |= self.axis.in_mesh(value)
+        elif type(value) in (int, float):
+            if self.axis.alone(value) is not None:
+                self.numbers[name] = value
+        elif self.axis.pairs_alone(value) is not None:
+            self.others = True
+        elif isinstance(value, types.FunctionType) or not _plain(value):
+            self._follow(value, depth - 1, seen)
+
+    def _constants(self, code: types.CodeType) -> None:
+        """Numbers that are written in a function."""
+        for c in code.co_consts:
+            if isinstance(c, types.CodeType):
+                self._constants(c)
+        inside = {x for c in code.co_consts if isinstance(c, tuple) for x in c}
+        loaded = {
+            i.argval
+            for i in dis.get_instructions(code)
+            if (i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT") and type(i.argval) is int
+        }
+        for c in loaded | inside:
+            if type(c) is int and self.axis.written(c) is not None:
+                self.numbers[str(c)] = c
+        self.fixed |= {f"`{name}`" for name in _COUNTS & set(code.co_names)}
+
+    def _attributes(self, value: Any, names: set[str]) -> None:
+        for name in sorted(names):
+            x: Any = getattr(value, name, None)
+            if type(x) in (int, float) and self.axis.alone(x) is not None:
+                self.fixed.add(_said(name, x))
+
+    def replaced(self, names: Sequence[str]) -> Callable[[Any], Any]:
+        """A function that copies a function, with these numbers, all meshes and all lists of pairs
+        as they are on an axis of size 1."""
+        return _Copier(self.axis, frozenset(names)).of
+
+
+def _said(name: str, value: float) -> str:
+    return f"`{name}`, which is {value:g}"
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value has nothing to follow."""
+    return value is None or isinstance(value, str | bytes | bool | int | float | types.ModuleType)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*(_names(c) for c in inner))
+
+
+def _taken(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables of a function that it has from outside. Of the functions of libraries, what
+    they close over, for these may be wrappers of the user's."""
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # a variable that is assigned later
+            continue
+    if not of_user(fn.__code__):
+        return
+    names = _names(fn.__code__)
+    yield from ((k, v) for k, v in fn.__globals__.items() if k in names)
+    arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    defaults = fn.__defaults__ or ()
+    yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
+    yield from (fn.__kwdefaults__ or {}).items()
+
+
+@dataclass(slots=True, eq=False)
+class _Copier:
+    """Copies functions with other values for what they have from outside.
+
+    Arguments:
+      axis: the mesh axis whose size is 1 in the copies.
+      names: the variables whose numbers are replaced.
+      made: copies by the id of the function, with the function, which keeps its id.
+    """
+
+    axis: AxisInCode
+    names: frozenset[str]
+    made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+
+    def of(self, fn: Any) -> Any:
+        return self._value("", fn, DEPTH)
+
+    def _value(self, name: str, value: Any, depth: int) -> Any:
+        if isinstance(value, Mesh | AbstractMesh):
+            return self.axis.mesh_alone(value) if self.axis.in_mesh(value) else value
+        if type(value) in (int, float):
+            other = self.axis.alone(value) if name in self.names else None
+            return value if other is None else other
+        if (pairs := self.axis.pairs_alone(value)) is not None:
+            return pairs
+        if depth == 0:
+            return value
+        if isinstance(value, functools.partial):
+            args = [self._value(str(i), x, depth - 1) for i, x in enumerate(value.args)]
+            named = {k: self._value(k, x, depth - 1) for k, x in value.keywords.items()}
+            return functools.partial(self._value("", value.func, depth - 1), *args, **named)
+        return self._function(value, depth) if isinstance(value, types.FunctionType) else value
+
+    def _function(self, fn: types.FunctionType, depth: int) -> Any:
+        if id(fn) in self.made:
+            return self.made[id(fn)][1]
+        cells = tuple(types.CellType() for _ in fn.__closure__ or ())
+        own = dict(fn.__globals__) if of_user(fn.__code__) else fn.__globals__
+        code = self._code(fn.__code__) if own is not fn.__globals__ else fn.__code__
+        copy = types.FunctionType(code, own, fn.__name__, fn.__defaults__, cells or None)
+        copy.__kwdefaults__ = fn.__kwdefaults__
+        copy.__dict__.update(fn.__dict__)
+        self.made[id(fn)] = fn, copy  # before its variables, one of which may be the function
+        names = fn.__code__.co_freevars
+        for name, old, new in zip(names, fn.__closure__ or (), cells, strict=True):
+            try:
+                new.cell_contents = self._value(name, old.cell_contents, depth - 1)
+            except ValueError:  # a variable that is assigned later
+                continue
+        if own is fn.__globals__:
+            return copy
+        used = _names(fn.__code__)
+        own.update({k: self._value(k, v, depth - 1) for k, v in own.items() if k in used})
+        arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+        given = fn.__defaults__ or ()
+        named = zip(arguments[len(arguments) - len(given) :], given, strict=True)
+        copy.__defaults__ = tuple(self._value(k, v, depth - 1) for k, v in named) or None
+        copy.__kwdefaults__ = {
+            k: self._value(k, v, depth - 1) for k, v in (fn.__kwdefaults__ or {}).items()
+        } or None
+        return copy
+
+    def _code(self, code: types.CodeType) -> types.CodeType:
+        """The code of a function with other numbers in it."""
+        return code.replace(co_consts=tuple(self._constant(c) for c in code.co_consts))
+
+    def _constant(self, value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if isinstance(value, tuple):
+            return tuple(self._constant(x) for x in value)
+        other = self.axis.written(value) if type(value) is int else None
+        return value if other is None or str(value) not in self.names else other

@@ -1,0 +1,209 @@
+"""Programs with values that have no reading are compared with a run on one device: right ones
+compute the same, wrong ones do not, and what may differ on purpose is no warning."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+import sbp
+from sbp.shardmap import emulation
+from sbp.shardmap.run_words import DIFFERS
+from tests.shardmap.programs.collection import RIGHT, programs
+from tests.shardmap.programs.kinds import N_MODEL, mesh
+
+ROWS = PS("model")
+X = np.asarray(np.random.default_rng(0).standard_normal((16, 8)), np.float32)
+SHAPE = jax.ShapeDtypeStruct((16, 8), jnp.float32)
+
+
+def run_of(body: Any, *args: Any, ins: Any = ROWS, outs: Any = ROWS, around: Any = lambda f: f):
+    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=False)
+    report = sbp.check_shard_map(around(region), *(args or (X,)), mesh=mesh())
+    assert report.coverage is not None
+    (run,) = report.coverage.runs
+    assert {d.code for d in report.diagnostics if d.severity != "note"} == (
+        {DIFFERS} if run.wrong else set()
+    )
+    return run, report
+
+
+def ring_sums(steps: Any, size: Any) -> Any:
+    """Each row with the columns' means over all rows."""
+
+    def body(x):
+        n = size()
+        pairs = [(i, (i + 1) % n) for i in range(n)]
+        total, part = jnp.sin(x).sum(0), x
+        for _ in range(steps(n)):
+            part = lax.ppermute(part, "model", pairs)
+            total = total + jnp.sin(part).sum(0)
+        return x + total
+
+    return body
+
+
+def axis_size() -> int:
+    return lax.axis_size("model")
+
+
+@pytest.mark.parametrize("name", ["ring_attention", "ring_product", "pipeline", "split_keys"])
+def test_a_right_program_computes_the_same(name):
+    """They have the number of devices from a global, and pairs from another one."""
+    program = programs(RIGHT)[name]
+    report = sbp.check_shard_map(program.make(program.vma[0]), *program.args, mesh=mesh())
+    assert report.coverage is not None
+    (run,) = report.coverage.runs
+    assert (run.mesh_axis, run.size) == ("model", N_MODEL)
+    assert run.apart == () and not run.untried and run.given
+    assert run.stages == (name == "pipeline")
+    assert "it computes the same" in report.text(200)
+
+
+@pytest.mark.parametrize(
+    "size", [axis_size, lambda: 4, lambda: N_MODEL, lambda: mesh().shape["model"]]
+)
+def test_a_ring_with_the_size_from_anywhere(size):
+    right, _ = run_of(ring_sums(lambda n: n - 1, size))
+    assert right.apart == () and not right.untried
+    wrong, report = run_of(ring_sums(lambda n: n - 2, axis_size))
+    assert wrong.apart == (0,) and wrong.wrong
+    (found,) = [d for d in report.diagnostics if d.code == DIFFERS]
+    assert found.severity == "warning" and report.ok
+    assert found.title == "result 0 differs on one device of mesh axis `model`"
+    assert found.primary is not None and found.primary.text == "from another device"
+
+
+def test_a_wrong_ring_with_its_size_in_a_closure():
+    n = 4
+    pairs = [(i, (i + 1) % n) for i in range(n)]
+
+    def body(x):
+        total, part = jnp.sin(x).sum(0), x
+        for _ in range(n):
+            part = lax.ppermute(part, "model", pairs)
+            total = total + jnp.sin(part).sum(0)
+        return x + total
+
+    run, _ = run_of(body)
+    assert run.wrong
+
+
+def test_a_region_under_jit_and_with_shapes():
+    """JAX caches the trace of the inner jit, which shall not be taken on one device."""
+    for steps, wrong in ((1, False), (2, True)):
+        body = ring_sums(lambda n, steps=steps: n - steps, axis_size)
+        run, _ = run_of(body, SHAPE, around=jax.jit)
+        assert run.wrong == wrong and not run.given
+
+
+def test_the_gradient_of_a_ring():
+    body = ring_sums(lambda n: n - 1, axis_size)
+    run, _ = run_of(body, around=lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum()))
+    assert run.apart == () and not run.untried
+
+
+def by_rank(x):
+    """Rows of a shard beyond the second are dropped."""
+    place = jnp.cumsum((x[:, 0] > 0).astype(jnp.int32))
+    kept = jnp.where((place <= 2)[:, None], x, 0.0)
+    return lax.ppermute(kept, "model", [(i, i) for i in range(N_MODEL)])
+
+
+def drawn(x):
+    key = jax.random.fold_in(jax.random.key(0), lax.axis_index("model"))
+    return x * jax.random.normal(key, x.shape)
+
+
+def of_each_device(x):
+    return lax.ppermute(x, "model", [(i, (i + 1) % N_MODEL) for i in range(N_MODEL)]).sum(0)[None]
+
+
+def by_many_numbers(x, a=4, b=4, c=4, d=4):
+    return x * (1.0 + lax.axis_index("model") % 2 * (a + b + c + d))
+
+
+@pytest.mark.parametrize(
+    ("body", "because"),
+    [
+        (by_rank, "each device ranks its own elements"),
+        (drawn, "its devices draw random numbers"),
+        (of_each_device, "the shape of its result"),
+        (by_many_numbers, "many of its numbers"),
+    ],
+)
+def test_what_shows_that_a_difference_may_be_meant(body, because):
+    run, report = run_of(body)
+    assert run.apart == (0,) and not run.wrong
+    assert any(because in reason for reason in run.because)
+    assert because in report.text(400)
+
+
+def test_integers_that_are_not_given_may_be_out_of_their_range():
+    body = lambda x, i: x[i] + lax.ppermute(x, "model", [(k, (k + 2) % 4) for k in range(4)])[:2]
+    where = jax.ShapeDtypeStruct((2,), jnp.int32)
+    run, _ = run_of(body, X, where, ins=(ROWS, PS()), outs=ROWS)
+    assert not run.wrong
+
+
+def test_a_program_that_is_too_large_is_not_run(monkeypatch):
+    body = ring_sums(lambda n: n - 2, axis_size)
+    monkeypatch.setattr(emulation, "CHECKED_WORK", 100)
+    run, _ = run_of(body)
+    assert "operations make" in run.untried and not run.wrong
+    monkeypatch.setattr(emulation, "CHECKED_ELEMENTS", 100)
+    run, report = run_of(body)
+    assert "elements over all devices" in run.untried
+    assert "it is not compared" in report.text(200)
+
+
+class OnlyOnFour(Exception):
+    pass
+
+
+def test_a_function_that_refuses_one_device():
+    def body(x):
+        if x.shape[0] > 10:
+            raise OnlyOnFour("four devices, please")
+        return lax.ppermute(x, "model", [(i, (i + 1) % 4) for i in range(4)])
+
+    run, _ = run_of(body)
+    assert run.untried == "it does not run there: four devices, please"
+    assert jax.make_jaxpr(jax.shard_map(body, mesh=mesh(), in_specs=ROWS, out_specs=ROWS))(X)
+
+
+def test_a_finding_comes_before_a_run():
+    def body(x):
+        sent = lax.psum(lax.ppermute(x, "model", [(0, 1)]).sum(), "model")
+        return lax.pmean(x.sum(), "model"), sent
+
+    region = jax.shard_map(body, mesh=mesh(), in_specs=ROWS, out_specs=PS(), check_vma=False)
+    report = sbp.check_shard_map(region, X, mesh=mesh())
+    assert report.coverage is not None and report.coverage.unread
+    assert not report.ok and report.coverage.runs == ()
+
+
+def test_only_the_axis_without_a_reading_is_compared():
+    """The mean over `data` divides by a number that is written down."""
+
+    def body(x):
+        total = lax.psum(x.sum(0), "data") / 16
+        return lax.ppermute(total, "model", [(i, i) for i in range(4)])
+
+    run, _ = run_of(body, ins=PS("data", "model"), outs=ROWS)
+    assert run.mesh_axis == "model" and run.apart == ()
+
+
+def test_partial_arguments_are_followed():
+    def body(x, n):
+        every = [lax.ppermute(x, "model", [(i, (i + k) % n) for i in range(n)]) for k in range(n)]
+        return jnp.tanh(sum(part.sum(0) for part in every))
+
+    small = partial(body, n=N_MODEL)
+    run, _ = run_of(small, outs=PS())
+    assert run.apart == () and not run.untried
