@@ -118,6 +118,19 @@ def traced_as(
     return fn
 
 
+def with_structures(lowered: Any, arguments: Any, results: Any) -> Any:
+    """A `jax.stages.Lowered` of flat arguments and results, for arguments and results in the
+    structures of a user's function.
+
+    Arguments:
+      lowered: of flat arguments and a flat tuple of results.
+      arguments: the structure of (args, kwargs).
+      results: the structure of what the function returns.
+    """
+    info = jax.tree.unflatten(arguments, jax.tree.leaves(lowered.args_info))
+    return jax.stages.Lowered(lowered._lowering, info, results)
+
+
 def called(fn: Callable[..., Any], name: str, arguments: Sequence[str]) -> Callable[..., Any]:
     """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
     theirs."""

@@ -42,6 +42,19 @@ class MaybeSlip:
         self.slip = Slip(wrong, likely)
         return self
 
+    def __reduce__(self) -> Any:
+        # What is raised in another process comes back with its code and its diagnostics.
+        state = {name: value for name, value in self.__dict__.items() if name != "slip"}
+        return _restored, (type(self), getattr(self, "args", ()), state)
+
+
+def _restored(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    """An error that was copied or pickled."""
+    found = cls.__new__(cls, *args)
+    found.args = args
+    found.__dict__.update(state)
+    return found
+
 
 @dataclass(frozen=True, slots=True)
 class Correction:

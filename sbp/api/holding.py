@@ -233,6 +233,37 @@ class Holding:
             with_parts(self.outputs[o], x) if o in self.outputs else x for o, x in enumerate(leaves)
         ]
 
+    def structures(self, results: Any) -> tuple[Any, Any]:
+        """The structures of (args, kwargs) and of the results, with the arrays of the compiled
+        program as their leaves. A `Partial` over a mesh axis of size 1 is a leaf there: the program
+        has no dim for its one part.
+
+        Arguments:
+          results: the structure of what the function returns, with `Padded` and `Partial` as
+            leaves.
+        """
+        ins = [
+            self._node(self.inputs[i].node if i in self.inputs else None, t, None)
+            for i, t in enumerate(self.signature.partial)
+        ]
+        outs = [
+            self._node(self.outputs.get(o), asked.type, self.program.output_sum(o))
+            for o, asked in enumerate(self.asked)
+        ]
+        trees = zip((self.signature.tree, results), (ins, outs), strict=True)
+        arguments, returned = (
+            jax.tree.structure(jax.tree.unflatten(tree, leaves)) for tree, leaves in trees
+        )
+        return arguments, returned
+
+    def _node(self, padded: Padded | None, t: NdSbp | None, reduce_dtype: str | None) -> Any:
+        """What stands in the structure of a call for an argument or result."""
+        if padded is not None:
+            return with_parts(padded, 0)
+        if t is None or not t.is_partial or 1 in _part_sizes(t, self.mesh):
+            return 0
+        return Partial.tree_unflatten((t, reduce_dtype), (0,))
+
 
 def plain(tree: Any) -> Any:
     """Arguments with plain arrays in place of `Padded` and `Partial`, for the plain function."""

@@ -196,15 +196,16 @@ class Plan:
         return tuple(x if i in static else next(held) for i, x in enumerate(args))
 
     def lower(self) -> Any:
-        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. On an
-        abstract mesh it has `.as_text()` and does not compile."""
+        """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. What it
+        compiles to is called as the function is, without static arguments. On an abstract mesh it
+        has `.as_text()` and does not compile."""
         shapes = [
             jax.ShapeDtypeStruct(self.holding.shape(i), aval.dtype, sharding=sharding)
             for i, (aval, sharding) in enumerate(
                 zip(self._signature.avals, self._executable.in_shardings, strict=True)
             )
         ]
-        return self._executable.lower(shapes)
+        return self._executable.lower(shapes, self.holding.structures(self.results.tree))
 
     def report(self) -> Report:
         """The type report of the plan."""

@@ -193,15 +193,21 @@ class Executable:
                     whole = tuple(max(c, 0) for c in codes)
                     inspection.callback(named_sharding(whole, mesh, self.mesh, ndim))
 
-    def lower(self, shapes: Sequence[Any]) -> Any:
+    def lower(self, shapes: Sequence[Any], structures: tuple[Any, Any]) -> Any:
         """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the
-        platform of its hardware."""
+        platform of its hardware.
+
+        Arguments:
+          shapes: of the flat arguments.
+          structures: of the arguments and of the results, as the user's function has them.
+        """
         with _jax_call.without_context_mesh():
             if isinstance(self.mesh, AbstractMesh):
-                return self.jitted.trace(*shapes).lower(
-                    lowering_platforms=(self.program.mesh.hardware.platform,)
-                )
-            return self.jitted.lower(*shapes)
+                platform = self.program.mesh.hardware.platform
+                lowered = self.jitted.trace(*shapes).lower(lowering_platforms=(platform,))
+            else:
+                lowered = self.jitted.lower(*shapes)
+        return _jax_call.with_structures(lowered, *structures)
 
     def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:
         """Runs on flat arguments with the shardings of `in_shardings`."""

@@ -334,3 +334,39 @@ def test_shardings_of_another_structure(options, args, kwargs, mesh):
     with jax.set_mesh(mesh):
         want = outcome(lambda: plain(*args, **kwargs))
     assert want == "ValueError" == outcome(lambda: ours(*args, **kwargs))
+
+
+COMPILED = {
+    "one": (lambda x, y: jnp.sin(x + y), (X, 2 * X), {}, {}),
+    "a tree by name": (lambda p, *, k: {"o": p["a"] * k, "n": None}, ({"a": X},), {"k": X}, {}),
+    "static": (lambda x, n: (x * n, [x]), (X, 3), {}, {"static_argnums": 1}),
+    "donated": (lambda x, y: x + 1, (X, X), {}, {"donate_argnums": 0}),
+    "unused": (lambda x, y: x, (X, X), {}, {"keep_unused": True}),
+    "no argument": (lambda: jnp.arange(3), (), {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_lower_compiles_is_called_as_the_function(name, mesh):
+    fn, args, kwargs, options = COMPILED[name]
+    want, got = (j.lower(*args, **kwargs) for j in both(fn, mesh, **options))
+    assert (want.in_tree, want.out_tree) == (got.in_tree, got.out_tree)
+    assert want.donate_argnums == got.donate_argnums
+    dynamic = args[:1] if "static_argnums" in options else args
+    for lowered in (want, got):
+        with pytest.raises(TypeError):
+            lowered.compile()(*dynamic, 1, **kwargs)
+    copies = [jax.tree.map(jnp.copy, dynamic) for _ in range(2)]
+    assert_same_results(want.compile()(*copies[0], **kwargs), got.compile()(*copies[1], **kwargs))
+
+
+def test_what_lower_compiles_takes_and_returns_padded_and_partial(mesh):
+    x = jnp.arange(13.0 * 7).reshape(13, 7)
+    axis = mesh.axis_names[0]
+    rows = sbp.padded(f"{axis}:S(0)")
+    f = sbp.jit(lambda x: {"y": x * 2}, mesh, in_types=rows, out_types=rows)
+    held = sbp.Padded.of(x, f"{axis}:S(0)", mesh)
+    np.testing.assert_array_equal(f.lower(held).compile()(held)["y"], x * 2)
+    f = sbp.jit(lambda x: x.sum(0), mesh, in_types=f"{axis}:S(0)", out_types=f"{axis}:P(sum)")
+    (even,) = f.plan(X).place(X)
+    np.testing.assert_allclose(f.lower(X).compile()(even).reduce(), X.sum(0), rtol=1e-6)

@@ -1,6 +1,8 @@
 """Errors that JAX raises while it traces call the function and its arguments by the user's names,
 word for word as under `jax.jit`; and arguments that `jax.jit` takes no more or never took."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +159,14 @@ def test_a_shape_among_the_results_is_no_array():
         sbp.jit(program, MESH)(1.0)
     assert isinstance(caught.value, TypeError)
     assert not sbp.jit(program, MESH).check(1.0).ok
+
+
+def test_errors_come_back_from_another_process():
+    """As `pickle` brings them: with their text, code and diagnostics."""
+    small = sbp.jit(lambda x: x + 1, MESH, memory_limit=1)
+    for call in (lambda: sbp.parse("x("), lambda: small.plan(jnp.ones(8)), lambda: JIT(3)):
+        with pytest.raises(sbp.SbpError) as caught:
+            call()
+        error = caught.value
+        for same in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+            assert (type(same), str(same), same.code) == (type(error), str(error), error.code)
