@@ -50,7 +50,7 @@ class MaybeSlip:
 
 def _restored(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
     """An error that was copied or pickled."""
-    found = cls.__new__(cls, *args)
+    found: Any = cls.__new__(cls, *args)
     found.args = args
     found.__dict__.update(state)
     return found
