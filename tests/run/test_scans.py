@@ -61,12 +61,15 @@ def test_scans_of_shards(case: str, sizes: Any):
     )
     args = pairs(32)
     assert_equals_one_device(f, fn, args)
+    plan = f.plan(*args)
     if case == "forward":
-        plan = f.plan(*args)
         assert_within_plan(plan, sizes)
-        # Of both arrays, up to three rows of each device are gathered; it has 32 / n of them.
-        row = 16 / (sizes[1] if len(sizes) > 1 else 1)
-        assert plan.cost.bytes_per_device <= 6 * row * (sizes[0] - 1)
+    # Of each array, up to six rows of each device are gathered; it has 32 / n of them. In reverse,
+    # shards change places before and after.
+    row = 16 / (sizes[1] if len(sizes) > 1 else 1)
+    rows = {"forward": 3, "gradient": 6, "reverse": 3}[case] * (sizes[0] - 1)
+    turned = 2 * (32 / sizes[0] + 1) if case == "reverse" else 0
+    assert plan.cost.bytes_per_device <= 2 * row * (rows + turned)
 
 
 @pytest.mark.parametrize("case", SCANS)

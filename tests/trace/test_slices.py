@@ -36,7 +36,7 @@ def test_one_slice(case: str):
     graph, _ = trace(ONE[case], [jax.ShapeDtypeStruct(X.shape, X.dtype)])
     read = {o for n in graph.walk() for o in n.inputs if isinstance(o, int)}
     cut = [n for n in graph.walk() if n.op == "slice"]
-    slices = {v for n in cut for v in n.outputs}
+    slices = {v for n in graph.walk() if n.op in ("slice", "split") for v in n.outputs}
     assert cut and not any(o in slices for n in cut for o in n.inputs)
     assert read.isdisjoint({v for n in graph.walk() if n.op == "pad" for v in n.outputs})
     if case == "in a loop":
