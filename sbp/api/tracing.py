@@ -33,6 +33,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
+from sbp.signatures.reversal import with_mirrors
 from sbp.sizes.elements import check_symbols
 from sbp.sizes.expressions import refuse_symbolic
 from sbp.sizes.undecided import deciding_sizes
@@ -106,7 +107,7 @@ def traced_call(
         graph, flat_shapes = _under_users_mesh(traced, spec)
     check_symbols(graph, (), ())
     if not is_symbolic:  # which elements move depends on sizes
-        graph = with_alignment(graph)
+        graph = with_mirrors(with_alignment(graph))
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
     results = call.results(flat_shapes)

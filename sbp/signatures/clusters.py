@@ -75,21 +75,32 @@ class Wiring:
         """The rows that split a dim in all results of a node, and compute each index without the
         others."""
         if at not in self.rows:
-            node, avals = self.graph.nodes[at], self.graph.aval
-            rule = rule_for(node.op)
-            found: Sequence[Row] = ()
+            node = self.graph.nodes[at]
             makers = [self.maker(o) for o in node.inputs]
             # A sum of pads puts arrays side by side: it is no computation.
             is_sum_of_pads = all(m is not None and m.op == "pad" for m in makers)
-            if rule is not None and traits_of(node.op).pointwise and not is_sum_of_pads:
-                ins, outs = tuple(map(avals, node.inputs)), tuple(map(avals, node.outputs))
-                found = rule.rows(Op(node.op, node.params, ins, outs, 1))
-            self.rows[at] = tuple(
-                row
-                for row in found
-                if row.kernel == "local" and all(isinstance(atom, Split) for atom in row.outs)
-            )
+            found: Sequence[Row] = ()
+            if traits_of(node.op).pointwise and not is_sum_of_pads:
+                found = self._offered(node, 1)
+            self.rows[at] = tuple(row for row in found if self._is_by_index(node, row))
         return self.rows[at]
+
+    def _offered(self, node: Node, n: int) -> Sequence[Row]:
+        """The rows of a node on `n` devices."""
+        rule, aval = rule_for(node.op), self.graph.aval
+        ins, outs = tuple(map(aval, node.inputs)), tuple(map(aval, node.outputs))
+        return () if rule is None else rule.rows(Op(node.op, node.params, ins, outs, n))
+
+    def _is_by_index(self, node: Node, row: Row) -> bool:
+        """Whether a row splits a dim of one size in all results, and would do so with one index on
+        each device. Groups of features of a convolution are split whole."""
+        if row.kernel != "local" or not all(isinstance(atom, Split) for atom in row.outs):
+            return False
+        sizes = {self.graph.aval(v).shape[dim] for v, dim in split_values(node, row)}
+        if len(sizes) != 1:
+            return False
+        (size,) = sizes
+        return traits_of(node.op).elementwise or row in self._offered(node, max(1, size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,18 @@ def test_only_the_last_level_is_shifted():
     assert max(shifts(graphs(scanned, args)[1])) <= 2
 
 
+def in_groups(x: Any) -> Any:
+    """A convolution of two groups of features, behind a feature."""
+    image, kernel = x[None, :, 1:], jnp.ones((1, 2, 4), np.float32)
+    numbers = ("NWC", "WIO", "NWC")
+    y = lax.conv_general_dilated(
+        image, kernel, (1,), "VALID", dimension_numbers=numbers, feature_group_count=2
+    )
+    return jnp.concatenate([x[None, :, :1], y], 2)
+
+
 KEPT: dict[str, Callable[..., Any]] = {
+    "groups of features": in_groups,
     "neighbours": lambda x: x[1:] - x[:-1],
     "behind a row of its own": lambda x: jnp.concatenate([x[:1] * 2, x * 3]),
     "the gradient of a slice": jax.grad(lambda x: jnp.sum(x[3:5] ** 2)),
@@ -133,7 +144,7 @@ KEPT: dict[str, Callable[..., Any]] = {
 def test_what_is_kept(case: str):
     """A program stays as it is where no element moves less, and where an operator needs the
     others."""
-    args = (drawn(8, 4),)
+    args = (drawn(8, 5),)
     before, after = graphs(KEPT[case], args)
     assert ops(before) == ops(after)
 

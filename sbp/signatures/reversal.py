@@ -1,0 +1,322 @@
+"""Computations between reversals, in the order of the arrays that the program reverses.
+
+`lax.associative_scan(.., reverse=True)` and `jnp.flip(jnp.cumsum(jnp.flip(x)))` reverse an array,
+compute, and reverse the results. If the dim is split over devices, each reversal moves every shard
+to another device. Nearly every operation between them has a mirror image, which computes the
+reversed result from the reversed operands: a slice that counts from the other end, a pad whose two
+sides change places, an elementwise operation as it is. A mirror image reads the array that the
+program reversed, and gives what the program reverses again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from sbp import _jax
+from sbp.signatures.clusters import Wiring
+from sbp.signatures.mirrors import along_with, mirror_image, reversed_dims
+from sbp.trace.graph import Graph, Node, Operand, constant
+
+
+def with_mirrors(graph: Graph) -> Graph:
+    """A graph in which operations between reversals are mirrored where that reverses fewer bytes,
+    in regions too.
+
+    Arguments:
+      graph: a traced program; new values are entered in its table of avals.
+    """
+    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
+    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
+    return _mirrored(graph, inspected, ids)
+
+
+def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+    nodes = tuple(
+        dataclasses.replace(n, regions=tuple(_mirrored(r, inspected, ids) for r in n.regions))
+        if n.regions
+        else n
+        for n in graph.nodes
+    )
+    graph = dataclasses.replace(graph, nodes=nodes)
+    asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
+    seen: set[tuple[Operand, int]] = set()
+    while (reversal := _next_reversal(graph, seen)) is not None:
+        part = _Part.around(Wiring.of(graph), reversal, asked)
+        seen.add(_key(reversal))
+        if part is None:
+            continue
+        seen.update(item for values in part.along.values() for item in values.items())
+        if part.shrink():
+            graph = dataclasses.replace(graph, nodes=_Emission(part, ids).run())
+    return graph
+
+
+def _next_reversal(graph: Graph, seen: Set[tuple[Operand, int]]) -> Node | None:
+    """The first node that reverses one dim of an array and is not among those seen."""
+    found = (n for n in graph.nodes if len(reversed_dims(n)) == 1)
+    return next((n for n in found if _key(n) not in seen), None)
+
+
+def _key(reversal: Node) -> tuple[int, int]:
+    """The result of a node that reverses one dim, and the dim."""
+    return reversal.outputs[0], reversed_dims(reversal)[0]
+
+
+# ---- what is mirrored ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Operations around a reversal, of which some are mirrored.
+
+    An array and its reversal are two forms of one value. A node makes and reads certain forms; its
+    mirror image makes and reads the other ones.
+
+    Arguments:
+      wiring: the graph.
+      asked: values that are read outside of the nodes.
+      along: for each node that has a mirror image, its reversed operands and results.
+      sources: for each reversal, its operand.
+      reversals: for each of these operands, its reversal.
+      dims: the dim along which each value is reversed.
+      mirrored: the positions of the nodes that are mirrored.
+    """
+
+    wiring: Wiring
+    asked: Set[int]
+    along: dict[int, dict[Operand, int]]
+    sources: dict[Operand, Operand]
+    reversals: dict[Operand, int]
+    dims: dict[Operand, int]
+    mirrored: set[int]
+
+    @staticmethod
+    def around(wiring: Wiring, reversal: Node, asked: Set[int]) -> _Part | None:
+        """All operations that read a reversed array, and those around them up to other reversals;
+        None where a value would be reversed along two dims.
+
+        Arguments:
+          wiring: the graph.
+          reversal: makes the reversed array.
+          asked: values that are read outside of the nodes.
+        """
+        dims: dict[Operand, int] = dict([_key(reversal)])
+        along: dict[int, dict[Operand, int]] = {}
+        pending: list[Operand] = [*dims]
+        while pending:
+            value = pending.pop()
+            for at, _ in wiring.beside(value) if isinstance(value, int) else ():
+                if at in along or reversed_dims(wiring.graph.nodes[at]) == (dims[value],):
+                    continue
+                found = along_with(wiring, at, value, dims[value])
+                if found is not None:
+                    along[at] = found
+                    pending += [v for v in found if v not in dims]
+                    if any(dims.setdefault(v, d) != d for v, d in found.items()):
+                        return None
+        sources: dict[Operand, Operand] = {}
+        reversals: dict[Operand, int] = {}
+        for node in wiring.graph.nodes:
+            for d in reversed_dims(node):
+                (x,), (y,) = node.inputs, node.outputs
+                is_new = reversed_dims(node) == (d,) and x not in sources and x not in reversals
+                if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
+                    dims |= {x: d, y: d}
+                    sources[y], reversals[x] = x, y
+        return _Part(
+            wiring=wiring,
+            asked=asked,
+            along=along,
+            sources=sources,
+            reversals=reversals,
+            dims=dims,
+            mirrored=set(along),
+        )
+
+    def shrink(self) -> bool:
+        """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
+        reverse fewer bytes than the program."""
+        changed = True
+        while changed:
+            changed = False
+            for at in itertools.chain(sorted(self.along), sorted(self.along, reverse=True)):
+                before = self._cost_beside(at)
+                self.mirrored.symmetric_difference_update({at})
+                delta = self._cost_beside(at) - before
+                if delta < 0 or (delta == 0 and at not in self.mirrored):
+                    changed = True
+                else:
+                    self.mirrored.symmetric_difference_update({at})
+        values = {self.sources.get(v, v) for v in self.dims}
+        cost = sum(map(self._cost, values))
+        kept = set(self.mirrored)
+        self.mirrored.clear()
+        was = sum(map(self._cost, values))
+        self.mirrored.update(kept)
+        return cost < was
+
+    def _cost_beside(self, at: int) -> int:
+        """The bytes of the reversals of a node's operands and results."""
+        return sum(map(self._cost, {self.sources.get(v, v) for v in self.along[at]}))
+
+    def _cost(self, value: Operand) -> int:
+        """The bytes that are reversed to make the forms of a value that are read.
+
+        Arguments:
+          value: a value that no reversal makes.
+        """
+        if self.is_free(value):
+            return 0
+        at = self.wiring.makers.get(value) if isinstance(value, int) else None
+        made = self.is_mirrored(at, value)
+        aval = self.wiring.graph.aval(value)
+        size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
+        return size if self.is_read(value, not made) else 0
+
+    def is_read(self, value: Operand, is_reversed: bool) -> bool:
+        """Whether something reads a form of a value.
+
+        Arguments:
+          value: a value that no reversal makes.
+          is_reversed: which form.
+        """
+        other = self.reversals.get(value)
+        for form, turned in ((value, False), (other, True)):
+            if not isinstance(form, int):
+                continue
+            if form in self.asked and turned == is_reversed:
+                return True
+            for at in self.wiring.readers.get(form, ()):
+                is_own = self.wiring.graph.nodes[at].outputs == (other,)
+                if not is_own and (turned != self.is_mirrored(at, form)) == is_reversed:
+                    return True
+        return False
+
+    def is_mirrored(self, at: int | None, value: Operand) -> bool:
+        """Whether a node is mirrored and has the other form of a value therefore."""
+        return at in self.mirrored and value in self.along[at]
+
+    def is_free(self, value: Operand) -> bool:
+        """Whether both forms of a value are made without a reversal: they are equal, or count."""
+        node, counts = self.wiring.maker(value), False
+        if node is not None:
+            counts = node.op == "iota" and not node.inputs
+        is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
+        return (counts or self.is_uniform(value)) and not is_asked
+
+    def is_uniform(self, value: Operand) -> bool:
+        """Whether both forms of a value are equal: all elements along the dim are, or there are
+        fewer than two."""
+        dim, node = self.dims[value], self.wiring.maker(value)
+        if self.wiring.graph.aval(value).shape[dim] < 2:
+            return True
+        if node is None:
+            return False
+        copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
+        return copies or (node.op == "iota" and node.params["dimension"] != dim)
+
+
+# ---- new nodes ----------------------------------------------------------------------------------
+
+
+class _Emission:
+    """The nodes of a graph with mirror images.
+
+    Arguments:
+      part: what is mirrored.
+      ids: unused numbers of nodes.
+    """
+
+    def __init__(self, part: _Part, ids: Iterator[int]) -> None:
+        self.part, self.graph, self.ids = part, part.wiring.graph, ids
+        self.values = itertools.count(max(self.graph.avals, default=0) + 1)
+        self.nodes: list[Node] = []
+        self.made: dict[tuple[Operand, bool], Operand] = {}
+
+    def run(self) -> tuple[Node, ...]:
+        """All nodes, in an order in which each one comes after those that it reads."""
+        part = self.part
+        for at, node in enumerate(self.graph.nodes):
+            if node.outputs[:1] and node.outputs[0] in part.sources:
+                continue
+            inputs = tuple(self.operand(node, at, v) for v in node.inputs)
+            if at not in part.mirrored:
+                self.nodes.append(dataclasses.replace(node, inputs=inputs))
+                self.made |= {(v, False): v for v in node.outputs}
+                continue
+            fields = mirror_image(self.graph, node, part.along[at])
+            outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
+            if "inputs" in fields:
+                inputs = inputs[::-1]
+            new = {**fields, "inputs": inputs, "outputs": outputs}
+            self.nodes.append(dataclasses.replace(node, **new))
+        for value in sorted(part.asked):
+            if value in part.dims:
+                self.operand(self.nodes[-1], None, value)
+        return tuple(self.nodes)
+
+    def name(self, value: Operand, is_reversed: bool) -> int:
+        """The number of a form of a value that is made now."""
+        found = self.part.reversals.get(value) if is_reversed else value
+        if not isinstance(found, int):
+            found = next(self.values)
+            self.graph.avals[found] = self.graph.aval(value)
+        self.made[value, is_reversed] = found
+        return found
+
+    def operand(self, reader: Node, at: int | None, value: Operand) -> Operand:
+        """What a node reads now instead of an operand; it is made before the node.
+
+        Arguments:
+          reader: the node.
+          at: its position; None for what is read outside of the nodes.
+          value: the operand.
+        """
+        part = self.part
+        if value not in part.dims:
+            return value
+        source = part.sources.get(value, value)
+        turned = (value in part.sources) != part.is_mirrored(at, value)
+        if (source, turned) not in self.made:
+            if not turned and part.wiring.maker(source) is None:
+                return source
+            self.make(reader, source, turned)
+        return self.made[source, turned]
+
+    def make(self, reader: Node, value: Operand, is_reversed: bool) -> None:
+        """Makes a form of a value of which there is the other one.
+
+        Arguments:
+          reader: the node that needs it.
+          value: a value that no reversal makes.
+          is_reversed: the form to make.
+        """
+        part, dim = self.part, self.part.dims[value]
+        other = self.made.get((value, not is_reversed), value)
+        like = part.wiring.maker(part.reversals.get(value, value)) or reader
+        fields: dict[str, Any] = {
+            "op": "rev",
+            "primitive": lax.rev_p,
+            "params": {"dimensions": (dim,)},
+            "inputs": (other,),
+        }
+        if part.is_free(value):
+            if part.is_uniform(value):
+                self.made[value, is_reversed] = other
+                return
+            aval = self.graph.aval(value)
+            last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
+            fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
+        outputs = (self.name(value, is_reversed),)
+        node = dataclasses.replace(
+            like, id=next(self.ids), outputs=outputs, regions=(), title="", **fields
+        )
+        self.nodes.append(node)
