@@ -14,7 +14,7 @@ from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span
 from sbp.settings import SETTINGS, Settings
-from sbp.trace.batched import has_batched_predicate, with_one_predicate
+from sbp.trace.batched import of_batch
 from sbp.trace.calls import INLINED, REMAT, flags_of, solve_operands
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
@@ -149,8 +149,8 @@ class _Builder:
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
             elif chosen is not None:
                 results = self.called(eqn.params["branches"][chosen], operands[1:], nodes, at)
-            elif has_batched_predicate(eqn):
-                results = self.called(with_one_predicate(eqn), operands, nodes, at)
+            elif (ordinary := of_batch(eqn)) is not None:
+                results = self.called(ordinary, operands, nodes, at)
             elif name in PLACING:
                 results = self.placed(eqn, operands, after, nodes, at)
             elif name == "inspect_sharding" and not at.manual:
