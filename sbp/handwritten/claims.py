@@ -22,8 +22,10 @@ from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.emulation import (
     ONE_AXIS_AT_A_TIME,
     differ,
+    executed,
     not_emulated,
     on_every_device,
+    plain,
     too_large,
 )
 from sbp.signatures.laws.parts import Types, assemble, localised, place
@@ -163,7 +165,8 @@ def outcome(graph: Graph, ins: Sequence[ClaimedArray], mesh: MeshSpec, way: int)
             _spread(h, mesh.sizes, np.random.default_rng([7, i]), np.random.default_rng([way, i]))
             for i, h in enumerate(ins)
         ]
-        results = jax.device_get([_plain(y) for y in jax.jit(emulated)(*spread)])
+    compiled = jax.jit(lambda *x: [plain(y) for y in emulated(*x)]).lower(*spread).compile()
+    results = executed(compiled, spread)
     return [{index: np.asarray(y[index]) for index in np.ndindex(*mesh.sizes)} for y in results]
 
 
@@ -195,7 +198,3 @@ def _spread(
     out = np.stack([placed[index] for index in np.ndindex(*sizes)])
     out = out.reshape(*sizes, *out.shape[1:])
     return _jax.wrap_key(out, claimed.dtype) if key else out
-
-
-def _plain(y: Any) -> Any:
-    return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y

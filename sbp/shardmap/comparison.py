@@ -45,7 +45,9 @@ class ComparedRun:
       because: what shows that a difference may be meant; empty where nothing does.
       given: whether all values are the program's own arguments.
       stages: whether it was compared with its stages, one after the other.
-      lost: whether the values are the same, and slices of the results depend on no argument.
+      lost: positions of results of which a slice along the first dim depends on no argument, where
+          the results are the same and the program sends values from device to device. Of stages,
+          such a result counts as one that differs: each takes what the one before returns.
     """
 
     mesh_axis: str
@@ -55,7 +57,7 @@ class ComparedRun:
     because: tuple[str, ...] = ()
     given: bool = True
     stages: bool = False
-    lost: bool = False
+    lost: tuple[int, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -110,7 +112,7 @@ class OneDeviceComparison:
         untried: str = "",
         because: Iterable[str] = (),
         stages: bool = False,
-        lost: bool = False,
+        lost: tuple[int, ...] = (),
     ) -> ComparedRun:
         axis = self.written.axis
         return ComparedRun(
@@ -151,16 +153,16 @@ class OneDeviceComparison:
                 continue
             pairs = list(zip(got, want, strict=True))
             differs = tuple(i for i, (x, y) in enumerate(pairs) if _apart(x, y))
-            reached = self.reaches(self.run) if attempt.chained else []
             if not differs:
-                lost = _unreached(reached)
-                return self.result(lost, stages=attempt.chained, lost=bool(lost))
+                lost = self.unreached() if permutes else ()
+                wrong = lost if attempt.chained else ()
+                return self.result(wrong, stages=attempt.chained, lost=lost)
             apart[attempt] = differs
             if any(x.shape != y.shape for x, y in pairs):
                 because.add("the shape of its result depends on the number of devices")
             elif attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
-                other = self.reaches(alone)
-                if all((x == y).all() for x, y in zip(reached, other, strict=True)):
+                reached = zip(self.reaches(self.run), self.reaches(alone), strict=True)
+                if all((x == y).all() for x, y in reached):
                     because.add("its stages may differ from one another")
         if not apart:
             first = next(iter(failed.values()))
@@ -206,7 +208,7 @@ class OneDeviceComparison:
         before = run(self.values)
         found: list[list[np.ndarray]] = [[] for _ in before]
         for i, x in enumerate(map(np.asarray, self.values)):
-            if not jnp.issubdtype(x.dtype, jnp.floating) or not x.ndim or x.shape[0] > SLICES:
+            if not _sliced(x):
                 continue
             for k in range(x.shape[0]):
                 other = x.copy()
@@ -216,15 +218,22 @@ class OneDeviceComparison:
                     rows.append(_changed(a, b))
         return [np.asarray(rows) for rows in found]
 
+    def unreached(self) -> tuple[int, ...]:
+        """Results with a slice that depends on no argument; none where some argument cannot be
+        changed slice by slice."""
+        if not all(map(_sliced, map(np.asarray, self.values))):
+            return ()
+        every = enumerate(self.reaches(self.run))
+        return tuple(i for i, x in every if x.size and not x.any(0).all())
+
+
+def _sliced(x: np.ndarray) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
+
 
 def _changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     other = np.atleast_1d(np.asarray(before != after))
     return np.asarray(other.reshape(len(other), -1).any(1))
-
-
-def _unreached(reached: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """Results with a slice that depends on no argument."""
-    return tuple(i for i, x in enumerate(reached) if x.size and not x.any(0).all())
 
 
 def _multiple(got: np.ndarray, want: np.ndarray) -> bool:

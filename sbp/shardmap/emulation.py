@@ -132,18 +132,30 @@ def program_run(graph: Graph) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     """
 
     def whole(*args: Any) -> list[Any]:
-        return [_plain(y) for y in evaluate(graph, args, {SHARD_MAP: _region})]
+        return [plain(y) for y in evaluate(graph, args, {SHARD_MAP: _region})]
 
-    compiled = jax.jit(whole)
+    compiled: list[Any] = []
 
     def run(args: Sequence[Any]) -> list[np.ndarray]:
-        with jax.ensure_compile_time_eval():
-            return [np.asarray(y) for y in jax.device_get(compiled(*args))]
+        if not compiled:
+            compiled.append(jax.jit(whole).lower(*args).compile())
+        return executed(compiled[0], args)
 
     return run
 
 
-def _plain(y: Any) -> Any:
+def executed(compiled: Any, args: Sequence[Any]) -> list[np.ndarray]:
+    """The results of a compiled function, also where JAX is tracing another one.
+
+    It is compiled before: under `jax.ensure_compile_time_eval`, JAX would evaluate an `axis_index`
+    in a loop at once, outside of its axis.
+    """
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(y) for y in jax.device_get(compiled(*args))]
+
+
+def plain(y: Any) -> Any:
+    """A value; the data of a key."""
     return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
 
 

@@ -19,11 +19,10 @@ def run_text(run: ComparedRun) -> str:
     where = f"on one device of mesh axis `{run.mesh_axis}`"
     if run.untried:
         return f"it is not compared with a run {where}: {run.untried}"
-    if run.lost:
-        return f"{_results(run, True)} has slices that depend on no argument"
-    if not run.apart:
-        return f"{where} it computes the same: {_how(run)}"
-    text = f"{where} it computes another value of {_results(run)}: {_how(run)}"
+    if run.lost or not run.apart:
+        lost = f"; {_lost(run)}" if run.lost else ""
+        return f"{where} it computes the same: {_how(run)}{lost}"
+    text = f"{where} it computes another value of {_results(run.apart)}: {_how(run)}"
     return f"{text}; {'; '.join(run.because)}" if run.because else text
 
 
@@ -34,10 +33,13 @@ def _how(run: ComparedRun) -> str:
     return f"run with {run.size} devices and with one, on {values}"
 
 
-def _results(run: ComparedRun, plain: bool = False) -> str:
-    many = len(run.apart) > 1 and not plain
-    numbers = ", ".join(map(str, run.apart[:1] if plain else run.apart))
-    return f"{'results' if many else 'result'} {numbers}"
+def _results(numbers: tuple[int, ...]) -> str:
+    return f"result{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _lost(run: ComparedRun) -> str:
+    """That a part of some results is made of constants."""
+    return f"{_results(run.lost)}: a slice along the first dim depends on no argument"
 
 
 def run_diagnostics(coverage: Coverage) -> list[Diagnostic]:
@@ -53,9 +55,11 @@ def run_diagnostic(run: ComparedRun, coverage: Coverage) -> Diagnostic:
       coverage: the values without a reading, on which the results depend.
     """
     axis = f"mesh axis `{run.mesh_axis}`"
-    title = f"{_results(run)} differ{'' if len(run.apart) > 1 else 's'} on one device of {axis}"
+    title = (
+        f"{_results(run.apart)} differ{'' if len(run.apart) > 1 else 's'} on one device of {axis}"
+    )
     if run.lost:
-        title = f"{_results(run, True)} has slices that depend on no argument"
+        title = _lost(run)
     return Diagnostic(
         code=DIFFERS,
         severity="warning",

@@ -9,6 +9,7 @@ heads; the caller tries both.
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import types
@@ -101,6 +102,7 @@ class WrittenSizes:
     def read(self, fn: Any) -> None:
         """Adds what a function and the functions that it uses have from outside."""
         self._follow(fn, DEPTH, set())
+        self.fixed -= {f"`{name}`" for name in self.numbers}  # a setting with the name of a call
 
     def _follow(self, value: Any, depth: int, seen: set[int]) -> None:
         if id(value) in seen:
@@ -111,18 +113,19 @@ class WrittenSizes:
         seen.add(id(value))
         if isinstance(value, functools.partial):
             named = {**dict(enumerate(value.args)), **value.keywords}
+            used = _names(getattr(value.func, "__code__", None))
             for name, x in (("", value.func), *named.items()):
                 self._see(str(name), x, depth, seen)
+                self._attributes(x, used)
         elif isinstance(value, types.MethodType):
-            self._attributes(value.__self__, set(dir(value.__self__)))
+            self._attributes(value.__self__, _names(value.__func__.__code__))
             self._follow(value.__func__, depth, seen)
         elif isinstance(value, types.FunctionType):
             if of_user(value.__code__):
                 self._constants(value.__code__)
             for name, x in _taken(value):
                 self._see(name, x, depth, seen)
-                if not (_plain(x) or callable(x) or hasattr(x, "dtype")):
-                    self._attributes(x, _names(value.__code__))
+                self._attributes(x, _names(value.__code__))
         elif (inner := getattr(value, "__wrapped__", None)) is not None:
             found = WrittenSizes(self.axis)  # a wrapper of JAX, which is not copied
             found._follow(inner, depth - 1, seen)
@@ -158,10 +161,18 @@ class WrittenSizes:
         self.fixed |= {f"`{name}`" for name in _COUNTS & set(code.co_names)}
 
     def _attributes(self, value: Any, names: set[str]) -> None:
-        for name in sorted(names):
-            x: Any = getattr(value, name, None)
+        """Adds the attributes of a value that a function uses: settings, a model."""
+        if _plain(value) or isinstance(value, _FOLLOWED) or hasattr(value, "dtype"):
+            return
+        items = value.items() if isinstance(value, dict) else ()
+        inside = {k: x for k, x in items if isinstance(k, str)}
+        found: dict[str, Any] = inside or {n: getattr(value, n, None) for n in sorted(names)}
+        for name, x in found.items():
             if type(x) in (int, float) and self.axis.alone(x) is not None:
-                self.fixed.add(_said(name, x))
+                if name in _own(value):
+                    self.numbers[name] = x
+                else:
+                    self.fixed.add(_said(name, x))
 
     def replaced(self, names: Sequence[str]) -> Callable[[Any], Any]:
         """A function that copies a function, with these numbers, all meshes and all lists of pairs
@@ -178,7 +189,18 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bytes | bool | int | float | types.ModuleType)
 
 
-def _names(code: types.CodeType) -> set[str]:
+_FOLLOWED = (types.FunctionType, types.MethodType, functools.partial, Mesh, AbstractMesh)
+
+
+def _own(value: Any) -> set[str]:
+    """The attributes that an object has and its class does not."""
+    fields = getattr(type(value), "__dataclass_fields__", {})
+    return set() if isinstance(value, type) else {*getattr(value, "__dict__", {}), *fields}
+
+
+def _names(code: types.CodeType | None) -> set[str]:
+    if code is None:
+        return set()
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*(_names(c) for c in inner))
 
@@ -232,7 +254,26 @@ class _Copier:
             args = [self._value(str(i), x, depth - 1) for i, x in enumerate(value.args)]
             named = {k: self._value(k, x, depth - 1) for k, x in value.keywords.items()}
             return functools.partial(self._value("", value.func, depth - 1), *args, **named)
-        return self._function(value, depth) if isinstance(value, types.FunctionType) else value
+        if isinstance(value, types.MethodType):
+            own = self._value("", value.__func__, depth - 1), self._object(value.__self__)
+            return types.MethodType(*own)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, depth)
+        return value if _plain(value) or hasattr(value, "dtype") else self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        """A copy of an object with other numbers for its own attributes."""
+        other: dict[str, float] = {}
+        for name in self.names & _own(value):
+            x: Any = getattr(value, name)
+            alone = self.axis.alone(x) if type(x) in (int, float) else None
+            other |= {} if alone is None else {name: alone}
+        if not other:
+            return value
+        made = copy.copy(value)
+        for name, x in other.items():
+            object.__setattr__(made, name, x)
+        return made
 
     def _function(self, fn: types.FunctionType, depth: int) -> Any:
         if id(fn) in self.made:
@@ -240,10 +281,10 @@ class _Copier:
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
         own = dict(fn.__globals__) if of_user(fn.__code__) else fn.__globals__
         code = self._code(fn.__code__) if own is not fn.__globals__ else fn.__code__
-        copy = types.FunctionType(code, own, fn.__name__, fn.__defaults__, cells or None)
-        copy.__kwdefaults__ = fn.__kwdefaults__
-        copy.__dict__.update(fn.__dict__)
-        self.made[id(fn)] = fn, copy  # before its variables, one of which may be the function
+        made = types.FunctionType(code, own, fn.__name__, fn.__defaults__, cells or None)
+        made.__kwdefaults__ = fn.__kwdefaults__
+        made.__dict__.update(fn.__dict__)
+        self.made[id(fn)] = fn, made  # before its variables, one of which may be the function
         names = fn.__code__.co_freevars
         for name, old, new in zip(names, fn.__closure__ or (), cells, strict=True):
             try:
@@ -251,17 +292,17 @@ class _Copier:
             except ValueError:  # a variable that is assigned later
                 continue
         if own is fn.__globals__:
-            return copy
+            return made
         used = _names(fn.__code__)
         own.update({k: self._value(k, v, depth - 1) for k, v in own.items() if k in used})
         arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
         given = fn.__defaults__ or ()
         named = zip(arguments[len(arguments) - len(given) :], given, strict=True)
-        copy.__defaults__ = tuple(self._value(k, v, depth - 1) for k, v in named) or None
-        copy.__kwdefaults__ = {
+        made.__defaults__ = tuple(self._value(k, v, depth - 1) for k, v in named) or None
+        made.__kwdefaults__ = {
             k: self._value(k, v, depth - 1) for k, v in (fn.__kwdefaults__ or {}).items()
         } or None
-        return copy
+        return made
 
     def _code(self, code: types.CodeType) -> types.CodeType:
         """The code of a function with other numbers in it."""

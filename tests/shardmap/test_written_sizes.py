@@ -1,6 +1,7 @@
 """Sizes of a mesh axis that a function has from outside: found, and replaced in a copy."""
 
 import functools
+from dataclasses import dataclass
 
 import jax
 from jax.sharding import AbstractMesh
@@ -60,6 +61,35 @@ def test_a_function_that_calls_itself():
 
     found = written(down)
     assert found.replaced(["STAGES"])(down)(3) == 1
+
+
+@dataclass(frozen=True)
+class Devices:
+    count: int = 8
+    other: int = 5
+
+
+def test_settings_are_copied():
+    settings = Devices()
+
+    class Model:
+        def __init__(self):
+            self.last = 7
+
+        def __call__(self, s):
+            return self.last, s.count, s.other
+
+    call = functools.partial(Model().__call__, settings)
+    for fn in (
+        lambda: (settings.count, settings.other),
+        functools.partial(lambda s: s.count, settings),
+    ):
+        found = written(fn)
+        assert found.numbers == {"count": 8} and not found.fixed
+        assert found.replaced(["count"])(fn)() in ((1, 5), 1)
+    assert written(call).numbers == {"last": 7}
+    assert written(call).replaced(["last"])(call)() == (0, 8, 5)
+    assert settings == Devices()
 
 
 def test_what_is_not_replaced_is_said():
