@@ -87,8 +87,9 @@ def test_settings_are_copied():
         found = written(fn)
         assert found.numbers == {"count": 8} and not found.fixed
         assert found.replaced(["count"])(fn)() in ((1, 5), 1)
-    assert written(call).numbers == {"last": 7}
+    assert written(call).numbers == {"last": 7, "count": 8}
     assert written(call).replaced(["last"])(call)() == (0, 8, 5)
+    assert written(call).replaced(["last", "count"])(call)() == (0, 1, 5)
     assert settings == Devices()
 
 
