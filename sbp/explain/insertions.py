@@ -225,7 +225,7 @@ class Insertions:
             found.append(one)
         if line and found:
             calls = [call for one in found for call in one.calls]
-            where = "before" if all(one.variable for one in found) else "at"
+            where = "before" if all(one.is_statement for one in found) else "at"
             yield Candidate(
                 text=f"{' and '.join(calls)} {where} line {line.line}",
                 edits=tuple(edit for one in found for edit in one.edits),
@@ -277,7 +277,6 @@ class Insertions:
         return _Annotated(
             placed=placement.of((value, *others)),
             code=code,
-            variable=read.variable,
             calls=tuple(
                 f'sbp.replicate({each.code}, "{axis}")'
                 if code == 0
@@ -315,7 +314,6 @@ class _Annotated:
     Arguments:
       placed: where it stands in the program, also for values that the line reads alike.
       code: the code that it is annotated with.
-      variable: whether a statement before the line annotates it.
       calls: the annotation in words, one for each variable of the line that means the same.
       edits: the annotation as edits.
       reads: names of the constraints of its reads.
@@ -324,11 +322,16 @@ class _Annotated:
 
     placed: Placed
     code: Code
-    variable: bool
     calls: tuple[str, ...]
     edits: tuple[SourceEdit, ...]
     reads: tuple[str, ...]
     assumed: tuple[str, ...]
+
+    @property
+    def is_statement(self) -> bool:
+        """Whether statements on lines before it annotate it. The parameter of a lambda, and a
+        variable of an outer function, have their annotation where they are read."""
+        return all(e.replacement.rstrip(" \t").endswith("\n") for e in self.edits)
 
 
 def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request | None:

@@ -109,6 +109,57 @@ def test_helps_do_what_they_say(program, mesh, options: dict[str, Any], args):
     check_helps(program, mesh, options, args, errors)
 
 
+def in_a_lambda(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return jax.tree.map(lambda row: jnp.exp(row @ w), [x, x + 1.0])
+
+
+def in_a_mapped_lambda(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return jax.lax.map(lambda row: row[None] @ w, x)
+
+
+def in_a_list(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return [jnp.exp(part @ w) for part in (x, x + 1.0)]
+
+
+def in_a_function_of_one_line(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+
+    def inner(row): return jnp.exp(row @ w)  # fmt: skip
+
+    return inner(x)
+
+
+def in_a_statement(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return jnp.exp(x @ w)
+
+
+@pytest.mark.parametrize(
+    "program,where",
+    [
+        (in_a_lambda, "row at"),
+        (in_a_mapped_lambda, "row at"),
+        (in_a_list, "part at"),
+        (in_a_function_of_one_line, "row at"),
+        (in_a_statement, "x before"),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, where):
+    options = {"boxing": "explicit"}
+    found = sbp.jit(program, MESH, **options).check(SQUARE, SQUARE).diagnostics
+    check_helps(program, MESH, options, (SQUARE, SQUARE), found)
+    texts = [h.text for d in found for h in d.helps]
+    name, place = where.split()
+    (first,) = dict.fromkeys(
+        t for t in texts if t.startswith((f"sbp.replicate({name}", f"sbp.split({name}"))
+    )
+    assert f") {place} line " in first, texts
+
+
 def test_a_local_variable_named_as_the_package_is_not_called():
     found = sbp.jit(alias_taken, MESH, boxing="explicit").check(SQUARE, SQUARE).diagnostics
     edits = [e for d in found for h in d.helps for e in h.edits if isinstance(e, SourceEdit)]
