@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from sbp.explain.blame import BlamedFault
 from sbp.explain.frames import Frames
+from sbp.explain.names import BATCHED
 from sbp.explain.regions import atoms_text, left
 from sbp.infer.space import Code
 from sbp.trace.graph import Node
@@ -22,7 +23,13 @@ def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]
     shown = fault.names.shown(node)
     frames = Frames(fault.names, node)
     users = {i: frames.operands(i, codes) for i, codes in made.items()}
-    told = list(dict.fromkeys(f"{shown[i]} is {atoms_text(codes)}" for i, codes in users.items()))
+    behind = {
+        i: f" {BATCHED}" if max(codes, default=0) > 0 and fault.names.is_behind(node, i) else ""
+        for i, codes in users.items()
+    }
+    told = list(
+        dict.fromkeys(f"{shown[i]} is {atoms_text(codes)}{behind[i]}" for i, codes in users.items())
+    )
     partial = list(dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial"))
     n = fault.request.mesh.sizes[fault.position]
     for i, codes in made.items():
@@ -30,8 +37,8 @@ def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]
         size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
         if size < n:
             return (
-                f"{shown[i]} is {atoms_text(users[i])}, but its dim {users[i][0] - 1} of size"
-                f" {size} is shorter than {n} devices"
+                f"{shown[i]} is {atoms_text(users[i])}{behind[i]}, but its dim {users[i][0] - 1} of"
+                f" size {size} is shorter than {n} devices"
             )
     if len(fault.found.sink) == 1:
         hint = (

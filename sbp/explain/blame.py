@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbp.explain.edits import pinned_value
-from sbp.explain.names import Names, behind_vmap
+from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap
 from sbp.explain.trials import Trials
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.request import Request
-from sbp.infer.space import decode
 from sbp.signatures import traits_of
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
@@ -74,12 +73,15 @@ class BlamedFault:
     def pin_text(self, pin: Constraint, node: Node) -> str:
         """The atom that a pin asks, and the role of a split dim in the node."""
         assert pin.site is not None
-        text = f"{self.names.site(pin.site)} is {decode(pin.code)!r} on `{self.axis}`"
+        asked = asked_text(pin.site, pin.code)
+        text = f"{self.names.site(pin.site)} is {asked} on `{self.axis}`"
         if pin.code > 0:
             shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
-            role = self.role(pin, node)
-            text += " under vmap" if behind_vmap(pin.site, pin.code) != 0 else ""
-            text += role or f": dim {pin.code - 1} of {'x'.join(map(str, shape))}"
+            behind = behind_vmap(pin.site, pin.code)
+            text += " under vmap" if behind != 0 else ""
+            sizes = "x".join(map(str, shape[behind or 0 :]))
+            dim = f": dim {pin.code - 1 - (behind or 0)} of {sizes}"
+            text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
         return text
 
     def role(self, pin: Constraint, node: Node) -> str:

@@ -8,6 +8,7 @@ from sbp.errors import Span
 from sbp.explain.blame import BlamedFault
 from sbp.explain.helps import ChangeKind, FoundHelps
 from sbp.explain.loosening import blamed
+from sbp.explain.names import asked_text
 from sbp.explain.near_rows import NearRows
 from sbp.explain.regions import carry_of
 from sbp.infer.constraints import Constraint
@@ -187,7 +188,7 @@ def other_pins(fault: BlamedFault, pins: Sequence[Constraint]) -> list[str]:
     for c in others.values():
         if c.site and c.name not in {p.name for p in pins}:
             where = f" at line {c.site.span.line}" if c.site.span else ""
-            texts.append(f"{fault.names.site(c.site)} as {decode(c.code)!r}{where}")
+            texts.append(f"{fault.names.site(c.site)} as {asked_text(c.site, c.code)}{where}")
     return texts
 
 

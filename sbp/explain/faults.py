@@ -19,7 +19,7 @@ from sbp.explain.edits import drop_pin, pinned_value, priced
 from sbp.explain.fault_notes import budget_notes, limit_notes, more_text, notes
 from sbp.explain.helps import FoundHelps, Repair
 from sbp.explain.limits import DiagnosisLimits
-from sbp.explain.names import Names
+from sbp.explain.names import Names, asked_text
 from sbp.explain.near_rows import NearRows, near_rows, rule
 from sbp.explain.regions import atoms_text, region_words
 from sbp.explain.repins import carried_text, edits_of
@@ -245,7 +245,9 @@ def conflict_title(fault: BlamedFault, node: Node, conflict: bool) -> str:
     """
     if conflict:
         pinned = [
-            f"{fault.names.site(c.site)} as {decode(c.code)!r}" for c in fault.found.pins if c.site
+            f"{fault.names.site(c.site)} as {asked_text(c.site, c.code)}"
+            for c in fault.found.pins
+            if c.site
         ]
         return f"{' and '.join(pinned)} cannot meet in {fault.subject(node)}"
     return f"{fault.subject(node)} has no SBP signature"
@@ -264,7 +266,7 @@ def returned(fault: BlamedFault) -> Diagnostic:
         (c, c.site.span) for c in fault.found.pins if c.site and c.site.span and c.site.span != at
     ]
     labels += [
-        Label(span=s, text=f"{fault.names.site(c.site)} is {decode(c.code)!r}")
+        Label(span=s, text=f"{fault.names.site(c.site)} is {asked_text(c.site, c.code)}")
         for c, s in placed
         if c.site
     ]
@@ -325,7 +327,7 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         (
             Label(
                 span=site.span,
-                text=f"pinned {decode(pin.code)!r} on `{fault.axis}`",
+                text=f"pinned {asked_text(site, pin.code)} on `{fault.axis}`",
                 primary=True,
             ),
         )
@@ -342,7 +344,8 @@ def impossible(fault: BlamedFault) -> Diagnostic:
     helps = ()
     if program and edits:
         helps = (priced(text, edits, program, clears_all_errors=True),)
-    title = f"{fault.names.site(site)} cannot be {decode(pin.code)!r} on mesh axis `{fault.axis}`"
+    asked = asked_text(site, pin.code)
+    title = f"{fault.names.site(site)} cannot be {asked} on mesh axis `{fault.axis}`"
     return Diagnostic(
         code="no-typing",
         severity="error",

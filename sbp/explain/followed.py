@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from sbp.errors import Help
@@ -48,7 +47,7 @@ def asking(
     program = best_program(edited) if edited is not None else None
     if program is None:
         return None
-    asked = pinned_text(dataclasses.replace(site, codes=codes), request.mesh)
+    asked = pinned_text(site, request.mesh, codes)
     option = "in_types" if site.is_input else "out_types"
     where = f"at line {site.span.line}" if site.span else f"in {option}"
     text = f"pin {Names.of(request.graph).site(site)} to {asked} {where}"

@@ -22,7 +22,8 @@ from sbp.source.reader import (
     operand_expressions,
     read_of,
 )
-from sbp.source.text import within
+from sbp.source.scopes import is_free
+from sbp.source.text import parsed_file, within
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 
@@ -36,18 +37,44 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
     """
     if not any(n.is_batched for n in site.nodes):
         return 0
-    expression = expression_at(site.span)[0]
-    written = (
-        expression.args[1]
-        if isinstance(expression, ast.Call) and len(expression.args) > 1
-        else None
-    )
-    if code <= 0 or not isinstance(written, ast.Constant) or not isinstance(written.value, int):
+    written = _written_dim(site)
+    if code <= 0 or written is None:
         return None
-    batch = code - 1 - written.value
+    batch = code - 1 - written
     return (
         batch if batch > 0 else None
     )  # `in_axes=0` puts the dims of vmap in front, the only place that is known
+
+
+def _written_dim(site: PinSite) -> int | None:
+    """The dim that a call of `sbp.split` has as a number; None for another annotation."""
+    call = expression_at(site.span)[0]
+    written = call.args[1] if isinstance(call, ast.Call) and len(call.args) > 1 else None
+    if isinstance(written, ast.Constant) and type(written.value) is int and written.value >= 0:
+        return written.value
+    return None
+
+
+BATCHED = "of the batched array"
+"""What is said of a dim under `jax.vmap` where it is not known which of the user's dims it is."""
+
+
+def asked_text(site: PinSite, code: Code, seen: Code | None = None) -> str:
+    """The atom that a pin asks, in the dims that the user sees where the pin is written.
+
+    Arguments:
+      site: the pin.
+      code: the code that it asks on one mesh axis.
+      seen: a split that it asks as it is written, where `code` is another one; None for `code`.
+    """
+    own = code if seen is None else seen
+    behind = behind_vmap(site, own) if code > 0 else 0
+    written = _written_dim(site) if behind is None and code == own else None
+    if written is not None:
+        return repr(decode(1 + written))
+    if behind is None or 0 < code <= behind:
+        return f"{decode(code)!r} {BATCHED}"
+    return repr(decode(code - behind if code > 0 else code))
 
 
 @dataclass(frozen=True)
@@ -189,6 +216,26 @@ class Names:
             return parts
         return parts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
 
+    def is_behind(self, node: Node, number: int) -> bool:
+        """Whether an operand may have dims of `jax.vmap` that the user does not see where it is
+        read. What is made outside has none, if the line calls it by the name that it has there.
+
+        Arguments:
+          node: the node that reads the operand.
+          number: of the operand.
+        """
+        if not node.is_batched:
+            return False
+        operand = node.inputs[number]
+        maker = self.makers.get(operand) if isinstance(operand, int) else None
+        if maker is not None and maker.is_batched:
+            return True
+        name = self.operand(node, number)
+        if not name.isidentifier() or node.span is None:
+            return True
+        free = is_free(parsed_file(node.span.file), node.span, name)
+        return not free and not self.denotes(name, node, operand)
+
     def shown(self, node: Node) -> tuple[str, ...]:
         """The name of each operand of a node in a diagnosis. Each operand has one, and different
         values have different ones."""
@@ -300,10 +347,17 @@ def _ambiguous(names: list[str], node: Node) -> list[int]:
     ]
 
 
-def pinned_text(site: PinSite, mesh: MeshSpec) -> str:
-    """The atoms that a pin asks, such as `data:S(0) tensor:B`."""
+def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:
+    """The atoms that a pin asks, such as `data:S(0) tensor:B`.
+
+    Arguments:
+      site: the pin.
+      mesh: the mesh.
+      codes: others that it would ask; None for its own.
+    """
+    seen = next((c for c in site.codes if c is not None and c > 0), None)
     return " ".join(
-        f"{axis}:{decode(c)!r}"
-        for axis, c in zip(mesh.names, site.codes, strict=True)
+        f"{axis}:{asked_text(site, c, seen)}"
+        for axis, c in zip(mesh.names, site.codes if codes is None else codes, strict=True)
         if c is not None
     )

@@ -35,9 +35,9 @@ class NearRows:
 def rule(fault: BlamedFault, node: Node) -> str:
     """The heading of a rule's rows: the operator with the names of its operands and results."""
     outs = [fault.names.value(v) or "result" for v in node.outputs]
-    return (
-        f"{node.name} on one mesh axis ({', '.join(fault.names.shown(node))} -> {', '.join(outs)})"
-    )
+    behind = ", dims of the batched arrays" if node.is_batched else ""
+    operands = ", ".join(fault.names.shown(node))
+    return f"{node.name} on one mesh axis ({operands} -> {', '.join(outs)}){behind}"
 
 
 def near_rows(fault: BlamedFault, node: Node, arriving: Arriving) -> NearRows:

@@ -48,8 +48,8 @@ def edits_to(request: Request, site: PinSite, codes: tuple[Code | None, ...]) ->
     names = request.mesh.names
     free = tuple(axis for axis, c in zip(names, codes, strict=True) if c is None)
     hidden = _hidden_dims(site, codes)
-    if hidden is None:
-        return ()
+    if hidden is None or any(c is not None and 0 < c <= hidden for c in codes):
+        return ()  # a split of a dim that the user does not see
     atoms: dict[str, Atom] = {
         axis: decode(c - hidden if c > 0 else c)
         for axis, c in zip(names, codes, strict=True)

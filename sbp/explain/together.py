@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sbp.errors import Diagnostic, Help, Label
 from sbp.explain.edits import drop_pin, pinned_value, priced
 from sbp.explain.fault_notes import more_text, unshown_text
+from sbp.explain.followed import asking
 from sbp.explain.limits import DiagnosisLimits
 from sbp.explain.names import Names, pinned_text
 from sbp.explain.repins import carried_text, edits_of
@@ -71,7 +73,8 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
     if len(helps) > limits.helps:
         limited.append(unshown_text(len(helps) - limits.helps))
     if untried:
-        limited.append(f"{more_text(untried, 'change')} not tried: {_size(request)}")
+        large = f": {_size(request)}" if request.size > limits.large else ""
+        limited.append(f"{more_text(untried, 'change')} not tried{large}")
     return Diagnostic(
         code="no-typing",
         severity="error",
@@ -132,31 +135,106 @@ def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label
     return labels, notes
 
 
+@dataclass(slots=True)
+class _Search:
+    """The helps of pins that have no typing together, and what was left out.
+
+    Arguments:
+      request: the program.
+      limits: on the work and on what is shown.
+      found: the helps.
+      untried: the number of changes for which no plan was made.
+    """
+
+    request: Request
+    limits: DiagnosisLimits
+    found: list[Help] = field(default_factory=list)
+    untried: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough helps were found. In a large program the search ends there."""
+        return len(self.found) >= self.limits.helps and self.request.size > self.limits.large
+
+    def agreeing(self, pins: Sequence[PinSite]) -> None:
+        """Pins that ask what another one asks."""
+        request, plans = self.request, 0
+        for site, other in itertools.permutations(pins, 2):
+            ranks = {len(_shape(request, s)) for s in (site, other)}
+            if site.codes == other.codes or len(ranks) > 1:
+                continue
+            if self.is_over or plans == self.limits.plans:
+                self.untried += 1
+                continue
+            plans += 1
+            asked = asking(request, site, other.codes)
+            if asked is not None and asked[0].text not in {h.text for h in self.found}:
+                self.found.append(asked[0])
+
+    def dropped(self, pins: Sequence[PinSite]) -> None:
+        """Pins that are dropped, one at a time."""
+        for site in pins:
+            edits = edits_of(self.request, site)
+            if edits and self.is_over:
+                self.untried += 1
+                continue
+            program = best_program(drop_pin(self.request, site)) if edits else None
+            if program is not None:
+                text = _dropped_text(self.request, site)
+                self.found.append(priced(text, edits, program, clears_all_errors=True))
+
+    def dropped_in_pairs(self, pins: Sequence[PinSite]) -> None:
+        """Two pins that are dropped: one of these, and one of those that have no typing together
+        without it. In a large program none."""
+        plans = 0
+        if self.request.size > self.limits.large:
+            self.untried += len(pins)
+            return
+        for site in pins:
+            rest = drop_pin(self.request, site)
+            for other in _conflicting_pins(rest, self.limits).shown:
+                edits = edits_of(self.request, site), edits_of(self.request, other)
+                if not all(edits):
+                    continue
+                if plans == self.limits.pair_plans:
+                    self.untried += 1
+                    continue
+                plans += 1
+                program = best_program(drop_pin(rest, other))
+                if program is not None:
+                    texts = [_dropped_text(self.request, s) for s in (site, other)]
+                    both = (*edits[0], *(e for e in edits[1] if e not in edits[0]))
+                    help_ = priced(" and ".join(texts), both, program, clears_all_errors=True)
+                    self.found.append(help_)
+
+
+def _shape(request: Request, site: PinSite) -> tuple[int, ...]:
+    return tuple(request.graph.aval(pinned_value(request.graph, site)).shape)
+
+
+def _dropped_text(request: Request, site: PinSite) -> str:
+    """A pin that is dropped, in words."""
+    if site.span:
+        return f"drop `{source_text(site.span)}` at line {site.span.line}"
+    where = "in" if site.is_input else "out"
+    name = Names.of(request.graph).site(site)
+    return f"leave {name} free in {where}_types{carried_text(request, site)}"
+
+
 def _helps(
     request: Request, needed: Sequence[PinSite], limits: DiagnosisLimits
 ) -> tuple[list[Help], int]:
-    """The plans without one of the pins, and how many were not made. In a large program the search
-    ends when enough were found to show.
+    """The plans after a change of the pins, and how many were not made: of pins that ask what
+    another one asks, of pins dropped, and where neither has a plan, of two pins dropped.
 
     Arguments:
       request: the program.
       needed: the pins.
       limits: on the work and on what is shown.
     """
-    names, helps, untried = Names.of(request.graph), list[Help](), 0
-    for site in needed:
-        edits = edits_of(request, site)
-        if edits and len(helps) >= limits.helps and request.size > limits.large:
-            untried += 1
-            continue
-        program = best_program(drop_pin(request, site)) if edits else None
-        if program is None:
-            continue
-        if site.span:
-            text = f"drop `{source_text(site.span)}` at line {site.span.line}"
-        else:
-            where = "in" if site.is_input else "out"
-            kept = carried_text(request, site)
-            text = f"leave {names.site(site)} free in {where}_types{kept}"
-        helps.append(priced(text, edits, program, clears_all_errors=True))
-    return helps, untried
+    search = _Search(request, limits)
+    search.agreeing(needed)
+    search.dropped(needed)
+    if not search.found:
+        search.dropped_in_pairs(needed)
+    return search.found, search.untried

@@ -14,6 +14,7 @@ from tests.edits import check_helps
 
 MESH = jax.sharding.AbstractMesh((8,), ("tensor",))
 BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+SMALL = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ROWS = ("tensor:S(0)", None)
 
 
@@ -66,3 +67,23 @@ def test_a_split_of_a_dim_that_is_not_there_has_no_plan():
     found = asking(request, site, (encode(sbp.S(1)),))
     assert found is not None and found[0].text.split(" to ")[1].startswith("tensor:S(1) at line")
     assert found[0].bytes_per_device == found[1].cost.bytes_per_device
+
+
+def test_a_dim_of_vmap_is_no_dim_for_a_pin():
+    """The plan without the pin splits the batch, which the function inside `jax.vmap` does not
+    see: no other pin there asks that. A dim that it sees is named as it is written."""
+
+    def batched(x, w):
+        def one(row):
+            return jnp.tanh(sbp.split(row, 1, "tensor")) @ w
+
+        return jax.vmap(one)(x)
+
+    shapes = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), SMALL
+    request = sbp.jit(batched, MESH).trace(*shapes).request
+    site = next(s for s in pin_sites(request) if s.source == "annotation")
+    assert asking(request, site, (encode(sbp.S(0)),)) is None
+    found = asking(request, site, (encode(sbp.S(1)),))
+    assert found is not None and " to tensor:S(0) at line" in found[0].text
+    (edit,) = (e for e in found[0].edits if isinstance(e, SourceEdit))
+    assert edit.replacement == 'sbp.split(row, 0, "tensor")'

@@ -83,7 +83,7 @@ def while_carry_left_partial(x, w):
 @broken(f32(4, N, D), f32(D, D), cause="a fault inside vmap, whose operator has one dim more than the user wrote")
 def inside_vmap(x, w):
     def one(x):
-        h = sbp.split(x, 1, "model") @ w  # and: x is S(2) on `model` under vmap: dim 2 of 4x64x256
+        h = sbp.split(x, 1, "model") @ w  # and: x is S(1) on `model` under vmap: dim 1 of 64x256
         return jnp.tanh(h)  # error: no-signature: `jnp.tanh(h)` has no SBP signature on mesh axis `model`
 
     return jax.vmap(one)(x)

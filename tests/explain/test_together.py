@@ -1,0 +1,71 @@
+"""Helps for pins that have a typing on each mesh axis, but not on all axes together."""
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+from sbp.errors import SourceEdit
+from sbp.explain.faults import explain
+from sbp.explain.limits import DiagnosisLimits
+from tests.edits import check_helps
+
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+X = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+EXPLICIT = {"boxing": "explicit"}
+
+
+def one_conflict(x):
+    a = jnp.tanh(sbp.annotate(x, data=sbp.B, model=sbp.S(0)))
+    b = jnp.tanh(sbp.annotate(x, data=sbp.S(0), model=sbp.B))
+    return a + b
+
+
+def two_conflicts(x, z):
+    a = jnp.tanh(sbp.annotate(x, data=sbp.B, model=sbp.S(0)))
+    b = jnp.tanh(sbp.annotate(x, data=sbp.S(0), model=sbp.B))
+    c = jnp.tanh(sbp.annotate(z, data=sbp.B, model=sbp.S(0)))
+    d = jnp.tanh(sbp.annotate(z, data=sbp.S(0), model=sbp.B))
+    return a + b, c * d
+
+
+def added(x, y, z, w):
+    return x + y, z * w
+
+
+def found(program, options, count):
+    (error,) = sbp.jit(program, MESH, **options).check(*[X] * count).diagnostics
+    assert "on the mesh axes `data`, `model` together" in error.title
+    check_helps(program, MESH, options, (X,) * count, [error])
+    return error
+
+
+def test_one_pin_asks_what_the_other_asks():
+    first, second, third = found(one_conflict, EXPLICIT, 1).helps
+    assert first.text.startswith("pin x to data:S(0) model:B at line ")
+    assert second.text.startswith("pin x to data:B model:S(0) at line ")
+    assert third.text.startswith("drop ")
+
+
+def test_two_pins_are_dropped_where_no_one_pin_helps():
+    error = found(two_conflicts, EXPLICIT, 2)
+    start = two_conflicts.__code__.co_firstlineno
+    for help_ in error.helps:
+        lines = {e.span.line - start for e in help_.edits if isinstance(e, SourceEdit)}
+        assert len(lines & {1, 2}) == len(lines & {3, 4}) == 1, help_
+    assert "1 more change gives a typing and is not shown" in error.notes
+
+
+def test_two_inputs_are_left_free():
+    types = ("data:S(1) model:S(1)", "data:B model:S(1)") * 2
+    error = found(added, EXPLICIT | {"in_types": types}, 4)
+    assert error.helps[0].text == "leave x free in in_types and leave z free in in_types"
+    assert len(error.helps[0].edits) == 2
+
+
+def test_changes_that_were_not_tried_are_counted():
+    request = sbp.jit(two_conflicts, MESH, boxing="explicit").trace(X, X).request
+    (few,) = explain(request, limits=DiagnosisLimits(pair_plans=1))
+    assert len(few.helps) == 1 and "3 more changes not tried" in few.notes
+    (large,) = explain(request, limits=DiagnosisLimits(large=1))
+    assert not large.helps
+    assert any("not tried: the program has" in n for n in large.notes), large.notes
