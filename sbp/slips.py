@@ -30,11 +30,13 @@ class MaybeSlip:
     Attributes:
       slip: the value that is almost right; None where it is not known.
       option: the argument of `sbp.jit` in question; empty for none.
+      call: the user's call of which an argument is wrong, where it is not the call that raises.
       related: other places that are part of the cause.
     """
 
     slip: Slip | None = None
     option: str = ""
+    call: Span | None = None
     related: tuple[Label, ...] = ()
 
     def with_slip(self, wrong: Any, *likely: Any) -> Self:

@@ -25,6 +25,7 @@ from sbp.errors import (
     SbpError,
     SbpInternalError,
     SourceEdit,
+    Span,
     noting,
 )
 from sbp.explain.edits import priced
@@ -81,6 +82,8 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
     helps = tuple(_help(change, program) for change, program in accepted)
     told = accepted[0][0].labels if accepted else changes[0].labels if changes else ()
     labels = found[0].labels or told or _option_label(error, options)
+    if error.call is not None and told:
+        labels = (*told, *(dataclasses.replace(label, primary=False) for label in labels))
     notes, left = found[0].notes, len(changes) - tried
     if left:
         notes += (f"{more_text(left, 'change')} {'were' if left > 1 else 'was'} not tried",)
@@ -110,6 +113,8 @@ def _help(change: _Change, program: Program) -> Help:
 def _changes(error: SbpError, options: JitOptions) -> list[_Change]:
     """The changes to try, the likeliest first. Of many swaps, some come last, so that what is
     misspelt is tried, too."""
+    if error.call is not None:
+        return list(_entries(error, options, error.call))
     if not error.option:
         return list(_corrected(error, options))
     swaps, renamed = list(_swaps(error.option, options)), list(_renamed(error, options))
@@ -132,6 +137,36 @@ def _corrected(error: SbpError, options: JitOptions) -> Iterator[_Change]:
                 options=options,
                 correction=Correction(at, slip.wrong, right),
             )
+
+
+def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[_Change]:
+    """The `in_types` of a hand-written region with each likely entry.
+
+    Arguments:
+      error: the error about them.
+      options: of `sbp.jit`.
+      call: the call that made the region.
+    """
+    wrong, likely = (error.slip.wrong, error.slip.likely) if error.slip else ((), ())
+    parts = items_of(call, "in_types", len(wrong))
+    for right in likely:
+        changed = next(i for i, entry in enumerate(right) if entry is not wrong[i])
+        source = next((k for k, other in enumerate(wrong) if other is right[changed]), None)
+        written = parts[source][1] if parts and source is not None else f'"{right[changed]}"'
+        edits: tuple[Edit, ...] = (
+            OptionEdit(option="in_types", value=right, function="sbp.manual"),
+        )
+        labels: tuple[Label, ...] = ()
+        if parts:
+            edits = (SourceEdit(span=parts[changed][0], replacement=written),)
+            labels = (Label(span=parts[changed][0], text="", primary=True),)
+        yield _Change(
+            text=f"write {written} for entry {changed} of in_types at line {call.line}",
+            edits=edits,
+            options=options,
+            correction=Correction(call, wrong, right),
+            labels=labels,
+        )
 
 
 def _written(value: Any) -> Any:

@@ -136,7 +136,7 @@ def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label
 
 
 @dataclass(slots=True)
-class _Search:
+class _HelpSearch:
     """The helps of pins that have no typing together, and what was left out.
 
     Arguments:
@@ -232,7 +232,7 @@ def _helps(
       needed: the pins.
       limits: on the work and on what is shown.
     """
-    search = _Search(request, limits)
+    search = _HelpSearch(request, limits)
     search.agreeing(needed)
     search.dropped(needed)
     if not search.found:

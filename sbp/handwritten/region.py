@@ -34,6 +34,7 @@ from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span
 from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
+from sbp.handwritten.entries import corrected, naming_open, naming_shards
 from sbp.handwritten.operands import arrays_of
 from sbp.kinds import FLAG, FUNCTION, fits, returning_arrays, takes
 from sbp.machine.context import call_without_mesh
@@ -116,7 +117,8 @@ def manual(
         scope = _SCOPE.get()
         if scope is None:
             return _alone(fn, in_types, out_types, args)
-        run = functools.partial(_Region(fn, scope, padded, made).run, in_types, out_types)
+        types = corrected(in_types, made)
+        run = functools.partial(_Region(fn, scope, padded, made).run, types, out_types)
         return call_without_mesh(run, *args)
 
     return region
@@ -179,15 +181,17 @@ class _Region:
           args: the global arrays.
         """
         flat, tree = jax.tree.flatten(args)
-        types = [
-            t
-            for e, a in zip(types_by_argument(in_types, args), args, strict=True)
-            for t in leaf_types(e, a, "in_types", self.mesh)
-        ]
+        with naming_open(in_types, self.made):
+            types = [
+                t
+                for e, a in zip(types_by_argument(in_types, args), args, strict=True)
+                for t in leaf_types(e, a, "in_types", self.mesh)
+            ]
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
         ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
-        given = ins
-        body, closed_over, out_tree, local_outs = self.body(ins, tree, self.abstract)
+        given, shards = ins, [c.local(self.mesh.sizes) for c in ins]
+        with naming_shards(self.name, in_types, shards, self.made, lambda: self.alone(given, tree)):
+            body, closed_over, out_tree, local_outs = self.body(ins, tree, self.abstract)
         ins = [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
         out_claims = leaf_types(
             out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh

@@ -210,6 +210,7 @@ report = sbp.jit(f, mesh).check(large, large)
         A manual region is code of the user's own with named-axis collectives. The types that it
         claims for its results do not follow from the types that it claims for its arguments: a
         reduction is missing, stands there twice, comes too late, or runs over the wrong mesh axis.
+        Or the body does not take the shards that in_types give it, though it takes whole arrays.
         The body is read as sbp.check_shard_map reads a jax.shard_map, and then run on random values
         for all devices of the mesh.
         """,
