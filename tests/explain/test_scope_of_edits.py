@@ -149,7 +149,7 @@ def in_a_statement(x, w):
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, where):
-    options = {"boxing": "explicit"}
+    options: dict[str, Any] = {"boxing": "explicit"}
     found = sbp.jit(program, MESH, **options).check(SQUARE, SQUARE).diagnostics
     check_helps(program, MESH, options, (SQUARE, SQUARE), found)
     texts = [h.text for d in found for h in d.helps]
