@@ -394,5 +394,6 @@ def as_array(x: Any, what: str) -> Any:
         return x
     try:
         return jnp.asarray(x)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise refused(f"{what} one array, got {shown(x)}", error) from error
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        kind = ValueError if isinstance(error, RecursionError) else error
+        raise refused(f"{what} one array, got {shown(x)}", kind) from error

@@ -23,15 +23,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-import jax
 import numpy as np
 
 from sbp.errors import (
     ArgumentError,
     ArgumentTypeError,
-    SbpError,
     nearest,
-    refused,
     users_stacklevel,
 )
 from sbp.slips import correcting
@@ -287,40 +284,6 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
     return name
 
 
-IsLeaf = Callable[[Any], bool] | None
-
-
-def leaves_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[Any], Any]:
-    """The leaves of a pytree, and its structure.
-
-    Arguments:
-      tree: the pytree.
-      what: what it is, for the error.
-      is_leaf: as in `jax.tree.flatten`.
-
-    Raises:
-      SbpError: `bad-argument` for what JAX cannot flatten, such as a dict with keys that do not
-        compare.
-    """
-    try:
-        return jax.tree.flatten(tree, is_leaf)
-    except (TypeError, ValueError) as error:
-        raise _no_pytree(what, error) from error
-
-
-def paths_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[tuple[Any, Any]], Any]:
-    """The leaves of a pytree, each behind its path, and its structure; like `leaves_of`."""
-    try:
-        return jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    except (TypeError, ValueError) as error:
-        raise _no_pytree(what, error) from error
-
-
-def _no_pytree(what: str, error: Exception) -> SbpError:
-    said = " ".join(str(error).split())
-    return refused(f"{what} cannot be read as a pytree; change what JAX names: {said}", error)
-
-
 def takes_no_such_call(error: TypeError) -> bool:
     """Whether a call itself failed, and no line of the callee ran: it takes other arguments. To be
     asked in the frame that calls."""
@@ -348,28 +311,6 @@ def fits(
         raise ArgumentTypeError(
             f"{name} is called with {count} arguments: {error}; it takes {signature}"
         ) from error
-
-
-def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of the user, which is refused where a leaf of its results is no array.
-
-    The function raises an `ArgumentError` that names the leaf by its path.
-    """
-
-    @functools.wraps(function, updated=())
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        results = function(*args, **kwargs)
-        for path, leaf in paths_of(results, "what the function returns")[0]:
-            try:
-                jax.typeof(leaf)
-            except TypeError as error:
-                raise ArgumentError(
-                    f"the function returns {shown(leaf)} at result{jax.tree_util.keystr(path)},"
-                    " which is no array; return pytrees of arrays"
-                ) from error
-        return results
-
-    return checked
 
 
 def refuse_unless(kind: Kind, function: str, name: str, values: Iterable[Any]) -> None:

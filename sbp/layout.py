@@ -23,8 +23,9 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
-from sbp.errors import ArgumentError, ArgumentKeyError, SbpError, nearest, refused
+from sbp.errors import ArgumentError, ArgumentKeyError, SbpError, nearest
 from sbp.kinds import AXES, AXIS, FLAG, Kind, made_of, shown, takes
+from sbp.pytrees import leaves_of
 from sbp.spans import Label
 from sbp.types import Atom, B, NdSbp, Split
 
@@ -217,10 +218,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
                 raise _LEAF.refused("Layout.types", "each leaf of `names`", leaf)
             return self.type(*leaf, free=free)
 
-        try:
-            return jax.tree.map(type_of, names, is_leaf=_is_names)
-        except ValueError as error:  # JAX sorts the keys of a dict
-            raise refused(f"Layout.types: `names` is no pytree: {error}", error) from error
+        leaves, tree = leaves_of(names, "Layout.types: `names`", _is_names)
+        return jax.tree.unflatten(tree, list(map(type_of, leaves)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -17,17 +17,7 @@ from typing import TypeVar, overload
 import numpy as np
 
 from sbp.errors import ArgumentKeyError, SbpError, nearest
-from sbp.kinds import (
-    AXES,
-    AXES_OR_NONE,
-    AXIS,
-    SHOWN_CHARACTERS,
-    TEXT,
-    Kind,
-    made_of,
-    shown,
-    takes,
-)
+from sbp.kinds import AXES, AXES_OR_NONE, AXIS, SHOWN_CHARACTERS, TEXT, Kind, made_of, shown, takes
 
 Default = TypeVar("Default")
 

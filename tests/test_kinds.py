@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -124,3 +126,25 @@ def test_public_functions_name_the_argument_and_what_they_take(call, message):
     with pytest.raises(sbp.SbpError) as caught:
         call()
     assert message in str(caught.value)
+
+
+ENDLESS: Any = []
+ENDLESS.append({"a": (ENDLESS,)})
+DEEP = functools.reduce(lambda tree, _: [tree], range(600), 1.0)
+ONE = sbp.make_mesh((1,), ("data",))
+READERS: dict[str, Callable[[Any], Any]] = {
+    "in_types": lambda tree: sbp.jit(lambda x: x, ONE, in_types=tree),
+    "out_types": lambda tree: sbp.jit(lambda x: x, ONE, out_types=(tree,)),
+    "out_shardings": lambda tree: sbp.jit(lambda x: x, ONE, out_shardings=tree),
+    "results": lambda tree: sbp.jit(lambda x: tree, ONE).plan(1.0),
+    "arguments": lambda tree: sbp.jit(lambda x: x, ONE).plan(tree),
+    "names of a layout": lambda tree: sbp.Layout(batch="data").types(tree),
+}
+
+
+@pytest.mark.parametrize("tree", [ENDLESS, DEEP], ids=["endless", "deep"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_tree_that_contains_itself_is_refused_before_jax_sees_it(reader, tree):
+    """After JAX has failed to flatten one, no Python function can be called any more."""
+    with pytest.raises(sbp.SbpError, match="contains itself, or is nested too deep"):
+        READERS[reader](tree)

@@ -19,9 +19,10 @@ from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
 from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import leaves_of, takes_no_such_call
+from sbp.kinds import takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
+from sbp.pytrees import leaves_of
 from sbp.run.padded import Padded, fits_on, is_laid_out
 from sbp.run.partial import Partial
 from sbp.source.arguments import argument_span, constants_in

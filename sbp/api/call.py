@@ -28,9 +28,10 @@ from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled
 from sbp.errors import SbpError, refused
 from sbp.infer.request import TypeSource
-from sbp.kinds import paths_of, takes_no_such_call
+from sbp.kinds import takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
+from sbp.pytrees import paths_of
 from sbp.run.padded import Padded
 from sbp.run.partial import Partial
 from sbp.spans import Span

@@ -19,9 +19,10 @@ from sbp.api.planner import Planner
 from sbp.api.slips import diagnosed
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import SbpError, SbpWarning, users_stacklevel
-from sbp.kinds import FUNCTION, Kind, instance_of, leaves_of, made_of
+from sbp.kinds import FUNCTION, Kind, instance_of, made_of
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.program import Program
+from sbp.pytrees import leaves_of
 from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
 

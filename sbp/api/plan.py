@@ -22,9 +22,10 @@ from sbp.explain.costly import costly_annotations
 from sbp.explain.gathered import gathered_matrices
 from sbp.explain.settings import ComparedPlan
 from sbp.explain.why import why
-from sbp.kinds import FLAG, instance_of, leaves_of, made_of, shown, takes
+from sbp.kinds import FLAG, instance_of, made_of, shown, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
+from sbp.pytrees import leaves_of
 from sbp.report.compare import Comparison, comparison
 from sbp.report.progress import counting_down
 from sbp.report.report import Report

@@ -9,8 +9,9 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp.kinds import FUNCTION, fits, leaves_of, takes
+from sbp.kinds import FUNCTION, fits, takes
 from sbp.machine.mesh import mesh_spec
+from sbp.pytrees import leaves_of
 from sbp.report.report import Report
 from sbp.shardmap.alone import compared_runs
 from sbp.shardmap.check import diagnostics_of, in_source_order, traced

@@ -11,7 +11,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sbp import _jax_call
 from sbp.api.boundary import same_mesh
 from sbp.errors import SbpError, refused
-from sbp.kinds import leaves_of, shown
+from sbp.kinds import shown
+from sbp.pytrees import leaves_of
 
 
 def is_given(shardings: Any) -> bool:

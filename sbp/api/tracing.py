@@ -26,10 +26,10 @@ from sbp.infer.pins import check_monoids, resolve_pins
 from sbp.infer.registered import check_registered
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
-from sbp.kinds import paths_of
 from sbp.limits import policies_in
 from sbp.machine.context import other_mesh, users_mesh
 from sbp.machine.mesh import MeshSpec
+from sbp.pytrees import paths_of
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from sbp.errors import nearest
-from sbp.kinds import paths_of
+from sbp.pytrees import paths_of
 
 KeyPath = tuple[Any, ...]
 

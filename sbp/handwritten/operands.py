@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from sbp.annotations import as_array
-from sbp.kinds import leaves_of
+from sbp.pytrees import leaves_of
 
 
 def arrays_of(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -36,9 +36,10 @@ from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
 from sbp.handwritten.entries import corrected, naming_open, naming_shards
 from sbp.handwritten.operands import arrays_of
-from sbp.kinds import FLAG, FUNCTION, fits, returning_arrays, takes
+from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
+from sbp.pytrees import returning_arrays
 from sbp.signatures.kernels.shards import padded_blocks, reduced
 from sbp.signatures.region import parts_p, pick_p
 from sbp.types import NdSbp, Split, Unreduced

@@ -15,8 +15,9 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import as_array
 from sbp.errors import Diagnostic, note
-from sbp.kinds import fits, leaves_of, returning_arrays
+from sbp.kinds import fits
 from sbp.machine.mesh import MeshSpec
+from sbp.pytrees import leaves_of, returning_arrays
 from sbp.signatures.custom import custom_for
 from sbp.signatures.laws.refutation import Custom, Sample
 from sbp.trace.build import trace

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp.errors import Diagnostic, refused
-from sbp.kinds import leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
+from sbp.pytrees import leaves_of, returning_arrays
 from sbp.shardmap.doubt_words import doubt_diagnostic
 from sbp.shardmap.helps import Helper
 from sbp.shardmap.regions import Analysis
