@@ -24,7 +24,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
 from sbp.errors import ArgumentError, ArgumentKeyError, SbpError, nearest
-from sbp.kinds import AXES, AXIS, FLAG, Kind, made_of, shown, takes
+from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, made_of, shown, takes
 from sbp.pytrees import leaves_of
 from sbp.spans import Label
 from sbp.types import Atom, B, NdSbp, Split
@@ -275,6 +275,16 @@ def padded(type: Any = None) -> PaddedType:
     return PaddedType(type)
 
 
+_SHAPE = Kind("a shape", lambda x: isinstance(x, tuple | list) and all(map(is_whole, x)))
+_SIZED_AXES = Kind(
+    "pairs of a mesh axis and its size",
+    lambda x: (
+        isinstance(x, tuple | list)
+        and all(isinstance(a, tuple) and len(a) == 2 and is_whole(a[1]) for a in x)
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class FullySharded:
     """The types of leaves that are split where they fit; see `fully_sharded`.
@@ -287,6 +297,7 @@ class FullySharded:
     mesh_axes: tuple[str, ...]
     padded: bool = False
 
+    @takes("FullySharded.type_of", skip=1, shape=_SHAPE, axes=_SIZED_AXES)
     def type_of(self, shape: Sequence[int], axes: Sequence[tuple[str, int]]) -> NdSbp | PaddedType:
         """The type of a leaf.
 

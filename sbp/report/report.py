@@ -34,14 +34,17 @@ class Shown:
 
     page: Page
 
+    @takes("text", skip=1, width=_WIDTH)
     def text(self, width: int = TEXT_WIDTH) -> str:
         """Plain text of at most `width` columns, the same on every terminal."""
         return "\n".join(self.lines(width))
 
+    @takes("lines", skip=1, width=_WIDTH)
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
         """The lines of the plain text."""
         return [line.plain.rstrip() for line in page_lines(self.page, width)]
 
+    @takes("html", skip=1, standalone=FLAG)
     def html(self, *, standalone: bool = False) -> str:
         """HTML with inline CSS and no script; a whole document when `standalone`."""
         return page_html(self.page, standalone=standalone)
