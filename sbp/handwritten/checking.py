@@ -13,11 +13,12 @@ from jax.sharding import AbstractMesh
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, noting, warn
 from sbp.handwritten.claims import ClaimedArray, false_claims
-from sbp.handwritten.one_device import OneDeviceRun, compared
+from sbp.handwritten.one_device import Alone, ClaimedBody
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.check import diagnostics_of
 from sbp.shardmap.coverage import Coverage
 from sbp.shardmap.regions import analyse
+from sbp.shardmap.run_words import run_diagnostics, run_text
 from sbp.shardmap.words import why_text
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
@@ -41,7 +42,8 @@ class ClaimingRegion:
       abstract: the same mesh, as JAX has it.
       span: the user's line that calls it.
       made: the user's line that calls `sbp.manual`.
-      alone: gives its body on mesh axes of size 1, as a jaxpr, with its operands.
+      fn: its function.
+      alone: gives its body on a mesh with an axis of size 1, as a jaxpr, with its operands.
     """
 
     name: str
@@ -53,7 +55,8 @@ class ClaimingRegion:
     abstract: AbstractMesh
     span: Span | None
     made: Span | None
-    alone: Callable[[], Any]
+    fn: Callable[..., Any]
+    alone: Alone
 
     @property
     def key(self) -> str:
@@ -85,13 +88,13 @@ class ClaimingRegion:
             raise SbpTypeError([self._ran(false)])
         coverage = found.coverage
         if coverage.unread:
-            note(
-                self._unread(coverage, compared(graph, self.alone, self.ins, self.outs, self.mesh))
-            )
-        for d in read:
+            body = ClaimedBody(self.fn, graph, self.ins, self.outs, self.mesh, self.alone)
+            coverage = replace(coverage, runs=tuple(body.compared(program, found)))
+            note(self._unread(coverage))
+        for d in (*read, *run_diagnostics(coverage)):
             if d.code == NOT_ANALYSED:
                 note(replace(d, severity="note"))
-            else:  # a division with two readings, or shards that do not belong together
+            else:  # a division with two readings, shards that do not belong together, a ring
                 span = d.primary.span if d.primary else self.span
                 with noting():  # a report has the finding itself, with its labels and notes
                     warn(CODE, f"in manual region {self.name!r}", d.title, span=span)
@@ -145,7 +148,7 @@ class ClaimingRegion:
         more = f"more on this kind of fault: sbp explain {found.code}"
         return replace(found, code=CODE, labels=(*found.labels, *made), notes=(*found.notes, more))
 
-    def _unread(self, read: Coverage, run: OneDeviceRun) -> Diagnostic:
+    def _unread(self, read: Coverage) -> Diagnostic:
         """The values of the body at which readings end, and how the region runs on one device."""
         labels: dict[Span, Label] = {}
         for u in read.unread:
@@ -163,7 +166,7 @@ class ClaimingRegion:
             notes=(
                 "what depends on that is checked by a run on random values only: results that"
                 " claim B are equal on all devices",
-                _on_one_device(run),
+                *map(run_text, read.runs),
             ),
         )
 
@@ -183,18 +186,3 @@ class ClaimingRegion:
                 "the region was run on random values, device by device",
             ),
         )
-
-
-def _on_one_device(run: OneDeviceRun) -> str:
-    """What a comparison with one device found, in words."""
-    if run.untried:
-        return f"it is not compared with one device: {run.untried}"
-    if not run.apart:
-        return "on one device it computes the same from the same random values"
-    many = "results" if len(run.apart) > 1 else "result"
-    which = ", ".join(map(str, run.apart))
-    return (
-        f"on one device it computes another value of {many} {which} from the same random values;"
-        " this is right where it draws numbers by device, has a stage for each device or drops what"
-        " has no place, and wrong elsewhere"
-    )

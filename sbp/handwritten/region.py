@@ -35,6 +35,7 @@ from sbp.handwritten.checking import ClaimingRegion
 from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
 from sbp.handwritten.entries import corrected, naming_open, naming_shards
+from sbp.handwritten.one_device import Alone
 from sbp.handwritten.operands import arrays_of
 from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
@@ -191,14 +192,16 @@ class _Region:
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
         ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
         given, shards = ins, [c.local(self.mesh.sizes) for c in ins]
-        with naming_shards(self.name, in_types, shards, self.made, lambda: self.alone(given, tree)):
+        one = self.abstract_of((1,) * len(self.mesh.names))
+        works = functools.partial(self.body, given, tree, one)
+        with naming_shards(self.name, in_types, shards, self.made, works):
             body, closed_over, out_tree, local_outs = self.body(ins, tree, self.abstract)
         ins = [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
         out_claims = leaf_types(
             out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
         )
         outs = [self.whole(o, t) for o, t in zip(local_outs, out_claims, strict=True)]
-        self.check(body, ins, outs, closed_over, lambda: self.alone(given, tree))
+        self.check(body, ins, outs, closed_over, functools.partial(self.alone, given, tree))
         encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
         mapped = jax.shard_map(
             lambda *shards: self.shards(body, ins, outs, shards),
@@ -296,10 +299,13 @@ class _Region:
         names = self.mesh.names
         return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 
-    def alone(self, ins: Sequence[ClaimedArray], tree: Any) -> tuple[Any, list[ClaimedArray]]:
-        """The body on axes of size 1, as a jaxpr, with its operands."""
-        one = self.abstract_of((1,) * len(self.mesh.names))
-        body, closed_over, _, _ = self.body(ins, tree, one)
+    def alone(
+        self, ins: Sequence[ClaimedArray], tree: Any, name: str, copied: Callable[[Any], Any]
+    ) -> tuple[Any, list[ClaimedArray]]:
+        """The body of a copied function, with one device on a mesh axis, and its operands."""
+        mesh = self.abstract_of(tuple(1 if a == name else n for a, n in self.mesh.axes))
+        other = _Region(copied(self.fn), self.scope, self.padded, self.made)
+        body, closed_over, _, _ = other.body(ins, tree, mesh)
         return body, [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
 
     def body(
@@ -367,16 +373,10 @@ class _Region:
         ins: Sequence[ClaimedArray],
         outs: Sequence[ClaimedArray],
         closed_over: Sequence[Any],
-        alone: Callable[[], Any],
+        alone: Alone,
     ) -> None:
-        """Checks the claims of a region, unless this trace has checked the same ones.
-
-        Arguments:
-          body: its body on the mesh.
-          ins: its operands.
-          outs: its results.
-          closed_over: the arrays that it closes over.
-          alone: gives its body on axes of size 1.
+        """Checks the claims of a region, unless this trace has checked the same ones. Takes what
+        `ClaimingRegion` does.
 
         Raises:
           SbpTypeError: `manual-types`, with all claims that do not hold.
@@ -391,6 +391,7 @@ class _Region:
             abstract=self.abstract,
             span=self.span,
             made=self.made,
+            fn=self.fn,
             alone=alone,
         )
         if region.key not in self.scope.checked:
