@@ -122,6 +122,12 @@ def scan_gradient(a: Any, b: Any) -> Any:
     return jax.grad(lambda a, b: jnp.sum(scanned(a, b)[1] ** 2), argnums=(0, 1))(a, b)
 
 
+def stencil(x: Any) -> Any:
+    """Four times each element, less its four neighbours; zeros around."""
+    p = jnp.pad(x, 1)
+    return 4 * x - p[:-2, 1:-1] - p[2:, 1:-1] - p[1:-1, :-2] - p[1:-1, 2:]
+
+
 CASES: dict[str, Case] = {
     "conv gradient VALID": conv_case(256, "VALID"),
     "conv gradient VALID, two dims": Case(
@@ -155,6 +161,13 @@ CASES: dict[str, Case] = {
     "diff, prepend": Case(
         fn=lambda x: jnp.diff(x, axis=0, prepend=x[:1]),
         shapes=((1024, 4096),),
+        ins=("x:S(0)",),
+        outs="x:S(0)",
+    ),
+    "stencil": Case(fn=stencil, shapes=((2048, 2048),), ins=("x:S(0)",), outs="x:S(0)"),
+    "stencil, gradient": Case(
+        fn=jax.grad(lambda x: jnp.sum(stencil(x) ** 2)),
+        shapes=((2048, 2048),),
         ins=("x:S(0)",),
         outs="x:S(0)",
     ),

@@ -17,7 +17,8 @@ from jax import lax
 
 from sbp.signatures.clusters import Wiring
 from sbp.trace.graph import Node, Operand, constant
-from sbp.trace.joins import Joined, is_zero, join_node
+from sbp.trace.joins import Joined, join_node
+from sbp.trace.parts import is_zero
 from sbp.trace.slices import Cut, cuts_of, shape_of, slicing, whole
 
 

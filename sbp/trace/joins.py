@@ -5,107 +5,69 @@ gradients pad slices and add them. If the dim is split over devices, each of the
 almost every element to another device. The primitive `join_slices` reads the whole arrays, and each
 element moves once.
 
-If a program only slices what it has concatenated, as `jnp.diff` with `prepend` does, the slices
-read what was concatenated. The longer array, of which no shard lies where the operands have theirs,
-is then not made.
+If a program only slices what it has concatenated or padded, as `jnp.diff` with `prepend` and
+stencils on `jnp.pad(x, 1)` do, the slices read what was put together. The longer array, of which no
+shard lies where the operands have theirs, is then not made.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-import jax
-import numpy as np
-from jax import lax
-
-from sbp import _jax
-from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.slices import Cut, cuts_of, slicing, whole
-
-Piece = tuple[int, Any, Any]
-"""(operand, start, size): a slice of an operand of `join_slices` along its dim; of a scalar
-operand, `size` copies."""
-
-join_slices_p = _jax.Primitive("join_slices")
-
-
-def joined(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
-    """Slices of arrays, one after the other.
-
-    Arguments:
-      args: arrays of one shape but for one dim, and scalars.
-      dimension: the dim.
-      pieces: the slices, in the order of the result.
-    """
-    array = next(x for x in args if x.ndim)
-    found = []
-    for operand, start, size in pieces:
-        x = args[operand]
-        if x.ndim:
-            found.append(lax.slice_in_dim(x, start, start + size, axis=dimension))
-        else:
-            shape = (*array.shape[:dimension], size, *array.shape[dimension + 1 :])
-            found.append(lax.broadcast(x, shape))
-    return lax.concatenate(found, dimension)
-
-
-def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
-    array = next(a for a in avals if a.ndim)
-    size = sum(size for _, _, size in pieces)
-    return array.update(shape=(*array.shape[:dimension], size, *array.shape[dimension + 1 :]))
-
-
-join_slices_p.def_impl(joined)
-join_slices_p.def_abstract_eval(_abstract)
-_jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(joined, multiple_results=False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """Neighbouring elements of a value along a dim; of a scalar, copies.
-
-    Arguments:
-      source: the value.
-      start: the first element.
-      size: number of elements.
-      is_cut: whether an operation of the program cut it out of a longer value.
-    """
-
-    source: Operand
-    start: Any
-    size: Any
-    is_cut: bool = False
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.join_slices import join_slices_p
+from sbp.trace.parts import (
+    PaddedSlice,
+    Slice,
+    at_most,
+    is_most,
+    is_zero,
+    plain,
+    summed,
+    with_single_pads,
+    within,
+)
+from sbp.trace.slices import Cuts, cuts_of, shape_of, slicing, whole
 
 
 def with_joins(graph: Graph) -> Graph:
-    """A graph in which slices that are put together again are one node, in regions too."""
-    return _with_joins(graph, {i.value for i in graph.inspections if isinstance(i.value, int)})
+    """A graph in which slices that are put together again are one node, and slices of what is put
+    together read its parts, in regions too.
+
+    Arguments:
+      graph: a traced program; new values are entered in its table of avals.
+    """
+    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
+    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
+    return _with_joins(graph, inspected, ids)
 
 
-def _with_joins(graph: Graph, inspected: Set[int]) -> Graph:
+def _with_joins(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     """The graph with its joins.
 
     Arguments:
       graph: the graph.
       inspected: values whose types the program asks for, which stay.
+      ids: unused numbers of nodes.
     """
-    maker = _Joins(graph, inspected)
-    nodes = [maker.visit(node) for node in graph.nodes]
+    maker = _Joins(with_single_pads(graph, inspected, ids), inspected, ids)
+    nodes = [new for node in maker.graph.nodes for new in maker.visit(node)]
     if maker.changed:
-        asked = {o for o in graph.outputs if isinstance(o, int)} | inspected
-        nodes = without_unread(nodes, asked)
+        nodes = without_unread(nodes, maker.asked)
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-_FEEDING = frozenset({"slice", "split", "pad", "concatenate"})
+_FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any"})
 """Operations whose results a join may read through."""
 
 
 def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
-    """The nodes without the slices, pads, concatenations and joins that nothing reads any more.
+    """The nodes without the slices, pads, their sums, concatenations and joins that nothing reads
+    any more.
 
     Arguments:
       nodes: the nodes of a graph.
@@ -159,113 +121,254 @@ class _Joins:
     Arguments:
       graph: the graph.
       inspected: values whose types the program asks for.
+      ids: unused numbers of nodes.
     """
 
-    def __init__(self, graph: Graph, inspected: Set[int]) -> None:
-        self.graph, self.inspected = graph, inspected
+    def __init__(self, graph: Graph, inspected: Set[int], ids: Iterator[int]) -> None:
+        self.graph, self.inspected, self.ids = graph, inspected, ids
         self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
         self.changed = False
-        self.kept = {o for o in graph.outputs if isinstance(o, int)} | inspected
-        for node in graph.nodes:
-            if node.op != "slice" or self.sliced(node) is None:
+        self.instead: dict[Operand, Operand] = {}
+        self.asked = {o for o in graph.outputs if isinstance(o, int)} | inspected
+        self.kept = set(self.asked)
+        self.cut_values: dict[tuple[Operand, Cuts], Operand] = {}
+        sliced: Counter[Operand] = Counter()
+        read = set(self.asked)
+        for node in reversed(graph.nodes):
+            if node.op in _FEEDING and read.isdisjoint(node.outputs):
+                continue
+            read.update(o for o in node.inputs if isinstance(o, int))
+            if self.slices_parts(node):
+                sliced.update(node.inputs)
+                continue
+            # A pad that only slices read is not made, nor is a sum that one slice reads.
+            readers = sum(sliced[v] for v in node.outputs)
+            is_made = readers == 0 or not self.kept.isdisjoint(node.outputs)
+            if node.op == "add_any" and readers == 1 and not is_made:
+                sliced.update(node.inputs)
+            elif node.op != "pad" or is_made:
                 self.kept.update(o for o in node.inputs if isinstance(o, int))
 
-    def visit(self, node: Node) -> Node:
-        """The node, or the join that replaces it."""
+    def visit(self, node: Node) -> list[Node]:
+        """The node, or those that replace it."""
+        if any(o in self.instead for o in node.inputs):
+            inputs = tuple(self.instead.get(o, o) for o in node.inputs)
+            node = dataclasses.replace(node, inputs=inputs)
+            self.makers |= dict.fromkeys(node.outputs, node)
         if node.regions:
-            regions = tuple(_with_joins(r, self.inspected) for r in node.regions)
-            return dataclasses.replace(node, regions=regions)
-        slices: list[_Slice] = []
+            regions = tuple(_with_joins(r, self.inspected, self.ids) for r in node.regions)
+            return [dataclasses.replace(node, regions=regions)]
+        if self.slices_parts(node) and node.inputs[0] not in self.kept:
+            found = self.read_through(node)
+            self.changed = self.changed or found is not None
+            return [node] if found is None else found
+        slices: list[Slice] = []
         dim = 0
         if node.op == "concatenate":
             dim = int(node.params["dimension"])
             slices = [self.cut(o, dim) for o in node.inputs]
-        elif node.op == "slice":
-            dim, slices = self.through(node)
-            if len(slices) == 1:
-                return self.narrowed(node, dim, slices[0])
         elif node.op in ("pad", "add_any"):
             pads = [self.padded(n) for n in self.pads(node)]
             if pads and all(pads):
-                dim, slices = _summed([p for p in pads if p is not None])
+                dim, slices = summed([p for p in pads if p is not None])
         if not self.moves(dim, slices):
-            return node
+            return [node]
         self.changed = True
-        return join_node(node, dim, [(s.source, s.start, s.size) for s in slices])
+        return [_joined_slices(node, dim, slices)]
 
-    def moves(self, dim: int, slices: Sequence[_Slice]) -> bool:
+    def moves(self, dim: int, slices: Sequence[Slice]) -> bool:
         """Whether a join is better than the operations it replaces: some value is cut, and most of
         each value that is cut is read. Otherwise the whole value may cost more than its slices."""
         taken: dict[Operand, Any] = {}
         for s in slices:
-            if s.is_cut:
+            if s.is_cut and self.graph.aval(s.source).shape:
                 taken[s.source] = taken.get(s.source, 0) + s.size
         return bool(taken) and all(
-            _is_most(size, self.graph.aval(source).shape[dim]) for source, size in taken.items()
+            is_most(size, self.graph.aval(source).shape[dim]) for source, size in taken.items()
         )
 
-    def cut(self, operand: Operand, dim: int) -> _Slice:
+    def cut(self, operand: Operand, dim: int) -> Slice:
         """A value as a slice along a dim of the value that it was cut out of."""
-        whole = _Slice(operand, 0, self.graph.aval(operand).shape[dim])
+        whole = Slice(operand, 0, self.graph.aval(operand).shape[dim])
         maker = self.makers.get(operand) if isinstance(operand, int) else None
         if maker is None or not isinstance(operand, int):
             return whole
         if maker.op == "split" and maker.params["axis"] == dim:
             sizes, at = maker.params["sizes"], maker.outputs.index(operand)
-            return _Slice(maker.inputs[0], sum(sizes[:at]), sizes[at], True)
+            return Slice(maker.inputs[0], sum(sizes[:at]), sizes[at], True)
         if maker.op == "slice":
             params, shape = maker.params, self.graph.aval(maker.inputs[0]).shape
             ends = zip(params["start_indices"], params["limit_indices"], shape, strict=True)
             whole_beside = all(e == dim or (a, b) == (0, n) for e, (a, b, n) in enumerate(ends))
             if whole_beside and set(params["strides"] or (1,)) == {1}:
-                return _Slice(maker.inputs[0], params["start_indices"][dim], whole.size, True)
+                return Slice(maker.inputs[0], params["start_indices"][dim], whole.size, True)
         return whole
 
-    def sliced(self, node: Node) -> tuple[int, Cut] | None:
-        """The dim of a concatenation that a slice cuts, and where it cuts it; None for slices of
-        something else, strided slices, slices that cut other dims too, and symbolic sizes."""
-        x = node.inputs[0]
-        maker = self.makers.get(x) if isinstance(x, int) else None
-        if maker is None or maker.op != "concatenate":
-            return None
-        dim, shape = int(maker.params["dimension"]), self.graph.aval(x).shape
-        cuts = cuts_of(node, node.outputs[0], shape)
-        if cuts is None or not isinstance(shape[dim], int):
-            return None
-        if cuts[dim][2] != 1 or cuts[dim][0] >= cuts[dim][1]:
-            return None
-        beside = [d for d in range(len(shape)) if d != dim]
-        return (dim, cuts[dim]) if all(cuts[d] == whole(shape)[d] for d in beside) else None
+    # ---- slices of what is put together ----------------------------------------------------------
 
-    def through(self, node: Node) -> tuple[int, list[_Slice]]:
-        """What a slice takes from each operand of a concatenation; nothing where an operation other
-        than such slices reads the concatenation, which is then made in any case."""
-        found, x = self.sliced(node), node.inputs[0]
-        if found is None or not isinstance(x, int) or x in self.kept:
-            return 0, []
-        dim, (start, end, _) = found
-        slices, at = [], 0
-        for operand in self.makers[x].inputs:
-            part = self.cut(operand, dim)
-            low, high = max(start - at, 0), min(end - at, part.size)
-            if low < high:
-                is_cut = part.is_cut or high - low < part.size
-                slices.append(_Slice(part.source, part.start + low, high - low, is_cut))
-            at += part.size
-        return dim, slices
+    def parts(self, value: Operand) -> tuple[int, list[Slice]] | None:
+        """What a concatenation or a pad puts together, and along which dim; None for other
+        values."""
+        maker = self.makers.get(value) if isinstance(value, int) else None
+        if maker is not None and maker.op == "concatenate":
+            dim = int(maker.params["dimension"])
+            return dim, [self.cut(o, dim) for o in maker.inputs]
+        pad = self.padded(maker) if maker is not None and maker.op == "pad" else None
+        return None if pad is None else summed([pad])
 
-    def narrowed(self, node: Node, dim: int, part: _Slice) -> Node:
-        """A slice of one operand of a concatenation, in place of a slice of the concatenation.
+    def slices_parts(self, node: Node) -> bool:
+        """Whether a node slices what a concatenation or a pad puts together: neighbouring elements,
+        and of a concatenation all of them along other dims."""
+        if node.op not in ("slice", "split"):
+            return False
+        x, shape = node.inputs[0], self.graph.aval(node.inputs[0]).shape
+        found = [cuts_of(node, value, shape) for value in node.outputs]
+        return all(cuts is not None and self.is_within(x, cuts) for cuts in found)
+
+    def is_within(self, x: Operand, cuts: Cuts) -> bool:
+        """Whether cuts are those of `slices_parts`, or each operand of a sum is made for it and has
+        such cuts."""
+        if (operands := self.summands(x)) is not None:
+            return all(o not in self.kept and self.is_within(o, cuts) for o in operands)
+        parts, shape = self.parts(x), self.graph.aval(x).shape
+        if parts is None or not isinstance(shape[parts[0]], int):
+            return False
+        start, end, stride = cuts[parts[0]]
+        beside = [
+            c == w for d, (c, w) in enumerate(zip(cuts, whole(shape), strict=True)) if d != parts[0]
+        ]
+        is_pad = isinstance(x, int) and self.makers[x].op == "pad"
+        return stride == 1 and start < end and (is_pad or all(beside))
+
+    def read_through(self, node: Node) -> list[Node] | None:
+        """The nodes in place of slices of a concatenation or pad; None where they are no better."""
+        shape, nodes = self.graph.aval(node.inputs[0]).shape, []
+        before = dict(self.cut_values)
+        for value in node.outputs:
+            cuts = cuts_of(node, value, shape)
+            found = None if cuts is None else self.taken(node, value, node.inputs[0], cuts)
+            if found is None:
+                self.cut_values = before
+                return None
+            nodes += found
+        return nodes
+
+    def taken(self, node: Node, value: int, x: Operand, cuts: Cuts) -> list[Node] | None:
+        """The nodes that make a slice of a concatenation or pad of what this puts together.
 
         Arguments:
-          node: the slice of the concatenation.
-          dim: the dim.
-          part: what it takes.
+          node: slices it, or something made of it.
+          value: the slice.
+          x: the concatenation or pad.
+          cuts: where it is cut.
         """
-        self.changed = True
-        cuts = list(whole(self.graph.aval(part.source).shape))
-        cuts[dim] = (part.start, part.start + part.size, 1)
-        return dataclasses.replace(node, inputs=(part.source,), **slicing(tuple(cuts)))
+        if self.summands(x) is not None:
+            return self.summed(node, value, x, cuts)
+        found = self.parts(x)
+        assert found is not None and isinstance(x, int)
+        dim, slices = found[0], within(found[1], cuts[found[0]])
+        bodies = [s for s in slices if self.graph.aval(s.source).shape]
+        if not bodies:
+            return None
+        if len(slices) == 1:
+            part = slices[0]
+            own = (part.start, part.start + part.size, 1)
+            return self.sliced(node, value, part.source, (*cuts[:dim], own, *cuts[dim + 1 :]))
+        nodes: list[Node] = []
+        is_join = self.moves(dim, slices)
+        if not is_join and any(s.is_cut for s in bodies):
+            return None
+        for k, s in enumerate(slices):
+            if s in bodies:
+                source, made = self.cut_beside(node, s.source, dim, cuts)
+                slices[k] = dataclasses.replace(s, source=source)
+                nodes += made
+            else:
+                slices[k] = dataclasses.replace(s, start=0)
+        like = dataclasses.replace(node, id=next(self.ids), outputs=(value,))
+        if is_join:
+            return [*nodes, _joined_slices(like, dim, slices)]
+        if len(bodies) < len(slices):
+            return [*nodes, self.padding(like, x, dim, slices)]
+        maker = dataclasses.replace(self.makers[x], id=like.id, outputs=(value,))
+        return [*nodes, dataclasses.replace(maker, inputs=tuple(s.source for s in slices))]
+
+    def sliced(self, node: Node, value: int, x: Operand, cuts: Cuts) -> list[Node]:
+        """The nodes that make a slice of a value; arguments as those of `taken`."""
+        if cuts == whole(self.graph.aval(x).shape) and value not in self.asked:
+            self.instead[value] = x
+            return []
+        if x not in self.kept and self.is_within(x, cuts):
+            found = self.taken(node, value, x, cuts)
+            if found is not None:
+                return found
+        fields = {"inputs": (x,), "outputs": (value,), "id": next(self.ids), **slicing(cuts)}
+        return [dataclasses.replace(node, **fields)]
+
+    def summands(self, x: Operand) -> tuple[Operand, ...] | None:
+        """The operands of a sum of cotangents; None for other values."""
+        maker = self.makers.get(x) if isinstance(x, int) else None
+        return maker.inputs if maker is not None and maker.op == "add_any" else None
+
+    def summed(self, node: Node, value: int, x: Operand, cuts: Cuts) -> list[Node] | None:
+        """The nodes that add slices of the operands of a sum; arguments as those of `taken`."""
+        assert isinstance(x, int)
+        total = self.makers[x]
+        nodes: list[Node] = []
+        inputs, before = [], dict(self.cut_values)
+        for operand in total.inputs:
+            part = max(self.graph.avals) + 1
+            self.graph.avals[part] = self.graph.avals[value]
+            found = self.taken(node, part, operand, cuts)
+            if found is None:
+                self.cut_values = before
+                return None
+            nodes += found
+            inputs.append(self.instead.get(part, part))
+        return [
+            *nodes,
+            dataclasses.replace(total, id=next(self.ids), inputs=tuple(inputs), outputs=(value,)),
+        ]
+
+    def cut_beside(
+        self, node: Node, x: Operand, dim: int, cuts: Cuts
+    ) -> tuple[Operand, list[Node]]:
+        """A value cut along all dims but one, and the nodes that make it; arguments as those of
+        `taken`."""
+        aval = self.graph.aval(x)
+        own = (*cuts[:dim], (0, aval.shape[dim], 1), *cuts[dim + 1 :])
+        if own == whole(aval.shape):
+            return x, []
+        if (x, own) in self.cut_values:
+            return self.cut_values[x, own], []
+        value = max(self.graph.avals) + 1
+        self.graph.avals[value] = aval.update(shape=shape_of(own))
+        nodes = self.sliced(node, value, x, own)
+        self.cut_values[x, own] = found = self.instead.get(value, value)
+        return found, nodes
+
+    def padding(self, like: Node, x: Operand, dim: int, slices: Sequence[Slice]) -> Node:
+        """A pad with fewer copies of its scalar.
+
+        Arguments:
+          like: the node that it is like.
+          x: the pad.
+          dim: its dim.
+          slices: copies before and behind one whole value.
+        """
+        assert isinstance(x, int)
+        pad = self.makers[x]
+        at = next(k for k, s in enumerate(slices) if self.graph.aval(s.source).shape)
+        sides = [sum(s.size for s in part) for part in (slices[:at], slices[at + 1 :])]
+        rank = len(self.graph.aval(x).shape)
+        config = tuple((*sides, 0) if d == dim else (0, 0, 0) for d in range(rank))
+        return dataclasses.replace(
+            pad,
+            id=like.id,
+            outputs=like.outputs,
+            inputs=(slices[at].source, pad.inputs[1]),
+            params={"padding_config": config},
+        )
 
     def pads(self, node: Node) -> list[Node]:
         """The node itself, or the two pads that it adds; none for other sums."""
@@ -275,80 +378,19 @@ class _Joins:
         found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
         return found if len(found) == 2 else []
 
-    def padded(self, pad: Node) -> _Padded | None:
+    def padded(self, pad: Node) -> PaddedSlice | None:
         """A pad along one dim; None for other pads."""
         x, value = pad.inputs
-        config = [tuple(map(_plain, c)) for c in pad.params["padding_config"]]
+        config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
         dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]
         if len(dims) != 1:
             return None
         low, high, interior = config[dims[0]]
-        if interior or not (_at_most(0, low) and _at_most(0, high)):
+        if interior or not (at_most(0, low) and at_most(0, high)):
             return None
-        return _Padded(dims[0], low, self.cut(x, dims[0]), high, value)
+        return PaddedSlice(dims[0], low, self.cut(x, dims[0]), high, value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Padded:
-    """A slice between copies of a scalar.
-
-    Arguments:
-      dim: the dim.
-      low: copies before the slice.
-      body: the slice.
-      high: copies after it.
-      value: the scalar.
-    """
-
-    dim: int
-    low: Any
-    body: _Slice
-    high: Any
-    value: Operand
-
-
-def _summed(pads: Sequence[_Padded]) -> tuple[int, list[_Slice]]:
-    """The slices of a pad, or of the sum of two pads with zeros; none where the slices of the two
-    overlap."""
-    first, last = pads[0], pads[-1]
-    if len(pads) == 2:
-        if first.dim != last.dim:
-            return first.dim, []
-        if not _at_most(first.low + first.body.size, last.low):
-            first, last = last, first
-        if not _at_most(first.low + first.body.size, last.low):
-            return first.dim, []
-
-    def copies(size: Any) -> _Slice:
-        return _Slice(first.value, 0, size)
-
-    between = [copies(last.low - first.low - first.body.size), last.body] if len(pads) == 2 else []
-    slices = [copies(first.low), first.body, *between, copies(last.high)]
-    return first.dim, [s for s in slices if s.size != 0]
-
-
-def is_zero(operand: Operand) -> bool:
-    """Whether an operand is the constant zero."""
-    return isinstance(operand, Constant) and not np.any(np.asarray(operand.value))
-
-
-def _plain(size: Any) -> Any:
-    """A NumPy integer as a Python integer; a symbolic size unchanged."""
-    return int(size) if isinstance(size, np.integer) else size
-
-
-def _at_most(a: Any, b: Any) -> bool:
-    """Whether a <= b; False where symbolic sizes do not say."""
-    try:
-        return bool(a <= b)
-    except jax.errors.InconclusiveDimensionOperation:
-        return False
-
-
-def _is_most(size: Any, of: Any) -> bool:
-    """Whether a size is all of another one but 1, or more than half of it; for symbolic sizes also,
-    whether it is all but a number."""
-    left = of - size
-    return (isinstance(left, int) and not isinstance(of, int)) or (
-        _at_most(left, 1) or _at_most(left + 1, size)
-    )
+def _joined_slices(node: Node, dim: int, slices: Sequence[Slice]) -> Node:
+    """The node of `join_node`."""
+    return join_node(node, dim, [(s.source, s.start, s.size) for s in slices])

@@ -118,3 +118,34 @@ def test_the_papers_pipeline():
     assert_within_plan(plan, (4,))
     for got, want in zip(jax.tree.leaves(f(*args)), jax.tree.leaves(step(*args)), strict=True):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-6)
+
+
+def stencil(x: Any) -> Any:
+    """The sum of the four neighbours, zeros around."""
+    p = jnp.pad(x, 1)
+    return p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:]
+
+
+def of_stencil(x: Any) -> Any:
+    return jax.grad(lambda x: jnp.sum(stencil(x) ** 2))(x)
+
+
+@pytest.mark.parametrize("fn", [stencil, of_stencil])
+@pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)])
+def test_stencils(sizes: tuple[int, ...], fn: Callable[..., Any]):
+    """Even and uneven; each neighbour receives one row or column."""
+    mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
+    axes = dict(zip(mesh.axis_names, map(sbp.S, range(2)), strict=False))
+
+    def split(x: Any) -> Any:
+        return sbp.annotate(fn(sbp.annotate(x, **axes)), **axes)
+
+    f = sbp.jit(split, mesh, hardware=SENDS_FREELY, budgets=NOTHING_ELSE[:1])
+    for length in (16, 13):
+        x = np.random.default_rng(length).normal(size=(length, length)).astype(np.float32)
+        np.testing.assert_allclose(np.asarray(f(x)), np.asarray(fn(x)), rtol=1e-5, atol=1e-5)
+    if sizes == (8,):
+        g = sbp.jit(fn, mesh, in_types=("x:S(0)",), out_types="x:S(0)", hardware=SENDS_FREELY)
+        rows = 2 if fn is stencil else 4
+        plan = g.plan(jax.ShapeDtypeStruct((16, 16), np.float32))
+        assert plan.cost.bytes_per_device == rows * 16 * 4

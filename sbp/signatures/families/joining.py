@@ -17,7 +17,7 @@ from sbp.signatures.kernels.pieces import Pieces, fetch_pieces
 from sbp.signatures.kernels.shards import picked_along
 from sbp.signatures.rule import LocalContext, Op, Row, rule
 from sbp.signatures.traits import Traits
-from sbp.trace.joins import Piece, joined
+from sbp.trace.join_slices import Piece, joined
 from sbp.types import Split
 
 
