@@ -26,7 +26,7 @@ from sbp.api.memories import ArgumentMemory, Asked, memory_of
 from sbp.api.mutation import WatchedArguments
 from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
 from sbp.api.trees import KeyPath, arguments_of, filled
-from sbp.errors import SbpError, refused
+from sbp.errors import refused
 from sbp.infer.request import TypeSource
 from sbp.kinds import takes_no_such_call
 from sbp.limits import Budget, Policy
@@ -50,7 +50,8 @@ class JitOptions:
       memory_limit: bytes per device; None for no limit.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
       reduce_dtype: the name of a dtype in `REDUCE_DTYPES`, or None.
-      has_shardings: whether the types come from `in_shardings` and `out_shardings`.
+      in_option, out_option: the options that the types come from: `in_types` or `in_shardings`,
+        `out_types` or `out_shardings`.
       keep_unused: whether the compiled program takes arguments that it does not read.
       compiler_options: options of XLA.
       plan: files and folders of the plans to run, from `plan.save`; None to plan.
@@ -69,7 +70,8 @@ class JitOptions:
     donate_argnums: Numbers
     donate_argnames: Names
     reduce_dtype: str | None
-    has_shardings: bool = False
+    in_option: str = "in_types"
+    out_option: str = "out_types"
     keep_unused: bool = False
     compiler_options: dict[str, Any] | None = None
     plan: tuple[str, ...] | None = None
@@ -197,7 +199,7 @@ class CallReader:
         leaves = [leaf for _, leaf in with_path]
         names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
         heads = [self._argument_name(p) for p in positions]
-        with about_option("in_types"):
+        with about_option(self.options.in_option):
             given, sources = self._wanted_inputs(heads, tree, with_path)
         asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
         each = tuple(zip(leaves, asked, names, strict=True))
@@ -301,7 +303,8 @@ class CallReader:
         ]
         positional = sum(len(at) for _, at in arguments_of(tree)[:count])
         named: tuple[TypeSource, ...] = ("keyword argument",) * (len(carried) - positional)
-        if self.options.has_shardings and in_types is not None and positional < len(carried):
+        option = self.options.in_option
+        if option == "in_shardings" and positional < len(carried):
             raise refused(
                 "in_shardings names positional arguments; pass no keyword arguments with it",
                 ValueError,
@@ -319,14 +322,14 @@ class CallReader:
             in_types = (in_types,) * (count if is_type_leaf(in_types) else 1)
         if len(in_types) != count:
             raise refused(
-                f"in_types has {len(in_types)} entries for {count} non-static positional"
+                f"{option} has {len(in_types)} entries for {count} non-static positional"
                 f" arguments ({', '.join(heads)}); give one each",
                 ValueError,
             )
         for number, (entry, (arg, at)) in enumerate(zip(in_types, arguments, strict=True)):
             own_leaves = [(path[2:], leaf) for path, leaf in with_path[at.start : at.stop]]
             wanted += broadcast_types(
-                entry, arg, own_leaves, (f"in_types[{number}]", heads[number]), self.spec
+                entry, arg, own_leaves, (f"{option}[{number}]", heads[number]), self.spec
             )
         return (*wanted, *carried[positional:]), given + named
 
@@ -369,7 +372,7 @@ def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:
     if is_partial != isinstance(leaf, Partial) and not (
         is_partial and isinstance(leaf, jax.ShapeDtypeStruct)
     ):
-        raise SbpError(
+        raise refused(
             (
                 f"input {name} is pinned {want!r} but is no sbp.Partial; pass a Partial, or"
                 " pin it S or B"
@@ -379,13 +382,15 @@ def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:
                     " in_types or call .reduce() first"
                 )
             ),
+            ValueError,
             code="not-partial",
         )
     if not isinstance(leaf, Partial):
         return shape_of(leaf, name)
     if leaf.type != want:
-        raise SbpError(
+        raise refused(
             f"input {name} is pinned {want!r} but is a Partial of {leaf.type!r}",
+            ValueError,
             code="not-partial",
         )
     aval = shape_of(leaf.parts, name)

@@ -56,12 +56,12 @@ class Planner:
             *(b.axis for b in options.budgets if b.axis is not None),
         ):
             self.spec.size(axis)
-        if options.has_shardings:
-            check_meshes(options.in_types, mesh, "in_shardings")
-            check_meshes(options.out_types, mesh, "out_shardings")
-        for option in ("in_types", "out_types"):
+        given = (options.in_option, options.in_types), (options.out_option, options.out_types)
+        for option, types in given:
+            if option.endswith("shardings"):
+                check_meshes(types, mesh, option)
             with about_option(option, options.at):
-                check_types(getattr(options, option), self.spec, option)
+                check_types(types, self.spec, option)
 
     def plan(self, signature: CallSignature) -> Plan:
         """The plan for a call, with the warnings that were given on the way.

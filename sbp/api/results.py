@@ -51,8 +51,9 @@ def asked_outputs(reader: CallReader, results: Results) -> tuple[list[Asked], tu
         return [FREE] * len(names), names
     found: list[Asked] = []
     with_path = list(zip(results.paths, results.shapes, strict=True))
-    with about_option("out_types"):
-        types = broadcast_types(out_types, results.tree, with_path, ("out_types", "result"), spec)
+    option = reader.options.out_option
+    with about_option(option):
+        types = broadcast_types(out_types, results.tree, with_path, (option, "result"), spec)
     for asked, leaf, name in zip(types, results.shapes, names, strict=True):
         check_monoids(asked.type or NdSbp(), leaf.dtype, f"output {name}")
         outer, _ = even_boundary(asked, leaf.shape, spec, f"output {name}")

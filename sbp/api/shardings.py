@@ -91,9 +91,10 @@ def _check_sharding(leaf: Any, option: str) -> None:
             )
         return
     if isinstance(leaf, jax.sharding.Sharding):
-        raise SbpError(
+        raise refused(
             f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
-            " leave it to sbp"
+            " leave it to sbp",
+            ValueError,
         )
     if _jax_call.is_layout(leaf):
         raise refused(

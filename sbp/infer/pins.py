@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import SbpError, Span, nearest
+from sbp.errors import ArgumentValueError, SbpError, Span, nearest
 from sbp.infer.shardings import pin_of_sharding
 from sbp.infer.space import from_type, to_type
 from sbp.kinds import shown
@@ -35,7 +35,7 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
     """
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
-            error = SbpError(
+            error = ArgumentValueError(
                 f"the mesh ({mesh}) has no axis {shown(axis)}{nearest(axis, mesh.names)}",
                 code="unknown-axis",
                 span=span,

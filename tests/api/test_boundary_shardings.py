@@ -138,3 +138,34 @@ def test_a_set_mesh_of_other_devices(order):
         np.testing.assert_array_equal(uneven.full(), X[:5])
         kept = sbp.jit(lambda x: x + 1, MESH, out_types=sbp.padded("x:S(0)"))(uneven)
         np.testing.assert_array_equal(kept, X[:5] + 1)
+
+
+WRONG = {
+    "no such axis": (P("z"), "no axis 'z'"),
+    "one of two axes": (P(("x", "z")), "no axis 'z'"),
+    "no such dim": (P(None, None, "x"), r"x:S\(2\) on a tensor with dims 0..1"),
+    "one device": (SingleDeviceSharding(jax.devices()[0]), "SingleDeviceSharding"),
+    "another tree": ({"a": P("x")}, "does not fit"),
+}
+
+
+@pytest.mark.parametrize("option", ["in_shardings", "out_shardings"])
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shardings_are_value_errors_that_name_the_option(option, name):
+    sharding, said = WRONG[name]
+    options: Any = {option: sharding}
+    with jax.set_mesh(MESH):
+        with pytest.raises(ValueError):
+            jax.jit(lambda x: x + 1, **options)(X)
+        with pytest.raises(sbp.SbpError, match=said) as caught:
+            sbp.jit(lambda x: x + 1, **options)(X)
+    assert isinstance(caught.value, ValueError)
+    assert option in str(caught.value) and "_types" not in str(caught.value)
+
+
+def test_keyword_arguments_go_with_in_types_beside_out_shardings():
+    options: Any = {"out_shardings": spec_of(P("x"))}
+    result = sbp.jit(lambda x, *, y: x + y, MESH, in_types=("x:S(0)",), **options)(X, y=X)
+    np.testing.assert_array_equal(result, X + X)
+    with pytest.raises(ValueError, match="in_shardings names positional"):
+        sbp.jit(lambda x, *, y: x + y, MESH, in_shardings=(P("x"),))(X, y=X)
