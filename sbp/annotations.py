@@ -182,8 +182,7 @@ def check_rank(t: NdSbp, ndim: int) -> None:
             dims = f"dims 0..{ndim - 1}" if ndim else "no dims"
             error = f"{axis}:{atom!r} on a tensor with {dims}; split one of those"
             likely = (Split(dim) for dim in reversed(range(ndim)))
-            found = refused(error, ValueError, code="dim-out-of-range")
-            raise found.with_slip(atom, *likely)
+            raise refused(error, ValueError, code="dim-out-of-range").with_slip(atom, *likely)
 
 
 def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
@@ -299,8 +298,7 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     if not -x.ndim <= dim < x.ndim:
         said = f"split of dim {shown(dim)} on a tensor of shape {x.shape}; it has {x.ndim} dims"
         nearest_first = sorted(range(x.ndim), key=lambda d: abs(d - dim))
-        found = refused(said, ValueError, code="dim-out-of-range")
-        raise found.with_slip(dim, *nearest_first)
+        raise refused(said, ValueError, code="dim-out-of-range").with_slip(dim, *nearest_first)
     twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
     if twice:
         raise SbpError(
