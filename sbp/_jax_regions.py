@@ -15,6 +15,11 @@ Bind = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """Binds a region: takes its operands and its parameters, and gives its results."""
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Of two threads that replace the function, the first to end would put back what the second one
+replaced."""
+
+
 @contextlib.contextmanager
 def regions_bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
     """While it is open, `act` binds each region that this thread traces.
@@ -25,6 +30,11 @@ def regions_bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]
     Arguments:
       act: takes JAX's own way to bind a region, its operands, and its parameters.
     """
+    with _ONE_AT_A_TIME:
+        yield from _bound_by(act)
+
+
+def _bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
     bind, thread = _shard_map_p.bind, threading.get_ident()
 
     def own(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
@@ -40,6 +50,12 @@ def regions_bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]
         yield
     finally:
         _shard_map_p.bind = bind
+
+
+def of_call(fn: Any) -> bool:
+    """Whether a region's function is the one that `jax.shard_map` makes of the user's, and not one
+    of a gradient."""
+    return {"f", "out_specs"} <= set(fn.__code__.co_freevars)
 
 
 def of_user(code: Any) -> bool:

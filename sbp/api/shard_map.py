@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
@@ -76,7 +75,7 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     said, coverage = diagnostics_of(graph, spec, found), found.coverage
     if all(d.severity == "note" or d.code == "not-analysed" for d in said):
         leaves, _ = leaves_of(args, "sbp.check_shard_map")
-        runs = compared_runs(graph, partial(traced, fn, args, mesh), leaves, spec, found)
+        runs = compared_runs(graph, fn, lambda f: traced(f, args, mesh), leaves, spec, found)
         coverage = replace(coverage, runs=tuple(runs))
     said, title = in_source_order([*said, *run_diagnostics(coverage)]), getattr(fn, "__name__", "")
     return Report(program=None, diagnostics=said, title=title, coverage=coverage)

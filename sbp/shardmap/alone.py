@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp._jax_regions import Bind, regions_bound_by
+from sbp._jax_regions import Bind, of_call, regions_bound_by
 from sbp.errors import SbpInternalError
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.comparison import Attempt, ComparedRun, NotOnOneDevice, OneDeviceComparison
@@ -30,7 +30,8 @@ _TRACES = itertools.count()
 
 def compared_runs(
     graph: Graph,
-    traced: Callable[[], Graph],
+    fn: Any,
+    traced: Callable[[Any], Graph],
     leaves: Sequence[Any],
     mesh: MeshSpec,
     found: Analysis,
@@ -40,7 +41,8 @@ def compared_runs(
 
     Arguments:
       graph: the program.
-      traced: traces the program anew.
+      fn: its function.
+      traced: traces a function as the program.
       leaves: its arguments: arrays, numbers, or shapes.
       mesh: its mesh.
       found: its analysis.
@@ -59,7 +61,7 @@ def compared_runs(
         other.append("integers were not given, and random ones were taken")
     given = all(map(_given, leaves))
     for name, n in axes:
-        resized = Resized(traced, AxisInCode(name, n, lengths_of(graph, name)))
+        resized = Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name)))
         comparison = OneDeviceComparison(
             run=run,
             alone=lambda attempt, at=resized: program_run(at.graph(attempt)),
@@ -104,13 +106,14 @@ class Resized:
     """Traces a program with a mesh axis at size 1.
 
     Arguments:
-      traced: traces the program.
+      fn: its function.
+      traced: traces a function as the program.
       axis: the mesh axis.
-      written: the sizes that the functions of its regions have from outside; complete after the
-          first trace.
+      written: the sizes that its functions have from outside; complete after the first trace.
     """
 
-    traced: Callable[[], Graph]
+    fn: Any
+    traced: Callable[[Any], Graph]
     axis: AxisInCode
     written: WrittenSizes = field(init=False)
 
@@ -124,10 +127,14 @@ class Resized:
           NotOnOneDevice: where the program cannot be read so.
         """
 
+        self.written.read(self.fn)
+        copied = self.written.replaced(attempt.names)
+
         def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            if not self.axis.in_mesh(params["mesh"]):
+            size = dict(params["mesh"].shape).get(self.axis.name)
+            mine = size == self.axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
+            if not mine:  # of another mesh, or the gradient of one that is already alone
                 return bind(args, params)
-            copied = self.written.replaced(attempt.names)
             for fn in params["subfuns"]:
                 self.written.read(fn)
             alone = params | {
@@ -140,7 +147,7 @@ class Resized:
 
         try:
             with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
-                return self.traced()
+                return self.traced(copied(self.fn))
         except SbpInternalError:
             raise
         except Exception as error:  # the user's function, which may raise anything on other sizes

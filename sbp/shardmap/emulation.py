@@ -257,9 +257,11 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
     name, *others = names
     n = lax.axis_size(name)
-    if not others and any(i >= n for pair in p["perm"] for i in pair):
-        raise ValueError(
-            f"a ppermute names devices that mesh axis {name} of size {n} does not have"
+    absent = [] if others else [i for pair in p["perm"] for i in pair if not 0 <= i < n]
+    if absent:
+        raise SbpError(
+            f"ppermute names index {absent[0]} on mesh axis {name!r}, which has {n} devices",
+            span=node.span,
         )
     if others or len(p["perm"]) == n:
         return _jax.bind(node.primitive, args, p)

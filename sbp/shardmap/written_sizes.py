@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp._jax_regions import of_user
@@ -120,12 +123,16 @@ class WrittenSizes:
         elif isinstance(value, types.MethodType):
             self._attributes(value.__self__, _names(value.__func__.__code__))
             self._follow(value.__func__, depth, seen)
-        elif isinstance(value, types.FunctionType):
+        elif isinstance(value, _JIT):
+            self._follow(value.__wrapped__, depth, seen)
+        elif isinstance(value, types.FunctionType) and not _makes_region(value):
             if of_user(value.__code__):
                 self._constants(value.__code__)
             for name, x in _taken(value):
                 self._see(name, x, depth, seen)
                 self._attributes(x, _names(value.__code__))
+        elif isinstance(value, types.FunctionType):
+            return
         elif (inner := getattr(value, "__wrapped__", None)) is not None:
             found = WrittenSizes(self.axis)  # a wrapper of JAX, which is not copied
             found._follow(inner, depth - 1, seen)
@@ -141,6 +148,9 @@ class WrittenSizes:
                 self.numbers[name] = value
         elif self.axis.pairs_alone(value) is not None:
             self.others = True
+        elif isinstance(value, np.ndarray | jax.Array):
+            if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
+                self.fixed.add(f"the integers `{name}`")
         elif isinstance(value, types.FunctionType) or not _plain(value):
             self._follow(value, depth - 1, seen)
 
@@ -187,6 +197,14 @@ def _said(name: str, value: float) -> str:
 def _plain(value: Any) -> bool:
     """Whether a value has nothing to follow."""
     return value is None or isinstance(value, str | bytes | bool | int | float | types.ModuleType)
+
+
+_JIT: Any = type(jax.jit(lambda x: x))
+
+
+def _makes_region(fn: types.FunctionType) -> bool:
+    """Whether `jax.shard_map` returned a function, whose region is copied where it is bound."""
+    return {"in_specs", "out_specs"} <= set(fn.__code__.co_freevars)
 
 
 _FOLLOWED = (types.FunctionType, types.MethodType, functools.partial, Mesh, AbstractMesh)
@@ -257,8 +275,10 @@ class _Copier:
         if isinstance(value, types.MethodType):
             own = self._value("", value.__func__, depth - 1), self._object(value.__self__)
             return types.MethodType(*own)
+        if isinstance(value, _JIT):  # what it calls is traced in its place
+            return self._value("", value.__wrapped__, depth)
         if isinstance(value, types.FunctionType):
-            return self._function(value, depth)
+            return value if _makes_region(value) else self._function(value, depth)
         return value if _plain(value) or hasattr(value, "dtype") else self._object(value)
 
     def _object(self, value: Any) -> Any:

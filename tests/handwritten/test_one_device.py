@@ -135,6 +135,14 @@ def test_nor_is_one_whose_collectives_need_devices():
     assert ": its collectives cannot be run without" in found[-1]
 
 
+@pytest.mark.parametrize("outs", ["model:S(0)", "B"])
+def test_a_permutation_that_names_a_device_too_many(outs):
+    region = sbp.manual(lambda x: lax.ppermute(x, "model", [(0, 1), (1, 5)]), "model:S(0)", outs)
+    report = sbp.jit(region, devices({"model": 4})).check(jnp.arange(8.0))
+    said = " ".join(" ".join((d.title, *d.notes)) for d in report.diagnostics)
+    assert "ppermute names index 5 on mesh axis 'model', which has 4 devices" in said
+
+
 def test_an_error_of_sbp_itself_is_raised(monkeypatch):
     def broken(*_: Any) -> Any:
         raise SbpInternalError("a broken invariant")

@@ -108,6 +108,56 @@ def test_the_gradient_of_a_ring():
     assert run.apart == () and not run.untried
 
 
+def striped(n):
+    """Rows i, i + n, .. of the whole to device i, and the rows before each."""
+
+    def region(x):
+        me, count = lax.axis_index("model"), x.shape[0]
+        at = me + n * jnp.arange(count)
+        total, part, source = jnp.zeros_like(x), x, me
+        for _ in range(n):
+            other = source + n * jnp.arange(count)
+            total = total + (at[:, None] >= other[None]).astype(x.dtype) @ part
+            part = lax.ppermute(part, "model", [(i, (i + 1) % n) for i in range(n)])
+            source = (source - 1) % n
+        return total
+
+    return region
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit])
+def test_a_layout_that_the_program_makes_around_its_region(around):
+    """The number of devices is also in the function around the region."""
+    n, m = N_MODEL, mesh()
+    region = jax.shard_map(striped(n), mesh=m, in_specs=ROWS, out_specs=ROWS, check_vma=False)
+
+    def program(x):
+        y = region(x.reshape(-1, n, x.shape[1]).swapaxes(0, 1).reshape(x.shape))
+        return y.reshape(n, -1, x.shape[1]).swapaxes(0, 1).reshape(x.shape)
+
+    def inside(x):
+        k = m.shape["model"]
+        built = jax.shard_map(striped(k), mesh=m, in_specs=ROWS, out_specs=ROWS, check_vma=False)
+        y = built(x.reshape(-1, k, x.shape[1]).swapaxes(0, 1).reshape(x.shape))
+        return y.reshape(k, -1, x.shape[1]).swapaxes(0, 1).reshape(x.shape)
+
+    order = np.arange(16).reshape(-1, n).T.reshape(-1)
+
+    def listed(x):
+        return region(x[order])
+
+    for fn in (program, inside, listed):
+        report = sbp.check_shard_map(around(fn), X, mesh=m)
+        assert not [d for d in report.diagnostics if d.code == DIFFERS], report.text()
+        assert report.coverage is not None
+        (run,) = report.coverage.runs
+        if fn is listed:
+            assert any("the integers `order`" in reason for reason in run.because)
+        else:
+            assert run.apart == () and not run.untried
+            np.testing.assert_allclose(fn(X), np.cumsum(X, 0), rtol=1e-3, atol=1e-4)
+
+
 def by_rank(x):
     """Rows of a shard beyond the second are dropped."""
     place = jnp.cumsum((x[:, 0] > 0).astype(jnp.int32))

@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from sbp.shardmap.written_sizes import DEPTH, AxisInCode, WrittenSizes
@@ -102,10 +103,18 @@ def test_what_is_not_replaced_is_said():
     def body(x):
         return x * settings.devices * jax.device_count()
 
-    wrapped = jax.jit(globals_of_a_module)
-    found = written(lambda x: (body(x), wrapped()))
+    wrapped = jax.custom_jvp(globals_of_a_module)
+    order = np.arange(4)
+    found = written(lambda x: (body(x), wrapped(), x[order]))
+    assert "the integers `order`" in found.fixed
     assert "`devices`, which is 8" in found.fixed and "`device_count`" in found.fixed
     assert "`STAGES`, which is 8" in found.fixed
+
+
+def test_a_function_under_jit_is_copied_without_it():
+    fn = jax.jit(globals_of_a_module)
+    assert written(fn).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
+    assert written(fn).replaced(["STAGES"])(fn)()[0] == 1
 
 
 def test_calls_are_followed_to_a_depth():
