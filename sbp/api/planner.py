@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp.api.arguments import Parameters
 from sbp.api.boundary import about_option, check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions
+from sbp.api.equal_sizes import equal_sizes
 from sbp.api.plan import Plan
 from sbp.api.planfile import load_program
 from sbp.api.results import asked_outputs
@@ -18,11 +19,12 @@ from sbp.api.shardings import check_meshes
 from sbp.api.sized_report import sized_report
 from sbp.api.symbolic import SizedCall, UnequalElements
 from sbp.api.tracing import Tracer, traced_call
-from sbp.errors import SbpTypeError, noting
+from sbp.errors import SbpError, SbpTypeError, noting
 from sbp.explain.faults import explain
 from sbp.explain.memory import memory_diagnostic
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
+from sbp.plan.program import Program
 from sbp.report.report import Report
 from sbp.sizes.expressions import is_symbolic
 
@@ -91,9 +93,25 @@ class Planner:
         """
         signature = self.reader.read(args, kwargs)[0]
         if is_symbolic(signature.avals):
-            devices, made_at = self.spec.num_devices, self.options.at
-            return self._check_sizes(SizedCall.of(signature, devices, made_at))
+            call = self._sized_call(signature)
+            try:
+                return self._check_sizes(call)
+            except SbpError:
+                raise
+            except (TypeError, ValueError) as error:
+                found = equal_sizes(error, call, self._program_at)
+                if found is None:
+                    raise
+                raise SbpTypeError((found,)) from error
         return plan_of(signature).report()
+
+    def _sized_call(self, signature: CallSignature) -> SizedCall:
+        return SizedCall.of(signature, self.spec.num_devices, self.options.at)
+
+    def _program_at(self, signature: CallSignature) -> Program | None:
+        """The program of a call with symbolic sizes; None where its report has errors."""
+        report = self._check_sizes(self._sized_call(signature))
+        return report.program if report.ok else None
 
     def _check_sizes(self, call: SizedCall) -> Report:
         """The report on a call with symbolic sizes: the plan at one choice of them, with its typing

@@ -12,27 +12,23 @@ from typing import Any
 import jax
 
 from sbp.api.call import CallSignature
-from sbp.api.symbolic import SizedCall
+from sbp.api.symbolic import SizedCall, priced_constraints
 from sbp.errors import (
     Diagnostic,
-    Edit,
     Help,
     Label,
-    OptionEdit,
     SbpError,
     SbpWarning,
     SourceEdit,
     bytes_text,
     noting,
 )
-from sbp.explain.edits import priced
 from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
 from sbp.sizes.conditions import Decided, point_text
 from sbp.sizes.expressions import first_difference, graph_at
 from sbp.sizes.formula import ALTERNATIVES, FormulaStatus
-from sbp.source.arguments import sizes_edits
 from sbp.trace.graph import Graph
 
 
@@ -184,13 +180,7 @@ def _constrained(found: Decided, call: SizedCall, program: Program) -> Iterator[
         jax.export.SymbolicScope(terms)
     except ValueError:
         return
-    function = "jax.export.symbolic_shape"
-    edits: tuple[Edit, ...] = sizes_edits(call.made_at, call.scope.names, terms)
-    if not edits:
-        edits = (OptionEdit(option="constraints", value=terms, function=function),)
-    quoted = ", ".join(f'"{t}"' for t in terms)
-    text = f"make the sizes with constraints=[{quoted}]: the typing holds for all of these"
-    yield priced(text, edits, program, clears_all_errors=True)
+    yield priced_constraints(call, found.terms, program, "the typing holds for all of these")
 
 
 def _there(call: SizedCall, plan_for: PlanFor) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +18,19 @@ from sbp.api.call import CallSignature
 from sbp.api.memories import Asked
 from sbp.errors import (
     ArgumentTypeError,
+    Edit,
+    Help,
+    OptionEdit,
     SbpError,
     SbpInternalError,
     SbpTypeError,
     SbpWarning,
     noting,
 )
+from sbp.explain.edits import priced
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
+from sbp.plan.program import Program
 from sbp.sizes.claims import Claim, claims_of
 from sbp.sizes.conditions import Decided, decide, point_text, points
 from sbp.sizes.elements import ElementCount, check_symbols, element_counts
@@ -41,6 +46,7 @@ from sbp.sizes.expressions import (
 )
 from sbp.sizes.scope import Scope, Unanswered
 from sbp.sizes.undecided import deciding_sizes
+from sbp.source.arguments import sizes_edits
 from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
@@ -248,6 +254,25 @@ def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
     )
 
 
+def priced_constraints(call: SizedCall, terms: Iterable[str], program: Program, then: str) -> Help:
+    """The help that makes the sizes of a call with constraints, beside those that the user gives.
+
+    Arguments:
+      call: the call.
+      terms: the constraints.
+      program: the plan after the help.
+      then: what is so after it, in words.
+    """
+    terms = call.scope.with_terms(terms)
+    edits: tuple[Edit, ...] = sizes_edits(call.made_at, call.scope.names, terms)
+    if not edits:
+        function = "jax.export.symbolic_shape"
+        edits = (OptionEdit(option="constraints", value=terms, function=function),)
+    quoted = ", ".join(f'"{t}"' for t in terms)
+    text = f"make the sizes with constraints=[{quoted}]: {then}"
+    return priced(text, edits, program, clears_all_errors=True)
+
+
 def _unequal(count: ElementCount, where: str) -> UnequalElements:
     """The error for a reshape to another number of elements.
 
@@ -270,10 +295,15 @@ def _choice(scope: Scope, devices: int) -> Point:
     Raises:
       SbpError: `symbolic-sizes` where no sizes meet the constraints.
     """
-    for primes in itertools.islice(itertools.permutations(PRIMES, len(scope.names)), 64):
-        point = {name: devices * p for name, p in zip(scope.names, primes, strict=True)}
-        if scope.allows(point):
-            return point
+    defined = scope.defined
+    free = [name for name in scope.names if name not in defined]
+    for primes in itertools.islice(itertools.permutations(PRIMES, len(free)), 64):
+        point = {name: devices * p for name, p in zip(free, primes, strict=True)}
+        for name, size in defined.items():
+            if symbols_in(size) <= point.keys():
+                point[name] = value_of(size, point)
+        if point.keys() == set(scope.names) and scope.allows(point):
+            return {name: point[name] for name in scope.names}
     small = list(points(scope))
     if small:
         return max(

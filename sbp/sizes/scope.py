@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 
 import z3
 
-from sbp.sizes.expressions import COMPARISONS, Functions, Point, symbols_in, value_of
+from sbp.sizes.expressions import COMPARISONS, Functions, Point, parsed, symbols_in, value_of
 
 RLIMIT = 3_000_000
 """Z3's resource limit of one question about sizes. Linear questions take a few thousand. Where Z3
@@ -83,6 +84,22 @@ class Scope:
         return all(point[n] >= 1 for n in self.names) and all(
             value_of(c, point) for c in self.constraints
         )
+
+    @property
+    def defined(self) -> dict[str, str]:
+        """The symbols that a constraint says to be another size.
+
+        >>> Scope(("b", "s"), ("b == 2*s", "mod(s, 4) == 0")).defined
+        {'b': '2 * s'}
+        """
+        found: dict[str, str] = {}
+        for constraint in self.constraints:
+            match parsed(constraint):
+                case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[size]):
+                    found.setdefault(name, ast.unparse(size))
+                case _:
+                    continue
+        return found
 
     def solver(self, rlimit: int = RLIMIT) -> Solver:
         """Z3 with the scope asserted, in a context of its own."""
