@@ -45,7 +45,7 @@ def test_sizes_that_have_to_be_equal_are_named(program, shapes, term):
     assert isinstance(edit, OptionEdit | SourceEdit)
     b, s, t = symbolic_shape("b, s, t", constraints=["mod(b, 8) == 0", term])
     again = jitted.check(*(f32(*shape) for shape in shapes(b, s, t)))
-    assert again.ok, again.text()
+    assert again.ok and again.program is not None, again.text()
     assert round(again.program.cost.bytes_per_device) == round(help_.bytes_per_device)
 
 
