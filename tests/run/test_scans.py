@@ -105,3 +105,48 @@ def test_levels_run_on_shards_of_two_axes():
     plan = f.plan(*[jax.ShapeDtypeStruct((2**16, 4), np.float32)] * 2)
     shard = 2**16 * 16 / 8
     assert plan.cost.bytes_per_device < shard / 100
+
+
+def segmented(x: Any) -> Any:
+    """Running sums that begin anew at every fifth row."""
+
+    def joined(p: Any, q: Any) -> Any:
+        return p[0] | q[0], jnp.where(q[0][:, None], q[1], p[1] + q[1])
+
+    return lax.associative_scan(joined, (jnp.arange(len(x)) % 5 == 0, x))[1]
+
+
+def of_segmented(x: Any) -> Any:
+    return jax.grad(lambda x: jnp.sum(segmented(x) ** 2))(x)
+
+
+def products(x: Any) -> Any:
+    """Products of 2x2 matrices."""
+    near_one = 0.3 * x.reshape(-1, 2, 2) + jnp.eye(2)
+    return lax.associative_scan(lambda a, b: b @ a, near_one, reverse=True)
+
+
+def smallest(x: Any) -> Any:
+    """The smallest element so far, where it was first, and how often it was there."""
+
+    def joined(p: Any, q: Any) -> Any:
+        count = jnp.where(q[0] < p[0], q[2], p[2] + jnp.where(q[0] == p[0], q[2], 0))
+        return jnp.minimum(p[0], q[0]), jnp.where(q[0] < p[0], q[1], p[1]), count
+
+    x = jnp.round(2 * x)
+    numbers = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return lax.associative_scan(joined, (x, numbers, jnp.ones_like(numbers)))
+
+
+@pytest.mark.parametrize(("sizes", "length"), [((8,), 16), ((2, 2, 2), 13)])
+@pytest.mark.parametrize("fn", [segmented, of_segmented, products, smallest])
+def test_other_scans(fn: Any, sizes: Any, length: int):
+    """Sums of segments, products of matrices, and triples, even and uneven."""
+    mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
+    axes = dict.fromkeys(mesh.axis_names, sbp.S(0))
+
+    def split(x: Any) -> Any:
+        return jax.tree.leaves(fn(sbp.annotate(x, **axes)))
+
+    f = sbp.jit(split, mesh, hardware=SENDS_FREELY)
+    assert_equals_one_device(f, split, (pairs(length)[0],))
