@@ -134,7 +134,7 @@ def jit(
         reduce_dtype=reduce_dtype_name(reduce_dtype),
         in_option="in_shardings" if is_given(in_shardings) else "in_types",
         out_option="out_shardings" if is_given(out_shardings) else "out_types",
-        keep_unused=_truth(keep_unused, "keep_unused"),
+        keep_unused=keep_unused,
         compiler_options=_compiler_options(compiler_options),
         plan=None if plan is None else paths_of_plans(plan),
         at=_jax.caller_span(),
@@ -160,13 +160,6 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
                 f"sbp.jit takes no {option}={shown(value)}: the mesh names the devices; give a mesh"
                 " of the devices that you want"
             )
-
-
-def _truth(value: Any, option: str) -> bool:
-    try:
-        return bool(value)
-    except ValueError as error:
-        raise refused(f"{option} is True or False; got {shown(value)}", error) from error
 
 
 def _compiler_options(options: Any) -> dict[str, Any] | None:
