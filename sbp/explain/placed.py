@@ -65,7 +65,9 @@ class Placement:
           after: the values that are annotated where they are made.
         """
         nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
-        first = next(n for n in nodes if value in n.inputs)
+        reading = [n for n in nodes if value in n.inputs]
+        # Other expressions of a comprehension may read the value, too.
+        first = next((n for n in reading if self.line in n.stack), reading[0])
         number, depth = first.inputs.index(value), self.frame(first)
         assert depth is not None
         path = first.stack[: depth + 1]
