@@ -27,6 +27,9 @@ from sbp._jax_regions import of_user
 DEPTH = 6
 """How far functions that a region's function uses are followed, call by call."""
 
+_LIBRARIES = frozenset({"functools", "itertools", "jax", "math", "numpy"})
+"""Modules that do not know the number of devices, except by `_COUNTS`."""
+
 _COUNTS = frozenset({"device_count", "local_device_count", "process_count", "devices"})
 """Functions and attributes of JAX that give the number of devices."""
 
@@ -134,11 +137,7 @@ class WrittenSizes:
         elif isinstance(value, types.FunctionType):
             return
         elif (inner := getattr(value, "__wrapped__", None)) is not None:
-            found = WrittenSizes(self.axis)  # a wrapper of JAX, which is not copied
-            found._follow(inner, depth - 1, seen)
-            self.fixed |= found.fixed | {_said(k, v) for k, v in found.numbers.items()}
-            if found.others:
-                self.fixed.add("a mesh or a list of pairs in a function that JAX wraps")
+            self._keep("", inner, depth, seen)  # a wrapper of JAX, which is not copied
 
     def _see(self, name: str, value: Any, depth: int, seen: set[int]) -> None:
         if isinstance(value, Mesh | AbstractMesh):
@@ -170,8 +169,20 @@ class WrittenSizes:
                 self.numbers[str(c)] = c
         self.fixed |= {f"`{name}`" for name in _COUNTS & set(code.co_names)}
 
+    def _keep(self, name: str, value: Any, depth: int, seen: set[int]) -> None:
+        """Adds what is found in a value that is not copied."""
+        found = WrittenSizes(self.axis)
+        found._see(name, value, depth, seen)
+        self.fixed |= found.fixed | {_said(k, v) for k, v in found.numbers.items()}
+        if found.others:
+            self.fixed.add("a mesh or a list of pairs of another module or function")
+
     def _attributes(self, value: Any, names: set[str]) -> None:
-        """Adds the attributes of a value that a function uses: settings, a model."""
+        """Adds the attributes of a value that a function uses: settings, a model, a module."""
+        if isinstance(value, types.ModuleType):
+            for name in sorted(names) if value.__name__.split(".")[0] not in _LIBRARIES else ():
+                self._keep(name, getattr(value, name, None), DEPTH, set())
+            return
         if _plain(value) or isinstance(value, _FOLLOWED) or hasattr(value, "dtype"):
             return
         items = value.items() if isinstance(value, dict) else ()

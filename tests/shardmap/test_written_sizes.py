@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from sbp.shardmap.written_sizes import DEPTH, AxisInCode, WrittenSizes
+from tests.shardmap.programs import kinds, rings
 
 AXIS = AxisInCode("model", 8, frozenset({6}))
 STAGES, LAST, BLOCK, OTHER = 8, 7, 6, 5
@@ -109,6 +110,15 @@ def test_what_is_not_replaced_is_said():
     assert "the integers `order`" in found.fixed
     assert "`devices`, which is 8" in found.fixed and "`device_count`" in found.fixed
     assert "`STAGES`, which is 8" in found.fixed
+
+
+def test_another_module_is_not_copied():
+    found = written(lambda x: kinds.N_MODEL * kinds.N_DATA + kinds.draw(3))
+    assert not found.fixed
+    small = WrittenSizes(AxisInCode("model", kinds.N_MODEL))
+    small.read(lambda x: (kinds.N_MODEL, rings.ring_sum(x)))
+    assert "`N_MODEL`, which is 4" in small.fixed
+    assert "a mesh or a list of pairs of another module or function" in small.fixed
 
 
 def test_a_function_under_jit_is_copied_without_it():
