@@ -13,6 +13,7 @@ import numpy as np
 from calls import SAMPLES, b, bf, bind, c, f, i, keys, more, primitives, u
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from sbp.signatures.rule import names
 
@@ -149,6 +150,7 @@ more(
     (lambda x: jax.device_put(x, jax.memory.Space.Host), (i(5),)),
 )
 more("name", (lambda x: checkpoint_name(x, "h"), (f(5, 3),)))
+more("xla_metadata_value", (lambda x: set_xla_metadata(x, kind="h"), (f(5, 3),)))
 more("stop_gradient", (bind("stop_gradient"), (f(5),)))
 more("tie", (bind("tie"), (f(5), f(5, seed=1))))
 for _name in ("eq_to", "le_to", "lt_to"):

@@ -273,7 +273,7 @@ TAKE_SUMS = names(
     " reduce_sum reduce_window_sum reshape rev scatter scatter-add scatter-mul scatter-sub"
     " select_and_gather_add select_and_scatter_add select_n shift_left slice sort split squeeze"
     " stack stop_gradient sub symmetric_product tie tile transpose triangular_solve"
-    " tridiagonal_solve unstack"
+    " tridiagonal_solve unstack xla_metadata_value"
 )
 """Primitives with a row that takes partial sums; in `sort` they are values beside the keys."""
 

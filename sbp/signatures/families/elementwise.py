@@ -84,6 +84,7 @@ ELEMENTWISE: dict[str, Traits] = {
     "square": _of(scales="power", numpy=np.square),
     "stop_gradient": _of(moves=True, carries="copied", scales="together", unnamed=True),
     "sub": _of(monotone="+-", scales="together", numpy=np.subtract),
+    "xla_metadata_value": _of(moves=True, carries="copied", scales="together"),
 }
 """Elementwise primitives with their traits. Enter a new one here.
 
