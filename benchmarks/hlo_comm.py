@@ -38,7 +38,7 @@ _SHAPE = re.compile(
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*\(")
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.\-]+) = (.*)")
 _COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start)?\(([^)]*)")
-_ANY_COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start|-done)?\(")
+ANY_COLLECTIVE = re.compile(r" (" + "|".join(_KINDS) + r")(-start|-done)?\(")
 _OPCODE = re.compile(r"\)?\s([a-z][\w\-]*)\(")
 WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _KNOWN_TRIPS = re.compile(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)')
@@ -49,7 +49,7 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)=\{?%?([\w.\-]+(?:,"
     r" ?%[\w.\-]+)*)"
 )
-_OPERAND = re.compile(r"%([\w.\-]+)")
+OPERAND = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _GROUPS_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
 _GROUPS_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
@@ -90,7 +90,7 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
     """
     computations, entry = computations_of(hlo_text)
     shapes = {
-        name: _result_shape(rhs)
+        name: result_shape(rhs)
         for lines in computations.values()
         for name, rhs in instructions(lines)
     }
@@ -108,9 +108,9 @@ def collectives(hlo_text: str, num_devices: int) -> tuple[Collective, ...]:
                 )
                 kind = "reduce-scatter" if scattered else call.group(1)
                 result = (" " + rhs)[: call.start()].strip()
-                operands = [shapes.get(operand, "") for operand in _OPERAND.findall(call.group(3))]
-                size = sum(map(_bytes, operands)) or _bytes(result)
-                members = _members(rhs, num_devices)
+                operands = [shapes.get(operand, "") for operand in OPERAND.findall(call.group(3))]
+                size = sum(map(shape_bytes, operands)) or shape_bytes(result)
+                members = group_members(rhs, num_devices)
                 group_size = len(members)
                 op_name = _OP_NAME.search(rhs)
                 found.append(
@@ -168,12 +168,12 @@ def instructions(lines: list[str]) -> Iterable[tuple[str, str]]:
             yield match.group(1), match.group(2)
 
 
-def _result_shape(rhs: str) -> str:
+def result_shape(rhs: str) -> str:
     opcode = _OPCODE.search(" " + rhs)
     return rhs.split(f" {opcode.group(1)}(")[0] if opcode else rhs
 
 
-def _bytes(shapes: str) -> float:
+def shape_bytes(shapes: str) -> float:
     return sum(
         math.prod(int(size) for size in dims.split(",") if size) * _DTYPE_BYTES[dtype]
         for dtype, dims in _SHAPE.findall(shapes)
@@ -182,7 +182,7 @@ def _bytes(shapes: str) -> float:
 
 def is_collective(rhs: str) -> bool:
     """Whether an instruction is a collective, or the start or end of one."""
-    return _ANY_COLLECTIVE.search(" " + rhs) is not None
+    return ANY_COLLECTIVE.search(" " + rhs) is not None
 
 
 def callees(rhs: str) -> list[str]:
@@ -226,7 +226,7 @@ def _steps_of_a_turn(condition: str, computations: Mapping[str, list[str]]) -> i
     return max(1, max(permutes, default=0) // 2)
 
 
-def _members(line: str, num_devices: int) -> tuple[int, ...]:
+def group_members(line: str, num_devices: int) -> tuple[int, ...]:
     """The group of device 0, in the three ways HLO writes replica groups."""
     if match := _GROUPS_IOTA.search(line):
         groups, dims, order = match.groups()

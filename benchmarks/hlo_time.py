@@ -1,10 +1,13 @@
-"""Cycles of a compiled TPU program's own work, read from its optimised HLO text.
+"""Seconds of a step on the TPU compiler's own schedule, read from its optimised HLO text.
 
-The TPU compiler writes `estimated_cycles` beside each instruction that it schedules. This adds them
-up, bodies of loops once per trip. Collectives have none: `benchmarks.hlo_comm` counts their bytes.
-The figures are the compiler's estimate, no measurement: compare programs for one topology.
+The compiler writes `estimated_cycles` beside each instruction that it schedules. This walks the
+schedule with a clock: work takes its cycles, bodies of loops once per trip; a synchronous
+collective takes its latency and its bytes over the bandwidth of a ring; an asynchronous one runs
+beside what is scheduled between its start and its done, and only what is left at the done counts.
+The figures are the compiler's estimate and a model of the network, no measurement: compare programs
+for one topology.
 
-    python -m benchmarks.hlo_time program.hlo.txt
+    python -m benchmarks.hlo_time program.hlo.txt 16 --chip v5e
 """
 
 import argparse
@@ -14,78 +17,303 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.hlo_comm import (
+    ANY_COLLECTIVE,
+    OPERAND,
     WHILE,
     callees,
     computations_of,
+    group_members,
     instructions,
-    is_collective,
     loop_trips,
+    result_shape,
+    shape_bytes,
 )
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _CALLS = (" call(", " conditional(", " fusion(")
+_FREE_TARGETS = (
+    "AllocateBuffer",
+    "Sharding",
+    "SPMD",
+    "LayoutConstraint",
+    "AssumeGatherIndicesInBound",
+    "annotate_device_placement",
+    "MoveTo",
+    "ConcatBitcast",
+    "SliceConcat",
+    "PinToDevice",
+)
+"""Parts of the names of custom calls that do no work."""
+
 UNKNOWN = 1 << 50
 """Estimates from here on are the compiler's way to say that it has none."""
 
+MOST_HOPS = 16
+"""Hops of which the latency counts: longer rings run on several links."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cycles:
-    """The estimate of a program.
+class Chip:
+    """What a collective takes on one kind of TPU.
 
     Arguments:
-        cycles: of all that one device computes in one call.
+        hertz: of the core's clock.
+        bandwidth: bytes a second of one ring, both directions of one torus dim.
+        latency: seconds until the first byte of a collective is one hop on.
+    """
+
+    hertz: float
+    bandwidth: float
+    latency: float = 1e-6
+
+
+CHIPS = {
+    "v3": Chip(hertz=0.94e9, bandwidth=140e9),
+    "v4": Chip(hertz=1.05e9, bandwidth=90e9),
+    "v5e": Chip(hertz=1.5e9, bandwidth=90e9),
+    "v5p": Chip(hertz=1.75e9, bandwidth=180e9),
+    "v6e": Chip(hertz=1.9e9, bandwidth=180e9),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What one call of a program takes on one device.
+
+    Arguments:
+        cycles: of all that the device computes.
+        compute: the same in seconds.
+        exposed: seconds of collectives beside which nothing is computed.
+        bytes_per_device: what the device sends.
         unknown: instructions without an estimate, and loops without a trip count, which count as
             one turn. Figures with and without such a list do not compare.
     """
 
-    cycles: int
+    cycles: float
+    compute: float
+    exposed: float
+    bytes_per_device: float
     unknown: tuple[str, ...]
 
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.compute + self.exposed
 
-def compute_cycles(hlo_text: str) -> Cycles:
-    """The compiler's estimate for one call of a program.
+
+@dataclass(slots=True)
+class _Passed:
+    """What has passed since the start of a computation: cycles, exposed seconds, bytes sent."""
+
+    cycles: float = 0.0
+    exposed: float = 0.0
+    sent: float = 0.0
+
+    def add(self, other: "_Passed", times: int = 1) -> None:
+        self.cycles += times * other.cycles
+        self.exposed += times * other.exposed
+        self.sent += times * other.sent
+
+
+def step_time(hlo_text: str, num_devices: int, chip: str = "v5e") -> StepTime:
+    """The step that the compiler scheduled.
 
     Arguments:
         hlo_text: `jax.stages.Compiled.as_text()` of a program that was compiled for TPU.
+        num_devices: devices of the program, the group of a collective that names none.
+        chip: a key of `CHIPS`.
     """
-    computations, entry = computations_of(hlo_text)
-    unknown: set[str] = set()
-    return Cycles(cycles=_cycles(entry, computations, {}, unknown), unknown=tuple(sorted(unknown)))
+    walk = _Walk(hlo_text, num_devices, CHIPS[chip])
+    found = walk.run(walk.entry)
+    return StepTime(
+        cycles=found.cycles,
+        compute=found.cycles / walk.chip.hertz,
+        exposed=found.exposed,
+        bytes_per_device=found.sent,
+        unknown=tuple(sorted(walk.unknown)),
+    )
 
 
-def _cycles(
-    computation: str,
-    computations: Mapping[str, list[str]],
-    known: dict[str, int],
-    unknown: set[str],
-) -> int:
-    """The cycles of one run of a computation; `known` caches those of other computations."""
-    if computation not in known:
-        total = 0
-        for name, rhs in instructions(computations.get(computation, [])):
-            estimate = _CYCLES.search(rhs)
-            if loop := WHILE.search(rhs):
-                trips = loop_trips(rhs, computations)
-                if trips is None:
-                    unknown.add(f"trips of {name}")
-                total += (trips or 1) * _cycles(loop.group(2), computations, known, unknown)
-            elif is_collective(rhs):
-                continue
-            elif estimate and int(estimate.group(1)) < UNKNOWN:
-                total += int(estimate.group(1))
-            elif estimate:
-                unknown.add(f"cycles of {name}")
-            elif any(call in rhs for call in _CALLS):
-                total += sum(_cycles(c, computations, known, unknown) for c in callees(rhs))
-        known[computation] = total
-    return known[computation]
+class _Walk:
+    """Walks the computations of one program in their scheduled order."""
+
+    def __init__(self, hlo_text: str, num_devices: int, chip: Chip) -> None:
+        self.computations, self.entry = computations_of(hlo_text)
+        self.shapes = {
+            name: result_shape(rhs)
+            for lines in self.computations.values()
+            for name, rhs in instructions(lines)
+        }
+        self.num_devices, self.chip = num_devices, chip
+        self.unknown: set[str] = set()
+        self._known: dict[str, _Passed] = {}
+
+    def run(self, computation: str) -> _Passed:
+        """One run of a computation."""
+        if computation in self._known:
+            return self._known[computation]
+        self._known[computation] = _Passed()  # no computation calls itself
+        schedule = _Schedule(self, computation)
+        for name, rhs in instructions(self.computations.get(computation, [])):
+            schedule.take(name, rhs)
+        self._known[computation] = schedule.passed
+        return schedule.passed
+
+    def collective(self, name: str, rhs: str) -> tuple[float, float]:
+        """The bytes and seconds of a collective; TPU writes a reduce-scatter as a computation
+        around an all-reduce, whose name is `name`."""
+        found = ANY_COLLECTIVE.search(" " + rhs)
+        assert found is not None
+        kind, suffix = found.groups()
+        result, _, rest = rhs.partition(f"{kind}{suffix or ''}(")
+        operands = OPERAND.findall(rest.split(")")[0])
+        size = sum(shape_bytes(self.shapes.get(operand, "")) for operand in operands)
+        n = len(group_members(rhs, self.num_devices))
+        share = (n - 1) / n
+        match kind:
+            case "all-reduce" if name.startswith("all-reduce-scatter"):
+                sent = share * size
+            case "all-reduce":
+                # A start's result holds its operand, too.
+                sent = 2 * share * max(size, 0.0 if suffix else shape_bytes(result))
+            case "all-gather":
+                sent = (n - 1) * size
+            case "reduce-scatter" | "all-to-all" | "ragged-all-to-all":
+                sent = share * size
+            case _:
+                sent = size
+        hops = 1 if kind == "collective-permute" else max(1, n - 1)
+        latency = self.chip.latency * min(hops, MOST_HOPS)
+        return sent, latency + sent / self.chip.bandwidth
+
+    def inside(self, names: list[str]) -> tuple[float, float] | None:
+        """The first collective in computations, or in what they call."""
+        for computation in names:
+            for _, rhs in instructions(self.computations.get(computation, [])):
+                if ANY_COLLECTIVE.search(" " + rhs):
+                    return self.collective(computation, rhs)
+                if (called := callees(rhs)) and (found := self.inside(called)):
+                    return found
+        return None
+
+    def trips(self, name: str, rhs: str) -> int:
+        """The turns of a loop."""
+        trips = loop_trips(rhs, self.computations)
+        if trips is None:
+            self.unknown.add(f"trips of {name}")
+        return trips or 1
+
+
+class _Schedule:
+    """The clock of one computation, and the collectives that are on their way."""
+
+    def __init__(self, walk: _Walk, computation: str) -> None:
+        self.walk, self.computation = walk, computation
+        self.passed = _Passed()
+        self.now = 0.0
+        self.ends: dict[str, float] = {}
+
+    def take(self, name: str, rhs: str) -> None:
+        """One instruction."""
+        walk, called = self.walk, callees(rhs)
+        collective = ANY_COLLECTIVE.search(" " + rhs)
+        if loop := WHILE.search(rhs):
+            self.call(walk.run(loop.group(2)), walk.trips(name, rhs))
+        elif name.startswith("async-collective-start") or " async-start(" in rhs:
+            if found := walk.inside(called):
+                self.start(name, *found)
+            self.work(name, rhs)
+        elif name.startswith("async-collective-done") or " async-done(" in rhs:
+            self.work(name, rhs)
+            self.done(rhs, any_start=name.startswith("async-collective-done"))
+        elif collective and collective.group(2) == "-done":
+            self.done(rhs)
+        elif collective:
+            is_scatter = "all-reduce-scatter" in self.computation
+            found = walk.collective(self.computation if is_scatter else name, rhs)
+            if collective.group(2):
+                self.start(name, *found)
+            else:
+                self.wait(*found)
+        elif self.work(name, rhs):
+            # TPU wraps a reduce-scatter into a fusion.
+            for callee in () if "async_collective_fusion" in rhs else called:
+                if callee.startswith("all-reduce-scatter") and (found := walk.inside([callee])):
+                    self.wait(*found)
+        elif any(call in rhs for call in _CALLS):
+            for callee in called:
+                self.call(walk.run(callee))
+        elif " custom-call(" in rhs and not any(target in rhs for target in _FREE_TARGETS):
+            target = _TARGET.search(rhs)
+            walk.unknown.add(f"custom call {target.group(1) if target else name}")
+
+    def call(self, inner: _Passed, times: int = 1) -> None:
+        self.passed.add(inner, times)
+        self.now += times * (inner.cycles / self.walk.chip.hertz + inner.exposed)
+
+    def work(self, name: str, rhs: str) -> bool:
+        """Adds the cycles of an instruction. Returns whether the compiler has an estimate."""
+        found = _CYCLES.search(rhs)
+        if found is None:
+            return False
+        if int(found.group(1)) >= UNKNOWN:
+            self.walk.unknown.add(f"cycles of {name}")
+            return False
+        self.call(_Passed(cycles=int(found.group(1))))
+        return True
+
+    def wait(self, sent: float, seconds: float) -> None:
+        """A collective beside which nothing runs."""
+        self.call(_Passed(exposed=seconds, sent=sent))
+
+    def start(self, name: str, sent: float, seconds: float) -> None:
+        self.passed.sent += sent
+        self.ends[name] = self.now + seconds
+
+    def done(self, rhs: str, *, any_start: bool = False) -> None:
+        """Waits for what is left of the collectives among the operands; with `any_start` for the
+        oldest if there is none among them."""
+        started = [operand for operand in OPERAND.findall(rhs) if operand in self.ends]
+        if not started and any_start:
+            started = list(self.ends)[:1]
+        for name in started:
+            if name in self.ends:  # an operand may stand twice
+                left = max(0.0, self.ends.pop(name) - self.now)
+                self.wait(0.0, left)
+
+
+def hottest(hlo_text: str) -> Mapping[str, int]:
+    """Cycles of one turn of each named operation of a program, most first."""
+    cycles: dict[str, int] = {}
+    for lines in computations_of(hlo_text)[0].values():
+        for name, rhs in instructions(lines):
+            found, op_name = _CYCLES.search(rhs), re.search(r'op_name="([^"]*)"', rhs)
+            if found and int(found.group(1)) < UNKNOWN:
+                key = op_name.group(1) if op_name else name
+                cycles[key] = cycles.get(key, 0) + int(found.group(1))
+    return dict(sorted(cycles.items(), key=lambda item: -item[1]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("hlo", type=Path, help="text of an optimised HLO module for TPU")
-    found = compute_cycles(parser.parse_args().hlo.read_text(encoding="utf-8"))
-    print(f"{found.cycles / 1e6:.2f} Mcycles; not counted: {', '.join(found.unknown) or 'nothing'}")
+    parser.add_argument("num_devices", type=int)
+    parser.add_argument("--chip", choices=CHIPS, default="v5e")
+    parser.add_argument(
+        "--top", type=int, default=0, help="list this many of the hottest operations"
+    )
+    args = parser.parse_args()
+    text = args.hlo.read_text(encoding="utf-8")
+    found = step_time(text, args.num_devices, args.chip)
+    print(
+        f"{found.cycles / 1e6:.2f} Mcycles = {found.compute * 1e3:.3f} ms, exposed collectives"
+        f" {found.exposed * 1e3:.3f} ms, step {found.seconds * 1e3:.3f} ms,"
+        f" {found.bytes_per_device / 2**20:.1f} MiB sent per device;"
+        f" not counted: {', '.join(found.unknown) or 'nothing'}"
+    )
+    for name, cycles in list(hottest(text).items())[: args.top]:
+        print(f"{cycles / 1e6:10.2f} Mcycles a turn  {name[-100:]}")
 
 
 if __name__ == "__main__":

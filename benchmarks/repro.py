@@ -22,10 +22,10 @@ from jax.sharding import Mesh
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_comm import bytes_by_kind, collectives
-from benchmarks.hlo_time import compute_cycles
+from benchmarks.hlo_time import StepTime, step_time
 
-NO_RINGS = (sbp.forbid("permute"),)
-"""Without products that multiply while shards go round a ring."""
+NO_GATHERS = (sbp.forbid("all_gather"),)
+"""With products that multiply while shards go round a ring, where no operand may be gathered."""
 
 PRECISIONS: dict[str, Any] = {"native": None, "float32": jnp.float32}
 """The ways of summing 16-bit parts: values of `reduce_dtype`."""
@@ -121,7 +121,7 @@ def _cast_in_loop(w: Any, xs: Any) -> Any:
 
 TOKENS = 32 * 2048
 _SUMS = {f"sbp {name}": {"reduce_dtype": dtype} for name, dtype in PRECISIONS.items()}
-_RINGS: dict[str, dict[str, Any]] = {"sbp": {}, "sbp no rings": {"budgets": NO_RINGS}}
+_RINGS: dict[str, dict[str, Any]] = {"sbp": {}, "sbp rings": {"budgets": NO_GATHERS}}
 _WEIGHT = _of((8192, 8192), jnp.float32)
 
 CASES: dict[str, Case] = {
@@ -168,7 +168,6 @@ CASES: dict[str, Case] = {
         mesh=(("d", 2), ("t", 4)),
         in_types=("d:S(0)", "t:S(0)"),
         out_types="d:S(0) t:S(1)",
-        choices=_RINGS,
     ),
     "loop": Case(
         fn=_cast_in_loop,
@@ -185,30 +184,30 @@ class CompiledCase:
 
     Arguments:
         bytes_by_kind: bytes sent, by kind of collective.
-        cycles: the compiler's estimate of the program's own work.
-        unknown: operations without an estimate.
+        step: the step's time on the compiler's schedule.
     """
 
     bytes_by_kind: dict[str, float]
-    cycles: int
-    unknown: tuple[str, ...]
+    step: StepTime
 
     def __str__(self) -> str:
         sent = ", ".join(
             f"{kind} {size / MIB:.1f} MiB" for kind, size in self.bytes_by_kind.items()
         )
-        unknown = f", not counted: {', '.join(self.unknown)}" if self.unknown else ""
-        return f"{sent or 'nothing sent'}; {self.cycles / 1e6:.2f} Mcycles{unknown}"
+        step = self.step
+        unknown = f", not counted: {', '.join(step.unknown)}" if step.unknown else ""
+        return (
+            f"{sent or 'nothing sent'}; {step.cycles / 1e6:.2f} Mcycles, step"
+            f" {step.seconds * 1e3:.3f} ms{unknown}"
+        )
 
 
-def judge(compiled: Any, num_devices: int) -> CompiledCase:
+def judge(compiled: Any, num_devices: int, chip: str = "v5e") -> CompiledCase:
     """Reads a compiled program."""
     text = compiled.as_text()
-    found = compute_cycles(text)
     return CompiledCase(
         bytes_by_kind=bytes_by_kind(collectives(text, num_devices)),
-        cycles=found.cycles,
-        unknown=found.unknown,
+        step=step_time(text, num_devices, chip),
     )
 
 

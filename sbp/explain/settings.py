@@ -15,7 +15,8 @@ from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import decode
 from sbp.limits import Policy, policies_in
-from sbp.machine.hardware import HARDWARE, Hardware
+from sbp.machine.hardware import Hardware
+from sbp.machine.table import HARDWARE
 from sbp.plan.program import Program
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Graph

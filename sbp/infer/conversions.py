@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -45,14 +44,7 @@ class Conversions:
     def __init__(self, mesh: MeshSpec, position: int) -> None:
         self.mesh, self.position = mesh, position
         self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
-        # In a mesh of this axis only, the axis is the whole mesh. Some compilers reduce-scatter
-        # over a whole mesh by an all-reduce; that does not apply where the mesh has more axes.
-        hardware = (
-            mesh.hardware
-            if self._others == 1
-            else dataclasses.replace(mesh.hardware, scatters_whole_mesh=True)
-        )
-        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=hardware)
+        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
         self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
 
     def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:

@@ -13,7 +13,7 @@ from jax import lax
 from sbp import _jax
 from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.sends import row_sends
+from sbp.infer.sends import row_sends, row_traffic
 from sbp.infer.space import Codes, local_shape
 from sbp.infer.value_space import Spaces
 from sbp.machine.mesh import MeshSpec
@@ -148,7 +148,9 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
     if traits.flops is None:
         fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
         return fraction * traffic / hardware.hbm_bytes_per_second
-    flops = traits.flops(node.params, ins, outs)
+    traffic += row_traffic(graph, node, row, mesh)
+    work = math.prod(kernel_named(name).work for name in set(row.kernels))
+    flops = work * traits.flops(node.params, ins, outs)
     itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
     return max(
         flops / hardware.product_flops_per_second(itemsize, _precision(node)),

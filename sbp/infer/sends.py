@@ -1,4 +1,5 @@
-"""The collectives that the kernels of a row run, and the rows whose collectives rules allow."""
+"""The collectives and the memory traffic of the kernels of a row, and the rows whose collectives
+rules allow."""
 
 from __future__ import annotations
 
@@ -37,6 +38,17 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
                 (position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
             ]
     return tuple(found)
+
+
+def row_traffic(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
+    """Bytes that a device moves to or from memory in a row's kernels beside one pass over operands
+    and results; arguments as `row_sends`."""
+    placed, found = _PlacedRow(graph, node, row, mesh), 0.0
+    for position, name in enumerate(row.kernels):
+        traffic = kernel_named(name).traffic
+        if traffic is not None:
+            found += traffic(*placed.on_axis(position))
+    return found
 
 
 def allowed_rows(

@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXES, Kind, is_whole, shown, takes
-from sbp.machine.hardware import HARDWARE as HARDWARE
 from sbp.machine.hardware import Hardware as Hardware
-from sbp.machine.hardware import hardware_of_kind
 from sbp.machine.network import AlphaBeta, alpha_beta
+from sbp.machine.table import HARDWARE as HARDWARE
+from sbp.machine.table import hardware_of_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,18 @@ class MeshSpec:
         True
         """
         return alpha_beta(self.hardware, self.axes, kind, positions)
+
+    def stages(self, devices: int) -> tuple[int, ...]:
+        """The sizes of the groups in which a reduce-scatter over so many devices runs, one stage
+        after the other; empty where it runs as one.
+
+        >>> MeshSpec(axes=(("d", 12),), hardware=HARDWARE["tpu-v5e"]).stages(12)
+        (3, 4)
+        """
+        if devices != self.num_devices or self.hardware.scatters_whole_mesh:
+            return ()
+        outer = next(n for n in range(math.isqrt(devices), 0, -1) if devices % n == 0)
+        return (outer, devices // outer) if outer > 1 else ()
 
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in self.axes)

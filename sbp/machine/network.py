@@ -4,15 +4,18 @@
 innermost axis that has an even share for them. The torus of chips is as near to a cube as their
 number allows. The largest axis is placed first: on whole dims of the torus where their product is
 its size, else on factors of the largest dims. Factors that do not fit into a node or a pod lie on
-the network `beyond`. Dims of the torus close into rings. An axis on a part of a dim has a line
-there, with half the rate of a ring; where an earlier axis has the inner part of the dim, it has a
-ring over every k-th chip, and the k rings share the links.
+the network `beyond`. A dim of the torus closes into a ring where its chips are a multiple of
+`Hardware.ring_chips`. An axis on a part of a dim, or on a dim that does not close, has a line
+there; where an earlier axis has the inner part of the dim, it has a ring over every k-th chip, and
+the k rings share the links.
 
-Gathers and reductions use all links of their dims in parallel (bucket algorithm) and are
+Gathers and reductions use all links of the rings of their dims in parallel (bucket algorithm);
+lines of hardware that has both are taken one after the other, each in both directions. Both are
 hierarchical: an all-gather crosses the slowest network first, while the buffers are smallest. A
 chip receives once for all its devices. The fullest link limits an all-to-all: with e chips along a
-dim, messages travel e/4 links on average, so it takes bytes * e / 4 / (2 * link) seconds there,
-O(sqrt n) on a square torus (GShard: Lepikhin et al., 2020, section 5.2 and table 4).
+ring, messages travel e/4 links on average, so it takes bytes * e / 4 / (2 * link) seconds there,
+and twice that along a line: O(sqrt n) on a square torus (GShard: Lepikhin et al., 2020, section 5.2
+and table 4).
 """
 
 from __future__ import annotations
@@ -98,6 +101,7 @@ class AxisPlacement:
       slow: the axes that have a network of their own, with their sizes.
       torus: for each dim of the torus the (axis, factor) pairs on it, inner first; empty for a
           switch.
+      ring_chips: as in `Hardware`.
     """
 
     on_chip: tuple[int, ...]
@@ -105,6 +109,7 @@ class AxisPlacement:
     across: tuple[int, ...]
     slow: tuple[tuple[int, int, Network], ...]
     torus: tuple[tuple[tuple[int, int], ...], ...]
+    ring_chips: int = 1
 
     def crossings(self, hardware: Hardware, positions: Sequence[int]) -> list[tuple[int, Network]]:
         """The slower networks that the axes at `positions` run over, slowest first, each with the
@@ -127,7 +132,8 @@ class AxisPlacement:
                     f for k, (_, f) in enumerate(dim) if k < mine[-1] and k not in mine
                 )
                 whole = math.prod(f for _, f in dim)
-                found.append(Stretch(extent, stride, extent * stride == whole and whole > 2))
+                closes = whole > 2 and whole % self.ring_chips == 0
+                found.append(Stretch(extent, stride, closes and extent * stride == whole))
         return found
 
 
@@ -139,7 +145,7 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
       hardware: the devices and their network.
       axes: (name, size) pairs, outer first.
 
-    >>> from sbp.machine.hardware import HARDWARE
+    >>> from sbp.machine.table import HARDWARE
     >>> lay_out(HARDWARE["tpu-v3"], (("d", 128),)).torus
     (((0, 8),), ((0, 8),))
     >>> lay_out(HARDWARE["h100"], (("data", 4), ("model", 16))).inside
@@ -157,7 +163,9 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
         on_chip[innermost] = hardware.devices_per_chip
     chips = [n // c for n, c in zip(inside, on_chip, strict=True)]
     torus = _on_torus(chips, hardware.torus_dims) if hardware.topology == "torus" else ()
-    return AxisPlacement(tuple(on_chip), tuple(inside), tuple(across), slow, torus)
+    return AxisPlacement(
+        tuple(on_chip), tuple(inside), tuple(across), slow, torus, hardware.ring_chips
+    )
 
 
 def _divided(hardware: Hardware, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -226,7 +234,7 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
           neighbour along the axis).
       positions: the mesh axes that it runs over.
 
-    >>> from sbp.machine.hardware import HARDWARE
+    >>> from sbp.machine.table import HARDWARE
     >>> mesh = (("d", 128),)
     >>> link = alpha_beta(HARDWARE["tpu-v3"], mesh, "all_to_all", (0,))
     >>> round(1e-9 / link.seconds_per_byte, 1)  # GB/s of a device
@@ -270,7 +278,9 @@ def _gather(
     chips, on_chip, sharing = _inside(place, positions)
     if chips > 1:
         stretches = place.stretches(positions)
-        width = sum(s.width for s in stretches) if stretches else 1
+        lines = [s for s in stretches if not s.closes and hardware.ring_chips > 1]
+        width = sum(s.width for s in stretches if s not in lines)
+        width = width + max((2 / s.stride for s in lines), default=0.0) or 1
         steps = sum(s.longest for s in stretches) if stretches else math.ceil(math.log2(chips))
         alpha += hardware.hop_seconds * steps
         beta += (chips - 1) * had * sharing / (width * hardware.link_bytes_per_second)

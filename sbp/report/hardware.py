@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from sbp.errors import bytes_text
-from sbp.machine.hardware import HARDWARE, Hardware
+from sbp.machine.hardware import Hardware
+from sbp.machine.table import HARDWARE
 from sbp.report.parts import Column, Page, Table, TableRow
 
 

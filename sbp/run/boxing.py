@@ -91,6 +91,20 @@ def _exchanged(x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> A
     return lax.all_to_all(parts, names, split_axis=dim, concat_axis=dim, tiled=True)
 
 
+def _groups(stages: tuple[int, ...]) -> tuple[list[list[int]], ...]:
+    """The groups of devices of each stage of a collective, by their positions on the mesh axis: a
+    device has a place in each stage, and a group has the same place in all other stages.
+
+    >>> _groups((2, 3))
+    ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]])
+    """
+    places = np.arange(math.prod(stages)).reshape(stages)
+    return tuple(
+        np.moveaxis(places, stage, -1).reshape(-1, size).tolist()
+        for stage, size in enumerate(stages)
+    )
+
+
 def _first(x: Any, dim: int, size: int) -> Any:
     return x if x.shape[dim] == size else lax.slice_in_dim(x, 0, size, axis=dim)
 
@@ -240,9 +254,12 @@ class Boxing:
           size: length of a block along it.
         """
         if monoid == "sum":
-            return lax.psum_scatter(
-                pad_dim(x, dim, n * size), name, scatter_dimension=dim, tiled=True
-            )
+            x = pad_dim(x, dim, n * size)
+            for groups in _groups(self.mesh.stages(n)) or (None,):
+                x = lax.psum_scatter(
+                    x, name, scatter_dimension=dim, tiled=True, axis_index_groups=groups
+                )
+            return x
         return reduced(_exchanged(x, (name,), n, dim, size), monoid, dim)
 
     def wide_block(

@@ -166,6 +166,10 @@ class Kernel:
       gathers: the position of the operand whose shards visit every device; the local computation
           sees that operand whole along this mesh axis. None for other kernels.
       overlaps: whether the device computes while it sends.
+      traffic: for an op and a row, bytes that the device moves to or from memory beside one pass
+          over operands and results, where the op has the shapes that all other mesh axes leave.
+          None for none.
+      work: how much longer a product takes in the parts that the kernel makes of it.
     """
 
     name: str
@@ -175,6 +179,8 @@ class Kernel:
     nests: bool = True
     gathers: int | None = None
     overlaps: bool = False
+    traffic: Callable[[Op, Row], float] | None = None
+    work: float = 1.0
 
     @property
     def communicates(self) -> bool:

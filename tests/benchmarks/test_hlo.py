@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.hlo_comm import collectives
-from benchmarks.hlo_time import compute_cycles
+from benchmarks.hlo_time import CHIPS, step_time
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true
@@ -59,21 +59,24 @@ def test_a_loop_counts_once_per_trip(kind):
     text = PROGRAM.replace("BOUND", bound).replace("TRIPS", trips)
     (found,) = collectives(text, 2)
     assert (found.executions, found.bytes_per_device) == (7, 7 * 8 * 4 * 4)
-    cycles = compute_cycles(text)
-    assert (cycles.cycles, cycles.unknown) == (7 * 10 + 5, ())
+    step = step_time(text, 2)
+    assert (step.cycles, step.unknown) == (7 * 10 + 5, ())
+    v5e = CHIPS["v5e"]
+    assert step.exposed == pytest.approx(7 * (v5e.latency + 8 * 4 * 4 / v5e.bandwidth))
+    assert step.bytes_per_device == 7 * 8 * 4 * 4
 
 
 def test_a_loop_without_a_bound_is_named():
     bound = "%bound = u32[] get-tuple-element(%p), index=0"
     text = PROGRAM.replace("BOUND", bound).replace("TRIPS", "")
-    assert compute_cycles(text).unknown == ("trips of loop",)
+    assert step_time(text, 2).unknown == ("trips of loop",)
     assert [c.executions for c in collectives(text, 2)] == [1]
 
 
 def test_cycles_that_the_compiler_does_not_know_are_named():
     text = PROGRAM.replace("BOUND", BOUNDS["unsigned"][0]).replace("TRIPS", "")
     text = text.replace('"estimated_cycles":"5"', f'"estimated_cycles":"{2**62}"')
-    assert compute_cycles(text).unknown == ("cycles of last",)
+    assert step_time(text, 2).unknown == ("cycles of last",)
 
 
 def test_a_turn_of_a_collective_matmul_makes_several_steps():

@@ -29,5 +29,5 @@ def test_choices_are_public_options_that_take_effect(name):
             ]
             assert len(rounded) == (label == "sbp bfloat16")
         sent[label] = {s.kind for operation, _ in program.kernels() for _, s in operation.sends}
-    if "sbp no rings" in sent:
-        assert "permute" in sent["sbp"] and "permute" not in sent["sbp no rings"]
+    if "sbp rings" in sent:
+        assert "permute" in sent["sbp rings"] and "permute" not in sent["sbp"]

@@ -12,8 +12,8 @@ from sbp.explain.faults import explain
 from sbp.explain.insertions import axis_rows
 from sbp.explain.limits import DiagnosisLimits
 from sbp.infer.check import Checker
-from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
+from sbp.machine.table import HARDWARE
 from sbp.plan.ir import Apply, Box
 from sbp.signatures import kernel_named
 from tests.edits import check_helps
@@ -41,7 +41,6 @@ FROM_PARTS = ("all_reduce", "reduce_scatter")
     [
         ("model", loss, ROWS, "tpu-v3"),
         ("model", step, ROWS, "cpu"),
-        ("dcn", loss, ("dcn:S(1)", "dcn:S(0)"), "tpu-v3"),
         ("dcn", step, ("dcn:S(1)", "dcn:S(0)"), "tpu-v3"),
         ("dcn", deep, (None, "dcn:S(1)"), "cpu"),
     ],

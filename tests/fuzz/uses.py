@@ -49,6 +49,7 @@ HARDWARE: dict[str, Any] = {
     "highest_flops_per_second": 1e10,
     "topology": "torus",
     "torus_dims": 2,
+    "ring_chips": 1,
     "devices_per_chip": 1,
     "latency_seconds": 1e-6,
     "hop_seconds": 0.0,

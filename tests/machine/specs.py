@@ -1,7 +1,7 @@
 """Meshes on the hardware of the table, and the kinds of collectives."""
 
-from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import MeshSpec
+from sbp.machine.table import HARDWARE
 
 GATHERS = ("all_gather", "reduce_scatter")
 KINDS = (*GATHERS, "all_reduce", "all_to_all", "permute")

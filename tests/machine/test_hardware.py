@@ -12,8 +12,9 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.cli import main
-from sbp.machine.hardware import HARDWARE, Network, hardware_of_kind
+from sbp.machine.hardware import Network
 from sbp.machine.mesh import mesh_spec
+from sbp.machine.table import HARDWARE, hardware_of_kind
 from tests.machine.specs import KINDS, spec
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def test_an_unknown_slow_axis_is_refused():
         ),
         *(
             (f, v, "is a whole number from 1 on")
-            for f in ("torus_dims", "devices_per_chip", "joined_devices")
+            for f in ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices")
             for v in (0, -1, 1.5, True)
         ),
         ("topology", "tours", "no topology 'tours'; did you mean \"torus\"?"),

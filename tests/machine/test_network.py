@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
-from sbp.machine.hardware import HARDWARE
 from sbp.machine.network import lay_out
+from sbp.machine.table import HARDWARE
 from tests.machine.specs import GATHERS, KINDS, spec
 
 # ---- the torus ----------------------------------------------------------------------------------
@@ -57,8 +57,8 @@ def busiest_link(mesh, positions):
         for dim, extent in enumerate(extents):
             there = chips[target][dim]
             forward = (there - here[dim]) % extent
-            if forward and extent == 2:
-                ways = [(1, 1.0)]  # one cable
+            if forward and (extent == 2 or extent % mesh.hardware.ring_chips):
+                ways = [(1 if there > here[dim] else -1, 1.0)]  # a line
             else:
                 ways = [
                     (way, 0.5 if 2 * forward == extent else 1.0)
@@ -79,6 +79,7 @@ TORI = [
     ("tpu-v5e", {"d": 4}),
     ("tpu-v5e", {"d": 64}),
     ("tpu-v5e", {"d": 32}),
+    ("tpu-v5e", {"d": 256}),
     ("tpu-v5e", {"x": 8, "y": 8}),
     ("tpu-v5e", {"x": 2, "y": 16}),
     ("tpu-v5e", {"x": 4, "y": 4, "z": 4}),

@@ -74,7 +74,7 @@ def test_no_pinned_plan_is_cheaper(model, hardware):
 
 @pytest.mark.parametrize(
     ("model", "hardware", "share"),
-    [(scanned, "tpu-v5p", 0.9), (unrolled, "h100", 0.85)],
+    [(scanned, "tpu-v6e", 0.9), (unrolled, "h100", 0.85)],
     ids=["scanned", "unrolled"],
 )
 def test_keeping_is_part_of_the_choice(model, hardware, share):

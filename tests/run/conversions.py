@@ -79,12 +79,14 @@ class Conversions:
       shape: the global shape.
       dtype: the dtype.
       paths: the steps of each pair of types.
+      hardware: what the mesh is taken to consist of.
     """
 
     sizes: Shape
     shape: Shape
     dtype: Any
     paths: dict[Pair, tuple[Step, ...]]
+    hardware: Hardware = BYTES_ONLY
     sources: tuple[Codes, ...] = field(init=False)
     types: tuple[Codes, ...] = field(init=False)
     steps: tuple[Step, ...] = field(init=False)
@@ -117,7 +119,7 @@ class Conversions:
     def _compiled(self) -> Any:
         """From the slots of all types to the results of all steps, each side one vector for a
         device."""
-        boxing = Boxing(mesh_of(self.sizes))
+        boxing = Boxing(mesh_of(self.sizes, self.hardware))
         starts = np.cumsum([0, *(math.prod(self.local(t)) for t in self.types)])
         slots = {t: (starts[k], starts[k + 1]) for k, t in enumerate(self.types)}
 

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.hlo_comm import collectives
 from sbp.infer.space import TypeSpace, decode
+from sbp.machine.hardware import Hardware
 from sbp.run import boxing
 from sbp.run.boxing import Boxing
 from sbp.signatures.factors import admissible
@@ -43,9 +44,10 @@ def conversions(
     monoids: tuple[str, ...],
     share: float = 1.0,
     laws: float = 1.0,
+    hardware: Hardware = BYTES_ONLY,
 ) -> Conversions:
     """Between these shares of all types (see `sliced`), along the planner's paths."""
-    space = space_of(shape, sizes, monoids)
+    space = space_of(shape, sizes, monoids, hardware)
     assert len(space.types) == len(types_of(len(shape), len(sizes), monoids))
     types = sliced(space.types, share, laws=laws, seed=sum(shape))
     return Conversions(
@@ -53,6 +55,7 @@ def conversions(
         shape,
         dtype,
         {(s, t): space.path(s, t) for s, t in itertools.product(types, repeat=2)},
+        hardware,
     )
 
 
@@ -92,6 +95,20 @@ ONE_AXIS = [*itertools.product((FLOAT, INT), SHAPES), (HALF, PRIME), (BOOL, PRIM
 def test_one_axis(n: int, dtype: np.dtype[Any], shape: Shape):
     """Under every monoid of the dtype."""
     assert_right(conversions((n,), shape, dtype, admissible(dtype)), turns=99, laws=99)
+
+
+STAGED = replace(BYTES_ONLY, name="staged", scatters_whole_mesh=False)
+
+
+@pytest.mark.parametrize("shape", [EVEN, PRIME], ids=str)
+@pytest.mark.parametrize(("sizes", "stages"), [((4,), 2), ((8,), 2), ((2,), 1)], ids=str)
+def test_a_sum_over_the_whole_mesh_in_stages(sizes: Shape, stages: int, shape: Shape):
+    """It sends as many bytes as in one stage, in a collective for each stage."""
+    found = conversions(sizes, shape, FLOAT, ("sum",), hardware=STAGED)
+    assert_right(found, turns=99, laws=99)
+    kinds = [c.kind for c in collectives(found.program.as_text(), math.prod(sizes))]
+    scatters = sum(step.kind == "reduce_scatter" for step in found.steps)
+    assert scatters and kinds.count("reduce-scatter") == stages * scatters
 
 
 GRIDS = [(2, 4), (4, 2)]

@@ -27,8 +27,8 @@ def test_sums_of_16_bit_parts():
     assert set(wide.bytes_by_kind) == {"all-to-all", "all-gather"}
     assert sum(wide.bytes_by_kind.values()) == plan.cost.bytes_per_device
     assert sum(wide.bytes_by_kind.values()) == sum(native.bytes_by_kind.values())
-    assert not native.unknown and not wide.unknown
+    assert not native.step.unknown and not wide.step.unknown
     # 1.5 against 1.1 million cycles; to flatten the tensor took 7.4.
-    assert native.cycles < wide.cycles < 2 * native.cycles
+    assert native.step.cycles < wide.step.cycles < 2 * native.step.cycles
     flat = f"[{2048 * 8192}]"
     assert f"bf16{flat}" not in text and f"f32{flat}" not in text

@@ -10,6 +10,7 @@ gathering, but no device stores the whole operand, and a device multiplies while
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,17 @@ from sbp.types import Atom, B, Split
 ROTATIONS = ("rotate_lhs", "rotate_rhs")
 """The kernels, by the position of the operand whose shards go round."""
 
+RING_WORK = 1.5
+"""How much longer a product takes in one part for each shard that goes round."""
+
+SUM_PASSES = 3
+"""Passes over the result with each shard along a contracted dim: the product is written, and added
+to a sum that is read and written."""
+
+FILL_PASSES = 3
+"""Passes over the result where shards along a free dim go round: it is filled with zeros, and once
+copied."""
+
 
 def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
     """The traffic of the kernel in which this operand goes round: n - 1 times, each device sends a
@@ -44,6 +56,24 @@ def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
         return (Sent("permute", (n - 1) * shard, n - 1),)
 
     return sends
+
+
+def _traffic(operand: int) -> Callable[[Op, Row], float]:
+    """The memory traffic of the kernel in which this operand goes round, beyond one pass over
+    operands and result."""
+
+    def traffic(op: Op, row: Row) -> float:
+        atom, n, out = row.ins[operand], op.axis_size, op.outs[0]
+        assert isinstance(atom, Split)
+        shard = math.prod(out.shape) / n
+        contracted, _ = op.params["dimension_numbers"]
+        if atom.dim in contracted[operand]:
+            return SUM_PASSES * n * shard * jnp.dtype(sum_dtype(out.dtype)).itemsize
+        other = op.ins[1 - operand]
+        again = (n - 1) * math.prod(other.shape) / n * other.dtype.itemsize
+        return again + FILL_PASSES * shard * out.dtype.itemsize
+
+    return traffic
 
 
 for _operand, _name in enumerate(ROTATIONS):
@@ -59,6 +89,8 @@ for _operand, _name in enumerate(ROTATIONS):
             nests=False,
             gathers=_operand,
             overlaps=True,
+            traffic=_traffic(_operand),
+            work=RING_WORK,
         )
     )
 

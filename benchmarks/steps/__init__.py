@@ -1,0 +1,1 @@
+"""Whole steps of everyday models: what the TPU compiler makes of our plan and of an expert's."""

@@ -1,0 +1,150 @@
+"""What a compared step is, and the ways to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import sbp
+
+Mark = Callable[..., jax.Array]
+"""`mark(x, *dims)`: where an expert says how an activation is sharded, as in a `PartitionSpec`."""
+
+
+def unmarked(x: jax.Array, *dims: Any) -> jax.Array:
+    """The mark of a program in which nothing is said of activations."""
+    del dims
+    return x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of training or decoding, with what an expert says of it.
+
+    Arguments:
+        make: the step, from the mark for its activations.
+        avals: its arguments.
+        in_specs: how the expert shards them: a `PartitionSpec` for each leaf.
+        out_specs: how the results are sharded, alike.
+        mesh: size of each mesh axis.
+        topology: the TPU topology, of which the mesh takes all chips.
+        donate: positions of donated arguments.
+    """
+
+    make: Callable[[Mark], Callable[..., Any]]
+    avals: tuple[Any, ...]
+    in_specs: tuple[Any, ...]
+    out_specs: Any
+    mesh: tuple[tuple[str, int], ...]
+    topology: str = "v5e:4x4"
+    donate: tuple[int, ...] = ()
+
+    @property
+    def chip(self) -> str:
+        """The kind of TPU."""
+        return self.topology.split(":")[0]
+
+    def devices(self) -> Mesh:
+        """The mesh over the chips of the topology."""
+        chips = topologies.get_topology_desc(platform="tpu", topology_name=self.topology).devices
+        shape = [n for _, n in self.mesh]
+        return Mesh(np.array(chips).reshape(shape), tuple(a for a, _ in self.mesh))
+
+    def planned(self, mesh: Any, **options: Any) -> Any:
+        """The plan of `sbp` from the expert's types of arguments and results, and nothing else."""
+        f = sbp.jit(
+            self.make(unmarked),
+            mesh,
+            in_types=self.in_specs,
+            out_types=self.out_specs,
+            donate_argnums=self.donate,
+            **options,
+        )
+        return f.plan(*self.avals)
+
+    def expert(self, mesh: Mesh, *, with_marks: bool = True) -> Any:
+        """The same step compiled by `jax.jit`, with the expert's marks or without."""
+
+        def mark(x: jax.Array, *dims: Any) -> jax.Array:
+            return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*dims)))
+
+        f = jax.jit(
+            self.make(mark if with_marks else unmarked),
+            in_shardings=shardings(mesh, self.in_specs),
+            out_shardings=shardings(mesh, self.out_specs),
+            donate_argnums=self.donate,
+        )
+        return f.lower(*self.avals).compile()
+
+
+def is_spec(x: Any) -> bool:
+    """Whether a leaf of a tree is a `PartitionSpec`, which is a tuple in some releases of JAX."""
+    return isinstance(x, PartitionSpec)
+
+
+def shardings(mesh: Mesh, specs: Any) -> Any:
+    """The shardings of a tree of `PartitionSpec`s."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+
+
+def aval(*shape: int, dtype: Any = "float32") -> jax.ShapeDtypeStruct:
+    """A shape of float32, unless `dtype` says otherwise."""
+    return jax.ShapeDtypeStruct(shape, np.dtype(jax.numpy.dtype(dtype)))
+
+
+ADAMW = optax.adamw(3e-4, weight_decay=0.1)
+"""The optimiser of all training steps."""
+
+
+def training_step(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """A step of AdamW: `(params, state, *batch) -> (params, state, loss)`."""
+
+    def step(params: Any, state: Any, *batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        updates, state = ADAMW.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
+def training(
+    *,
+    loss: Callable[[Mark], Callable[..., jax.Array]],
+    params: Any,
+    specs: Any,
+    batch: tuple[Any, ...],
+    batch_specs: tuple[Any, ...],
+    mesh: tuple[tuple[str, int], ...],
+    topology: str = "v5e:4x4",
+    step: Callable[[Callable[..., jax.Array]], Callable[..., Any]] = training_step,
+) -> Step:
+    """A training step whose moments are sharded as their weights.
+
+    Arguments:
+        loss: `loss(mark)(params, *batch)`.
+        params: shapes of the weights.
+        specs: a `PartitionSpec` for each weight.
+        batch, batch_specs: the other arguments.
+        mesh, topology: as in `Step`.
+        step: makes the step from the loss.
+    """
+    state = jax.eval_shape(ADAMW.init, params)
+    state_specs = optax.tree_utils.tree_map_params(
+        ADAMW, lambda _, spec: spec, state, specs, transform_non_params=lambda _: PartitionSpec()
+    )
+    return Step(
+        make=lambda mark: step(loss(mark)),
+        avals=(params, state, *batch),
+        in_specs=(specs, state_specs, *batch_specs),
+        out_specs=(specs, state_specs, PartitionSpec()),
+        mesh=mesh,
+        topology=topology,
+        donate=(0, 1),
+    )

@@ -1,0 +1,87 @@
+"""The steps that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.steps.program import Step, aval, training
+from benchmarks.steps.transformer import Axes, Shape, language_model_loss, specs_of, weights_of
+
+
+def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topology: str) -> Step:
+    return training(
+        loss=language_model_loss(s, a),
+        params=weights_of(s),
+        specs=specs_of(s, a),
+        batch=(aval(s.batch, s.length, dtype="int32"),),
+        batch_specs=(P(a.batch, None),),
+        mesh=mesh,
+        topology=topology,
+    )
+
+
+def gpt_data() -> Step:
+    """GPT, data parallel, weights and moments on every device."""
+    s = Shape(layers=4, width=1024, heads=16, hidden=4096, vocabulary=32768, batch=64, length=1024)
+    return _language_model(s, Axes(batch="d"), (("d", 16),), "v5e:4x4")
+
+
+def megatron() -> Step:
+    """GPT, heads and hidden units over one axis, examples over the other."""
+    s = Shape(layers=4, width=2048, heads=16, hidden=8192, vocabulary=32768, batch=16, length=2048)
+    return _language_model(s, Axes(batch="d", tensor="t"), (("d", 4), ("t", 4)), "v5e:4x4")
+
+
+def llama_fsdp() -> Step:
+    """Llama, a scan over layers, all weights split and gathered layer by layer."""
+    s = Shape(
+        layers=8,
+        width=2048,
+        heads=16,
+        hidden=5632,
+        vocabulary=32000,
+        batch=32,
+        length=2048,
+        gated=True,
+        scanned=True,
+    )
+    return _language_model(s, Axes(batch="d", weights="d"), (("d", 16),), "v5e:4x4")
+
+
+def fsdp_tensor() -> Step:
+    """Llama, weights split over both axes."""
+    s = Shape(
+        layers=8,
+        width=4096,
+        heads=32,
+        hidden=11264,
+        vocabulary=32000,
+        batch=16,
+        length=2048,
+        gated=True,
+        scanned=True,
+    )
+    a = Axes(batch="d", weights="d", tensor="t")
+    return _language_model(s, a, (("d", 4), ("t", 4)), "v5e:4x4")
+
+
+def vocabulary() -> Step:
+    """A small decoder with 256k tokens, split by vocabulary."""
+    s = Shape(
+        layers=2,
+        width=2048,
+        heads=16,
+        hidden=8192,
+        vocabulary=262144,
+        batch=8,
+        length=2048,
+        gated=True,
+    )
+    return _language_model(s, Axes(batch="d", tensor="t"), (("d", 2), ("t", 4)), "v5e:2x4")
+
+
+SUITE: dict[str, Callable[[], Step]] = {
+    f.__name__: f for f in (gpt_data, megatron, llama_fsdp, fsdp_tensor, vocabulary)
+}
