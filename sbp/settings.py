@@ -33,9 +33,9 @@ class Settings:
         return cls(bool(getattr(jax.config, "jax_threefry_partitionable", True)))
 
     @classmethod
-    def of(cls, eqn: Any) -> Settings:
-        """Those of an equation."""
-        metadata = eqn.ctx.xla_metadata or {}
+    def of(cls, eqn: Any, around: tuple[tuple[str, Any], ...] = ()) -> Settings:
+        """Those of an equation, with the metadata of the calls around it."""
+        metadata = {**dict(around), **(eqn.ctx.xla_metadata or {})}
         return cls(bool(eqn.ctx.threefry_partitionable), tuple(sorted(metadata.items())))
 
     @contextmanager

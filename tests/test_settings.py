@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import xla_metadata
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
@@ -59,3 +60,24 @@ def test_metadata_reaches_the_compiled_program(mesh):
         lines = jitted.lower(X, X.T).as_text().splitlines()
         marked = [line for line in lines if 'kind = "product"' in line and 'stage = "3"' in line]
         assert marked and all("dot_general" in line for line in marked)
+
+
+@pytest.mark.skipif(
+    not hasattr(xla_metadata, "xla_metadata_call"), reason="this JAX has no xla_metadata_call"
+)
+def test_metadata_of_a_call_reaches_the_operations_inside(mesh):
+    tagged = xla_metadata.xla_metadata_call(kind="block")(lambda x, w: jnp.tanh(x @ w) * 2)
+    f = sbp.jit(lambda x, w: tagged(x, w) + 1, mesh, ("data:S(0)", "model:S(1)"))
+    marked = [line for line in f.lower(X, X.T).as_text().splitlines() if 'kind = "block"' in line]
+    for op in ("dot_general", "tanh", "multiply"):
+        assert any(op in line for line in marked), op
+    assert_same_results(jax.jit(tagged)(X, X.T) + 1, f(X, X.T))
+
+
+def test_metadata_of_a_value_reaches_the_compiled_program(mesh):
+    def tagged(x, w):
+        return jnp.tanh(set_xla_metadata(x @ w, kind="product"))
+
+    f = sbp.jit(tagged, mesh, ("data:S(0)", "model:S(1)"))
+    assert any('kind = "product"' in line for line in f.lower(X, X.T).as_text().splitlines())
+    assert not f.check(X, X.T).diagnostics

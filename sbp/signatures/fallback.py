@@ -36,7 +36,7 @@ _TABLE = (
             call checkpoint closed_call composite core_call custom_jvp_call
             custom_jvp_call_jaxpr custom_lin custom_linear_solve custom_vjp_call
             custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat remat2
-            remat_opt
+            remat_opt xla_metadata_call
         """,
         typed_by_sbp=True,
     ),

@@ -75,11 +75,13 @@ class _Within:
         without frames of its own takes these.
       scope: JAX's name stack of the call or loop.
       manual: whether the place is in the body of a hand-written region.
+      metadata: names and values that the calls around them give to their operations.
     """
 
     frames: tuple[Span, ...] = ()
     scope: str = ""
     manual: bool = False
+    metadata: tuple[tuple[str, Any], ...] = ()
 
     @property
     def span(self) -> Span | None:
@@ -241,7 +243,9 @@ class _Builder:
         if recomputed and eqn.params.get("prevent_cse"):
             operands = self.barrier(eqn, operands, nodes, at)
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
-        return self.called(called, operands, nodes, replace(at, scope=inside))
+        metadata = (*at.metadata, *eqn.params.get("xla_metadata", ()))
+        within = replace(at, scope=inside, metadata=metadata)
+        return self.called(called, operands, nodes, within)
 
     def called(
         self, called: Any, operands: tuple[Operand, ...], nodes: list[Node], within: _Within
@@ -273,7 +277,7 @@ class _Builder:
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
         regions = self.regions(eqn.primitive.name, params, at)
-        settings = Settings.of(eqn)
+        settings = Settings.of(eqn, at.metadata)
         if settings != Settings.current():
             params[SETTINGS] = settings
         _check_values(eqn, at.frames)

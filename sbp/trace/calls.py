@@ -24,6 +24,7 @@ INLINED = {
     "composite": "jaxpr call_jaxpr",
     "custom_vmap_call": "call",
     "linear_call": "callee",
+    "xla_metadata_call": "jaxpr",
 }
 """Primitives that only call a jaxpr, with the name of the parameter that is the jaxpr. Releases of
 JAX differ; where a parameter has several names, blanks separate them."""

@@ -16,7 +16,7 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     "moves": (
         """broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather
         join_slices name optimization_barrier pad reshape rev scatter select_and_gather_add slice
-        sort split squeeze stack stop_gradient tile transpose unstack""",
+        sort split squeeze stack stop_gradient tile transpose unstack xla_metadata_value""",
         lambda t: t.moves,
     ),
     "fused into consumers nearly always": (
@@ -42,15 +42,17 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     ),
     "keeps all elements": (
         """broadcast_in_dim convert_element_type copy device_put name neg reshape reduce_precision
-        squeeze stop_gradient transpose""",
+        squeeze stop_gradient transpose xla_metadata_value""",
         lambda t: t.carries,
     ),
     "keeps the values of all elements": (
-        "broadcast_in_dim copy device_put name reshape squeeze stop_gradient transpose",
+        """broadcast_in_dim copy device_put name reshape squeeze stop_gradient transpose
+        xla_metadata_value""",
         lambda t: t.carries in ("arranged", "copied"),
     ),
     "keeps all elements in their place": (
-        "convert_element_type copy device_put name neg reduce_precision stop_gradient",
+        """convert_element_type copy device_put name neg reduce_precision stop_gradient
+        xla_metadata_value""",
         lambda t: t.carries in ("copied", "rounded", "negated"),
     ),
     "gives all elements another shape": ("reshape", lambda t: t.regroups),
@@ -59,7 +61,7 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         cumsum device_put dynamic_slice dynamic_update_slice gather imag join_slices max min name
         neg optimization_barrier pad real reduce_max reduce_min reduce_precision reduce_sum reshape
         rev scatter scatter-add scatter-sub select_n slice sort split squeeze stack stop_gradient
-        sub tie tile top_k transpose unstack""",
+        sub tie tile top_k transpose unstack xla_metadata_value""",
         lambda t: t.scales == "together",
     ),
     "degree 1 in each of two operands": (
@@ -107,7 +109,7 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         not one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real
         reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
         shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
-        tanh threefry2x32 threefry4x32 tie xor zeta""",
+        tanh threefry2x32 threefry4x32 tie xor zeta xla_metadata_value""",
         lambda t: t.elementwise,
     ),
 }
