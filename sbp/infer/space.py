@@ -268,12 +268,12 @@ class TypeSpace:
             how = WideSum(self.wide, scattered - 1 if scattered else block_dim(part, n))
             if how.dim is not None:
                 return self._wide_step(kind, axes, source, target, n, how)
-        rounds = 1
+        run: str = kind
         match kind:
             case "all_reduce":
                 sent = 2 * share * here
             case "reduce_scatter":
-                rounds = 2 if self.mesh.stages(n) else 1
+                run = "staged_reduce_scatter" if self.mesh.stages(n) else kind
                 sent = share * max(here, there * n)
             case "all_gather":
                 sent = (n - 1) * here
@@ -281,7 +281,7 @@ class TypeSpace:
                 sent = share * self._exchanged(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
-        seconds = self._step_seconds(kind, axes, sent, max(here, there), rounds)
+        seconds = self._step_seconds(run, axes, sent, max(here, there))
         return Step(kind, axes, source, target, sent, seconds, how)
 
     def _wide_step(
@@ -307,12 +307,7 @@ class TypeSpace:
         return Step(kind, axes, source, target, sent, seconds, how)
 
     def _step_seconds(
-        self,
-        kind: str,
-        axes: tuple[int, ...],
-        sent: float,
-        buffer_bytes: float,
-        rounds: int = 1,
+        self, kind: str, axes: tuple[int, ...], sent: float, buffer_bytes: float
     ) -> float:
         """Seconds of one step: its collective, and a share of a pass over the buffer in memory.
 
@@ -321,14 +316,13 @@ class TypeSpace:
           axes: positions of the mesh axes it runs over.
           sent: bytes that a device sends.
           buffer_bytes: bytes of the larger of its operand and its result on a device.
-          rounds: stages in which it runs, one after the other.
         """
         one_pass = buffer_bytes / self.mesh.hardware.hbm_bytes_per_second
         if kind in LOCAL:
             return LOCAL_SECONDS + LOCAL_PASS * one_pass
         if (kind, axes) not in self._collectives:
             self._collectives[kind, axes] = self.mesh.collective(kind, axes)
-        return self._collectives[kind, axes].of(sent, rounds) + COLLECTIVE_PASS * one_pass
+        return self._collectives[kind, axes].of(sent) + COLLECTIVE_PASS * one_pass
 
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` has n equal blocks."""

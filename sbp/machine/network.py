@@ -230,8 +230,8 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
     Arguments:
       hardware: the devices and their network.
       axes: (name, size) pairs of the whole mesh, outer first.
-      kind: `all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all` or `permute` (to the
-          neighbour along the axis).
+      kind: `all_reduce`, `reduce_scatter`, `staged_reduce_scatter` (see `MeshSpec.stages`),
+          `all_gather`, `all_to_all` or `permute` (to the neighbour along the axis).
       positions: the mesh axes that it runs over.
 
     >>> from sbp.machine.table import HARDWARE
@@ -249,6 +249,9 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
             turns = 2 if kind == "all_reduce" else 1
             alpha, beta = _gather(hardware, place, n, positions)
             return AlphaBeta(hardware.latency_seconds + turns * alpha, beta * n / (n - 1))
+        case "staged_reduce_scatter":
+            alpha, beta = _gather(hardware, place, n, positions, together=False)
+            return AlphaBeta(2 * (hardware.latency_seconds + alpha), beta * n / (n - 1))
         case "all_to_all":
             alpha, beta = _exchange(hardware, place, positions)
             return AlphaBeta(hardware.latency_seconds + alpha, beta * n / (n - 1))
@@ -267,9 +270,21 @@ def _inside(place: AxisPlacement, positions: Sequence[int]) -> tuple[int, int, i
 
 
 def _gather(
-    hardware: Hardware, place: AxisPlacement, n: int, positions: Sequence[int]
+    hardware: Hardware,
+    place: AxisPlacement,
+    n: int,
+    positions: Sequence[int],
+    *,
+    together: bool = True,
 ) -> tuple[float, float]:
-    """Seconds for the first byte, and seconds per byte of the gathered buffer."""
+    """Seconds for the first byte, and seconds per byte of the gathered buffer.
+
+    Arguments:
+      hardware, place: of the devices.
+      n: number of devices along the axes.
+      positions: the mesh axes.
+      together: whether the dims of the torus are used at the same time.
+    """
     alpha, beta, had = 0.0, 0.0, 1 / n
     for groups, network in place.crossings(hardware, positions):
         alpha += network.latency_seconds * math.ceil(math.log2(groups))
@@ -279,8 +294,9 @@ def _gather(
     if chips > 1:
         stretches = place.stretches(positions)
         lines = [s for s in stretches if not s.closes and hardware.ring_chips > 1]
-        width = sum(s.width for s in stretches if s not in lines)
-        width = width + max((2 / s.stride for s in lines), default=0.0) or 1
+        rings = [s.width for s in stretches if s not in lines]
+        both_ways = max((2 / s.stride for s in lines), default=0.0)
+        width = (sum(rings) + both_ways if together else max(*rings, both_ways, 0.0)) or 1
         steps = sum(s.longest for s in stretches) if stretches else math.ceil(math.log2(chips))
         alpha += hardware.hop_seconds * steps
         beta += (chips - 1) * had * sharing / (width * hardware.link_bytes_per_second)

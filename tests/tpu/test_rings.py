@@ -31,7 +31,10 @@ def product(mesh, types, out, rows=SIZE):
         mesh,
         in_types=types,
         out_types=out,
-        budgets=[sbp.forbid("all_gather")],  # which takes less time where there is memory for it
+        budgets=[  # what takes less time where there is memory for it
+            sbp.forbid("all_gather"),
+            sbp.forbid("all_to_all"),
+        ],
     )
     return f.plan(x, y)
 
