@@ -36,7 +36,8 @@ def test_two_pinned_operands_that_do_not_meet():
         "5 more changes give a typing and are not shown",
     )
     texts = [re.sub(r"line \d+", "line N", h.text) for h in d.helps]
-    assert texts[0] == "split w_in on dim 0 at line N; h becomes P(sum)"
+    assert texts[0] == 'sbp.replicate(x, "tensor") before line N; h becomes S(1)'
+    assert texts[1] == "replicate x on `tensor` at line N; h becomes S(1)"
 
 
 def test_the_quoted_price_is_that_of_the_repaired_program():
@@ -88,7 +89,7 @@ def test_partial_into_a_nonlinear_operator():
     (d,) = diagnose(program, SQUARE)
     assert d.primary is not None
     assert d.primary.text == "y is P(sum) here, which tanh does not take; reduce it first"
-    assert any('sbp.split(y, 0, "tensor") before line' in h.text for h in d.helps)
+    assert any('sbp.replicate(y, "tensor") before line' in h.text for h in d.helps)
 
 
 def test_pins_that_conflict_through_a_chain_under_reduce():

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 import sbp
 from benchmarks.hlo_comm import bytes_by_kind, collectives
 from tests.run.test_collectives import assert_within_plan
+from tests.run.test_rotation import ONLY_RINGS
 
 pytestmark = pytest.mark.tpu
 
@@ -31,10 +32,7 @@ def product(mesh, types, out, rows=SIZE):
         mesh,
         in_types=types,
         out_types=out,
-        budgets=[  # what takes less time where there is memory for it
-            sbp.forbid("all_gather"),
-            sbp.forbid("all_to_all"),
-        ],
+        budgets=ONLY_RINGS,
     )
     return f.plan(x, y)
 
