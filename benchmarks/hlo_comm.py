@@ -180,11 +180,6 @@ def shape_bytes(shapes: str) -> float:
     )
 
 
-def is_collective(rhs: str) -> bool:
-    """Whether an instruction is a collective, or the start or end of one."""
-    return ANY_COLLECTIVE.search(" " + rhs) is not None
-
-
 def callees(rhs: str) -> list[str]:
     """The computations that an instruction calls."""
     return [c.strip().lstrip("%") for called in _CALLED.findall(rhs) for c in called.split(",")]

@@ -26,7 +26,7 @@ from sbp.signatures.shifts import (
     resized,
     strided,
 )
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Graph, Node, Operand, rewritten
 from sbp.trace.joins import Joined, join_node, without_unread
 
 
@@ -36,37 +36,30 @@ def with_alignment(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
-    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
-    return _aligned(graph, inspected, ids)
+    return rewritten(graph, _aligned)
 
 
 def _aligned(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    nodes = tuple(
-        dataclasses.replace(n, regions=tuple(_aligned(r, inspected, ids) for r in n.regions))
-        if n.regions
-        else n
-        for n in graph.nodes
-    )
-    graph = dataclasses.replace(graph, nodes=nodes)
     wiring = Wiring.of(graph)
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     maker = Maker(wiring, ids)
     instead: dict[int, list[Node]] = {}
     seen: set[int] = set()
-    for node in nodes:
+    for node in graph.nodes:
         for lift in _lifts(wiring, node, seen):
             found = _Lifting(wiring, maker, lift, asked)
             if found.saves() > 0 and not found.replaces(instead):
                 instead |= found.nodes()
-    for at, node in enumerate(nodes):
+    for at, node in enumerate(graph.nodes):
         if at not in instead and node.op == "pad":
             put = _put_back(wiring, maker, at, node)
             instead |= {at: [put]} if put is not None else {}
     if not instead:
         return graph
     made = [
-        new for at, old in enumerate(nodes) for new in (*maker.before[at], *instead.get(at, [old]))
+        new
+        for at, old in enumerate(graph.nodes)
+        for new in (*maker.before[at], *instead.get(at, [old]))
     ]
     return dataclasses.replace(graph, nodes=tuple(without_unread(made, asked)))
 

@@ -23,7 +23,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.clusters import Wiring
 from sbp.signatures.mirrors import along_with, mirror_image, reversed_dims
-from sbp.trace.graph import Graph, Node, Operand, constant
+from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
 
 
 def with_mirrors(graph: Graph) -> Graph:
@@ -33,19 +33,10 @@ def with_mirrors(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
-    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
-    return _mirrored(graph, inspected, ids)
+    return rewritten(graph, _mirrored)
 
 
 def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    nodes = tuple(
-        dataclasses.replace(n, regions=tuple(_mirrored(r, inspected, ids) for r in n.regions))
-        if n.regions
-        else n
-        for n in graph.nodes
-    )
-    graph = dataclasses.replace(graph, nodes=nodes)
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     seen: set[tuple[Operand, int]] = set()
     while (reversal := _next_reversal(graph, seen)) is not None:

@@ -3,7 +3,9 @@ graphs inside a node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,3 +187,28 @@ class Graph:
 def constant(value: Any, shape: tuple[int, ...] = (), dtype: Any = None) -> Constant:
     """A constant operand with its aval."""
     return Constant(value, _jax.empty_aval(shape, dtype if dtype is not None else value.dtype))
+
+
+Rewrite = Callable[[Graph, Set[int], Iterator[int]], Graph]
+"""A graph in the place of one whose regions are rewritten already, from the values whose types the
+program asks for, which stay, and unused numbers of nodes."""
+
+
+def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
+    """A traced program after a rewrite of its graph and of all regions, inner ones first.
+
+    Arguments:
+      graph: the program; new values are entered in its table of avals.
+      rewrite: what is done to each graph.
+    """
+    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
+    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
+
+    def with_regions(graph: Graph) -> Graph:
+        nodes = tuple(
+            dataclasses.replace(n, regions=tuple(map(with_regions, n.regions))) if n.regions else n
+            for n in graph.nodes
+        )
+        return rewrite(dataclasses.replace(graph, nodes=nodes), inspected, ids)
+
+    return with_regions(graph)

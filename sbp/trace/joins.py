@@ -13,12 +13,11 @@ shard lies where the operands have theirs, is then not made.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Graph, Node, Operand, rewritten
 from sbp.trace.join_slices import join_slices_p
 from sbp.trace.parts import (
     PaddedSlice,
@@ -41,9 +40,7 @@ def with_joins(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
-    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
-    return _with_joins(graph, inspected, ids)
+    return rewritten(graph, _with_joins)
 
 
 def _with_joins(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
@@ -156,8 +153,7 @@ class _Joins:
             node = dataclasses.replace(node, inputs=inputs)
             self.makers |= dict.fromkeys(node.outputs, node)
         if node.regions:
-            regions = tuple(_with_joins(r, self.inspected, self.ids) for r in node.regions)
-            return [dataclasses.replace(node, regions=regions)]
+            return [node]
         if self.slices_parts(node) and node.inputs[0] not in self.kept:
             found = self.read_through(node)
             self.changed = self.changed or found is not None
