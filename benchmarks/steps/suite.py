@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.steps.program import Step, aval, training
-from benchmarks.steps.transformer import Axes, Shape, language_model_loss, specs_of, weights_of
+from benchmarks.steps.transformer import (
+    Axes,
+    Shape,
+    classifier_loss,
+    contrastive_loss,
+    language_model_loss,
+    specs_of,
+    weights_of,
+)
 
 
 def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topology: str) -> Step:
@@ -82,6 +91,85 @@ def vocabulary() -> Step:
     return _language_model(s, Axes(batch="d", tensor="t"), (("d", 2), ("t", 4)), "v5e:2x4")
 
 
+def vit() -> Step:
+    """A vision transformer, data parallel."""
+    s = Shape(
+        layers=6,
+        width=1024,
+        heads=16,
+        hidden=4096,
+        vocabulary=1000,
+        batch=512,
+        length=256,
+        causal=False,
+    )
+    a = Axes(batch="d")
+    return training(
+        loss=classifier_loss(s, a),
+        params={**weights_of(s), "patch": aval(768, s.width)},
+        specs={**specs_of(s, a), "patch": P(None, None)},
+        batch=(aval(s.batch, s.length, 768), aval(s.batch, dtype="int32")),
+        batch_specs=(P("d", None, None), P("d")),
+        mesh=(("d", 16),),
+    )
+
+
+def clip() -> Step:
+    """CLIP, data parallel, with a contrastive loss over the whole batch."""
+    image = Shape(
+        layers=3,
+        width=768,
+        heads=12,
+        hidden=3072,
+        vocabulary=1,
+        batch=2048,
+        length=64,
+        causal=False,
+    )
+    text = Shape(
+        layers=3,
+        width=768,
+        heads=12,
+        hidden=3072,
+        vocabulary=32768,
+        batch=2048,
+        length=64,
+    )
+    a = Axes(batch="d")
+    params = {"image": {**weights_of(image), "patch": aval(768, 768)}, "text": weights_of(text)}
+    specs = {"image": {**specs_of(image, a), "patch": P(None, None)}, "text": specs_of(text, a)}
+    for tree in (params, specs):
+        del tree["image"]["embed"]
+    return training(
+        loss=contrastive_loss(image, text, a),
+        params=params,
+        specs=specs,
+        batch=(aval(2048, 64, 768), aval(2048, 64, dtype="int32")),
+        batch_specs=(P("d", None, None), P("d", None)),
+        mesh=(("d", 16),),
+    )
+
+
+def long_context() -> Step:
+    """A decoder whose positions are split, as its batch is."""
+    s = Shape(
+        layers=4,
+        width=1024,
+        heads=8,
+        hidden=4096,
+        vocabulary=32768,
+        batch=4,
+        length=8192,
+        gated=True,
+        scanned=True,
+    )
+    a = Axes(batch="d", length="s", queries="s")
+    step = _language_model(s, a, (("d", 4), ("s", 4)), "v5e:4x4")
+    tokens = P("d", "s")
+    return replace(step, in_specs=(*step.in_specs[:-1], tokens))
+
+
 SUITE: dict[str, Callable[[], Step]] = {
-    f.__name__: f for f in (gpt_data, megatron, llama_fsdp, fsdp_tensor, vocabulary)
+    f.__name__: f
+    for f in (gpt_data, megatron, llama_fsdp, fsdp_tensor, vocabulary, vit, clip, long_context)
 }

@@ -45,12 +45,14 @@ class Axes:
     Arguments:
         batch: the examples.
         length: the positions between the layers.
+        queries: the positions inside of the layers, keys and values excepted.
         tensor: heads, hidden units and the vocabulary, of weights and activations.
         weights: the other dim of each matrix, gathered before use (FSDP).
     """
 
     batch: Any = None
     length: Any = None
+    queries: Any = None
     tensor: Any = None
     weights: Any = None
 
@@ -123,14 +125,15 @@ def block(p: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Array:
     at = jnp.arange(x.shape[1])
     h = rms_norm(x, p["norm1"])
     qkv = jnp.einsum("bsd,dthk->tbshk", h, p["qkv"].astype(BF16))
-    q, k, v = (mark(y, a.batch, None, a.tensor, None) for y in qkv)
+    q = mark(qkv[0], a.batch, a.queries, a.tensor, None)
+    k, v = (mark(y, a.batch, None, a.tensor, None) for y in qkv[1:])
     o = attention(rotated(q, at), rotated(k, at), v, s.causal)
-    o = mark(o, a.batch, None, a.tensor, None)
+    o = mark(o, a.batch, a.queries, a.tensor, None)
     x = mark(x + jnp.einsum("bshk,hkd->bsd", o, p["out"].astype(BF16)), a.batch, a.length, None)
     h = rms_norm(x, p["norm2"])
-    up = mark(h @ p["up"].astype(BF16), a.batch, None, a.tensor)
+    up = mark(h @ p["up"].astype(BF16), a.batch, a.queries, a.tensor)
     if s.gated:
-        up = up * jax.nn.silu(mark(h @ p["gate"].astype(BF16), a.batch, None, a.tensor))
+        up = up * jax.nn.silu(mark(h @ p["gate"].astype(BF16), a.batch, a.queries, a.tensor))
     else:
         up = jax.nn.gelu(up)
     return mark(x + up @ p["down"].astype(BF16), a.batch, a.length, None)
@@ -160,9 +163,54 @@ def language_model_loss(s: Shape, a: Axes) -> Any:
             logits = jnp.einsum(
                 "bsd,vd->bsv", x, params["embed"].astype(BF16), preferred_element_type=jnp.float32
             )
-            logits = mark(logits, a.batch, None, a.tensor)
+            logits = mark(logits, a.batch, a.queries, a.tensor)
             picked = jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], -1)[..., 0]
             return jnp.mean(jax.nn.logsumexp(logits[:, :-1], -1) - picked)
+
+        return loss
+
+    return of
+
+
+def pooled(params: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Array:
+    """The mean over positions of an encoder's output, in float32: (batch, width)."""
+    x = rms_norm(layers(params["blocks"], x, s, a, mark), params["norm"])
+    return jnp.mean(x.astype(jnp.float32), 1)
+
+
+def classifier_loss(s: Shape, a: Axes) -> Any:
+    """`loss(mark)(params, patches, labels)`: a vision transformer; `vocabulary` is the number of
+    classes."""
+
+    def of(mark: Mark) -> Any:
+        def loss(params: Any, patches: jax.Array, labels: jax.Array) -> jax.Array:
+            x = mark(patches.astype(BF16) @ params["patch"].astype(BF16), a.batch, None, None)
+            logits = mark(pooled(params, x, s, a, mark) @ params["embed"].T, a.batch, None)
+            picked = jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
+            return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
+
+        return loss
+
+    return of
+
+
+def contrastive_loss(image: Shape, text: Shape, a: Axes) -> Any:
+    """`loss(mark)(params, patches, tokens)`: each image against the texts of the whole batch, and
+    each text against the images."""
+
+    def of(mark: Mark) -> Any:
+        def loss(params: Any, patches: jax.Array, tokens: jax.Array) -> jax.Array:
+            p, q = params["image"], params["text"]
+            x = mark(patches.astype(BF16) @ p["patch"].astype(BF16), a.batch, None, None)
+            y = mark(q["embed"].astype(BF16)[tokens], a.batch, None, None)
+            u, v = pooled(p, x, image, a, mark), pooled(q, y, text, a, mark)
+            u, v = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (u, v))
+            u, v = mark(u, a.batch, None), mark(v, a.batch, None)
+            here = mark(20 * u @ mark(v, None, None).T, a.batch, None)
+            there = mark(20 * v @ mark(u, None, None).T, a.batch, None)
+            pairs = 20 * jnp.sum(u * v, -1)
+            sums = jax.nn.logsumexp(here, -1) + jax.nn.logsumexp(there, -1)
+            return jnp.mean(sums / 2 - pairs)
 
         return loss
 

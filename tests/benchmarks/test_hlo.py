@@ -93,3 +93,37 @@ def test_a_turn_of_a_collective_matmul_makes_several_steps():
     text = text.replace("%cond", f"%{condition}").replace("%body", f"%{body}")
     text = text.replace(reduce, permutes + "\n  %r = f32[8,4]{1,0} copy(%permute.3)")
     assert [c.executions for c in collectives(text, 2)] == [4] * 4
+
+
+ASYNCHRONOUS = """\
+HloModule jit_step, is_scheduled=true
+
+%SCATTERED (p: f32[8,4]) -> f32[4,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %whole = f32[8,4]{1,0} all-reduce(%p), replica_groups={{0,1}}, to_apply=%add
+  ROOT %own = f32[4,4]{1,0} slice(%whole), slice={[0:4], [0:4]}
+}
+
+ENTRY %main (x: f32[8,4], y: f32[1048576]) -> f32[4,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %y = f32[1048576]{0} parameter(1)
+  %start = (f32[1048576], f32[2097152]) all-gather-start(%y), replica_groups={{0,1}}, dimensions={0}
+  %work = f32[8,4]{1,0} fusion(%x), kind=kLoop, calls=%add, CYCLES{"estimated_cycles":"HIDDEN"}
+  %done = f32[2097152]{0} all-gather-done(%start)
+  ROOT %last = f32[4,4]{1,0} fusion(%work), kind=kCustom, calls=%SCATTERED, CYCLES{"estimated_cycles":"9"}
+}
+""".replace("CYCLES", "backend_config=").replace("SCATTERED", "all-reduce-scatter.1")
+
+
+@pytest.mark.parametrize("hidden", [1000, 10_000, 10_000_000])
+def test_a_collective_runs_beside_what_is_scheduled_until_its_done(hidden):
+    """Of the all-gather counts what the work beside it leaves; the reduce-scatter in a fusion
+    counts wholly, and once."""
+    v5e = CHIPS["v5e"]
+    gathered = v5e.latency + 4 * 2**20 / v5e.bandwidth
+    scattered = v5e.latency + 8 * 4 * 4 / 2 / v5e.bandwidth
+    step = step_time(ASYNCHRONOUS.replace("HIDDEN", str(hidden)), 2)
+    assert step.cycles == hidden + 9
+    assert step.exposed == pytest.approx(max(0.0, gathered - hidden / v5e.hertz) + scattered)
+    assert step.bytes_per_device == 4 * 2**20 + 8 * 4 * 4 / 2
+    assert step.seconds == step.compute + step.exposed

@@ -192,3 +192,27 @@ def test_a_plan_keeps_off_a_slow_axis():
 
     assert axes_used("tpu-v5e") == {0, 1}, "half of the work is worth a fast link"
     assert axes_used(HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=1e8)) == {1}
+
+
+# ---- lines --------------------------------------------------------------------------------------
+
+
+def test_a_side_that_does_not_close_is_a_line():
+    """On a part of a v5e pod, a gather over both sides takes the time of one side; on a whole pod
+    it has the links of both rings."""
+    link = HARDWARE["tpu-v5e"].link_bytes_per_second
+    rates = {
+        sizes: 1 / spec("tpu-v5e", **dict(sizes)).collective("all_gather", (0,)).seconds_per_byte
+        for sizes in ((("d", 16),), (("x", 4), ("y", 4)), (("d", 256),), (("x", 16), ("y", 16)))
+    }
+    assert list(rates.values()) == pytest.approx([2 * link, 2 * link, 4 * link, 2 * link])
+
+
+@pytest.mark.parametrize(("name", "devices", "factor"), [("tpu-v5e", 16, 1), ("tpu-v3", 128, 2)])
+def test_stages_take_the_sides_one_after_the_other(name, devices, factor):
+    mesh = spec(name, d=devices)
+    staged, once = (
+        mesh.collective(kind, (0,)) for kind in ("staged_reduce_scatter", "reduce_scatter")
+    )
+    assert staged.seconds_per_byte == pytest.approx(factor * once.seconds_per_byte)
+    assert staged.seconds == pytest.approx(2 * once.seconds)

@@ -16,23 +16,7 @@ from sbp.signatures.reversal import with_mirrors
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph
-
-
-def recurrence(p: Any, q: Any) -> Any:
-    return p[0] * q[0], q[0] * p[1] + q[1]
-
-
-def largest(p: Any, q: Any) -> Any:
-    later = q[0] > p[0]
-    return jnp.where(later, q[0], p[0]), jnp.where(later, q[1], p[1])
-
-
-def product(p: Any, q: Any) -> Any:
-    return jnp.einsum("lij,ljk->lik", q, p)
-
-
-def drawn(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+from tests.signatures.test_alignment import drawn, largest, product, recurrence
 
 
 def flip(x: Any) -> Any:
