@@ -24,6 +24,9 @@ from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment be
 from benchmarks.hlo_comm import bytes_by_kind, collectives
 from benchmarks.hlo_time import StepTime, step_time
 
+CHIP = "v5e"
+"""Of which all topologies here are."""
+
 NO_GATHERS = (sbp.forbid("all_gather"),)
 """With products that multiply while shards go round a ring, where no operand may be gathered."""
 
@@ -47,7 +50,7 @@ class Case:
 
     fn: Callable[..., Any]
     avals: tuple[Any, ...]
-    topology: str = "v5e:4x4"
+    topology: str = f"{CHIP}:4x4"
     mesh: tuple[tuple[str, int], ...] = (("d", 16),)
     in_types: Any
     out_types: Any
@@ -164,7 +167,7 @@ CASES: dict[str, Case] = {
     "vocabulary": Case(
         fn=_vocabulary,
         avals=(_of((8 * 2048, 2048)), _of((262144, 2048), jnp.float32)),
-        topology="v5e:2x4",
+        topology=f"{CHIP}:2x4",
         mesh=(("d", 2), ("t", 4)),
         in_types=("d:S(0)", "t:S(0)"),
         out_types="d:S(0) t:S(1)",
@@ -202,12 +205,12 @@ class CompiledCase:
         )
 
 
-def judge(compiled: Any, num_devices: int, chip: str = "v5e") -> CompiledCase:
+def judge(compiled: Any, num_devices: int) -> CompiledCase:
     """Reads a compiled program."""
     text = compiled.as_text()
     return CompiledCase(
         bytes_by_kind=bytes_by_kind(collectives(text, num_devices)),
-        step=step_time(text, num_devices, chip),
+        step=step_time(text, num_devices, CHIP),
     )
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ class Measured:
 
     step: StepTime
     memory: float
+
+    def uncounted(self) -> set[str]:
+        """The kinds of what has no estimate: names without the compiler's numbers."""
+        return {re.sub(r"[.\d]+$", "", name) for name in self.step.unknown}
 
     def __str__(self) -> str:
         s = self.step
@@ -73,6 +79,23 @@ def compiled_side(side: str, step: Step, mesh: Any) -> Any:
     return plan.lower().compile()
 
 
+def compared(ours: Measured, theirs: Measured) -> dict[str, float]:
+    """Ours over theirs. Steps of which one has work without an estimate of a kind that the other
+    has not do not compare, and are left out."""
+    ratios = {
+        "bytes": ours.step.bytes_per_device / max(1.0, theirs.step.bytes_per_device),
+        "step": ours.step.seconds / theirs.step.seconds,
+        "memory": ours.memory / theirs.memory,
+    }
+    if ours.uncounted() != theirs.uncounted():
+        del ratios["step"]
+    return ratios
+
+
+def _words(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{what} {value:.2f}" for what, value in ratios.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("steps", nargs="*", help=f"of: {', '.join(SUITE)}")
@@ -81,7 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
-    ratios: list[tuple[float, float, float]] = []
+    ratios: dict[str, list[float]] = {"bytes": [], "step": [], "memory": []}
     for name in args.steps or SUITE:
         step = SUITE[name]()
         mesh, found = step.devices(), {}
@@ -91,22 +114,15 @@ def main() -> None:
             found[side] = measured(compiled_side(side, step, mesh), step, save)
             print(f"  {side:7s}{found[side]}", flush=True)
         if {"expert", "sbp"} <= found.keys():
-            ours, theirs = found["sbp"], found["expert"]
-            ratio = (
-                ours.step.bytes_per_device / max(1.0, theirs.step.bytes_per_device),
-                ours.step.seconds / theirs.step.seconds,
-                ours.memory / theirs.memory,
-            )
-            ratios.append(ratio)
-            print(
-                "  sbp/expert: bytes {:.2f}, step {:.2f}, memory {:.2f}".format(*ratio), flush=True
-            )
-    if len(ratios) > 1:
-        means = [
-            math.exp(sum(map(math.log, column)) / len(ratios))
-            for column in zip(*ratios, strict=True)
-        ]
-        print("geometric means: bytes {:.2f}, step {:.2f}, memory {:.2f}".format(*means))
+            ratio = compared(found["sbp"], found["expert"])
+            for what, value in ratio.items():
+                ratios[what].append(value)
+            void = "" if "step" in ratio else "; step void: not counted on one side only"
+            print(f"  sbp/expert: {_words(ratio)}{void}", flush=True)
+    if len(ratios["bytes"]) > 1:
+        means = {what: math.exp(sum(map(math.log, r)) / len(r)) for what, r in ratios.items() if r}
+        counts = ", ".join(f"{len(r)} of {what}" for what, r in ratios.items())
+        print(f"geometric means: {_words(means)} ({counts})")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ ENTRY %main (x: f32[8,4], y: f32[1048576]) -> f32[4,4] {
   %start = (f32[1048576], f32[2097152]) all-gather-start(%y), replica_groups={{0,1}}, dimensions={0}
   %work = f32[8,4]{1,0} fusion(%x), kind=kLoop, calls=%add, CYCLES{"estimated_cycles":"HIDDEN"}
   %done = f32[2097152]{0} all-gather-done(%start)
-  ROOT %last = f32[4,4]{1,0} fusion(%work), kind=kCustom, calls=%SCATTERED, CYCLES{"estimated_cycles":"9"}
+  ROOT %last = f32[4,4]{1,0} fusion(%work), calls=%SCATTERED, CYCLES{"estimated_cycles":"9"}
 }
 """.replace("CYCLES", "backend_config=").replace("SCATTERED", "all-reduce-scatter.1")
 

@@ -1,0 +1,41 @@
+"""The everyday steps: what is compared, and what is not."""
+
+import jax
+import pytest
+
+from benchmarks.hlo_time import StepTime
+from benchmarks.steps.__main__ import Measured, compared
+from benchmarks.steps.suite import SUITE
+
+
+def measured(seconds, *unknown):
+    step = StepTime(
+        cycles=0, compute=seconds, exposed=0, bytes_per_device=8 * seconds, unknown=unknown
+    )
+    return Measured(step=step, memory=3 * seconds)
+
+
+def test_what_is_not_counted_on_one_side_only_makes_the_step_void():
+    all_three = {"bytes": 2.0, "step": 2.0, "memory": 2.0}
+    assert compared(measured(4), measured(2)) == all_three
+    both = measured(4, "cycles of fusion.3"), measured(2, "cycles of fusion.17")
+    assert compared(*both) == all_three
+    assert compared(measured(4, "cycles of fusion.3"), measured(2)).keys() == {"bytes", "memory"}
+    assert compared(measured(4), measured(2, "trips of while.1")).keys() == {"bytes", "memory"}
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_marks_change_no_value_and_specs_fit(name):
+    """The expert's program has the results' shapes of the unmarked one, and its shardings divide
+    them."""
+    step = SUITE[name]()
+    marks = []
+    marked = jax.eval_shape(step.make(lambda x, *dims: marks.append(dims) or x), *step.avals)
+    assert marked == jax.eval_shape(step.make(lambda x, *dims: x), *step.avals) and marks
+    sizes = dict(step.mesh)
+    is_spec = lambda s: isinstance(s, jax.sharding.PartitionSpec)
+    for values, specs in ((step.avals, step.in_specs), (marked, step.out_specs)):
+        flat = zip(jax.tree.leaves(values), jax.tree.leaves(specs, is_leaf=is_spec), strict=True)
+        for value, spec in flat:
+            for size, axis in zip(value.shape, tuple(spec), strict=False):  # a spec may be shorter
+                assert axis is None or size % sizes[axis] == 0
