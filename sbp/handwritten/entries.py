@@ -37,8 +37,10 @@ def naming_open(in_types: Any, made: Span | None) -> Iterator[None]:
     try:
         yield
     except SbpError as error:
-        if isinstance(in_types, tuple) and None in in_types and error.slip is None:
-            _with_entries(error, in_types, [i for i, t in enumerate(in_types) if t is None], made)
+        entries = in_types if isinstance(in_types, tuple) else ()
+        left_open = [i for i, entry in enumerate(entries) if entry is None]
+        if left_open and error.slip is None:
+            _with_entries(error, in_types, left_open, made)
         raise
 
 

@@ -4,6 +4,7 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sbp
@@ -55,6 +56,19 @@ def test_an_entry_is_replaced_by_another_one(types, code):
     assert not mended.found
     assert RIGHT in after.replace('"model:S(0)")', "rows)")
     assert mended.mark == checked("entries_meant", source(RIGHT)).mark
+
+
+def test_an_array_among_the_entries_is_refused_as_what_it_is():
+    checked_inside = sbp.jit(
+        lambda x: sbp.manual(gated_alone, in_types=(np.ones(2),), out_types="B")(x),
+        jax.sharding.AbstractMesh((2,), ("data",)),
+    )
+    with pytest.raises(sbp.SbpError, match=r"type-syntax: .* got array"):
+        checked_inside.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32))
+
+
+def gated_alone(x):
+    return x
 
 
 def test_types_by_position_are_an_option():
