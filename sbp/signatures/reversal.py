@@ -17,6 +17,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -199,7 +200,8 @@ class _Part:
         """Whether both forms of a value are made without a reversal: they are equal, or count."""
         node, counts = self.wiring.maker(value), False
         if node is not None:
-            counts = node.op == "iota" and not node.inputs
+            aval = self.wiring.graph.aval(value)
+            counts = node.op == "iota" and not node.inputs and _holds_exactly(aval)
         is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
         return (counts or self.is_uniform(value)) and not is_asked
 
@@ -213,6 +215,19 @@ class _Part:
             return False
         copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
         return copies or (node.op == "iota" and node.params["dimension"] != dim)
+
+
+def _holds_exactly(counter: Any) -> bool:
+    """Whether the dtype of an array that counts has each of the numbers: a float of few bits rounds
+    large ones, a small integer starts again at its smallest.
+
+    Arguments:
+      counter: its shape and dtype.
+    """
+    last = max(counter.shape) - 1
+    if jnp.issubdtype(counter.dtype, jnp.integer):
+        return last <= jnp.iinfo(counter.dtype).max
+    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
 
 
 # ---- new nodes ----------------------------------------------------------------------------------

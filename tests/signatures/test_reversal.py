@@ -127,6 +127,24 @@ def test_operations_before_and_after_stay():
     assert [n.params["reverse"] for n in after.nodes if n.op == "cumsum"] == [True]
 
 
+@pytest.mark.parametrize(
+    "dtype,left", [("uint8", 1), ("int8", 1), ("bfloat16", 1), ("float16", 0), ("int16", 0)]
+)
+def test_counters_that_do_not_hold_each_number(dtype: str, left: int):
+    """bfloat16 rounds numbers above 256, and an integer of 8 bits starts again."""
+
+    def fn(a: Any) -> Any:
+        return flip(flip(a) + lax.iota(dtype, 600).astype("float32"))
+
+    args = (drawn(600),)
+    after = graphs(fn, args)[1]
+    assert reversals(after) == left
+    (got,) = evaluate(after, args)
+    numbers = np.arange(600).astype(jnp.dtype(dtype)).astype("float32")
+    want = (args[0][::-1] + numbers)[::-1]
+    np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-5)
+
+
 def test_groups_of_features_have_no_mirror_image():
     def fn(a: Any, b: Any) -> Any:
         image, numbers = jnp.flip(a[None], 2), ("NWC", "WIO", "NWC")
