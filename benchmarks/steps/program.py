@@ -14,14 +14,28 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sbp
 
-Mark = Callable[..., jax.Array]
-"""`mark(x, *dims)`: where an expert says how an activation is sharded, as in a `PartitionSpec`."""
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where an expert says how a program is to be split; without a mesh, nothing is said.
 
-def unmarked(x: jax.Array, *dims: Any) -> jax.Array:
-    """The mark of a program in which nothing is said of activations."""
-    del dims
-    return x
+    `mark(x, *dims)` says it of an activation, as in a `PartitionSpec`.
+    """
+
+    mesh: Mesh | None = None
+
+    def __call__(self, x: jax.Array, *dims: Any) -> jax.Array:
+        if self.mesh is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*dims)))
+
+    def locally(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`f` on the shards of its operands, where `jax.jit` cannot split what `f` calls."""
+        if self.mesh is None:
+            return f
+        return jax.shard_map(
+            f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +74,7 @@ class Step:
     def planned(self, mesh: Any, **options: Any) -> Any:
         """The plan of `sbp` from the expert's types of arguments and results, and nothing else."""
         f = sbp.jit(
-            self.make(unmarked),
+            self.make(Mark()),
             mesh,
             in_types=self.in_specs,
             out_types=self.out_specs,
@@ -71,12 +85,8 @@ class Step:
 
     def expert(self, mesh: Mesh, *, with_marks: bool = True) -> Any:
         """The same step compiled by `jax.jit`, with the expert's marks or without."""
-
-        def mark(x: jax.Array, *dims: Any) -> jax.Array:
-            return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*dims)))
-
         f = jax.jit(
-            self.make(mark if with_marks else unmarked),
+            self.make(Mark(mesh if with_marks else None)),
             in_shardings=shardings(mesh, self.in_specs),
             out_shardings=shardings(mesh, self.out_specs),
             donate_argnums=self.donate,
@@ -114,6 +124,32 @@ def training_step(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
     return step
 
 
+def marked(mark: Mark, tree: Any, specs: Any) -> Any:
+    """A tree of arrays, each with the mark of its `PartitionSpec`."""
+    return jax.tree.map(lambda spec, x: mark(x, *spec), specs, tree, is_leaf=is_spec)
+
+
+def accumulating_step(
+    loss: Callable[..., jax.Array], mark_gradients: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """As `training_step`, with the gradients of a scan over microbatches added up."""
+
+    def step(params: Any, state: Any, *batch: Any) -> Any:
+        def add(total: Any, microbatch: Any) -> Any:
+            found = jax.value_and_grad(loss)(params, *microbatch)
+            value, gradients = jax.tree.map(jax.numpy.add, total, found)
+            return (value, mark_gradients(gradients)), None
+
+        zeros = jax.tree.map(jax.numpy.zeros_like, params)
+        total, _ = jax.lax.scan(add, (jax.numpy.zeros(()), mark_gradients(zeros)), batch)
+        count = jax.tree.leaves(batch)[0].shape[0]
+        value, gradients = jax.tree.map(lambda x: x / count, total)
+        updates, state = ADAMW.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
 def training(
     *,
     loss: Callable[[Mark], Callable[..., jax.Array]],
@@ -123,7 +159,7 @@ def training(
     batch_specs: tuple[Any, ...],
     mesh: tuple[tuple[str, int], ...],
     topology: str = "v5e:4x4",
-    step: Callable[[Callable[..., jax.Array]], Callable[..., Any]] = training_step,
+    microbatches: bool = False,
 ) -> Step:
     """A training step whose moments are sharded as their weights.
 
@@ -133,14 +169,18 @@ def training(
         specs: a `PartitionSpec` for each weight.
         batch, batch_specs: the other arguments.
         mesh, topology: as in `Step`.
-        step: makes the step from the loss.
+        microbatches: the first dim of the batch counts microbatches, whose gradients are added up.
     """
     state = jax.eval_shape(ADAMW.init, params)
     state_specs = optax.tree_utils.tree_map_params(
         ADAMW, lambda _, spec: spec, state, specs, transform_non_params=lambda _: PartitionSpec()
     )
     return Step(
-        make=lambda mark: step(loss(mark)),
+        make=lambda mark: (
+            accumulating_step(loss(mark), lambda tree: marked(mark, tree, specs))
+            if microbatches
+            else training_step(loss(mark))
+        ),
         avals=(params, state, *batch),
         in_specs=(specs, state_specs, *batch_specs),
         out_specs=(specs, state_specs, PartitionSpec()),

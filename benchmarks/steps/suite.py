@@ -7,7 +7,12 @@ from dataclasses import replace
 
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.steps.experts import moe_capacity, moe_dropless
+from benchmarks.steps.images import resnet, unet
+from benchmarks.steps.kernels import gpt_flash
 from benchmarks.steps.program import Step, aval, training
+from benchmarks.steps.serving import decoding
+from benchmarks.steps.stages import pipeline
 from benchmarks.steps.transformer import (
     Axes,
     Shape,
@@ -91,6 +96,31 @@ def vocabulary() -> Step:
     return _language_model(s, Axes(batch="d", tensor="t"), (("d", 2), ("t", 4)), "v5e:2x4")
 
 
+def accumulation() -> Step:
+    """Llama, weights split, gradients of eight microbatches added up in a scan."""
+    s = Shape(
+        layers=4,
+        width=2048,
+        heads=16,
+        hidden=5632,
+        vocabulary=32000,
+        batch=16,
+        length=2048,
+        gated=True,
+        scanned=True,
+    )
+    a = Axes(batch="d", weights="d")
+    return training(
+        loss=language_model_loss(s, a),
+        params=weights_of(s),
+        specs=specs_of(s, a),
+        batch=(aval(8, s.batch, s.length, dtype="int32"),),
+        batch_specs=(P(None, a.batch, None),),
+        mesh=(("d", 16),),
+        microbatches=True,
+    )
+
+
 def vit() -> Step:
     """A vision transformer, data parallel."""
     s = Shape(
@@ -171,5 +201,22 @@ def long_context() -> Step:
 
 SUITE: dict[str, Callable[[], Step]] = {
     f.__name__: f
-    for f in (gpt_data, megatron, llama_fsdp, fsdp_tensor, vocabulary, vit, clip, long_context)
+    for f in (
+        gpt_data,
+        megatron,
+        llama_fsdp,
+        fsdp_tensor,
+        accumulation,
+        vocabulary,
+        vit,
+        clip,
+        long_context,
+        resnet,
+        moe_capacity,
+        decoding,
+        pipeline,
+        unet,
+        moe_dropless,
+        gpt_flash,
+    )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.steps.program import Mark, aval
 
 BF16 = jnp.bfloat16
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array, bool], jax.Array]
+"""`attend(q, k, v, causal)` over (batch, length, heads, features)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +124,22 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Arr
     return jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores).astype(BF16), v)
 
 
-def block(p: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Array:
-    """One layer of `x` (batch, length, width) in bfloat16."""
+def attended(
+    p: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark, attend: Attend = attention
+) -> jax.Array:
+    """The first half of a layer: `x` (batch, length, width) with its attention added."""
     at = jnp.arange(x.shape[1])
     h = rms_norm(x, p["norm1"])
     qkv = jnp.einsum("bsd,dthk->tbshk", h, p["qkv"].astype(BF16))
     q = mark(qkv[0], a.batch, a.queries, a.tensor, None)
     k, v = (mark(y, a.batch, None, a.tensor, None) for y in qkv[1:])
-    o = attention(rotated(q, at), rotated(k, at), v, s.causal)
+    o = attend(rotated(q, at), rotated(k, at), v, s.causal)
     o = mark(o, a.batch, a.queries, a.tensor, None)
-    x = mark(x + jnp.einsum("bshk,hkd->bsd", o, p["out"].astype(BF16)), a.batch, a.length, None)
+    return mark(x + jnp.einsum("bshk,hkd->bsd", o, p["out"].astype(BF16)), a.batch, a.length, None)
+
+
+def fed_forward(p: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Array:
+    """The second half of a layer: `x` with its feed-forward layer added."""
     h = rms_norm(x, p["norm2"])
     up = mark(h @ p["up"].astype(BF16), a.batch, a.queries, a.tensor)
     if s.gated:
@@ -137,6 +147,13 @@ def block(p: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Array:
     else:
         up = jax.nn.gelu(up)
     return mark(x + up @ p["down"].astype(BF16), a.batch, a.length, None)
+
+
+def block(
+    p: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark, attend: Attend = attention
+) -> jax.Array:
+    """One layer of `x` (batch, length, width) in bfloat16."""
+    return fed_forward(p, attended(p, x, s, a, mark, attend), s, a, mark)
 
 
 def layers(params: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Array:
@@ -153,19 +170,24 @@ def layers(params: Any, x: jax.Array, s: Shape, a: Axes, mark: Mark) -> jax.Arra
     return jax.lax.scan(body, x, params)[0]
 
 
+def next_token_loss(params: Any, x: jax.Array, tokens: jax.Array, a: Axes, mark: Mark) -> jax.Array:
+    """Mean cross entropy of the next token, from the last layer's result."""
+    x = rms_norm(x, params["norm"])
+    logits = jnp.einsum(
+        "bsd,vd->bsv", x, params["embed"].astype(BF16), preferred_element_type=jnp.float32
+    )
+    logits = mark(logits, a.batch, a.queries, a.tensor)
+    picked = jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits[:, :-1], -1) - picked)
+
+
 def language_model_loss(s: Shape, a: Axes) -> Any:
     """`loss(mark)(params, tokens)`: mean cross entropy of the next token, by the embedding."""
 
     def of(mark: Mark) -> Any:
         def loss(params: Any, tokens: jax.Array) -> jax.Array:
             x = mark(params["embed"].astype(BF16)[tokens], a.batch, a.length, None)
-            x = rms_norm(layers(params["blocks"], x, s, a, mark), params["norm"])
-            logits = jnp.einsum(
-                "bsd,vd->bsv", x, params["embed"].astype(BF16), preferred_element_type=jnp.float32
-            )
-            logits = mark(logits, a.batch, a.queries, a.tensor)
-            picked = jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], -1)[..., 0]
-            return jnp.mean(jax.nn.logsumexp(logits[:, :-1], -1) - picked)
+            return next_token_loss(params, layers(params["blocks"], x, s, a, mark), tokens, a, mark)
 
         return loss
 

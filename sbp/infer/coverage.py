@@ -40,12 +40,18 @@ def check_rules(graph: Graph, mesh: MeshSpec) -> None:
                 code="unsupported-effect",
                 span=node.span,
             )
-        if node.op in said or node.op in TYPED_ELSEWHERE or rule_for(node.op) is not None:
+        if node.op in said or node.op in TYPED_ELSEWHERE:
             continue
+        rule, because = rule_for(node.op), ""
+        if rule is not None:
+            because = rule.unread(node.params) if rule.unread else ""
+            if not because:
+                continue
         said.add(node.op)
         warn(
             "missing-rule",
             f"primitive {node.op!r}",
-            "has no signature; its operands and results are held B",
+            "has no signature; its operands and results are held B"
+            + (f": {because}" if because else ""),
             span=node.span,
         )

@@ -24,8 +24,8 @@ from sbp.signatures.rule import (
     Row,
     Rule,
     add_rule,
+    known_primitives,
     remove_rule,
-    rule_for,
 )
 from sbp.signatures.traits import Traits
 
@@ -135,7 +135,7 @@ def _make_way(name: str, replace: bool) -> None:
       SbpError: if the operation has a signature that stays.
     """
     known = _CUSTOM.get(name)
-    if rule_for(name) is not None and (known is None or not replace):
+    if name in known_primitives() and (known is None or not replace):
         where = (
             "which sbp gives it"
             if known is None

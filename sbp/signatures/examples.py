@@ -75,6 +75,22 @@ def _scatter(how: str) -> Callable[..., Any]:
     return lambda x, i, y: getattr(x.at[i], how)(y)
 
 
+def _row_sums(x: jax.Array) -> jax.Array:
+    from jax.experimental import pallas  # slow to load
+
+    def kernel(row: Any, total: Any) -> None:
+        total[...] = row[...].sum(1)
+
+    return pallas.pallas_call(
+        kernel,
+        _shape(x.shape[0]),
+        grid=x.shape[:1],
+        in_specs=[pallas.BlockSpec((1, x.shape[1]), lambda i: (i, 0))],
+        out_specs=pallas.BlockSpec((1,), lambda i: (i,)),
+        interpret=True,
+    )(x)
+
+
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and the arguments to trace it with."""
 SAMPLES: dict[str, Sample] = {
@@ -113,6 +129,7 @@ SAMPLES: dict[str, Sample] = {
     "integer_pow": (lambda x: x**3, (X,)),
     "iota": (lambda: lax.iota(jnp.int32, 16), ()),
     "join_slices": (lambda x: jnp.roll(x, 1, 1), (X,)),
+    "pallas_call": (_row_sums, (X,)),
     "pad": (lambda x: jnp.pad(x, ((0, 0), (0, 4))), (X,)),
     "ragged_dot_general": (lax.ragged_dot, (X, _shape(4, 16, 32), ROWS)),
     "random_bits": (lambda k: jax.random.bits(k, (8, 16)), (KEYS,)),

@@ -199,6 +199,8 @@ class Rule:
       local: computes shards of the results from shards of the operands; None runs the primitive
           itself with the same parameters.
       reason: why no other row is right, for a rule that has only the all-B row.
+      unread: from the parameters of an equation, why the rule finds no row besides all-B in it;
+          empty where it does. None for a rule that reads all its equations.
     """
 
     name: str
@@ -206,6 +208,7 @@ class Rule:
     traits: Traits
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
     reason: str = ""
+    unread: Callable[[dict[str, Any]], str] | None = None
 
 
 _RULES: dict[str, Rule] = {}
@@ -276,8 +279,9 @@ ROUNDED_PARTS = add_kernel(
 
 
 def rule_for(name: str) -> Rule | None:
-    """The rule of a primitive; None for a primitive without one."""
-    return _RULES.get(name)
+    """The rule of a primitive, or of the function that it calls where that has one of its own
+    (`pallas_call:NAME`); None for a primitive without one."""
+    return _RULES.get(name) or _RULES.get(name.partition(":")[0])
 
 
 def known_primitives() -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 import jax
 import pytest
+from jax.sharding import AxisType
 
 from benchmarks.hlo_time import StepTime
 from benchmarks.steps.__main__ import Measured, compared
+from benchmarks.steps.program import Mark
 from benchmarks.steps.suite import SUITE
 
 
@@ -29,9 +31,12 @@ def test_marks_change_no_value_and_specs_fit(name):
     """The expert's program has the results' shapes of the unmarked one, and its shardings divide
     them."""
     step = SUITE[name]()
-    marks = []
-    marked = jax.eval_shape(step.make(lambda x, *dims: marks.append(dims) or x), *step.avals)
-    assert marked == jax.eval_shape(step.make(lambda x, *dims: x), *step.avals) and marks
+    names = tuple(axis for axis, _ in step.mesh)
+    mesh = jax.sharding.AbstractMesh(
+        tuple(size for _, size in step.mesh), names, axis_types=(AxisType.Auto,) * len(names)
+    )
+    marked = jax.eval_shape(step.make(Mark(mesh)), *step.avals)
+    assert marked == jax.eval_shape(step.make(Mark()), *step.avals)
     sizes = dict(step.mesh)
     is_spec = lambda s: isinstance(s, jax.sharding.PartitionSpec)
     for values, specs in ((step.avals, step.in_specs), (marked, step.out_specs)):

@@ -5,6 +5,7 @@ empty ones.
 """
 
 import samples_compute as samples_compute
+import samples_kernels as samples_kernels
 import samples_move as samples_move
 from calls import CLIP as CLIP
 from calls import FILL as FILL

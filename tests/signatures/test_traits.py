@@ -29,7 +29,7 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
         lambda t: t.fusion == "inlined",
     ),
     "counts floating-point operations": (
-        "dot_general conv_general_dilated",
+        "dot_general conv_general_dilated pallas_call",
         lambda t: t.flops is not None,
     ),
     "unnamed": (

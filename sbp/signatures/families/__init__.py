@@ -11,6 +11,7 @@ from sbp.signatures.families import joining as joining
 from sbp.signatures.families import linalg as linalg
 from sbp.signatures.families import mulhi as mulhi
 from sbp.signatures.families import order as order
+from sbp.signatures.families import pallas as pallas
 from sbp.signatures.families import prefix as prefix
 from sbp.signatures.families import ragged as ragged
 from sbp.signatures.families import random as random

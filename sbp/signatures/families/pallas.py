@@ -1,0 +1,209 @@
+"""`pallas_call`: a kernel runs once for each point of a grid, on blocks of its operands.
+
+A grid dim is *independent* where its points share nothing: the kernel does not ask for its place on
+it, every result has a block for each of its points, and nothing that the kernel writes for one
+point is read for the next one. The dims of operands and results that such a grid dim counts the
+blocks of split together: each device runs the same kernel on a smaller grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sbp import _jax
+from sbp.signatures.families.contraction import dot_flops
+from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, all_b, bind_with
+from sbp.signatures.traits import Traits
+from sbp.types import B, Split
+
+_ASKS_FOR_PLACE = "program_id"
+"""What a kernel asks about one grid dim, which stands among the parameters as `axis`. The number of
+points on a dim is a constant in the kernel's body."""
+
+_KEEPS_STATE = ("axis_index", "prng_", "semaphore_", "get_barrier_semaphore")
+"""How the names of operations begin that depend on the device, or on what ran before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridDim:
+    """An independent grid dim.
+
+    Arguments:
+      position: of the dim in the grid.
+      ins: for each operand, the dim and the size of the blocks that it counts; None for an operand
+          that every point reads alike.
+      outs: for each result, alike.
+    """
+
+    position: int
+    ins: tuple[tuple[int, int] | None, ...]
+    outs: tuple[tuple[int, int], ...]
+
+
+def independent_dims(params: dict[str, Any]) -> tuple[GridDim, ...]:
+    """The independent grid dims of a `pallas_call`.
+
+    Arguments:
+      params: its parameters.
+    """
+    if why_whole(params):
+        return ()
+    return _independent(params)
+
+
+def why_whole(params: dict[str, Any]) -> str:
+    """Why no dim of a `pallas_call` is split; empty where one can be."""
+    grid_mapping, compiler = params["grid_mapping"], params.get("compiler_params")
+    names = [eqn.primitive.name for eqn in _equations(params["jaxpr"])]
+    if grid_mapping.num_dynamic_grid_bounds or params.get("mesh") is not None:
+        return "the size of its grid is not known, or is that of a mesh of cores"
+    if getattr(compiler, "has_side_effects", False) or any(
+        name.startswith(_KEEPS_STATE) for name in names
+    ):
+        return "it has side effects, or depends on its device"
+    if not _independent(params):
+        return (
+            "no dim of its grid is known to be independent: counting blocks of every result, not"
+            ' asked for by `program_id`, and of `dimension_semantics` "parallel" if it has'
+            " scratch memory"
+        )
+    return ""
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, those of inner jaxprs too."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if _jax.is_jaxpr(inner):
+                    yield from _equations(inner)
+
+
+def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
+    grid_mapping = params["grid_mapping"]
+    asked = {
+        eqn.params["axis"]
+        for eqn in _equations(params["jaxpr"])
+        if eqn.primitive.name == _ASKS_FOR_PLACE
+    }
+    whole = (None,) * grid_mapping.num_index_operands
+    found, kernels_own = [], 0
+    for position in range(len(grid_mapping.grid)):
+        if position not in grid_mapping.vmapped_dims:  # the kernel does not see the others
+            kernels_own += 1
+            if kernels_own - 1 in asked or not _forgets(params, kernels_own - 1):
+                continue
+        blocks = [_counted(m, position) for m in grid_mapping.block_mappings]
+        ins, outs = blocks[: grid_mapping.num_inputs], blocks[grid_mapping.num_inputs :]
+        if False in blocks or None in outs:
+            continue
+        found.append(GridDim(position=position, ins=(*whole, *ins), outs=tuple(outs)))
+    return tuple(found)
+
+
+def _forgets(params: dict[str, Any], grid_dim: int) -> bool:
+    """Whether points of a grid dim share no scratch memory: there is none, or the kernel says that
+    they run in any order."""
+    if not params["grid_mapping"].num_scratch_operands:
+        return True
+    semantics = getattr(params.get("compiler_params"), "dimension_semantics", None)
+    said = semantics[grid_dim] if semantics else ""
+    return getattr(said, "name", said).lower() == "parallel"
+
+
+def _counted(mapping: Any, position: int) -> Any:
+    """The dim whose blocks a grid dim counts, with the size of a block; None where the block is
+    the same for all points, False where it depends on them in another way.
+
+    Arguments:
+      mapping: from points of the grid to blocks.
+      position: of the grid dim.
+    """
+    jaxpr, _ = _jax.open_jaxpr(mapping.index_map_jaxpr)
+    point = jaxpr.invars[position]
+    if any(v is point for eqn in jaxpr.eqns for v in eqn.invars):
+        return False
+    at = [dim for dim, v in enumerate(jaxpr.outvars) if v is point]
+    if not at:
+        return None
+    block = _block_size(mapping.block_shape[at[0]]) if len(at) == 1 else None
+    return (at[0], block) if block else False
+
+
+def _block_size(block: Any) -> int | None:
+    """How many elements of a dim one block has; None where blocks overlap or are chosen by
+    index."""
+    from jax.experimental import pallas  # loaded already where there is a kernel, slow elsewhere
+
+    if isinstance(block, pallas.Squeezed):
+        return 1
+    return block.block_size if isinstance(block, pallas.Blocked) else None
+
+
+def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> float:
+    """Floating-point operations on shards: what the kernel's author estimates, or those of the
+    products in its body at every point of the grid.
+
+    Arguments:
+      params: parameters of the `pallas_call`.
+      ins: local shapes of the operands.
+      outs: local shapes of the results.
+    """
+    del ins
+    share = math.prod(outs[0]) / max(1, math.prod(params["out_avals"][0].shape))
+    if params.get("cost_estimate") is not None:
+        return share * params["cost_estimate"].flops
+    products = [eqn for eqn in _equations(params["jaxpr"]) if eqn.primitive.name == "dot_general"]
+    body = sum(
+        dot_flops(e.params, [v.aval.shape for v in e.invars], [v.aval.shape for v in e.outvars])
+        for e in products
+    )
+    return share * body * math.prod(params["grid_mapping"].grid)
+
+
+def _rows(op: Op) -> Sequence[Row]:
+    rows = [all_b(op)]
+    for grid_dim in independent_dims(op.params):
+        counted = zip((*grid_dim.ins, *grid_dim.outs), (*op.ins, *op.outs), strict=True)
+        shards = [
+            (-(-aval.shape[at[0]] // op.axis_size), at[1]) for at, aval in counted if at is not None
+        ]
+        if all(shard % block == 0 for shard, block in shards):
+            ins = tuple(B if at is None else Split(at[0]) for at in grid_dim.ins)
+            rows.append(Row(ins, tuple(Split(dim) for dim, _ in grid_dim.outs)))
+    return tuple(rows)
+
+
+def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The kernel on the smaller grid of this device's shards."""
+    grid_mapping = ctx.params["grid_mapping"]
+    grid = list(grid_mapping.grid)
+    for grid_dim in independent_dims(ctx.params):
+        dim, block = grid_dim.outs[0]
+        grid[grid_dim.position] = -(-ctx.local_outs[0][dim] // block)
+    shapes = (*ctx.local_ins[grid_mapping.num_index_operands :], *ctx.local_outs)
+    mappings = tuple(
+        replace(m, array_aval=m.array_aval.update(shape=shape))
+        for m, shape in zip(grid_mapping.block_mappings, shapes, strict=True)
+    )
+    avals = ctx.params["out_avals"]
+    return bind_with(
+        ctx,
+        args,
+        grid_mapping=replace(grid_mapping, grid=tuple(grid), block_mappings=mappings),
+        out_avals=tuple(
+            a.update(shape=shape) for a, shape in zip(avals, ctx.local_outs, strict=True)
+        ),
+        cost_estimate=None if grid != list(grid_mapping.grid) else ctx.params["cost_estimate"],
+    )
+
+
+add_rule(
+    Rule(
+        name="pallas_call", rows=_rows, traits=Traits(flops=_flops), local=_local, unread=why_whole
+    )
+)
