@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import sbp
 
@@ -22,7 +22,7 @@ class Mark:
     `mark(x, *dims)` says it of an activation, as in a `PartitionSpec`.
     """
 
-    mesh: Mesh | None = None
+    mesh: Mesh | AbstractMesh | None = None
 
     def __call__(self, x: jax.Array, *dims: Any) -> jax.Array:
         if self.mesh is None:

@@ -14,6 +14,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 import sbp
 from sbp import B
+from sbp.signatures import registered
 
 X = np.arange(96, dtype=np.float32).reshape(8, 12)
 
@@ -129,7 +130,7 @@ def test_uneven_rows(mesh):
 
 def test_a_registered_signature_comes_first(mesh):
     call = lambda x: doubled()(x)
-    with sbp.signatures.registered("pallas_call:kernel", local=lambda ctx, x: call(x)):
+    with registered("pallas_call:kernel", local=lambda ctx, x: call(x)):
         plan = sbp.jit(call, mesh, in_types="y:S(0)", out_types=B).plan(X)
         assert plan.cost.bytes_per_device > 0
     assert sbp.jit(call, mesh, in_types="y:S(0)").plan(X).cost.bytes_per_device == 0
