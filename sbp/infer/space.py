@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import WideSum, block_dim
+from sbp.infer.accumulation import TILE, WideSum, block_dim
 from sbp.infer.policy import Rules
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.network import AlphaBeta
@@ -41,6 +41,11 @@ INFINITE = math.inf
 COLLECTIVE_PASS, LOCAL_PASS = 0.25, 0.01
 """Shares of a pass over a device's buffer in memory that a collective and a local step are
 charged."""
+
+RELAYOUT_PASSES = 7.0
+"""Passes over its result that a gather of partly filled lanes is charged: the TPU compiler lays the
+gathered dim out as the outermost one, and copies an array that meets the result into this layout
+and what comes of both back (`tests/tpu/test_layouts.py`)."""
 
 LOCAL_SECONDS = 1e-9
 """Seconds that a local step is charged besides, so that no path takes one without need."""
@@ -99,6 +104,17 @@ def stack(codes: Codes) -> Codes:
     (2, 0)
     """
     return tuple(c + 1 if c > 0 else c for c in codes)
+
+
+def joins_lanes(part: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a collective joins parts along the last dim that do not fill the lanes of a TPU's
+    tiles. An array whose whole last dim is shorter than the lanes has another layout.
+
+    >>> joins_lanes((32768, 64), (32768, 1024)), joins_lanes((32768, 128), (32768, 1024))
+    (True, False)
+    """
+    lanes = TILE[1]
+    return len(whole) > 1 and whole[-1] >= lanes and part[-1] < whole[-1] and part[-1] % lanes != 0
 
 
 def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
@@ -282,6 +298,9 @@ class TypeSpace:
             case _:
                 sent = 0.0
         seconds = self._step_seconds(run, axes, sent, max(here, there))
+        parts = [local_shape(self.shape, t, self.sizes) for t in (source, target)]
+        if kind == "all_gather" and self.mesh.hardware.platform == "tpu" and joins_lanes(*parts):
+            seconds += RELAYOUT_PASSES * there / self.mesh.hardware.hbm_bytes_per_second
         return Step(kind, axes, source, target, sent, seconds, how)
 
     def _wide_step(

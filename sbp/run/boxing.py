@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import WideSum
-from sbp.infer.space import Codes, Step, decode, local_shape
+from sbp.infer.space import Codes, Step, decode, joins_lanes, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import neutral, reduced
 from sbp.types import Split, Unreduced
@@ -34,6 +35,13 @@ def _apart(x: Any) -> Any:
         if _jax.MERGES_SLICES
         else x
     )
+
+
+def _in_rows(x: Any) -> Any:
+    """The result of an exchange that joins lanes, laid out row by row. The TPU compiler would lay
+    its columns out as rows, and copy every array that meets it into that layout, however large
+    (`tests/tpu/test_layouts.py`)."""
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
 def _ordered_bits(x: Any, nan_bits: int) -> Any:
@@ -175,11 +183,10 @@ class Boxing:
                 return self.all_gather(x, global_shape, step)
             case "all_to_all", Split(dim=d), Split(dim=e):
                 x = pad_dim(x, e, n * there[e])
-                return _first(
-                    lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True),
-                    d,
-                    there[d],
-                )
+                joined = lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True)
+                joined = _first(joined, d, there[d])
+                relaid = self.mesh.hardware.platform == "tpu" and joins_lanes(x.shape, there)
+                return _in_rows(joined) if relaid else joined
             case "slice", _, Split(dim=d):
                 x = _apart(pad_dim(x, d, n * there[d]))
                 start = lax.axis_index(names[0]) * there[d]

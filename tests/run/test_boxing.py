@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.hlo_comm import collectives
-from sbp.infer.space import TypeSpace, decode
+from sbp.infer.space import RELAYOUT_PASSES, TypeSpace, decode, joins_lanes
 from sbp.machine.hardware import Hardware
+from sbp.machine.table import HARDWARE
 from sbp.run import boxing
 from sbp.run.boxing import Boxing
 from sbp.signatures.factors import admissible
@@ -109,6 +110,27 @@ def test_a_sum_over_the_whole_mesh_in_stages(sizes: Shape, stages: int, shape: S
     kinds = [c.kind for c in collectives(found.program.as_text(), math.prod(sizes))]
     scatters = sum(step.kind == "reduce_scatter" for step in found.steps)
     assert scatters and kinds.count("reduce-scatter") == stages * scatters
+
+
+LANES = (8, 130)
+
+
+def test_exchanges_that_join_lanes_of_a_tpu():
+    """Their results have a layout of their own. A gather of such lanes is charged copies of its
+    result, and on other platforms none."""
+    on_tpu = replace(HARDWARE["tpu-v5e"], ring_chips=1)
+    found = conversions((2,), LANES, FLOAT, (), hardware=on_tpu)
+    assert joins_lanes((8, 65), LANES)
+    assert_right(found, turns=99, laws=99)
+    here, there = ((2,), (0,))
+    prices = [
+        next(s.seconds for s in space.steps_from(here) if s.target == there)
+        for space in (
+            space_of(LANES, (2,), (), h) for h in (on_tpu, replace(on_tpu, platform="cuda"))
+        )
+    ]
+    copied = RELAYOUT_PASSES * 4 * math.prod(LANES) / on_tpu.hbm_bytes_per_second
+    assert prices[0] - prices[1] == pytest.approx(copied)
 
 
 GRIDS = [(2, 4), (4, 2)]
