@@ -1,11 +1,13 @@
 """What the TPU compiler makes of a reduce-scatter, ahead of time: over all devices of most slices
 it becomes an all-reduce, twice the bytes; in two stages, over groups of devices, it stays what it
-is.
+is. Blocks that are no whole tiles make an all-reduce of it, too, unless the value is arranged for
+it.
 
     python -m benchmarks.reduce_scatter_lowering
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_comm import bytes_by_kind, collectives
+from benchmarks.hlo_time import step_time
 from sbp.machine.mesh import mesh_spec
-from sbp.run.boxing import Boxing
+from sbp.machine.scatters import Arrangement, arrangement
+from sbp.run.boxing import Boxing, run_scatter
 
 
 def measure(topology: str, shape: tuple[int, ...], *, staged: bool) -> dict[str, float]:
@@ -46,7 +50,44 @@ def measure(topology: str, shape: tuple[int, ...], *, staged: bool) -> dict[str,
     return {kind: size / MIB for kind, size in bytes_by_kind(collectives(text, mesh.size)).items()}
 
 
+ARRANGED = (
+    ((4096, 1024), 1),
+    ((4096, 512), 1),
+    ((32768, 256), 1),
+    ((1024, 3, 16, 64), 3),
+    ((3, 16, 128, 512), 1),
+    ((16, 8192), 0),
+    ((262144,), 0),
+)
+"""Shapes of which a dim is scattered over four devices."""
+
+
+def arranged(shape: tuple[int, ...], dim: int, dtype: Any, how: Arrangement) -> str:
+    """What becomes of a reduce-scatter on `v5e:4x4`, in one arrangement."""
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:4x4").devices
+    mesh = Mesh(np.array(devices).reshape(4, 4), ("x", "y"))
+    groups = [[0, 1, 2, 3]]
+    scattered = jax.shard_map(
+        lambda x: 3 * run_scatter(2 * x, "y", dim, groups, how)[None],
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(("x", "y")),
+        check_vma=False,
+    )
+    text = jax.jit(scattered).lower(jax.ShapeDtypeStruct(shape, dtype)).compile().as_text()
+    assert text is not None
+    found = bytes_by_kind(collectives(text, mesh.size))
+    sent = ", ".join(f"{kind} {size / MIB:.2f} MiB" for kind, size in found.items())
+    return f"{sent}, {step_time(text, mesh.size, 'v5e').cycles / 1e6:.3f} Mcycles"
+
+
 def main() -> None:
+    for shape, dim in ARRANGED:
+        for dtype in (jnp.bfloat16, jnp.float32):
+            ours = arrangement(shape, dim, 4, np.dtype(dtype).itemsize, is_tpu=True)
+            for how in dict.fromkeys(("as it is", ours)):
+                found = arranged(shape, dim, dtype, how)
+                print(f"{dtype.__name__}{shape} along dim {dim}, {how}: {found}", flush=True)
     for topology, shapes in (
         ("v3:2x2", ((8,), (2, 4))),
         ("v3:8x8", ((128,), (2, 64))),

@@ -4,6 +4,7 @@ them ahead of time.
     python -m benchmarks.steps                  # all steps
     python -m benchmarks.steps gpt_data clip    # some
     python -m benchmarks.steps gpt_data --save folder    # keeps the compiled programs' text
+    python -m benchmarks.steps gpt_data --sides sbp --collectives   # of plan and compiled program
 
 `sbp` has the expert's types of arguments and results and nothing else; `expert` is `jax.jit` with
 constraints on activations; `jax` is `jax.jit` without them. No TPU is needed, only `libtpu`.
@@ -22,6 +23,8 @@ from typing import Any
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_time import StepTime, step_time
+from benchmarks.plan_collectives import compared as compared_collectives
+from benchmarks.plan_collectives import table
 from benchmarks.steps.program import Step
 from benchmarks.steps.suite import SUITE
 
@@ -64,8 +67,9 @@ def measured(compiled: Any, step: Step, save: Path | None = None) -> Measured:
     )
 
 
-def compiled_side(side: str, step: Step, mesh: Any) -> Any:
-    """One side's program; prints what ours was planned to be."""
+def compiled_side(side: str, step: Step, mesh: Any, *, with_collectives: bool = False) -> Any:
+    """One side's program; prints what ours was planned to be, and with `with_collectives` a table
+    of its collectives."""
     if side != "sbp":
         return step.expert(mesh, with_marks=side == "expert")
     start = time.perf_counter()
@@ -76,7 +80,10 @@ def compiled_side(side: str, step: Step, mesh: Any) -> Any:
         f"    planned in {took:.1f} s: {cost.seconds * 1e3:.3f} ms,"
         f" {cost.bytes_per_device / MIB:.1f} MiB sent, {cost.peak_memory_bytes / MIB:.1f} MiB held"
     )
-    return plan.lower().compile()
+    compiled = plan.lower().compile()
+    if with_collectives:
+        print("\n".join(table(compared_collectives(plan, compiled.as_text()))))
+    return compiled
 
 
 def compared(ours: Measured, theirs: Measured) -> dict[str, float]:
@@ -101,6 +108,9 @@ def main() -> None:
     parser.add_argument("steps", nargs="*", help=f"of: {', '.join(SUITE)}")
     parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
     parser.add_argument("--save", type=Path, help="a folder for the texts of the programs")
+    parser.add_argument(
+        "--collectives", action="store_true", help="show those of our plan beside the compiled ones"
+    )
     args = parser.parse_args()
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
@@ -111,7 +121,8 @@ def main() -> None:
         print(name, flush=True)
         for side in args.sides:
             save = args.save and args.save / f"{name}.{side}.hlo"
-            found[side] = measured(compiled_side(side, step, mesh), step, save)
+            program = compiled_side(side, step, mesh, with_collectives=args.collectives)
+            found[side] = measured(program, step, save)
             print(f"  {side:7s}{found[side]}", flush=True)
         if {"expert", "sbp"} <= found.keys():
             ratio = compared(found["sbp"], found["expert"])

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from sbp.annotations import Pin, annotate_p
 from sbp.infer.flow import Flow
 from sbp.kinds import REDUCE_DTYPES
+from sbp.machine.scatters import TILE
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node
 
@@ -42,11 +43,6 @@ class WideSum:
 
     dtype: str
     dim: int | None
-
-
-TILE = (8, 128)
-"""Rows and columns of a tile in a TPU's memory. The last two dims of an array are stored in
-tiles."""
 
 
 def block_dim(part: Sequence[int], n: int) -> int | None:

@@ -1,19 +1,23 @@
-"""The collectives and the memory traffic of the kernels of a row, and the rows whose collectives
-rules allow."""
+"""The collectives of steps of conversions, those of the kernels of a row with their memory traffic,
+and the rows whose collectives rules allow."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from sbp import _jax
 from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, decode, local_shape
+from sbp.infer.space import LOCAL, Codes, Step, decode, local_shape
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import Op, Row, Sent, kernel_named
+from sbp.signatures import Op, PlacedOp, Row, Sent, kernel_named
 from sbp.trace.graph import Graph, Node
+from sbp.types import Unreduced
 
 
 def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:
@@ -34,8 +38,10 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
             ins = list(op.ins)
             for other in range(len(row.kernels)):
                 ins = placed.widened(ins, other, position) if other != position else ins
+            times = placed.times(position)
             found += [
-                (position, sent) for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
+                (position, dataclasses.replace(sent, rounds=times * sent.rounds))
+                for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
             ]
     return tuple(found)
 
@@ -97,6 +103,15 @@ class _PlacedRow:
             *atoms, kernel=row.kernels[position]
         )
 
+    def times(self, position: int) -> int:
+        """In how many parts the collectives of the kernel on one mesh axis send their bytes."""
+        times = kernel_named(self.row.kernels[position]).times
+        if times is None:
+            return 1
+        atoms = tuple(tuple(map(decode, codes)) for codes in self.row.ins)
+        ins = tuple(self.graph.aval(o) for o in self.node.inputs)
+        return times(PlacedOp(self.node.params, ins, atoms, self.row.kernels, self.mesh.sizes))
+
     def widened(self, ins: list[Any], other: int, position: int) -> list[Any]:
         """The operands after the kernel on another mesh axis has run. Its halo widens a dim that
         comes before the dim that this axis splits.
@@ -122,3 +137,51 @@ class _PlacedRow:
 def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:
     kept = tuple(0 if i == position else c for i, c in enumerate(codes))
     return _jax.empty_aval(local_shape(aval.shape, kept, mesh.sizes), aval.dtype)
+
+
+def step_stages(step: Step, aval: Any, mesh: MeshSpec) -> tuple[int, ...]:
+    """The sizes of the groups in which a reduce-scatter runs, one stage after the other; empty
+    where it runs as one collective, and for other steps.
+
+    Arguments:
+      step: the step.
+      aval: of the whole value.
+      mesh: the mesh.
+    """
+    if step.kind != "reduce_scatter" or _is_exchanged(step, aval, mesh):
+        return ()
+    return mesh.stages(math.prod(mesh.sizes[i] for i in step.mesh_axes))
+
+
+def step_sends(step: Step, aval: Any, mesh: MeshSpec) -> tuple[Sent, ...]:
+    """The collectives of one step of a conversion, in order; arguments as `step_stages`.
+
+    A reduction that no collective computes (a product, a sum in a wider dtype) exchanges blocks,
+    reduces them on each device, and for an all-reduce gathers the results.
+    """
+    sent = step.bytes_sent
+    if step.kind in LOCAL:
+        return ()
+    if _is_exchanged(step, aval, mesh):
+        if step.kind == "reduce_scatter":
+            return (Sent("all_to_all", sent),)
+        return (Sent("all_to_all", sent / 2), Sent("all_gather", sent / 2))
+    return (Sent(step.kind, sent, max(1, len(step_stages(step, aval, mesh)))),)
+
+
+def _is_exchanged(step: Step, aval: Any, mesh: MeshSpec) -> bool:
+    """Whether devices exchange blocks and reduce them themselves."""
+    before = decode(step.source[step.mesh_axes[0]])
+    if not isinstance(before, Unreduced):
+        return False
+    if step.wide is not None and step.wide.dim is not None:
+        return True
+    if step.kind == "all_reduce":
+        return before.monoid not in ("sum", "max", "min") and aval.dtype != np.bool_
+    if step.kind != "reduce_scatter" or before.monoid != "sum":
+        return step.kind == "reduce_scatter"
+    (position,) = step.mesh_axes
+    dim, n = step.target[position] - 1, mesh.sizes[position]
+    part = list(local_shape(aval.shape, step.source, mesh.sizes))
+    part[dim] = n * local_shape(aval.shape, step.target, mesh.sizes)[dim]
+    return "exchange" in mesh.arrangements(part, dim, n, _jax.itemsize(aval.dtype))

@@ -16,6 +16,7 @@ from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXES, Kind, is_whole, shown, takes
 from sbp.machine.hardware import Hardware as Hardware
 from sbp.machine.network import AlphaBeta, alpha_beta
+from sbp.machine.scatters import Arrangement, arrangement
 from sbp.machine.table import HARDWARE as HARDWARE
 from sbp.machine.table import hardware_of_kind
 
@@ -85,6 +86,23 @@ class MeshSpec:
             return ()
         outer = next(n for n in range(math.isqrt(devices), 0, -1) if devices % n == 0)
         return (outer, devices // outer) if outer > 1 else ()
+
+    def arrangements(
+        self, shape: Sequence[int], dim: int, devices: int, itemsize: int
+    ) -> tuple[Arrangement, ...]:
+        """How a value is arranged for each stage of a reduce-scatter; see `sbp.machine.scatters`.
+
+        Arguments:
+          shape: of one device's part, of which `devices` divides `dim`.
+          dim: the dim that is split.
+          devices: number of devices.
+          itemsize: bytes of one element.
+        """
+        left, found, is_tpu = list(shape), list[Arrangement](), self.hardware.platform == "tpu"
+        for n in self.stages(devices) or (devices,):
+            found.append(arrangement(left, dim, n, itemsize, is_tpu=is_tpu))
+            left[dim] //= n
+        return tuple(found)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in self.axes)

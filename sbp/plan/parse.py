@@ -36,6 +36,7 @@ _CALL = re.compile(
     r" (B|trips?))?"
 )
 _OPERANDS = re.compile(_OPERAND)
+_STAGES = re.compile(r"in stages of (\d+(?: and \d+)+)")
 _WIDE = re.compile(r"(\w+) along dim (\d+)|native: no dim for (\w+)")
 
 
@@ -152,14 +153,15 @@ class _Reader:
             if axes is None or len(results) != 1 or len(operands) != 1:
                 raise self.fail("%NUMBER: TYPE = COLLECTIVE[AXES](OPERAND)  BYTES B", self.at - 1)
             over, _, how = axes.partition("; ")
-            sent = self.number(figure)
+            sent, stages = self.number(figure), _STAGES.fullmatch(how)
             return ListedConversion(
                 result=results[0],
                 kind=op,
                 mesh_axes=tuple(over.split(", ")) if over else (),
                 operand=operands[0],
                 bytes_sent=sent,
-                wide=self.wide(how) if how else None,
+                wide=self.wide(how) if how and stages is None else None,
+                stages=() if stages is None else tuple(map(int, stages.group(1).split(" and "))),
                 comment=comment,
             )
         if unit and unit != "B":

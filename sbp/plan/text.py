@@ -14,6 +14,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import Span, file_name
 from sbp.infer.accumulation import WideSum
+from sbp.infer.sends import step_stages
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node
@@ -76,6 +77,7 @@ class ListedConversion:
       operand: the register it converts.
       bytes_sent: bytes that one device sends each time it runs.
       wide: how it sums where the user chose a wider dtype; None for the platform's own sum.
+      stages: the sizes of the groups of a reduce-scatter that runs in several stages.
       comment: the node that needs the result.
     """
 
@@ -85,6 +87,7 @@ class ListedConversion:
     operand: str
     bytes_sent: float
     wide: WideSum | None = None
+    stages: tuple[int, ...] = ()
     comment: str = ""
 
 
@@ -154,6 +157,7 @@ def _body_lines(body: ListedBody, indent: str) -> Iterator[str]:
                 yield f"{indent}{_results(line.results)}{call}{sent}{_comment(line.comment)}"
             case ListedConversion():
                 how = f"; {wide_text(line.wide)}" if line.wide else ""
+                how += f"; {stages_text(line.stages)}" if line.stages else ""
                 call = f"{line.kind}[{', '.join(line.mesh_axes)}{how}]({line.operand})"
                 yield (
                     f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)}"
@@ -187,6 +191,15 @@ def wide_text(how: WideSum) -> str:
     """
     dim = f"along dim {how.dim}"
     return f"native: no dim for {how.dtype}" if how.dim is None else f"{how.dtype} {dim}"
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """How a reduce-scatter runs in several stages.
+
+    >>> stages_text((2, 4))
+    'in stages of 2 and 4'
+    """
+    return f"in stages of {' and '.join(map(str, stages))}"
 
 
 def place(span: Span) -> str:
@@ -352,6 +365,7 @@ class _Writer:
                 operand=operand,
                 bytes_sent=float(step.bytes_sent),
                 wide=step.wide,
+                stages=step_stages(step, self.graph.avals[box.target.value], self.mesh),
                 comment=comment,
             )
             operand = result.name

@@ -11,13 +11,14 @@ from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
+from sbp.infer.sends import step_sends, step_stages
 from sbp.infer.space import LOCAL, Step
 from sbp.plan.ir import Apply, Block, Loop
 from sbp.plan.program import PlannedBox, Program
 from sbp.plan.text import place, shape_text
 from sbp.report.reasons import argument_text, maker_text, need_text, output_name
 from sbp.report.wording import axes_text, change_text, listed, node_text, place_cell, place_text
-from sbp.signatures import kernel_named
+from sbp.signatures import Sent, kernel_named
 from sbp.source.annotations import annotation_span
 from sbp.trace.traffic import handwritten_bytes
 
@@ -62,9 +63,12 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
     groups: dict[tuple[str, ...], list[Collective]] = {}
     for planned in program.boxes():
         for step in planned.box.steps:
-            if step.kind not in LOCAL:
-                reason = reasons.of(planned, AtomChange.of_step(step))
-                one = _collective(program, planned, step, reason, output_names)
+            if step.kind in LOCAL:
+                continue
+            reason = reasons.of(planned, AtomChange.of_step(step))
+            aval = program.graph.avals[planned.box.target.value]
+            for sent in step_sends(step, aval, program.mesh):
+                one = _collective(program, planned, (step, sent), reason, output_names)
                 needed = one.needed[0] if reason.need.is_read else ""
                 key = (one.kind, one.mesh_axes, *one.changes, *one.made, needed)
                 groups.setdefault(key, []).append(one)
@@ -146,20 +150,22 @@ def detail(one: Collective, limit: int = 2) -> str:
 def _collective(
     program: Program,
     planned: PlannedBox,
-    step: Step,
+    sends: tuple[Step, Sent],
     reason: ConversionReason,
     output_names: tuple[str, ...],
 ) -> Collective:
+    step, sent = sends
+    stages = step_stages(step, program.graph.avals[planned.box.target.value], program.mesh)
     need, results = reason.need, list[str]()
     if need.node is None and not need.is_between:
         numbers = (n.number for n in reason.needs if n.node is None)
         results = [listed([output_name(output_names, n) for n in numbers], 1)]
     return Collective(
-        kind=step.kind,
+        kind=sent.kind,
         mesh_axes=axes_text(step, program.mesh),
-        changes=(change_text(step),),
-        runs=planned.trips,
-        bytes_per_device=step.bytes_sent * planned.trips,
+        changes=(change_text(step, stages),),
+        runs=planned.trips * sent.rounds,
+        bytes_per_device=sent.bytes * planned.trips,
         tensors=(shape_text(program.graph.avals[planned.box.target.value]),),
         line=_line(reason),
         made=(maker_text(reason),),

@@ -18,6 +18,7 @@ from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import WideSum
 from sbp.infer.space import Codes, Step, decode, joins_lanes, local_shape
 from sbp.machine.mesh import MeshSpec
+from sbp.machine.scatters import TILE, Arrangement
 from sbp.signatures.kernels.shards import neutral, reduced
 from sbp.types import Split, Unreduced
 
@@ -111,6 +112,33 @@ def _groups(stages: tuple[int, ...]) -> tuple[list[list[int]], ...]:
         np.moveaxis(places, stage, -1).reshape(-1, size).tolist()
         for stage, size in enumerate(stages)
     )
+
+
+def run_scatter(x: Any, name: str, dim: int, groups: list[list[int]], how: Arrangement) -> Any:
+    """This device's block of the sum over its group, arranged as `sbp.machine.scatters` says.
+
+    Arguments:
+      x: this device's part, of which the size of a group divides `dim`.
+      name: the mesh axis.
+      dim: the dim that is split.
+      groups: of positions on the mesh axis.
+      how: the arrangement.
+    """
+    n, others = len(groups[0]), None if len(groups) == 1 else groups
+
+    def scattered(x: Any, at: int) -> Any:
+        return lax.psum_scatter(x, name, scatter_dimension=at, tiled=True, axis_index_groups=others)
+
+    if how == "as it is":
+        return scattered(x, dim)
+    if how == "dim first":
+        x = jnp.moveaxis(x, dim, 0)
+        total = scattered(x.reshape(x.shape[0], -1, x.shape[-1]), 0)
+        return jnp.moveaxis(total.reshape(-1, *x.shape[1:]), 0, dim)
+    parts = x.reshape(*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
+    parts = jnp.moveaxis(parts, dim, 0)
+    columns = parts.shape[-1] if how == "blocks first" else TILE[1]
+    return scattered(parts.reshape(n, -1, columns), 0).reshape(parts.shape[1:])
 
 
 def _first(x: Any, dim: int, size: int) -> Any:
@@ -262,11 +290,12 @@ class Boxing:
         """
         if monoid == "sum":
             x = pad_dim(x, dim, n * size)
-            for groups in _groups(self.mesh.stages(n)) or (None,):
-                x = lax.psum_scatter(
-                    x, name, scatter_dimension=dim, tiled=True, axis_index_groups=groups
-                )
-            return x
+            stages = self.mesh.stages(n)
+            ways = self.mesh.arrangements(x.shape, dim, n, x.dtype.itemsize)
+            if "exchange" not in ways:
+                for groups, how in zip(_groups(stages) or (None,), ways, strict=True):
+                    x = run_scatter(x, name, dim, groups or [[*range(n)]], how)
+                return x
         return reduced(_exchanged(x, (name,), n, dim, size), monoid, dim)
 
     def wide_block(

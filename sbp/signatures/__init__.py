@@ -13,6 +13,7 @@ from sbp.signatures.custom import unregister as unregister
 from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.fallback import REFUSED as REFUSED
 from sbp.signatures.fallback import traits_of as traits_of
+from sbp.signatures.placed import PlacedOp as PlacedOp
 from sbp.signatures.rule import ROUNDED_PARTS as ROUNDED_PARTS
 from sbp.signatures.rule import Kernel as Kernel
 from sbp.signatures.rule import LocalContext as LocalContext

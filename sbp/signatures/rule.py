@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
+from sbp.signatures.placed import PlacedOp
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B
 
@@ -170,6 +171,8 @@ class Kernel:
           over operands and results, where the op has the shapes that all other mesh axes leave.
           None for none.
       work: how much longer a product takes in the parts that the kernel makes of it.
+      times: in how many parts the collectives of a kernel send their bytes because of kernels on
+          other mesh axes. None for one.
     """
 
     name: str
@@ -181,6 +184,7 @@ class Kernel:
     overlaps: bool = False
     traffic: Callable[[Op, Row], float] | None = None
     work: float = 1.0
+    times: Callable[[PlacedOp], int] | None = None
 
     @property
     def communicates(self) -> bool:

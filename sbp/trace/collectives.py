@@ -29,6 +29,16 @@ KINDS: dict[str, Collective] = {
 }
 """The collectives that `check_shard_map` and `manual` know, each with its kind."""
 
+SENT_AS: dict[Collective, str] = {
+    "reduce": "all_reduce",
+    "scattering": "reduce_scatter",
+    "gathering": "all_gather",
+    "exchange": "all_to_all",
+    "permute": "permute",
+    "broadcast": "broadcast",
+}
+"""The name that plans have for each kind of collective."""
+
 NAMED = frozenset(
     {
         *KINDS,

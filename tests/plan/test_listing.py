@@ -145,3 +145,13 @@ def test_errors_name_the_line(old, new, line, expected):
 def test_an_empty_text_is_an_error():
     with pytest.raises(SbpError, match="line 1"):
         parse_listing("")
+
+
+def test_stages_and_wide_sums_parse_back():
+    head = "plan d=16 boxing=auto 0 B per device {"
+    for how in ("in stages of 4 and 4", "float32 along dim 0"):
+        line = f"  %0': d:S(0) = reduce_scatter[d; {how}](%0)  0 B"
+        text = "\n".join([head, "  input %0: f32[64] d:P(sum)  # a", line, "  return %0'", "}"])
+        assert str(parse_listing(text)) == text
+    with pytest.raises(SbpError, match="line 3"):
+        parse_listing(text.replace("float32 along dim 0", "in stages of 4"))

@@ -16,7 +16,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import FactorMap
 from sbp.signatures.kernels.shards import sum_dtype
 from sbp.signatures.rule import LocalContext
 
@@ -66,6 +65,23 @@ def gathered(ctx: LocalContext, x: Any, moving: RotatedOperand) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContractedDim:
+    """A contracted dim of a product whose operands go round.
+
+    Arguments:
+      dims: the dim in both operands.
+      sizes: its length in a shard of each operand.
+      parts: for each operand, how many shards it has along this dim on its ring.
+      is_even: whether no shard has padding along it.
+    """
+
+    dims: tuple[int, int]
+    sizes: tuple[int, int]
+    parts: tuple[int, int]
+    is_even: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panels:
     """The panels of a contracted dim. The dim is `blocks` blocks, of which a shard has one or
     several; a panel has a slice of each block.
@@ -83,31 +99,18 @@ class Panels:
     count: int
 
     @staticmethod
-    def of(
-        ctx: LocalContext, m: FactorMap, args: Sequence[Any], rotating: Sequence[RotatedOperand]
-    ) -> Panels | None:
+    def of(contracted: Sequence[ContractedDim], most: int) -> Panels | None:
         """The panels of a product; None where no contracted dim has blocks of one size.
 
         Arguments:
-          ctx: the kernel's place.
-          m: the factors of the product.
-          args: shards of the operands.
-          rotating: the operands that go round.
+          contracted: its contracted dims.
+          most: most panels.
         """
-        for factor in m.ins[0]:
-            if factor is None or factor not in m.ins[1] or factor in m.outs[0]:
-                continue
-            dims = m.ins[0].index(factor), m.ins[1].index(factor)
-            sizes = [args[k].shape[d] for k, d in enumerate(dims)]
-            parts = [1, 1]
-            for r in rotating:
-                parts[r.operand] = r.n if r.factor == factor else 1
-            blocks, total = math.lcm(*parts), parts[0] * sizes[0]
-            is_even = all(isinstance(ctx.in_extent(k, d), int) for k, d in enumerate(dims))
-            if is_even and total == parts[1] * sizes[1] and total % blocks == 0:
-                most = max(r.n for r in rotating)
+        for c in contracted:
+            blocks, total = math.lcm(*c.parts), c.parts[0] * c.sizes[0]
+            if c.is_even and total == c.parts[1] * c.sizes[1] and total % blocks == 0:
                 count = max(k for k in range(1, most + 1) if total // blocks % k == 0)
-                return Panels(dims=dims, parts=(parts[0], parts[1]), blocks=blocks, count=count)
+                return Panels(dims=c.dims, parts=c.parts, blocks=blocks, count=count)
         return None
 
     def panel(self, x: Any, operand: int, number: Any) -> Any:

@@ -20,6 +20,7 @@ from jax import lax
 from sbp.signatures.factors import Dims, FactorMap, admissible
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.panels import (
+    ContractedDim,
     Panels,
     RotatedOperand,
     gathered,
@@ -27,6 +28,7 @@ from sbp.signatures.kernels.panels import (
     summed_panels,
 )
 from sbp.signatures.kernels.shards import sum_dtype, without_padding
+from sbp.signatures.placed import PlacedOp
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
 
@@ -76,6 +78,31 @@ def _traffic(operand: int) -> Callable[[Op, Row], float]:
     return traffic
 
 
+def _panel_count(placed: PlacedOp) -> int:
+    """How many panels a product has whose operands both go round: each one goes round by itself."""
+    axes = [i for i, name in enumerate(placed.kernels) if name in ROTATIONS]
+    if len(axes) != 2:
+        return 1
+    moved = [ROTATIONS.index(placed.kernels[i]) for i in axes]
+    (lhs, rhs), _ = placed.params["dimension_numbers"]
+    found = []
+    for dims in sorted(zip(lhs, rhs, strict=True)):
+        parts = [1, 1]
+        for i, k in zip(axes, moved, strict=True):
+            parts[k] = placed.sizes[i] if placed.atoms[k][i] == Split(dims[k]) else 1
+        shards = [placed.shard(k, d) for k, d in enumerate(dims)]
+        found.append(
+            ContractedDim(
+                dims=dims,
+                sizes=(shards[0][0], shards[1][0]),
+                parts=(parts[0], parts[1]),
+                is_even=all(even for _, even in shards),
+            )
+        )
+    panels = Panels.of(found, max(placed.sizes[i] for i in axes))
+    return 1 if panels is None else panels.count
+
+
 for _operand, _name in enumerate(ROTATIONS):
     _summary = (
         f"shards of the {('left', 'right')[_operand]} operand go round the ring, each multiplied"
@@ -91,6 +118,7 @@ for _operand, _name in enumerate(ROTATIONS):
             overlaps=True,
             traffic=_traffic(_operand),
             work=RING_WORK,
+            times=_panel_count,
         )
     )
 
@@ -158,6 +186,29 @@ def _places(ctx: LocalContext, m: FactorMap, other: int) -> list[tuple[Dims, Cal
     ]
 
 
+def _panels(
+    ctx: LocalContext, m: FactorMap, args: Sequence[Any], rotating: Sequence[RotatedOperand]
+) -> Panels | None:
+    """The panels of a product whose operands both go round."""
+    found = []
+    for factor in m.ins[0]:
+        if factor is None or factor not in m.ins[1] or factor in m.outs[0]:
+            continue
+        dims = m.ins[0].index(factor), m.ins[1].index(factor)
+        parts = [1, 1]
+        for r in rotating:
+            parts[r.operand] = r.n if r.factor == factor else 1
+        found.append(
+            ContractedDim(
+                dims=dims,
+                sizes=(args[0].shape[dims[0]], args[1].shape[dims[1]]),
+                parts=(parts[0], parts[1]),
+                is_even=all(isinstance(ctx.in_extent(k, d), int) for k, d in enumerate(dims)),
+            )
+        )
+    return Panels.of(found, max(r.n for r in rotating))
+
+
 def rotated(
     ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Callable[..., Any]
 ) -> Any:
@@ -174,7 +225,7 @@ def rotated(
     rotating = sorted(_rotated_operands(ctx, m), key=lambda x: args[x.operand].size)
     operands = list(args)
     out = ctx.global_outs[0].dtype
-    panels = Panels.of(ctx, m, args, rotating) if len(rotating) == 2 else None
+    panels = _panels(ctx, m, args, rotating) if len(rotating) == 2 else None
     if panels is not None:
         return summed_panels(ctx, panels, args, rotating, product)
     for first in rotating[:-1]:
