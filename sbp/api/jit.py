@@ -77,7 +77,10 @@ def jit(
         "explicit" none that moves data except at annotations and at the boundary. A mapping gives
         policies of mesh axes, and "auto" to the axes that it leaves out; `sbp.policy` sets a policy
         for a region of the program.
-      memory_limit: bytes per device; None for no limit.
+      memory_limit: bytes per device. Up to it, the backward pass keeps what the forward pass
+        gathered or reduced, where `jax.checkpoint` would send it again. None for no limit; then
+        such results are kept where they raise the plan's peak by no more than 3 %, and are worth
+        it. The report says what was not kept.
       hardware: the hardware that costs are modelled for; None takes that of the mesh's devices.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`. Negative
         numbers count from the last positional parameter, for donated arguments too.

@@ -1,8 +1,8 @@
 """Request -> Program: the cheapest plan that fits the memory limit.
 
-Conversions of the forward pass that the backward pass repeats run once where memory allows. Under a
-memory limit, types are chosen with a price on each byte that values take on a device. The price
-rises until a plan fits.
+Conversions of the forward pass that the backward pass repeats run once where that is worth its
+memory (`reuse.py`). Under a memory limit, types are chosen with a price on each byte that values
+take on a device. The price rises until a plan fits.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from sbp.infer.certificate import Certificate, certify
+from sbp.infer.certificate import Certificate
 from sbp.infer.choose import choose
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing
 from sbp.plan.program import Program, resolve
-from sbp.plan.saving import repeats, save
+from sbp.plan.reuse import room_of, without_repeats
 from sbp.plan.verify import over_budget
 from sbp.trace.collector import collecting_less
 from sbp.trace.numbering import twins
@@ -91,7 +91,8 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
             typing, lower_bound=unpriced.lower_bound, bounds_reuse=unpriced.bounds_reuse
         )
         certificate.certify(typing)
-        return without_repeats(resolve(typing))
+        found = resolve(typing)
+        return without_repeats(found, room_of([found]))
 
     too_low = PRICES[0] / 10
     for price in PRICES:
@@ -137,64 +138,50 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
     A rematerialised block repeats conversions of the forward pass; the plan can reuse their
     results. Whether it can depends on three types (value, first use, second use), but the cost
     graph has pairwise costs. So the chooser runs three times: with repeated conversions priced at 0
-    (its bound holds for every plan), at 1/k for k copies, and in full. The cheapest of the three
-    plans is taken.
+    (its bound holds for every plan), at 1/k for k copies, and in full. Of the three plans the
+    cheapest is taken, with `reuse.room_of` saying what memory costs.
 
     Arguments:
       choosing: chooses the types.
       request: the program, with everything that its types are chosen by.
     """
-    limit, certificate = request.memory_limit, Certificate(request)
+    certificate = Certificate(request)
 
     def chosen(shares: Mapping[int, float]) -> Program | None:
         typing = choosing(shares=shares)
         if typing is None:
             return None
         certificate.certify(typing)
-        return without_repeats(resolve(typing))
+        return resolve(typing)
 
-    def order(program: Program) -> tuple[bool, float]:
-        over = limit is not None and program.cost.peak_memory_bytes > limit
-        return over, program.cost.seconds
+    def finished(*programs: Program | None) -> Program | None:
+        """The best of some plans, with the reuses that they have room for."""
+        known = [p for p in programs if p is not None]
+        if not known:
+            return None
+        room = room_of(known)
+        return min((without_repeats(p, room) for p in known), key=room.order)
 
     found = twins(request.graph)
     if not found.again:
-        return chosen({})
+        return finished(chosen({}))
     if not request.reuse or request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE:
-        program = chosen({})
+        program = finished(chosen({}))
         return program and dataclasses.replace(
             program, typing=dataclasses.replace(program.typing, bounds_reuse=False)
         )
     bounding = chosen(dict.fromkeys(found.again, 0.0))
-    if bounding is None or (bounding.typing.optimal and not order(bounding)[0]):
-        return bounding
+    best = finished(bounding)
+    if bounding is None or best is None or _settled(best):
+        return best
     others = chosen({v: 1 / n for v, n in found.times.items()}), chosen({})
-    best = min((bounding, *(p for p in others if p is not None)), key=order)
-    return dataclasses.replace(
+    best = finished(bounding, *others)
+    return best and dataclasses.replace(
         best, typing=dataclasses.replace(best.typing, lower_bound=bounding.typing.lower_bound)
     )
 
 
-def without_repeats(program: Program) -> Program:
-    """The program without repeated conversions; readers take the first result.
-
-    Where the results do not fit the memory, the half of the conversions that save least time per
-    byte is left in, as often as needed.
-    """
+def _settled(program: Program) -> bool:
+    """Whether a plan is proved cheapest and fits the memory limit."""
     limit = program.request.memory_limit
-    limit = program.mesh.hardware.hbm_bytes if limit is None else limit
-    chosen = sorted(
-        repeats(program.typing, program.block),
-        key=lambda r: (-r.seconds / max(1.0, r.bytes_kept), r.value),
-    )
-    while chosen:
-        typing = save(program.typing, tuple(chosen))
-        certify(typing)
-        saved = resolve(typing)
-        if (
-            saved.cost.peak_memory_bytes <= limit
-            and saved.cost.bytes_per_device < program.cost.bytes_per_device
-        ):
-            return dataclasses.replace(saved, first_typing=program.typing, removed=tuple(chosen))
-        chosen = chosen[: len(chosen) // 2]
-    return program
+    return program.typing.optimal and (limit is None or program.cost.peak_memory_bytes <= limit)

@@ -84,6 +84,8 @@ class Program:
       fullest: the temporaries that are live when memory is fullest.
       first_typing: the typing before repeated conversions were removed.
       removed: the repeated conversions that were removed from it.
+      declined: the repeated conversions that run again, since their first results would take too
+        much memory.
       memory_prices: how many prices per byte of memory types were chosen at, to meet the memory
           limit; 0 where the cheapest plan meets it, or there is none.
     """
@@ -94,6 +96,7 @@ class Program:
     fullest: tuple[Register, ...] = field(default=(), repr=False)
     first_typing: Typing | None = field(default=None, repr=False)
     removed: tuple[Repeat, ...] = field(default=(), repr=False)
+    declined: tuple[Repeat, ...] = field(default=(), repr=False)
     memory_prices: int = 0
 
     @property

@@ -203,15 +203,19 @@ class SavedPlan:
         _check_complete(typing)
         certify(typing)
         program = first = resolve(typing)
-        if self.removed:
-            known = {_key(r): r for r in repeats(typing, first.block)}
-            removed = tuple(known[key] for key in self.removed)
+        known = {_key(r): r for r in repeats(typing, first.block)}
+        removed = tuple(known[key] for key in self.removed)
+        if removed:
             typing = save(typing, removed)
             certify(typing)
             program = dataclasses.replace(
                 resolve(typing), first_typing=first.typing, removed=removed
             )
-        return dataclasses.replace(program, memory_prices=int(read["memory_prices"]))
+        return dataclasses.replace(
+            program,
+            declined=tuple(r for r in known.values() if r not in removed),
+            memory_prices=int(read["memory_prices"]),
+        )
 
     def _compare(self, read: Listing, program: Program) -> None:
         """Compares the text of the file with that of the program, source lines aside."""

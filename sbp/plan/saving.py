@@ -41,6 +41,7 @@ class Repeat:
         where both are made in the same block.
       seconds: modelled time that reading `first` saves per call: that of the conversion over all
         trips of its loop, less the time of writing and reading the stacked values.
+      bytes_sent: bytes that one device sends for the conversion per call.
       bytes_kept: bytes on one device that `first` takes until it is read.
     """
 
@@ -50,6 +51,7 @@ class Repeat:
     loop: int | None
     first_loop: int | None
     seconds: float
+    bytes_sent: float
     bytes_kept: float
 
 
@@ -175,6 +177,7 @@ class _Search:
             loop=loop and loop.node.id,
             first_loop=where and where.node.id,
             seconds=seconds,
+            bytes_sent=trips * box.bytes_sent,
             bytes_kept=trips * size,
         )
 

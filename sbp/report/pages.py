@@ -170,6 +170,19 @@ def _left_out(program: Program) -> Iterator[str]:
             f" {counted(program.memory_prices, 'price')} per byte of memory, and this is the"
             " cheapest of their plans that fits; a plan at a price between may be cheaper"
         )
+    if program.declined:
+        declined = program.declined
+        why = (
+            "; memory_limit= says how much a plan may hold, and what fits is kept"
+            if program.request.memory_limit is None
+            else ", for which the memory limit has no room"
+        )
+        yield (
+            f"the backward pass repeats {counted(len(declined), 'conversion')} of the forward pass:"
+            f" keeping the results would send {bytes_text(sum(r.bytes_sent for r in declined))} and"
+            f" take {seconds_text(sum(r.seconds for r in declined))} less per call, and hold up to"
+            f" {bytes_text(sum(r.bytes_kept for r in declined))} more per device{why}"
+        )
     if program.unordered_values:
         yield (
             f"the conversions of {counted(program.unordered_values, 'value')} to more than"

@@ -1,0 +1,117 @@
+"""Without a memory limit, a plan reuses what the forward pass sent where that is worth its memory;
+the report says what it repeats."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import sbp
+from sbp.plan.reuse import RISE, room_of, without_repeats
+from sbp.plan.saved import SavedPlan
+from sbp.plan.saving import repeats
+
+LAYERS = 8
+MESH = jax.sharding.AbstractMesh((16,), ("d",))
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def loss(w, x):
+    """Fully sharded: the weights of each layer are gathered, again in the gradient."""
+
+    def body(x, w):
+        w = sbp.replicate(w.astype(jnp.bfloat16), "d")
+        return x + jnp.tanh(x @ w), None
+
+    return (lax.scan(jax.checkpoint(body), x.astype(jnp.bfloat16), w)[0] ** 2).sum()
+
+
+@functools.cache
+def plan(memory_limit=None, width=2048, rows=4096):
+    f = sbp.jit(
+        lambda w, x: w - 0.1 * jax.grad(loss)(w, x),
+        MESH,
+        in_types=("d:S(2)", "d:S(0)"),
+        donate_argnums=0,
+        hardware="tpu-v5e",
+        memory_limit=memory_limit,
+    )
+    return f.plan(f32(LAYERS, width, width), f32(16 * rows, width))
+
+
+def gathered(plan):
+    return sum(p.trips for p in plan.program.boxes() for s in p.box.steps if s.kind == "all_gather")
+
+
+WEIGHTS = LAYERS * 2048 * 2048 * 2
+
+
+def test_gathered_weights_are_not_kept_by_default():
+    """All layers' gathered weights are much of the memory for little of the time."""
+    free, roomy = plan(), plan(2**40)
+    assert gathered(free) == 2 * LAYERS and gathered(roomy) == LAYERS
+    assert roomy.cost.peak_memory_bytes > free.cost.peak_memory_bytes + WEIGHTS / 2
+    assert free.program.typing.saved_seconds == 0 and len(free.program.declined) == 1
+    assert not roomy.program.declined
+
+
+def test_a_limit_says_what_is_kept():
+    free, roomy = plan(), plan(2**40)
+    least, most = free.cost.peak_memory_bytes, roomy.cost.peak_memory_bytes
+    assert plan(most).cost == roomy.cost
+    assert plan((least + most) / 2).cost.bytes_per_device == free.cost.bytes_per_device
+
+
+def test_the_report_says_what_is_repeated():
+    text = " ".join(plan().report().text(400).split())
+    assert "repeats 1 conversion of the forward pass" in text and "memory_limit=" in text
+    (declined,) = plan().program.declined
+    sent = plan().cost.bytes_per_device - plan(2**40).cost.bytes_per_device
+    assert declined.bytes_sent == sent and declined.bytes_kept == WEIGHTS
+    assert "of the forward pass" not in plan(2**40).report().text(400)
+    tight = plan((plan().cost.peak_memory_bytes + plan(2**40).cost.peak_memory_bytes) / 2)
+    assert "for which the memory limit has no room" in tight.report().text(400)
+
+
+def test_what_is_cheap_to_keep_is_kept():
+    """The same gathers beside activations that are a hundred times larger."""
+    wide = plan(width=1024, rows=2**16)
+    assert gathered(wide) == LAYERS and not wide.program.declined
+    limited = plan(2**40, width=1024, rows=2**16)
+    assert limited.cost == wide.cost
+
+
+def test_a_little_memory_is_free():
+    program = plan().program
+    room = dataclasses.replace(room_of([program]), most=2.0**40, worth=1e9)
+    assert without_repeats(program, dataclasses.replace(room, free=float(WEIGHTS))).removed
+    assert room.free == pytest.approx(2**34 / 1000)
+
+
+@pytest.mark.parametrize(("worth", "kept"), [(0.0, 1), (1e9, 0)])
+def test_a_rise_has_to_be_worth_it(worth, kept):
+    program = plan().program
+    room = dataclasses.replace(room_of([program]), most=2.0**40, worth=worth)
+    assert len(without_repeats(program, room).removed) == kept
+
+
+def test_without_a_limit_the_peak_rises_by_a_share():
+    program = plan().program
+    room = room_of([program, dataclasses.replace(program)])
+    assert room.least == program.cost.peak_memory_bytes
+    assert room.most == pytest.approx(room.least + max(RISE * room.least, room.free))
+    unpriced = dataclasses.replace(room, worth=0.0)
+    assert not without_repeats(program, unpriced).removed
+    assert repeats(program.typing, program.block)
+
+
+def test_a_loaded_plan_knows_what_it_repeats():
+    program = plan().program
+    again = SavedPlan.loads(SavedPlan.of(program).dumps()).program_for(program.request)
+    assert again.declined == program.declined
