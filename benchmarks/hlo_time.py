@@ -31,6 +31,7 @@ from benchmarks.hlo_comm import (
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
+_PRODUCT = re.compile(r" (?:convolution|dot)\(")
 _CALLS = (" call(", " conditional(", " fusion(")
 _FREE_TARGETS = (
     "AllocateBuffer",
@@ -84,6 +85,8 @@ class StepTime:
     Arguments:
         cycles: of all that the device computes.
         compute: the same in seconds.
+        products: cycles of the operations that hold a matrix product or a convolution, with what
+            the compiler fused into them.
         exposed: seconds of collectives beside which nothing is computed.
         bytes_per_device: what the device sends.
         unknown: instructions without an estimate, and loops without a trip count, which count as
@@ -92,6 +95,7 @@ class StepTime:
 
     cycles: float
     compute: float
+    products: float
     exposed: float
     bytes_per_device: float
     unknown: tuple[str, ...]
@@ -104,14 +108,17 @@ class StepTime:
 
 @dataclass(slots=True)
 class _Passed:
-    """What has passed since the start of a computation: cycles, exposed seconds, bytes sent."""
+    """What has passed since the start of a computation: cycles, those of products, exposed seconds,
+    bytes sent."""
 
     cycles: float = 0.0
+    products: float = 0.0
     exposed: float = 0.0
     sent: float = 0.0
 
     def add(self, other: "_Passed", times: int = 1) -> None:
         self.cycles += times * other.cycles
+        self.products += times * other.products
         self.exposed += times * other.exposed
         self.sent += times * other.sent
 
@@ -129,6 +136,7 @@ def step_time(hlo_text: str, num_devices: int, chip: str = "v5e") -> StepTime:
     return StepTime(
         cycles=found.cycles,
         compute=found.cycles / walk.chip.hertz,
+        products=found.products,
         exposed=found.exposed,
         bytes_per_device=found.sent,
         unknown=tuple(sorted(walk.unknown)),
@@ -186,6 +194,16 @@ class _Walk:
         hops = 1 if kind == "collective-permute" else max(1, n - 1)
         latency = self.chip.latency * min(hops, MOST_HOPS)
         return sent, latency + sent / self.chip.bandwidth
+
+    def multiplies(self, rhs: str) -> bool:
+        """Whether an instruction is a product or a convolution, or a fusion with one."""
+        if _PRODUCT.search(rhs):
+            return True
+        return " fusion(" in rhs and any(
+            self.multiplies(inner)
+            for name in callees(rhs)
+            for _, inner in instructions(self.computations.get(name, []))
+        )
 
     def inside(self, names: list[str]) -> tuple[float, float] | None:
         """The first collective in computations, or in what they call."""
@@ -260,7 +278,8 @@ class _Schedule:
         if int(found.group(1)) >= UNKNOWN:
             self.walk.unknown.add(f"cycles of {name}")
             return False
-        self.call(_Passed(cycles=int(found.group(1))))
+        cycles = int(found.group(1))
+        self.call(_Passed(cycles=cycles, products=cycles if self.walk.multiplies(rhs) else 0))
         return True
 
     def wait(self, sent: float, seconds: float) -> None:

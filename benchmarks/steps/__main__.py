@@ -7,7 +7,10 @@ them ahead of time.
     python -m benchmarks.steps gpt_data --sides sbp --collectives   # of plan and compiled program
 
 `sbp` has the expert's types of arguments and results and nothing else; `expert` is `jax.jit` with
-constraints on activations; `jax` is `jax.jit` without them. No TPU is needed, only `libtpu`.
+constraints on activations; `shard_map` is written by hand, where somebody has; `jax` is `jax.jit`
+without constraints. Each figure of ours is over that of the better expert. `products` are the
+matrix products and convolutions; those of the side that takes the least for them are the floor of
+the step. No TPU is needed, only `libtpu`.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from benchmarks.hlo_time import StepTime, step_time
+from benchmarks.hlo_time import CHIPS, StepTime, step_time
 from benchmarks.plan_collectives import compared as compared_collectives
 from benchmarks.plan_collectives import table
 from benchmarks.steps.program import Step
 from benchmarks.steps.suite import SUITE
 
-SIDES = ("expert", "jax", "sbp")
+SIDES = ("expert", "shard_map", "jax", "sbp")
+EXPERTS = ("expert", "shard_map")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,8 @@ class Measured:
         s = self.step
         unknown = f"; not counted: {', '.join(s.unknown)}" if s.unknown else ""
         return (
-            f"{s.seconds * 1e3:9.3f} ms, {s.cycles / 1e6:8.2f} Mcycles, exposed"
+            f"{s.seconds * 1e3:9.3f} ms, {s.cycles / 1e6:8.2f} Mcycles"
+            f" ({s.products / 1e6:.2f} in products), exposed"
             f" {s.exposed * 1e3:7.3f} ms, {s.bytes_per_device / MIB:8.1f} MiB sent,"
             f" {self.memory / MIB:8.1f} MiB held{unknown}"
         )
@@ -70,6 +77,8 @@ def measured(compiled: Any, step: Step, save: Path | None = None) -> Measured:
 def compiled_side(side: str, step: Step, mesh: Any, *, with_collectives: bool = False) -> Any:
     """One side's program; prints what ours was planned to be, and with `with_collectives` a table
     of its collectives."""
+    if side == "shard_map":
+        return step.hand_written(mesh)
     if side != "sbp":
         return step.expert(mesh, with_marks=side == "expert")
     start = time.perf_counter()
@@ -86,21 +95,50 @@ def compiled_side(side: str, step: Step, mesh: Any, *, with_collectives: bool = 
     return compiled
 
 
-def compared(ours: Measured, theirs: Measured) -> dict[str, float]:
-    """Ours over theirs. Steps of which one has work without an estimate of a kind that the other
-    has not do not compare, and are left out."""
+def compared(ours: Measured, *experts: Measured) -> dict[str, float]:
+    """Ours over the better expert, figure by figure. Steps of which one has work without an
+    estimate of a kind that the other has not do not compare, and are left out."""
     ratios = {
-        "bytes": ours.step.bytes_per_device / max(1.0, theirs.step.bytes_per_device),
-        "step": ours.step.seconds / theirs.step.seconds,
-        "memory": ours.memory / theirs.memory,
+        "bytes": ours.step.bytes_per_device
+        / max(1.0, min(e.step.bytes_per_device for e in experts)),
+        "memory": ours.memory / min(e.memory for e in experts),
     }
-    if ours.uncounted() != theirs.uncounted():
-        del ratios["step"]
+    comparable = [e.step.seconds for e in experts if e.uncounted() == ours.uncounted()]
+    if comparable:
+        ratios["step"] = ours.step.seconds / min(comparable)
     return ratios
 
 
 def _words(ratios: Mapping[str, float]) -> str:
     return ", ".join(f"{what} {value:.2f}" for what, value in ratios.items())
+
+
+def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
+    """Compiles the sides of a step and prints their figures; returns the ratios, if sbp and an
+    expert are among them."""
+    step, folder = SUITE[name](), args.save
+    mesh, found = step.devices(), {}
+    print(name, flush=True)
+    for side in args.sides:
+        if side == "shard_map" and step.by_hand is None:
+            continue
+        try:
+            compiled = compiled_side(side, step, mesh, with_collectives=args.collectives)
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            print(f"  {side:9s} does not compile: {str(error).splitlines()[0][:200]}", flush=True)
+            continue
+        found[side] = measured(compiled, step, folder and folder / f"{name}.{side}.hlo")
+        print(f"  {side:9s}{found[side]}", flush=True)
+    if found:
+        floor = min(m.step.products for m in found.values()) / CHIPS[step.chip].hertz
+        print(f"  floor    {floor * 1e3:9.3f} ms of products")
+    experts = [found[side] for side in EXPERTS if side in found]
+    if not experts or "sbp" not in found:
+        return {}
+    ratio = compared(found["sbp"], *experts)
+    void = "" if "step" in ratio else "; step void: not counted on one side only"
+    print(f"  sbp/better expert: {_words(ratio)}{void}", flush=True)
+    return ratio
 
 
 def main() -> None:
@@ -116,20 +154,8 @@ def main() -> None:
         args.save.mkdir(parents=True, exist_ok=True)
     ratios: dict[str, list[float]] = {"bytes": [], "step": [], "memory": []}
     for name in args.steps or SUITE:
-        step = SUITE[name]()
-        mesh, found = step.devices(), {}
-        print(name, flush=True)
-        for side in args.sides:
-            save = args.save and args.save / f"{name}.{side}.hlo"
-            program = compiled_side(side, step, mesh, with_collectives=args.collectives)
-            found[side] = measured(program, step, save)
-            print(f"  {side:7s}{found[side]}", flush=True)
-        if {"expert", "sbp"} <= found.keys():
-            ratio = compared(found["sbp"], found["expert"])
-            for what, value in ratio.items():
-                ratios[what].append(value)
-            void = "" if "step" in ratio else "; step void: not counted on one side only"
-            print(f"  sbp/expert: {_words(ratio)}{void}", flush=True)
+        for what, value in _run(name, args).items():
+            ratios[what].append(value)
     if len(ratios["bytes"]) > 1:
         means = {what: math.exp(sum(map(math.log, r)) / len(r)) for what, r in ratios.items() if r}
         counts = ", ".join(f"{len(r)} of {what}" for what, r in ratios.items())

@@ -50,6 +50,8 @@ class Step:
         mesh: size of each mesh axis.
         topology: the TPU topology, of which the mesh takes all chips.
         donate: positions of donated arguments.
+        by_hand: the step on the shards of one device, with its collectives; None where nobody has
+            written it.
     """
 
     make: Callable[[Mark], Callable[..., Any]]
@@ -59,6 +61,7 @@ class Step:
     mesh: tuple[tuple[str, int], ...]
     topology: str = "v5e:4x4"
     donate: tuple[int, ...] = ()
+    by_hand: Callable[..., Any] | None = None
 
     @property
     def chip(self) -> str:
@@ -87,6 +90,20 @@ class Step:
         """The same step compiled by `jax.jit`, with the expert's marks or without."""
         f = jax.jit(
             self.make(Mark(mesh if with_marks else None)),
+            in_shardings=shardings(mesh, self.in_specs),
+            out_shardings=shardings(mesh, self.out_specs),
+            donate_argnums=self.donate,
+        )
+        return f.lower(*self.avals).compile()
+
+    def hand_written(self, mesh: Mesh) -> Any:
+        """The step compiled from `by_hand`, under `jax.shard_map`."""
+        assert self.by_hand is not None
+        mapped = jax.shard_map(
+            self.by_hand, mesh=mesh, in_specs=self.in_specs, out_specs=self.out_specs
+        )
+        f = jax.jit(
+            mapped,
             in_shardings=shardings(mesh, self.in_specs),
             out_shardings=shardings(mesh, self.out_specs),
             donate_argnums=self.donate,

@@ -47,14 +47,16 @@ def pipelined_loss(s: Shape, a: Axes) -> Callable[[Mark], Callable[..., jax.Arra
             def turn(buffer: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
                 buffer = mark(jnp.roll(buffer, 1, 0).at[0].set(x), "p", a.batch, None, None)
                 buffer = mark(stages(params["blocks"], buffer), "p", a.batch, None, None)
-                return buffer, buffer[-1]
+                return buffer, buffer
 
-            _, out = jax.lax.scan(turn, buffer, jnp.concatenate([x, late]))
-            out = mark(out[STAGES - 1 :], None, a.batch, None, None)
-            flat = (count * tokens.shape[1], tokens.shape[2])
-            return next_token_loss(
-                params, out.reshape(*flat, s.width), tokens.reshape(flat), Axes(), unmarked
-            )
+            _, seen = jax.lax.scan(turn, buffer, jnp.concatenate([x, late]))
+            # Where the loss is computed, each device has sequences of its own.
+            everywhere = Axes(batch=("d", "p"))
+            flat = (tokens.shape[1] * count, tokens.shape[2])
+            out = mark(seen[STAGES - 1 :, -1], None, a.batch, None, None).swapaxes(0, 1)
+            out = mark(out.reshape(*flat, s.width), everywhere.batch, None, None)
+            tokens = mark(tokens.swapaxes(0, 1).reshape(flat), everywhere.batch, None)
+            return next_token_loss(params, out, tokens, everywhere, mark)
 
         return loss
 

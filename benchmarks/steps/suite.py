@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.steps.by_hand import language_model_step
 from benchmarks.steps.experts import moe_capacity, moe_dropless
 from benchmarks.steps.images import resnet, unet
 from benchmarks.steps.kernels import gpt_flash
@@ -25,7 +26,7 @@ from benchmarks.steps.transformer import (
 
 
 def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topology: str) -> Step:
-    return training(
+    step = training(
         loss=language_model_loss(s, a),
         params=weights_of(s),
         specs=specs_of(s, a),
@@ -34,6 +35,7 @@ def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topolo
         mesh=mesh,
         topology=topology,
     )
+    return replace(step, by_hand=None if a.length else language_model_step(s, a))
 
 
 def gpt_data() -> Step:

@@ -1,5 +1,7 @@
 """The everyday steps: what is compared, and what is not."""
 
+import dataclasses
+
 import jax
 import pytest
 from jax.sharding import AxisType
@@ -12,7 +14,12 @@ from benchmarks.steps.suite import SUITE
 
 def measured(seconds, *unknown):
     step = StepTime(
-        cycles=0, compute=seconds, exposed=0, bytes_per_device=8 * seconds, unknown=unknown
+        cycles=0,
+        compute=seconds,
+        products=0,
+        exposed=0,
+        bytes_per_device=8 * seconds,
+        unknown=unknown,
     )
     return Measured(step=step, memory=3 * seconds)
 
@@ -24,6 +31,13 @@ def test_what_is_not_counted_on_one_side_only_makes_the_step_void():
     assert compared(*both) == all_three
     assert compared(measured(4, "cycles of fusion.3"), measured(2)).keys() == {"bytes", "memory"}
     assert compared(measured(4), measured(2, "trips of while.1")).keys() == {"bytes", "memory"}
+
+
+def test_each_figure_is_over_that_of_the_better_expert():
+    quick = dataclasses.replace(measured(2), memory=12)
+    assert compared(measured(4), measured(8), quick) == {"bytes": 2.0, "step": 2.0, "memory": 1.0}
+    void = dataclasses.replace(measured(2, "trips of while.1"), memory=12)
+    assert compared(measured(4), measured(8), void) == {"bytes": 2.0, "step": 0.5, "memory": 1.0}
 
 
 @pytest.mark.parametrize("name", SUITE)

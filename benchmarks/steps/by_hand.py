@@ -1,0 +1,92 @@
+"""The second expert: decoders in hand-written `jax.shard_map`, every collective in its place.
+
+A weight that all devices hold becomes one that differs by device where it meets their tokens; the
+transpose of that is the sum of its gradient, in bfloat16, since the cast comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from benchmarks.steps.program import training_step
+from benchmarks.steps.transformer import BF16, Axes, Shape, attention, rms_norm, rotated
+
+
+def _sum(x: jax.Array, axis: str | None) -> jax.Array:
+    return x if axis is None else lax.psum(x, axis)
+
+
+def _max(x: jax.Array, axis: str | None) -> jax.Array:
+    x = lax.stop_gradient(x)
+    return x if axis is None else lax.pmax(x, axis)
+
+
+def gathered(weight: jax.Array, axis: str | None, dim: int) -> jax.Array:
+    """A weight in bfloat16, put together from all devices of an axis; its gradient is scattered."""
+    half = weight.astype(BF16)
+    return half if axis is None else lax.all_gather(half, axis, axis=dim, tiled=True)
+
+
+def block(p: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:
+    """One layer: this device's heads and hidden units, added up over `a.tensor`."""
+    at = jnp.arange(x.shape[1])
+    h = rms_norm(x, p["norm1"])
+    q, k, v = jnp.einsum("bsd,dthk->tbshk", h, gathered(p["qkv"], a.weights, 0))
+    o = attention(rotated(q, at), rotated(k, at), v, s.causal)
+    o = jnp.einsum("bshk,hkd->bsd", o, gathered(p["out"], a.weights, 2))
+    x = x + _sum(o, a.tensor)
+    h = rms_norm(x, p["norm2"])
+    up = h @ gathered(p["up"], a.weights, 0)
+    if s.gated:
+        up = up * jax.nn.silu(h @ gathered(p["gate"], a.weights, 0))
+    else:
+        up = jax.nn.gelu(up)
+    return x + _sum(up @ gathered(p["down"], a.weights, 1), a.tensor)
+
+
+def layers(params: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:
+    """All layers, one after the other or as a scan."""
+    if not s.scanned:
+        for p in params:
+            x = block(p, x, s, a)
+        return x
+    body = jax.checkpoint(lambda x, p: (block(p, x, s, a), None))
+    return lax.scan(body, x, params)[0]
+
+
+def _mine(table: jax.Array, tokens: jax.Array, axis: str | None) -> tuple[jax.Array, jax.Array]:
+    """The rows of tokens in this device's part of the table, and whether they are there."""
+    if axis is None:
+        return tokens, jnp.ones_like(tokens, bool)
+    rows = tokens - lax.axis_index(axis) * table.shape[0]
+    inside = (rows >= 0) & (rows < table.shape[0])
+    return jnp.where(inside, rows, 0), inside
+
+
+def language_model_loss(s: Shape, a: Axes) -> Callable[[Any, jax.Array], jax.Array]:
+    """`loss(params, tokens)` of this device's shards: as `transformer.language_model_loss`."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        table = gathered(params["embed"], a.weights, 1)
+        rows, inside = _mine(table, tokens, a.tensor)
+        x = _sum(jnp.where(inside[..., None], table[rows], 0), a.tensor)
+        x = rms_norm(layers(params["blocks"], x, s, a), params["norm"])
+        logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)[:, :-1]
+        most = _max(logits.max(-1), a.tensor)
+        total = _sum(jnp.exp(logits - most[..., None]).sum(-1), a.tensor)
+        rows, inside = rows[:, 1:, None], inside[:, 1:]
+        picked = jnp.take_along_axis(logits, rows, -1)[..., 0]
+        picked = _sum(jnp.where(inside, picked, 0), a.tensor)
+        return lax.pmean(jnp.mean(jnp.log(total) + most - picked), a.batch)
+
+    return loss
+
+
+def language_model_step(s: Shape, a: Axes) -> Callable[..., Any]:
+    """The step of AdamW on this device's shards."""
+    return training_step(language_model_loss(s, a))
