@@ -11,10 +11,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
-from benchmarks.steps.program import training_step
-from benchmarks.steps.transformer import BF16, Axes, Shape, attention, rms_norm, rotated
+from benchmarks.steps.program import ADAMW, Mark, training_step
+from benchmarks.steps.transformer import (
+    BF16,
+    Axes,
+    Shape,
+    attention,
+    next_token_loss,
+    pooled,
+    rms_norm,
+    rotated,
+)
 
 
 def _sum(x: jax.Array, axis: str | None) -> jax.Array:
@@ -72,10 +82,12 @@ def language_model_loss(s: Shape, a: Axes) -> Callable[[Any, jax.Array], jax.Arr
     """`loss(params, tokens)` of this device's shards: as `transformer.language_model_loss`."""
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        # Two casts, as in the other program: the two gradients are summed in float32.
         table = gathered(params["embed"], a.weights, 1)
         rows, inside = _mine(table, tokens, a.tensor)
         x = _sum(jnp.where(inside[..., None], table[rows], 0), a.tensor)
         x = rms_norm(layers(params["blocks"], x, s, a), params["norm"])
+        table = gathered(params["embed"], a.weights, 1)
         logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)[:, :-1]
         most = _max(logits.max(-1), a.tensor)
         total = _sum(jnp.exp(logits - most[..., None]).sum(-1), a.tensor)
@@ -90,3 +102,73 @@ def language_model_loss(s: Shape, a: Axes) -> Callable[[Any, jax.Array], jax.Arr
 def language_model_step(s: Shape, a: Axes) -> Callable[..., Any]:
     """The step of AdamW on this device's shards."""
     return training_step(language_model_loss(s, a))
+
+
+def averaged(loss: Callable[..., jax.Array], axis: Any) -> Callable[..., jax.Array]:
+    """The mean over devices of the loss of each one's examples."""
+    return lambda *args: lax.pmean(loss(*args), axis)
+
+
+def accumulating_step(s: Shape, a: Axes) -> Callable[..., Any]:
+    """As `program.accumulating_step`: layers are gathered in every microbatch, as they are needed,
+    and each microbatch's gradients are scattered."""
+    loss = language_model_loss(s, a)
+
+    def step(params: Any, state: Any, batch: jax.Array) -> Any:
+        def add(total: Any, tokens: jax.Array) -> Any:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, tokens)), None
+
+        zeros = jax.tree.map(lambda p: p * 0, params)  # differ by device where the weights do
+        total, _ = lax.scan(add, (jnp.zeros(()), zeros), batch)
+        value, gradients = jax.tree.map(lambda x: x / batch.shape[0], total)
+        updates, state = ADAMW.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
+def contrastive_loss(image: Shape, text: Shape, a: Axes) -> Callable[..., jax.Array]:
+    """As `transformer.contrastive_loss`: the pooled vectors of all devices are gathered."""
+
+    def loss(params: Any, patches: jax.Array, tokens: jax.Array) -> jax.Array:
+        p, q = params["image"], params["text"]
+        x = patches.astype(BF16) @ p["patch"].astype(BF16)
+        u = pooled(p, x, image, Axes(), Mark())
+        v = pooled(q, q["embed"].astype(BF16)[tokens], text, Axes(), Mark())
+        u, v = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (u, v))
+        here = 20 * u @ lax.all_gather(v, a.batch, tiled=True).T
+        there = 20 * v @ lax.all_gather(u, a.batch, tiled=True).T
+        sums = jax.nn.logsumexp(here, -1) + jax.nn.logsumexp(there, -1)
+        return lax.pmean(jnp.mean(sums / 2 - 20 * jnp.sum(u * v, -1)), a.batch)
+
+    return loss
+
+
+def pipelined_loss(s: Shape, stages: int) -> Callable[..., jax.Array]:
+    """As `stages.pipelined_loss`: each device of `p` has one stage, and hands its result on. The
+    last stage's results are dealt out to all for the loss."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        stage = lax.axis_index("p")
+        # Gradients of weights are added up over the turns, then over the devices of `d`.
+        weights = jax.tree.map(lambda w: lax.pcast(w[0], "d", to="varying"), params["blocks"])
+        x = lax.pcast(params["embed"], ("d", "p"), to="varying").astype(BF16)[tokens]
+        late = jnp.zeros_like(x[: stages - 1])
+        body = jax.checkpoint(lambda x, p: (block(p, x, s, Axes()), None))
+
+        def turn(buffer: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            before = lax.ppermute(buffer, "p", [(i, i + 1) for i in range(stages - 1)])
+            buffer = lax.scan(body, jnp.where(stage == 0, x, before), weights)[0]
+            return buffer, buffer
+
+        _, seen = lax.scan(turn, jnp.zeros_like(x[0]), jnp.concatenate([x, late]))
+        out = jnp.where(stage == stages - 1, seen[stages - 1 :], 0)
+        out = lax.psum_scatter(out, "p", tiled=True)
+        mine = lax.dynamic_slice_in_dim(tokens, stage * out.shape[0], out.shape[0])
+        flat = (-1, tokens.shape[-1])
+        out = out.reshape(*flat, s.width)
+        return lax.pmean(
+            next_token_loss(params, out, mine.reshape(flat), Axes(), Mark()), ("d", "p")
+        )
+
+    return loss

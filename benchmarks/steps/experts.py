@@ -132,9 +132,17 @@ def experts_loss(s: Shape, a: Axes, routed: Routed) -> Any:
     return of
 
 
-def _step(
+def expert_step(
     s: Shape, a: Axes, routed: Routed, experts: int, axes: tuple[Any, Any], mesh: Any
 ) -> Step:
+    """A step of a decoder with routed layers.
+
+    Arguments:
+        s, a: the decoder without its experts.
+        routed: takes tokens to experts.
+        experts, axes: as in `with_experts`.
+        mesh: size of each mesh axis.
+    """
     params, specs = with_experts(weights_of(s), specs_of(s, a), experts, axes)
     return training(
         loss=experts_loss(s, a, routed),
@@ -158,7 +166,7 @@ def moe_capacity() -> Step:
         length=1024,
         scanned=True,
     )
-    return _step(s, Axes(batch="d"), by_capacity, 16, ("d", None), (("d", 16),))
+    return expert_step(s, Axes(batch="d"), by_capacity, 16, ("d", None), (("d", 16),))
 
 
 def moe_dropless() -> Step:
@@ -174,4 +182,4 @@ def moe_dropless() -> Step:
         scanned=True,
     )
     a = Axes(batch="d", tensor="t")
-    return _step(s, a, dropless, 8, (None, "t"), (("d", 4), ("t", 4)))
+    return expert_step(s, a, dropless, 8, (None, "t"), (("d", 4), ("t", 4)))

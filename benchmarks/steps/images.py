@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.steps.program import ADAMW, Mark, Step, aval, training
+from benchmarks.steps.by_hand import averaged
+from benchmarks.steps.program import ADAMW, Mark, Step, aval, training, training_step
 from benchmarks.steps.transformer import BF16, attention
 
 Split = Callable[[jax.Array], jax.Array]
@@ -51,15 +53,28 @@ def _resnet_layers() -> dict[str, tuple[int, ...]]:
     return found
 
 
-def resnet_logits(params: Any, means: Any, x: jax.Array, split: Split) -> tuple[jax.Array, Any]:
-    """The classes of images, and the running statistics after this batch."""
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x
+
+
+def resnet_logits(
+    params: Any, means: Any, x: jax.Array, split: Split, average: Split = _as_it_is
+) -> tuple[jax.Array, Any]:
+    """The classes of images, and the running statistics after this batch.
+
+    Arguments:
+        params, means: weights, and running statistics.
+        x: the images.
+        split: marks images as split.
+        average: over the devices, of the statistics of the images of one device.
+    """
     running = {}
 
     def layer(name: str, x: jax.Array, stride: int = 1, last: bool = False) -> jax.Array:
         """Convolution, then batch norm over the whole batch, in float32."""
         p = params[name]
         y = split(convolved(x, p["kernel"], stride)).astype(jnp.float32)
-        mean, square = jnp.mean(y, (0, 1, 2)), jnp.mean(y * y, (0, 1, 2))
+        mean, square = average(jnp.stack([jnp.mean(y, (0, 1, 2)), jnp.mean(y * y, (0, 1, 2))]))
         variance = square - mean * mean
         now = {"mean": mean, "variance": variance}
         running[name] = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, means[name], now)
@@ -79,14 +94,14 @@ def resnet_logits(params: Any, means: Any, x: jax.Array, split: Split) -> tuple[
     return pooled @ params["head"], running
 
 
-def _resnet_step(mark: Mark) -> Callable[..., Any]:
+def _resnet_step(mark: Mark, average: Split = _as_it_is) -> Callable[..., Any]:
     def split(x: jax.Array) -> jax.Array:
         return mark(x, "d", *[None] * (x.ndim - 1))
 
     def loss(params: Any, means: Any, images: jax.Array, labels: jax.Array) -> Any:
-        logits, means = resnet_logits(params, means, images, split)
+        logits, means = resnet_logits(params, means, images, split, average)
         losses = optax.softmax_cross_entropy_with_integer_labels(split(logits), labels)
-        return jnp.mean(losses), means
+        return average(jnp.mean(losses)), means
 
     def step(params: Any, means: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:
         gradient = jax.value_and_grad(loss, has_aux=True)
@@ -114,6 +129,7 @@ def resnet(batch: int = 1024, side: int = 224) -> Step:
         out_specs=(*map(replicated, held), P()),
         mesh=(("d", 16),),
         donate=(0, 1, 2),
+        by_hand=_resnet_step(Mark(), lambda x: jax.lax.pmean(x, "d")),
     )
 
 
@@ -232,7 +248,7 @@ def denoising_loss(mark: Mark) -> Callable[..., jax.Array]:
 def unet(batch: int = 256, side: int = 64, channels: tuple[int, ...] = CHANNELS) -> Step:
     """A diffusion U-Net, data parallel."""
     params = unet_shapes(channels)
-    return training(
+    step = training(
         loss=denoising_loss,
         params=params,
         specs=replicated(params),
@@ -240,3 +256,10 @@ def unet(batch: int = 256, side: int = 64, channels: tuple[int, ...] = CHANNELS)
         batch_specs=(P("d"), P()),
         mesh=(("d", 16),),
     )
+
+    def each_its_noise(params: Any, images: jax.Array, seed: jax.Array) -> jax.Array:
+        """The same loss of other numbers: each device draws its own."""
+        own = seed + jax.lax.axis_index("d").astype(seed.dtype)
+        return denoising_loss(Mark())(params, images, own)
+
+    return replace(step, by_hand=training_step(averaged(each_its_noise, "d")))

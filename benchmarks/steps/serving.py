@@ -74,18 +74,20 @@ def decoding_step(s: Shape, a: Axes) -> Callable[[Mark], Callable[..., Any]]:
     return of
 
 
-def decoding() -> Step:
+DECODER = Shape(
+    layers=8,
+    width=2048,
+    heads=16,
+    hidden=5632,
+    vocabulary=32768,
+    batch=64,
+    length=2048,
+    gated=True,
+)
+
+
+def decoding(s: Shape = DECODER) -> Step:
     """A decoder's next token: weights in bfloat16 and the cache split by heads, batch split."""
-    s = Shape(
-        layers=8,
-        width=2048,
-        heads=16,
-        hidden=5632,
-        vocabulary=32768,
-        batch=64,
-        length=2048,
-        gated=True,
-    )
     a = Axes(batch="d", tensor="t")
     params = jax.tree.map(lambda x: aval(*x.shape, dtype=BF16), weights_of(s))
     shape, spec = (s.batch, s.length, s.heads, s.width // s.heads), P("d", None, "t", None)

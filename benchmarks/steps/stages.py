@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.steps.program import Mark, Step, aval, training
+from benchmarks.steps import by_hand
+from benchmarks.steps.program import Mark, Step, aval, training, training_step
 from benchmarks.steps.transformer import (
     BF16,
     Axes,
@@ -63,29 +65,32 @@ def pipelined_loss(s: Shape, a: Axes) -> Callable[[Mark], Callable[..., jax.Arra
     return of
 
 
-def pipeline(microbatches: int = 8) -> Step:
+GPT = Shape(
+    layers=8,
+    width=1024,
+    heads=16,
+    hidden=4096,
+    vocabulary=32768,
+    batch=8,
+    length=1024,
+    scanned=True,
+)
+
+
+def pipeline(s: Shape = GPT, microbatches: int = 8, data: int = 4) -> Step:
     """GPT in four stages, each on one part of the devices, and data parallel."""
-    s = Shape(
-        layers=8,
-        width=1024,
-        heads=16,
-        hidden=4096,
-        vocabulary=32768,
-        batch=8,
-        length=1024,
-        scanned=True,
-    )
     a = Axes(batch="d")
     params, specs = weights_of(s), specs_of(s, a)
     params["blocks"] = jax.tree.map(
         lambda x: aval(STAGES, s.layers // STAGES, *x.shape[1:]), params["blocks"]
     )
     specs["blocks"] = jax.tree.map(lambda _: P("p"), params["blocks"])
-    return training(
+    step = training(
         loss=pipelined_loss(s, a),
         params=params,
         specs=specs,
         batch=(aval(microbatches, s.batch, s.length, dtype="int32"),),
         batch_specs=(P(None, "d", None),),
-        mesh=(("p", 4), ("d", 4)),
+        mesh=(("p", STAGES), ("d", data)),
     )
+    return replace(step, by_hand=training_step(by_hand.pipelined_loss(s, STAGES)))

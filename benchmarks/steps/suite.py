@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.steps.by_hand import language_model_step
+from benchmarks.steps import by_hand
 from benchmarks.steps.experts import moe_capacity, moe_dropless
 from benchmarks.steps.images import resnet, unet
 from benchmarks.steps.kernels import gpt_flash
-from benchmarks.steps.program import Step, aval, training
+from benchmarks.steps.program import Mark, Step, aval, training, training_step
 from benchmarks.steps.serving import decoding
 from benchmarks.steps.stages import pipeline
 from benchmarks.steps.transformer import (
@@ -35,7 +35,7 @@ def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topolo
         mesh=mesh,
         topology=topology,
     )
-    return replace(step, by_hand=None if a.length else language_model_step(s, a))
+    return replace(step, by_hand=None if a.length else by_hand.language_model_step(s, a))
 
 
 def gpt_data() -> Step:
@@ -112,7 +112,7 @@ def accumulation() -> Step:
         scanned=True,
     )
     a = Axes(batch="d", weights="d")
-    return training(
+    step = training(
         loss=language_model_loss(s, a),
         params=weights_of(s),
         specs=specs_of(s, a),
@@ -121,6 +121,7 @@ def accumulation() -> Step:
         mesh=(("d", 16),),
         microbatches=True,
     )
+    return replace(step, by_hand=by_hand.accumulating_step(s, a))
 
 
 def vit() -> Step:
@@ -136,7 +137,7 @@ def vit() -> Step:
         causal=False,
     )
     a = Axes(batch="d")
-    return training(
+    step = training(
         loss=classifier_loss(s, a),
         params={**weights_of(s), "patch": aval(768, s.width)},
         specs={**specs_of(s, a), "patch": P(None, None)},
@@ -144,6 +145,8 @@ def vit() -> Step:
         batch_specs=(P("d", None, None), P("d")),
         mesh=(("d", 16),),
     )
+    alone = by_hand.averaged(classifier_loss(s, Axes())(Mark()), "d")
+    return replace(step, by_hand=training_step(alone))
 
 
 def clip() -> Step:
@@ -172,7 +175,7 @@ def clip() -> Step:
     specs = {"image": {**specs_of(image, a), "patch": P(None, None)}, "text": specs_of(text, a)}
     for tree in (params, specs):
         del tree["image"]["embed"]
-    return training(
+    step = training(
         loss=contrastive_loss(image, text, a),
         params=params,
         specs=specs,
@@ -180,6 +183,7 @@ def clip() -> Step:
         batch_specs=(P("d", None, None), P("d", None)),
         mesh=(("d", 16),),
     )
+    return replace(step, by_hand=training_step(by_hand.contrastive_loss(image, text, a)))
 
 
 def long_context() -> Step:
