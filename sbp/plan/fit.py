@@ -17,8 +17,10 @@ from sbp.infer.certificate import Certificate
 from sbp.infer.choose import choose
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing
+from sbp.plan.priced import Priced
 from sbp.plan.program import Program, resolve
 from sbp.plan.reuse import room_of, without_repeats
+from sbp.plan.thrift import thrifty
 from sbp.plan.verify import over_budget
 from sbp.trace.collector import collecting_less
 from sbp.trace.numbering import twins
@@ -55,7 +57,10 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
     program = cheapest(functools.partial(choose, request), request)
     if program is None:
         return None, None
-    if request.memory_limit is None or program.cost.peak_memory_bytes <= request.memory_limit:
+    if request.memory_limit is None:
+        program = thrifty(program)
+        return program, program
+    if program.cost.peak_memory_bytes <= request.memory_limit:
         return program, program
     return _within_memory(program, request.memory_limit)
 
@@ -75,35 +80,11 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
     Returns:
       As `fit`.
     """
-    request, least, unpriced = program.request, program, program.typing
-    live: set[tuple[int, bool]] = set()
-    tried, certificate = 0, Certificate(request)
-
-    def at(price: float) -> Program | None:
-        nonlocal tried
-        tried += 1
-        typing = choose(request, byte_price=price, live=frozenset(live))
-        if typing is None:
-            return None
-        # A bound on seconds with a price of memory bounds only typings that take no more memory.
-        # The bound without a price holds for all typings.
-        typing = dataclasses.replace(
-            typing, lower_bound=unpriced.lower_bound, bounds_reuse=unpriced.bounds_reuse
-        )
-        certificate.certify(typing)
-        found = resolve(typing)
-        return without_repeats(found, room_of([found]))
-
+    priced, least = Priced(program), program
     too_low = PRICES[0] / 10
     for price in PRICES:
-        # The values that are live at the fullest moment are charged, too. Values found at one price
-        # stay charged at the next.
-        live |= {
-            (r.value, r.codes != program.typing.values.get(r.value))
-            for r in program.fullest
-            if r.value in request.graph.avals
-        }
-        found = at(price)
+        priced.watch(program)
+        found = priced.at(price)
         if found is None:
             break
         program = found
@@ -113,13 +94,13 @@ def _within_memory(program: Program, limit: float) -> tuple[Program | None, Prog
             best, enough = program, price
             for _ in range(HALVINGS):
                 middle = math.sqrt(too_low * enough)
-                found = at(middle)
+                found = priced.at(middle)
                 if found is not None and found.cost.peak_memory_bytes <= limit:
                     enough = middle
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:
                     too_low = middle
-            best = dataclasses.replace(best, memory_prices=tried)
+            best = dataclasses.replace(best, memory_prices=priced.tried)
             return best, best
         too_low = price
     return None, least

@@ -86,8 +86,9 @@ class Program:
       removed: the repeated conversions that were removed from it.
       declined: the repeated conversions that run again, since their first results would take too
         much memory.
-      memory_prices: how many prices per byte of memory types were chosen at, to meet the memory
-          limit; 0 where the cheapest plan meets it, or there is none.
+      memory_prices: how many prices per byte of memory types were chosen at, to hold less than the
+          fastest plan does; 0 for that plan.
+      faster: the cost of the fastest plan, which holds more, where no memory limit forbids it.
     """
 
     typing: Typing = field(repr=False)
@@ -98,6 +99,7 @@ class Program:
     removed: tuple[Repeat, ...] = field(default=(), repr=False)
     declined: tuple[Repeat, ...] = field(default=(), repr=False)
     memory_prices: int = 0
+    faster: Cost | None = None
 
     @property
     def request(self) -> Request:

@@ -14,9 +14,9 @@ RISE = 0.03
 """Share of a plan's peak memory by which reuses may raise it where the user gives no memory
 limit."""
 
-WORTH = 0.25
+WORTH = 0.4
 """Share of a plan's seconds that a rise of its peak by as large a share must save at least, where
-the user gives no memory limit. A quarter: 1 % more memory has to save 0.25 % of the time."""
+the user gives no memory limit: 1 % more memory has to save 0.4 % of the time."""
 
 FREE = 0.001
 """Share of the device's memory by which reuses may raise the peak at no price."""

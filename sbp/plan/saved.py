@@ -23,13 +23,13 @@ from sbp.infer.typing import Typing
 from sbp.plan.fingerprint import digests
 from sbp.plan.listed import wrong_conversions
 from sbp.plan.parse import parse_listing
-from sbp.plan.program import Program, resolve
+from sbp.plan.program import Cost, Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.plan.text import ListedBody, ListedRegion, Listing, listing, node_place
 from sbp.trace.graph import Graph
 from sbp.version import VERSION
 
-FORMAT = 1
+FORMAT = 2
 """The version of the file's own form."""
 
 
@@ -72,6 +72,7 @@ class SavedPlan:
             "lower_bound": last.lower_bound,
             "bounds_reuse": last.bounds_reuse,
             "memory_prices": program.memory_prices,
+            "faster": program.faster and dataclasses.asdict(program.faster),
         }
         return cls(
             made_for=_made_for(program.request),
@@ -215,6 +216,7 @@ class SavedPlan:
             program,
             declined=tuple(r for r in known.values() if r not in removed),
             memory_prices=int(read["memory_prices"]),
+            faster=read["faster"] and Cost(**read["faster"]),
         )
 
     def _compare(self, read: Listing, program: Program) -> None:

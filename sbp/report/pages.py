@@ -164,7 +164,15 @@ def _choice(program: Program) -> str:
 
 def _left_out(program: Program) -> Iterator[str]:
     """What the search for the plan left out."""
-    if program.memory_prices:
+    if program.faster is not None:
+        faster = program.faster
+        yield (
+            f"the fastest plan takes {seconds_text(faster.seconds)}, sends"
+            f" {bytes_text(faster.bytes_per_device)} and holds"
+            f" {bytes_text(faster.peak_memory_bytes)} per device: this one holds less;"
+            " memory_limit= says how much a plan may hold, and the fastest that fits is taken"
+        )
+    elif program.memory_prices:
         yield (
             "the cheapest plan does not fit the memory limit: types were chosen at"
             f" {counted(program.memory_prices, 'price')} per byte of memory, and this is the"
