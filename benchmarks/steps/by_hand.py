@@ -36,10 +36,15 @@ def _max(x: jax.Array, axis: str | None) -> jax.Array:
     return x if axis is None else lax.pmax(x, axis)
 
 
-def gathered(weight: jax.Array, axis: str | None, dim: int) -> jax.Array:
-    """A weight in bfloat16, put together from all devices of an axis; its gradient is scattered."""
+def gathered(weight: jax.Array, axis: Any, dim: int) -> jax.Array:
+    """A weight in bfloat16, put together from all devices of an axis; its gradient is scattered.
+    Over two axes it goes in two stages, the inner one first: TPU makes an all-reduce of a
+    reduce-scatter over the whole mesh, with twice the bytes."""
     half = weight.astype(BF16)
-    return half if axis is None else lax.all_gather(half, axis, axis=dim, tiled=True)
+    for name in reversed(axis if isinstance(axis, tuple) else (axis,)):
+        if name is not None:
+            half = lax.all_gather(half, name, axis=dim, tiled=True)
+    return half
 
 
 def block(p: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:

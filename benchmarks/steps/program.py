@@ -52,6 +52,8 @@ class Step:
         donate: positions of donated arguments.
         by_hand: the step on the shards of one device, with its collectives; None where nobody has
             written it.
+        stages: names and sizes of the two axes of `by_hand` that the only axis of the mesh is cut
+            into; empty where `by_hand` has the axes of the mesh.
     """
 
     make: Callable[[Mark], Callable[..., Any]]
@@ -62,6 +64,7 @@ class Step:
     topology: str = "v5e:4x4"
     donate: tuple[int, ...] = ()
     by_hand: Callable[..., Any] | None = None
+    stages: tuple[tuple[str, int], ...] = ()
 
     @property
     def chip(self) -> str:
@@ -99,13 +102,25 @@ class Step:
     def hand_written(self, mesh: Mesh) -> Any:
         """The step compiled from `by_hand`, under `jax.shard_map`."""
         assert self.by_hand is not None
-        mapped = jax.shard_map(
-            self.by_hand, mesh=mesh, in_specs=self.in_specs, out_specs=self.out_specs
-        )
+        in_specs, out_specs = self.in_specs, self.out_specs
+        if self.stages:
+            names = tuple(axis for axis, _ in self.stages)
+            devices = mesh.devices.reshape([size for _, size in self.stages])
+            (whole,) = mesh.axis_names
+            mesh = Mesh(devices, names)
+            in_specs, out_specs = (
+                jax.tree.map(
+                    lambda spec: PartitionSpec(*(names if d == whole else d for d in spec)),
+                    specs,
+                    is_leaf=is_spec,
+                )
+                for specs in (in_specs, out_specs)
+            )
+        mapped = jax.shard_map(self.by_hand, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
         f = jax.jit(
             mapped,
-            in_shardings=shardings(mesh, self.in_specs),
-            out_shardings=shardings(mesh, self.out_specs),
+            in_shardings=shardings(mesh, in_specs),
+            out_shardings=shardings(mesh, out_specs),
             donate_argnums=self.donate,
         )
         return f.lower(*self.avals).compile()

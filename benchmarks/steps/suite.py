@@ -24,6 +24,10 @@ from benchmarks.steps.transformer import (
     weights_of,
 )
 
+STAGES = (("x", 4), ("y", 4))
+STAGED = Axes(batch=("x", "y"), weights=("x", "y"))
+"""A mesh of 16 chips as a hand-written program with split weights sees it."""
+
 
 def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topology: str) -> Step:
     step = training(
@@ -35,7 +39,11 @@ def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topolo
         mesh=mesh,
         topology=topology,
     )
-    return replace(step, by_hand=None if a.length else by_hand.language_model_step(s, a))
+    if a.length:
+        return step
+    if a.weights == "d" and a.tensor is None:
+        return replace(step, by_hand=by_hand.language_model_step(s, STAGED), stages=STAGES)
+    return replace(step, by_hand=by_hand.language_model_step(s, a))
 
 
 def gpt_data() -> Step:
@@ -121,7 +129,7 @@ def accumulation() -> Step:
         mesh=(("d", 16),),
         microbatches=True,
     )
-    return replace(step, by_hand=by_hand.accumulating_step(s, a))
+    return replace(step, by_hand=by_hand.accumulating_step(s, STAGED), stages=STAGES)
 
 
 def vit() -> Step:
