@@ -150,3 +150,12 @@ def test_24_one_value_with_two_readers_is_reduced_once(mesh):
 
     assert kinds(same(fn, on(2), X, W))["all_reduce"] == 1
     same(fn, mesh, X, W)
+
+
+@pytest.mark.parametrize("fn", [jnp.argmax, jnp.argmin])
+def test_the_winner_of_a_shard_is_reduced_not_gathered(fn):
+    """TPU gathers elements one by one, and its compiler estimates no time for that."""
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    f = sbp.jit(lambda x: fn(x, 1), mesh, in_types="x:S(1)", out_types="B")
+    x = jax.ShapeDtypeStruct((8, 2**20), jnp.float32)
+    assert "stablehlo.gather" not in f.plan(x).lower().as_text()
