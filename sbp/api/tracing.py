@@ -33,6 +33,7 @@ from sbp.pytrees import paths_of
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
+from sbp.signatures.hoisting import with_hoisted_casts
 from sbp.signatures.reversal import with_mirrors
 from sbp.sizes.elements import check_symbols
 from sbp.sizes.expressions import refuse_symbolic
@@ -107,7 +108,7 @@ def traced_call(
         graph, flat_shapes = _under_users_mesh(traced, spec)
     check_symbols(graph, (), ())
     if not is_symbolic:  # which elements move depends on sizes
-        graph = with_mirrors(with_alignment(graph))
+        graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
     results = call.results(flat_shapes)

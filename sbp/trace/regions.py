@@ -7,13 +7,14 @@ made them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbp.errors import SbpInternalError
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Graph, Node, Operand
 
 WHILE_TRIPS = 8
 """The number of trips assumed for a `while` loop; the true number is unknown before it runs."""
@@ -163,6 +164,44 @@ def interface_of(node: Node) -> Interface:
             raise SbpInternalError(f"no interface of the regions of {node.op}")
         case _:
             return _NONE
+
+
+def body_of(loop: Node) -> int:
+    """The number of the region of a loop that is its body."""
+    return 0 if loop.op == SCAN else 1
+
+
+def with_body_constants(
+    loop: Node, body: Graph, read: Set[Operand], more: Mapping[int, Operand]
+) -> Node:
+    """A loop with another body, which has other constants.
+
+    Arguments:
+      loop: the loop.
+      body: the new body, with the inputs of the old one.
+      read: the values that it reads; constants that are not among them are left out.
+      more: the values that it reads as constants besides, each with the operand of the loop.
+    """
+    number, is_scan = body_of(loop), loop.op == SCAN
+    fed = interface_of(loop).fed[number]
+    count = sum(entry.kind == "constant" for entry in fed)
+    before = 0 if is_scan else loop.params["cond_nconsts"]
+    kept = [k for k in range(count) if body.inputs[k] in read]
+    inputs = (*(body.inputs[k] for k in kept), *more, *body.inputs[count:])
+    regions = list(loop.regions)
+    regions[number] = dataclasses.replace(body, inputs=inputs)
+    name = "num_consts" if is_scan else "body_nconsts"
+    return dataclasses.replace(
+        loop,
+        params={**loop.params, name: len(kept) + len(more)},
+        inputs=(
+            *loop.inputs[:before],
+            *(loop.inputs[before + k] for k in kept),
+            *more.values(),
+            *loop.inputs[before + count :],
+        ),
+        regions=tuple(regions),
+    )
 
 
 _NONE = Interface(loop=False, entries=(), exits=(), fed=())
