@@ -65,20 +65,29 @@ def _weighed(program: Program) -> float:
 
 
 def held_for_loops(program: Program) -> float:
-    """Bytes on one device that values around loops take at the fullest moment, beyond an equal part
-    for each device: operands of loops, what loops carry, and what they return.
+    """Bytes on one device by which values around loops are larger, at the fullest moment, than the
+    inputs of their shapes: gathered weights, gradients that are not reduced yet. Values around a
+    loop are its operands, what it carries, and what it returns.
 
     Arguments:
       program: a plan.
     """
-    around = set(_around_loops(program.block))
-    sizes, avals = program.mesh.sizes, program.graph.avals
+    graph, sizes = program.request.graph, program.mesh.sizes
+
+    def elements(register: Register) -> int:
+        return math.prod(local_shape(graph.avals[register.value].shape, register.codes, sizes))
+
+    split: dict[tuple[int, ...], int] = {}
+    for register in program.block.inputs:
+        shape, size = graph.avals[register.value].shape, elements(register)
+        split[shape] = min(size, split.get(shape, size))
     found = 0.0
-    for register in around.intersection(program.fullest):
-        aval = avals[register.value]
-        local = math.prod(local_shape(aval.shape, register.codes, sizes))
-        least = math.prod(aval.shape) / program.mesh.num_devices
-        found += max(0.0, local - least) * _jax.itemsize(aval.dtype)
+    for register in set(_around_loops(program.block)).intersection(program.fullest):
+        # What the backward pass reuses is no value of the traced program: `reuse` has judged it.
+        aval = graph.avals.get(register.value)
+        if aval is not None and aval.shape in split:
+            more = elements(register) - split[aval.shape]
+            found += max(0, more) * _jax.itemsize(aval.dtype)
     return found
 
 
