@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,13 +75,15 @@ def measured(compiled: Any, step: Step, save: Path | None = None) -> Measured:
     )
 
 
-def compiled_side(side: str, step: Step, mesh: Any, *, with_collectives: bool = False) -> Any:
-    """One side's program; prints what ours was planned to be, and with `with_collectives` a table
-    of its collectives."""
+def compiled_side(
+    side: str, step: Step, mesh: Any, *, with_collectives: bool = False
+) -> tuple[Any, float | None]:
+    """One side's program and, of ours, the memory of its plan; prints what ours was planned to be,
+    and with `with_collectives` a table of its collectives."""
     if side == "shard_map":
-        return step.hand_written(mesh)
+        return step.hand_written(mesh), None
     if side != "sbp":
-        return step.expert(mesh, with_marks=side == "expert")
+        return step.expert(mesh, with_marks=side == "expert"), None
     start = time.perf_counter()
     plan = step.planned(mesh)
     took = time.perf_counter() - start
@@ -92,7 +95,7 @@ def compiled_side(side: str, step: Step, mesh: Any, *, with_collectives: bool = 
     compiled = plan.lower().compile()
     if with_collectives:
         print("\n".join(table(compared_collectives(plan, compiled.as_text()))))
-    return compiled
+    return compiled, cost.peak_memory_bytes
 
 
 def compared(ours: Measured, *experts: Measured) -> dict[str, float]:
@@ -117,18 +120,21 @@ def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
     """Compiles the sides of a step and prints their figures; returns the ratios, if sbp and an
     expert are among them."""
     step, folder = SUITE[name](), args.save
-    mesh, found = step.devices(), {}
+    mesh, found, predicted = step.devices(), {}, None
     print(name, flush=True)
     for side in args.sides:
         if side == "shard_map" and step.by_hand is None:
             continue
         try:
-            compiled = compiled_side(side, step, mesh, with_collectives=args.collectives)
+            compiled, planned = compiled_side(side, step, mesh, with_collectives=args.collectives)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             print(f"  {side:9s} does not compile: {str(error).splitlines()[0][:200]}", flush=True)
             continue
         found[side] = measured(compiled, step, folder and folder / f"{name}.{side}.hlo")
         print(f"  {side:9s}{found[side]}", flush=True)
+        if planned:
+            predicted = planned / found[side].memory
+            print(f"    planned memory is {predicted:.2f} of the memory held", flush=True)
     if found:
         floor = min(m.step.products for m in found.values()) / CHIPS[step.chip].hertz
         print(f"  floor    {floor * 1e3:9.3f} ms of products")
@@ -138,7 +144,7 @@ def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
     ratio = compared(found["sbp"], *experts)
     void = "" if "step" in ratio else "; step void: not counted on one side only"
     print(f"  sbp/better expert: {_words(ratio)}{void}", flush=True)
-    return ratio
+    return {**ratio, "planned memory": predicted} if predicted else ratio
 
 
 def main() -> None:
@@ -152,7 +158,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
-    ratios: dict[str, list[float]] = {"bytes": [], "step": [], "memory": []}
+    ratios: dict[str, list[float]] = {"bytes": [], "step": [], "memory": [], "planned memory": []}
     for name in args.steps or SUITE:
         for what, value in _run(name, args).items():
             ratios[what].append(value)
@@ -160,6 +166,12 @@ def main() -> None:
         means = {what: math.exp(sum(map(math.log, r)) / len(r)) for what, r in ratios.items() if r}
         counts = ", ".join(f"{len(r)} of {what}" for what, r in ratios.items())
         print(f"geometric means: {_words(means)} ({counts})")
+        predicted = ratios["planned memory"]
+        errors = [abs(p - 1) for p in predicted]
+        print(
+            f"planned memory over held: {min(predicted):.2f} to {max(predicted):.2f}, median error"
+            f" {statistics.median(errors):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -38,10 +38,12 @@ def _apart(x: Any) -> Any:
     )
 
 
-def _in_rows(x: Any) -> Any:
-    """The result of an exchange that joins lanes, laid out row by row. The TPU compiler would lay
-    its columns out as rows, and copy every array that meets it into that layout, however large
+def in_rows(x: Any) -> Any:
+    """The result of an exchange, laid out row by row. The TPU compiler would lay its columns out as
+    rows, and copy every array that meets it into that layout, however large
     (`tests/tpu/test_layouts.py`)."""
+    if x.ndim < 2:
+        return x
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
@@ -214,7 +216,7 @@ class Boxing:
                 joined = lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True)
                 joined = _first(joined, d, there[d])
                 relaid = self.mesh.hardware.platform == "tpu" and joins_lanes(x.shape, there)
-                return _in_rows(joined) if relaid else joined
+                return in_rows(joined) if relaid else joined
             case "slice", _, Split(dim=d):
                 x = _apart(pad_dim(x, d, n * there[d]))
                 start = lax.axis_index(names[0]) * there[d]

@@ -150,7 +150,7 @@ class Executable:
             ]
             self._answer_inspections()
             with nullcontext() if not wide else jax.enable_x64(True):
-                outs = interpreter.block(program.block, args)
+                outs = interpreter.program(program.block, args)
             padded = program.request.demand.padded_outputs
             return tuple(
                 y.reshape((1,) * _partials(c) + y.shape)

@@ -18,7 +18,8 @@ from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
-from sbp.run.boxing import Boxing, extent, offsets
+from sbp.run.boxing import Boxing, extent, in_rows, offsets
+from sbp.run.layouts import meets_arguments
 from sbp.settings import holding
 from sbp.signatures import rule_for
 from sbp.signatures.region import REGION_OPS, parts, pick_p
@@ -110,6 +111,7 @@ class Interpreter:
         self.graph = graph
         self.mesh = mesh
         self.boxing = Boxing(mesh)
+        self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
         self.scope = ""  # the name stack of the region that runs
 
     @contextmanager
@@ -122,6 +124,12 @@ class Interpreter:
         scope = scope_within(node.scope, self.scope)
         with _jax.source_context(node.source_info, scope), holding(node.params):
             yield
+
+    def program(self, block: Block, args: Sequence[Any]) -> list[Any]:
+        """Runs the whole program on the shards of its arguments; returns those of its results."""
+        if self.mesh.hardware.platform == "tpu":
+            self.rows = meets_arguments(block)
+        return self.block(block, args)
 
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""
@@ -138,8 +146,9 @@ class Interpreter:
                 case Box():
                     with self.at(instruction.reader or instruction.maker):
                         shape = self.graph.avals[instruction.source.value].shape
-                        env[instruction.target] = self.boxing.run(
-                            env[instruction.source], shape, instruction.steps
+                        x = self.boxing.run(env[instruction.source], shape, instruction.steps)
+                        env[instruction.target] = (
+                            in_rows(x) if instruction.target in self.rows else x
                         )
                 case Loop():
                     with self.at(instruction.node):

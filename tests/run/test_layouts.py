@@ -1,0 +1,39 @@
+"""What collectives give is laid out row by row where it meets arguments of the program."""
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+from sbp.run.layouts import meets_arguments
+
+MESH = jax.sharding.AbstractMesh((4,), ("d",))
+
+
+def step(w, moment, x):
+    gradient = jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+    moment = 0.9 * moment + 0.1 * gradient
+    return w - 0.1 * moment, moment
+
+
+def planned(hardware):
+    f = sbp.jit(step, MESH, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"), hardware=hardware)
+    square = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    return f.plan(square, square, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
+
+
+def test_a_reduced_gradient_meets_the_moment():
+    program = planned("tpu-v5e").program
+    sent = {p.box.target for p in program.boxes() if p.box.bytes_sent}
+    assert len(sent) == 1 and meets_arguments(program.block) == sent
+
+
+def test_what_meets_no_argument_is_left_to_the_compiler():
+    f = sbp.jit(lambda w, x: jnp.sin(sbp.replicate(x @ w, "d")), MESH, in_types=("B", "d:S(0)"))
+    plan = f.plan(*(jax.ShapeDtypeStruct((512, 512), jnp.float32),) * 2)
+    assert any(p.box.bytes_sent for p in plan.program.boxes())
+    assert not meets_arguments(plan.program.block)
+
+
+def test_only_a_tpu_is_told():
+    told = {h: "LayoutConstraint" in planned(h).lower().as_text() for h in ("tpu-v5e", "h100")}
+    assert told == {"tpu-v5e": True, "h100": False}
