@@ -79,6 +79,15 @@ def test_cycles_that_the_compiler_does_not_know_are_named():
     assert step_time(text, 2).unknown == ("cycles of last",)
 
 
+def test_cycles_of_products_are_those_of_fusions_that_hold_one():
+    """Seven turns of a fusion of ten cycles; an operation of five beside it holds none."""
+    text = PROGRAM.replace("BOUND", BOUNDS["unsigned"][0]).replace("TRIPS", "")
+    text = text.replace("fusion(%out), kind=kLoop, calls=%add", "copy(%out)")
+    assert step_time(text, 2).products == 0
+    product = "  %m = f32[] convolution(%a, %b), dim_labels=b_io->bf\n  ROOT %sum"
+    assert step_time(text.replace("  ROOT %sum", product), 2).products == 7 * 10
+
+
 def test_a_turn_of_a_collective_matmul_makes_several_steps():
     """Four permutes in the body are two steps each way."""
     condition = "windowed_dot_general_cond_ag.1"
