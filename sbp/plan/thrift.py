@@ -20,7 +20,7 @@ from sbp.plan.program import Program
 from sbp.plan.reuse import WORTH
 from sbp.trace.regions import LOOPS
 
-FREED = 0.3
+FREED = 0.1
 """Share of the fastest plan's peak that another one has to hold less. Where loops hold less than
 that, no other types are looked for."""
 
