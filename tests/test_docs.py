@@ -19,7 +19,7 @@ PAGES = [
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(
-    r"[\w./-]*\w\.(?:py|ipynb|md)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+"
+    r"[\w./-]*\w\.(?:py|ipynb|md|csv)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+"
 )
 WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 """Files that the pages tell the reader to write."""

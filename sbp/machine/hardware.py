@@ -69,9 +69,10 @@ class Hardware:
       joined_devices: devices of one node or pod. Where `beyond` is None, a node has no limit.
       beyond: the network between nodes or pods; None for none.
       slow_axes: mesh axes that run over a network of their own; see `with_axis`.
-      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices. The TPU
-          compiler runs an all-reduce on most slices (`benchmarks/reduce_scatter_lowering.py`), so
-          there it runs in two stages, over groups of devices, which send as many bytes.
+      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices. Where it
+          makes an all-reduce of one, it runs in two stages, over groups of devices, which send as
+          many bytes. None takes what was measured on the nearest slice (`sbp.machine.lowerings`);
+          other platforms than TPUs keep it.
       overlaps: whether a device computes while it sends.
       host_bytes_per_second: the rate at which one device copies to or from host memory, one way.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
@@ -97,7 +98,7 @@ class Hardware:
     joined_devices: int = 1
     beyond: Network | None = None
     slow_axes: tuple[tuple[str, Network], ...] = ()
-    scatters_whole_mesh: bool = True
+    scatters_whole_mesh: bool | None = None
     overlaps: bool = True
     host_bytes_per_second: float = 15e9
     platform: Platform = "tpu"
@@ -124,11 +125,11 @@ class Hardware:
                     f"hardware {self.name!r}: {field} is a whole number from 1 on; got"
                     f" {shown(count)}"
                 )
-        for field in ("scatters_whole_mesh", "overlaps"):
-            if not isinstance(getattr(self, field), bool):
+        for field, unsaid in (("scatters_whole_mesh", ", or None"), ("overlaps", "")):
+            given = getattr(self, field)
+            if not isinstance(given, bool) and not (unsaid and given is None):
                 raise SbpError(
-                    f"hardware {self.name!r}: {field} is True or False; got"
-                    f" {shown(getattr(self, field))}"
+                    f"hardware {self.name!r}: {field} is True or False{unsaid}; got {shown(given)}"
                 )
         for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
             given = getattr(self, field)

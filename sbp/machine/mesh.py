@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXES, Kind, is_whole, shown, takes
 from sbp.machine.hardware import Hardware as Hardware
+from sbp.machine.lowerings import scatters_whole_mesh
 from sbp.machine.network import AlphaBeta, alpha_beta
 from sbp.machine.scatters import Arrangement, arrangement
 from sbp.machine.table import HARDWARE as HARDWARE
@@ -82,7 +83,11 @@ class MeshSpec:
         >>> MeshSpec(axes=(("d", 12),), hardware=HARDWARE["tpu-v5e"]).stages(12)
         (3, 4)
         """
-        if devices != self.num_devices or self.hardware.scatters_whole_mesh:
+        if devices != self.num_devices:
+            return ()
+        measured = scatters_whole_mesh(self.hardware, devices)
+        keeps = self.hardware.scatters_whole_mesh if measured is None else measured.holds
+        if keeps is not False:
             return ()
         outer = next(n for n in range(math.isqrt(devices), 0, -1) if devices % n == 0)
         return (outer, devices // outer) if outer > 1 else ()

@@ -56,7 +56,6 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=31e9,
             devices_per_chip=2,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
         ),
         Hardware(
             name="tpu-v3",
@@ -68,7 +67,6 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=41e9,
             devices_per_chip=2,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
         ),
         # One device a chip from here on, but for TPU7x. v4: 50 GB/s a link one way (Jouppi et al.,
         # TPU v4, ISCA 2023). Which slices have rings is from the scaling book (link at `_HOP`): v4
@@ -86,7 +84,6 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=50e9,
             ring_chips=4,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
         ),
         Hardware(
             name="tpu-v5e",
@@ -98,7 +95,6 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=50e9,
             ring_chips=16,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
             joined_devices=256,
             beyond=_gbit(25),
         ),
@@ -113,7 +109,6 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=100e9,
             ring_chips=4,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
             joined_devices=6144,  # the largest slice
             beyond=_gbit(50),
         ),
@@ -127,7 +122,6 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=100e9,
             ring_chips=16,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
             joined_devices=256,
             beyond=_gbit(100),
         ),
@@ -144,7 +138,6 @@ HARDWARE: dict[str, Hardware] = {
             devices_per_chip=2,
             ring_chips=4,
             hop_seconds=_HOP,
-            scatters_whole_mesh=False,
             joined_devices=2 * 9216,
             beyond=_gbit(50),
         ),

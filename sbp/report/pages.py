@@ -14,6 +14,7 @@ from sbp.report import facts
 from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
 from sbp.report.coverage import coverage_parts
 from sbp.report.finding import finding
+from sbp.report.hardware import unmeasured
 from sbp.report.parts import (
     Column,
     Facts,
@@ -82,7 +83,10 @@ def full(
     """
     found = collectives(program, output_names)
     parts: list[Part] = [_cost(program)]
-    parts += [Paragraph(text=text) for text in (_choice(program), *_left_out(program))]
+    parts += [
+        Paragraph(text=text)
+        for text in (_choice(program), *_left_out(program), *unmeasured(program))
+    ]
     annotated = facts.annotated(program)
     if annotated:
         grid = _grid(program, annotated)
