@@ -1,18 +1,20 @@
-"""Seconds that planning the full GShard step takes after it is traced: the check by Z3, the choice
-of types, and the plan.
+"""Seconds that planning takes after a step is traced: the check by Z3, the choice of types, and the
+plan.
 
     python -m benchmarks.planning_speed
     python -m benchmarks.planning_speed --only one-axis unrolled
     python -m benchmarks.planning_speed --devices       # 128 to 8192 devices
     python -m benchmarks.planning_speed --cpu           # where other processes use the machine
 
-The cases have 36 layers and 2048 experts: on one, two and three mesh axes, and unrolled. Nothing
-is compiled and no device is needed. Types come from the paper's three annotations (Lepikhin et al.,
-2020, section 3.2) on the axis `d`; the other mesh axes are free.
+Four cases are the full GShard step, with 36 layers and 2048 experts: on one, two and three mesh
+axes, and unrolled. Their types come from the paper's three annotations (Lepikhin et al., 2020,
+section 3.2) on the axis `d`; the other mesh axes are free. The other cases are everyday training
+steps (`benchmarks.planning_cases`). Nothing is compiled and no device is needed.
 """
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
+from benchmarks import planning_cases
 from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
+from benchmarks.planning_cases import Planned
 from sbp.api.jit import Jitted
 from sbp.infer.check import Checker
 from sbp.infer.request import RequestCaches
@@ -73,6 +77,16 @@ CASES: dict[str, Case] = {
 }
 
 
+EVERYDAY: dict[str, tuple[Callable[[], Planned], float]] = {
+    "flax": (planning_cases.flax_transformer, 3),
+    "gpt-6": (lambda: planning_cases.gpt(6), 5),
+    "gpt-24": (lambda: planning_cases.gpt(24), 20),
+    "resnet-50": (lambda: planning_cases.resnet({"data": 16}), 5),
+    "resnet-2-axes": (lambda: planning_cases.resnet({"data": 4, "model": 4}), 5),
+}
+"""Everyday training steps, each with the seconds that the check and the choice may take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
     """Seconds of each stage, and its results."""
@@ -82,6 +96,11 @@ class Seconds:
     choose: float
     nodes: int
     program: Program
+
+
+def gshard_step(case: Case) -> Planned:
+    """The SGD step as a function to plan, with its arguments."""
+    return step(case), abstract_arguments(case.config)
 
 
 def step(case: Case) -> Jitted:
@@ -112,16 +131,15 @@ def step(case: Case) -> Jitted:
     )
 
 
-def measure(case: Case, clock: Callable[[], float] = time.perf_counter) -> Seconds:
+def measure(planned: Planned, clock: Callable[[], float] = time.perf_counter) -> Seconds:
     """Plans a case, stage by stage.
 
     Arguments:
-      case: the case.
+      planned: a function to plan, and its arguments.
       clock: gives the seconds: `time.perf_counter` those of a clock on the wall,
         `time.process_time` those that this process had a core.
     """
-    f = step(case)
-    args = abstract_arguments(case.config)
+    f, args = planned
     start = clock()
     traced = f.trace(*args)
     trace = clock() - start
@@ -145,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--only", nargs="*", choices=[*CASES, *EVERYDAY])
     parser.add_argument(
         "--devices",
         action="store_true",
@@ -157,22 +175,26 @@ def main() -> None:
         help="CPU seconds instead of wall-clock seconds",
     )
     arguments = parser.parse_args()
-    cases = (
-        {str(n): case({"d": n}) for n in (128, 512, 2048, 8192)}
-        if arguments.devices
-        else {k: CASES[k] for k in arguments.only}
+    gshard = (
+        {str(n): case({"d": n}) for n in (128, 512, 2048, 8192)} if arguments.devices else CASES
     )
+    cases: dict[str, tuple[Callable[[], Planned], float]] = {
+        name: (functools.partial(gshard_step, one), one.limit) for name, one in gshard.items()
+    }
+    if not arguments.devices:
+        cases |= EVERYDAY
     print(
-        f"{'program':12} {'nodes':>6} {'trace':>7} {'check':>7} {'choose':>7} {'limit':>6}"
+        f"{'program':13} {'nodes':>6} {'trace':>7} {'check':>7} {'choose':>7} {'limit':>6}"
         f" {'gap':>8} {'MiB sent':>9} {'ms':>8}"
     )
-    for name, one in cases.items():
-        took = measure(one, time.process_time if arguments.cpu else time.perf_counter)
+    for name in arguments.only or cases:
+        make, limit = cases[name]
+        took = measure(make(), time.process_time if arguments.cpu else time.perf_counter)
         typing = took.program.typing
         sent, ms = took.program.cost.bytes_per_device / 2**20, typing.seconds * 1e3
         print(
-            f"{name:12} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s"
-            f" {one.limit:5.0f}s {100 * typing.gap:7.3f}% {sent:9,.1f} {ms:8.2f}",
+            f"{name:13} {took.nodes:6} {took.trace:6.1f}s {took.check:6.1f}s {took.choose:6.1f}s"
+            f" {limit:5.0f}s {100 * typing.gap:7.3f}% {sent:9,.1f} {ms:8.2f}",
             flush=True,
         )
 

@@ -111,7 +111,7 @@ class ConversionCharges:
                 if copy.rules is not None and (rules is None or copy.rules.within(rules))
             )
             source = next(within, maker)
-            variable = self.costs.variable(np.zeros(len(types)))
+            variable = self.costs.variable(np.zeros(len(types)), after=source.variable)
             copy = PricedEnd(variable, types, maker.weight, rules)
             copies.append(copy)
             self.charge(value, space, source, copy)

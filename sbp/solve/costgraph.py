@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+Place = tuple[int, ...]
+"""Where a variable stands in the program: its number, or the place of the variable that it stands
+after, followed by its number."""
+
 
 @dataclass(slots=True)
 class CostGraph:
@@ -16,15 +20,24 @@ class CostGraph:
       unary: for each variable, a cost for each of its states.
       pairs: for two variables, the smaller number first, a matrix with a cost for each pair of
         states.
+      places: for each variable, where it stands in the program: these are sorted.
     """
 
     unary: list[np.ndarray] = field(default_factory=list)
     pairs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    places: list[Place] = field(default_factory=list)
 
-    def variable(self, costs: np.ndarray) -> int:
-        """Adds a variable with its unary costs; returns its number."""
+    def variable(self, costs: np.ndarray, after: int | None = None) -> int:
+        """Adds a variable with its unary costs; returns its number.
+
+        Arguments:
+          costs: the cost of each state.
+          after: the variable directly after which it stands in the program; None for the end.
+        """
+        number = len(self.unary)
         self.unary.append(np.asarray(costs, dtype=float))
-        return len(self.unary) - 1
+        self.places.append((*(() if after is None else self.places[after]), number))
+        return number
 
     def add_unary(self, variable: int, costs: np.ndarray) -> None:
         """Adds to a variable's unary costs."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from sbp.solve.reduction import Core
 
-SWEEPS, PATIENCE = 40, 5
+SWEEPS, PATIENCE = 16, 5
 """Most sweeps, and the sweeps without gain after which message passing stops."""
 
 GAIN = 1e-4
@@ -30,27 +30,40 @@ class Bounded:
       lower_bound: seconds. No solution of the core costs less.
       marginals: for each variable and each of its states, seconds. No solution with this state
         costs less than the bound of the last sweep plus these seconds.
+      kept: for each variable, its states by their numbers in the whole graph.
+      messages: from a variable to a neighbour, an entry for each state of the neighbour.
     """
 
     states: dict[int, int]
     cost: float
     lower_bound: float
     marginals: dict[int, np.ndarray]
+    kept: dict[int, np.ndarray]
+    messages: dict[tuple[int, int], np.ndarray]
 
 
 def pass_messages(
-    core: Core, *, sweeps: int = SWEEPS, patience: int = PATIENCE, forbidden: float = FORBIDDEN
+    core: Core,
+    start: Bounded | None = None,
+    *,
+    sweeps: int = SWEEPS,
+    patience: int = PATIENCE,
+    forbidden: float = FORBIDDEN,
 ) -> Bounded:
     """Passes messages until the bound reaches the cost of the solution, until sweeps bring no gain,
     or for `sweeps` sweeps.
 
     Arguments:
       core: a feasible core.
+      start: what was found when the core had more variables and states: its messages are the first
+        ones. None to start without messages.
       sweeps: the most sweeps.
       patience: the number of sweeps without gain after which to stop.
       forbidden: seconds that stand for an infinite cost.
     """
     passing = _Passing(core, forbidden)
+    if start is not None:
+        passing.resume(start, core)
     best: dict[int, int] = {}
     best_cost, bound, gained = np.inf, -np.inf, False
     stale = 0
@@ -69,7 +82,14 @@ def pass_messages(
         bound = max(bound, total)
         stale = 0 if gained else stale + 1
         finished = best_cost - bound <= 1e-9 * max(1e-9, abs(best_cost)) or stale >= patience
-    return Bounded(states=best, cost=best_cost, lower_bound=bound, marginals=passing.marginals)
+    return Bounded(
+        states=best,
+        cost=best_cost,
+        lower_bound=bound,
+        marginals=passing.marginals,
+        kept={v: core.kept[v] for v in passing.order},
+        messages=passing.messages,
+    )
 
 
 class _Passing:
@@ -82,7 +102,8 @@ class _Passing:
     """
 
     def __init__(self, core: Core, forbidden: float) -> None:
-        self.order = sorted(core.unary)
+        self.order = core.order
+        rank = {v: i for i, v in enumerate(self.order)}
         self.near = core.near
         self.unary = {
             v: np.where(np.isfinite(core.unary[v]), core.unary[v], forbidden) for v in self.order
@@ -90,16 +111,24 @@ class _Passing:
         self.tables: dict[tuple[int, int], np.ndarray] = {}
         for v in self.order:
             for w, t in core.near[v].items():
-                if v < w:
+                if rank[v] < rank[w]:
                     finite = np.where(np.isfinite(t), t, forbidden)
                     self.tables[v, w] = finite
                     self.tables[w, v] = np.ascontiguousarray(finite.T)
-        self.later = {v: [w for w in sorted(core.near[v]) if w > v] for v in self.order}
-        self.earlier = {v: [w for w in sorted(core.near[v]) if w < v] for v in self.order}
+        around = {v: sorted(core.near[v], key=rank.__getitem__) for v in self.order}
+        self.later = {v: [w for w in ws if rank[w] > rank[v]] for v, ws in around.items()}
+        self.earlier = {v: [w for w in ws if rank[w] < rank[v]] for v, ws in around.items()}
         self.share = {v: 1.0 / max(1, len(self.later[v]), len(self.earlier[v])) for v in self.order}
         # messages[s, t] has an entry for each state of t.
         self.messages = {(s, t): np.zeros(self.tables[s, t].shape[1]) for s, t in self.tables}
         self.marginals: dict[int, np.ndarray] = {}
+
+    def resume(self, start: Bounded, core: Core) -> None:
+        """Takes the messages of an earlier run, for the states that are left. Any messages give a
+        valid bound."""
+        for (s, t), message in start.messages.items():
+            if (s, t) in self.messages:
+                self.messages[s, t] = message[np.searchsorted(start.kept[t], core.kept[t])]
 
     def forward(self) -> dict[int, int]:
         """Passes messages to later variables.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sbp.solve.costgraph import CostGraph
+from sbp.solve.costgraph import CostGraph, Place
 
 FEW, MORE = 12, 48
 """Columns of each table that the first comparison of states reads, for all pairs of states; and
@@ -63,6 +63,7 @@ class Core:
         neighbour's state].
       kept: for every variable of the whole graph, the states that are left, by their numbers in
         the whole graph.
+      places: for every variable of the whole graph, where it stands in the program.
       solved: the variables that were solved away, in order.
       constant: seconds. A solution of the whole graph costs this much more than its part in the
         core.
@@ -72,6 +73,7 @@ class Core:
     unary: dict[int, np.ndarray]
     near: dict[int, dict[int, np.ndarray]]
     kept: list[np.ndarray]
+    places: list[Place]
     solved: list[Solved] = field(default_factory=list)
     constant: float = 0.0
     feasible: bool = True
@@ -84,7 +86,13 @@ class Core:
             unary=dict(enumerate(graph.unary)),
             near={v: near[v] for v in range(len(near))},
             kept=[np.arange(len(u)) for u in graph.unary],
+            places=graph.places,
         )
+
+    @property
+    def order(self) -> list[int]:
+        """The variables that are left, in the order of the program."""
+        return sorted(self.unary, key=self.places.__getitem__)
 
     def reduce(self, touched: list[int] | None = None) -> None:
         """Applies dominance and the reductions until none applies.
@@ -208,6 +216,7 @@ class Core:
             unary=dict(self.unary),
             near={v: dict(n) for v, n in self.near.items()},
             kept=list(self.kept),
+            places=self.places,
             solved=list(self.solved),
             constant=self.constant,
         )

@@ -28,26 +28,13 @@ ROUNDS = 6
 """Most rounds of a search: message passing, a search near the bound, and a drop of states whose
 bound is above the best solution."""
 
-STALE = 1e-4
+STALE = 1e-3
 """Share by which a round has to raise the bound. Otherwise the search ends."""
 
-SHARES = (
-    1e-6,
-    1e-5,
-    1e-4,
-    2e-4,
-    4e-4,
-    6e-4,
-    8e-4,
-    1e-3,
-    1.3e-3,
-    1.6e-3,
-    2e-3,
-    3e-3,
-    4e-3,
-    8e-3,
-    1.6e-2,
-)
+STEADY = 2
+"""Shares in turn that do not improve a solution, after which larger ones are not tried."""
+
+SHARES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3e-3, 6e-3, 1.2e-2)
 """Shares of the bound, tried in turn. States are searched together whose bound is at most such a
 share above the bound of the best state of their variable."""
 
@@ -56,7 +43,7 @@ UNSURE, HALVINGS = 8, 3
 shares are not tried. And the number of shares that are tried between the last good one and the
 next."""
 
-TOLERANCE = 2e-3
+TOLERANCE = 1e-3
 """Gap, as a share of the cost, at which the search stops. The report shows the gap. The cost model
 itself is less precise than that."""
 
@@ -147,30 +134,30 @@ class Search:
         """
         if not core.feasible:
             return math.inf
-        bound = -math.inf
+        bound, found = -math.inf, None
+        states, conditioned = eliminate(core, self.table_limit)
+        self._offer(states, core)
+        if conditioned == 0:
+            return self.cost
+        self._offer(_windows(core, states, self.table_limit), core)
         for _ in range(rounds):
-            states, conditioned = eliminate(core, self.table_limit)
-            self._offer(states, core)
-            if conditioned == 0:
-                # This is optimal: with a state that was dropped earlier, no solution costs less
-                # than the best one known at that time.
-                return self.cost
             exact = eliminate_in_order(core, self.ordered_limit)
             if exact is not None:
+                # This is optimal: with a state that was dropped earlier, no solution costs less
+                # than the best one known at that time.
                 self._offer(exact, core)
                 return self.cost
-            self._offer(_windows(core, states, self.table_limit), core)
-            found = pass_messages(core)
+            found = pass_messages(core, found)
             before, bound = bound, max(bound, core.constant + found.lower_bound)
-            if bound <= self.cutoff:
+            if math.isinf(self.cost):
                 self._offer(_windows(core, found.states, self.table_limit), core)
-            if self.is_near(bound, TOLERANCE):
+            elif bound > self.cutoff or bound - before <= STALE * abs(bound):
                 break
             # `_near` needs the core that `found` is about; `_fix` changes it.
-            if bound - before <= STALE * abs(bound):
-                break
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
+            if self.is_near(bound, TOLERANCE):
+                break
             if not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
                 break
             if not core.feasible:
@@ -189,9 +176,9 @@ class Search:
         Returns:
           Whether all states that can improve the best solution were searched, exactly.
         """
-        low, high = 0.0, 0.0
+        low, high, steady = 0.0, 0.0, 0
         for share in SHARES:
-            slack = self.cost - bound
+            slack, before = self.cost - bound, self.cost
             unsure = self._within(core, found, min(share * bound, slack))
             if unsure == 0 and share * bound >= slack:
                 return True
@@ -199,7 +186,10 @@ class Search:
                 high = share
                 break
             low = share
-        for _ in range(HALVINGS if low and high else 0):
+            steady = 0 if self.cost < before or math.isinf(before) else steady + 1
+            if steady >= STEADY:
+                return False
+        for _ in range(HALVINGS if low and high and not steady else 0):
             middle = math.sqrt(low * high)
             if self._within(core, found, min(middle * bound, self.cost - bound)) > self.unsure:
                 high = middle
@@ -264,13 +254,13 @@ def _windows(
     Returns:
       A state for each variable, which cost no more than `states`.
     """
-    order = sorted(core.unary)
+    order = core.order
     states = dict(states)
     for _ in range(passes):
         improved = False
         for start in range(0, len(order), width // 2):
             window = set(order[start : start + width])
-            part = Core(unary={}, near={v: {} for v in window}, kept=[])
+            part = Core(unary={}, near={v: {} for v in window}, kept=[], places=[])
             for v in window:
                 unary = core.unary[v]
                 for w, table in core.near[v].items():

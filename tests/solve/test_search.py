@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import ClassVar
@@ -139,3 +140,30 @@ def test_messages_bound_every_state(forbidden: float):
             for state, above in enumerate(marginal):
                 assert found.lower_bound + above <= least(graph, v, state) + 1e-9
     assert tight > (15 if forbidden > 9 else 0)
+
+
+def test_messages_go_on_from_earlier_ones():
+    """The bound does not fall back when states are dropped in between, and stays a bound."""
+    for _, graph, _ in cases(50):
+        core = Core.of(graph)
+        first = pass_messages(core, sweeps=3)
+        left = max(1, len(graph.unary[0]) - 1)
+        core.keep(0, np.arange(len(graph.unary[0])) < left)
+        second = pass_messages(core, first, sweeps=1)
+        assert second.lower_bound >= first.lower_bound - 1e-9
+        assert second.lower_bound <= min(least(graph, 0, s) for s in range(left)) + 1e-9
+
+
+def test_messages_follow_the_order_of_the_program():
+    """One sweep takes costs from one end of a chain to the other, also where the variables between
+    were added last."""
+    graph = CostGraph()
+    ends = [graph.variable(np.zeros(2)) for _ in range(8)]
+    graph.add_unary(ends[0], np.array([0.0, 9.0]))
+    graph.add_unary(ends[-1], np.array([9.0, 0.0]))
+    change = np.array([[0.0, 1.0], [1.0, 0.0]])
+    for a, b in itertools.pairwise(ends):
+        copy = graph.variable(np.zeros(2), after=a)
+        graph.add_pair(a, copy, change)
+        graph.add_pair(copy, b, change)
+    assert pass_messages(Core.of(graph), sweeps=1).lower_bound == pytest.approx(1.0)
