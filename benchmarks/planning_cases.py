@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import sbp
-from benchmarks.steps.program import ADAMW, aval, training_step, unmarked
+from benchmarks.steps.program import ADAMW, Mark, aval, training_step
 from benchmarks.steps.transformer import Axes, Shape, language_model_loss, weights_of
 from sbp.api.jit import Jitted
 
@@ -48,7 +48,7 @@ def gpt(layers: int) -> Planned:
         length=1024,
     )
     params = weights_of(shape)
-    loss = language_model_loss(shape, Axes())(unmarked)
+    loss = language_model_loss(shape, Axes())(Mark())
     arguments = params, jax.eval_shape(ADAMW.init, params), aval(32, 1024, dtype="int32")
     return _step(training_step(loss), {"data": 4, "model": 8}, arguments)
 
