@@ -31,7 +31,7 @@ KINDS = {
 }
 """The opcode of XLA for each kind of collective in plans."""
 
-PADDING = 0.05
+PADDING = 0.1
 """Share of a reduce-scatter up to which the compiler pads it, and permutes its blocks."""
 
 Key = tuple[str, tuple[str, ...]]

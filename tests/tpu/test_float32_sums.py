@@ -1,8 +1,13 @@
 """Sums of bfloat16 parts on the TPU compiler: native by default, in float32 along a dim on request
 (values on a CPU do not tell the two apart)."""
 
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
 import pytest
 
+from benchmarks.plan_collectives import compared
 from benchmarks.repro import CASES, judge
 
 pytestmark = pytest.mark.tpu
@@ -32,3 +37,18 @@ def test_sums_of_16_bit_parts():
     assert native.step.cycles < wide.step.cycles < 2 * native.step.cycles
     flat = f"[{2048 * 8192}]"
     assert f"bf16{flat}" not in text and f"f32{flat}" not in text
+
+
+def test_sums_over_two_mesh_axes_are_along_a_dim_too():
+    case = replace(
+        CASE,
+        avals=tuple(jax.ShapeDtypeStruct((4096, n), jnp.bfloat16) for n in (512, 2048)),
+        mesh=(("d", 4), ("e", 4)),
+        in_types=("d:S(0) e:S(0)",) * 2,
+        out_types="B",
+    )
+    mesh = case.devices()
+    plan = case.plan(mesh, case.choices["sbp float32"])
+    text = plan.lower().compile().as_text()
+    assert not any(c.is_more for c in compared(plan, text))
+    assert f"[{512 * 2048}]" not in text
