@@ -125,7 +125,7 @@ def traced_call(
         budgets=options.budgets,
         reduce_dtype=options.reduce_dtype,
         memory_limit=options.memory_limit,
-        aliased=tuple(i for o, i in tied if kinds[o] == in_kinds[i]),
+        donated=signature.donated,
     )
     specs = tuple(asked.spec for asked in out_asked)
     return Traced(

@@ -46,7 +46,7 @@ def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
     it: so sets are halved, and most programs are cleared by one choice of types without any
     annotation.
     """
-    request = dataclasses.replace(program.typing.graph_request, memory_limit=None, aliased=())
+    request = dataclasses.replace(program.typing.graph_request, memory_limit=None, donated=())
     sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
     if not sites:
         return ()

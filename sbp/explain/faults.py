@@ -56,7 +56,7 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
       `no-typing` or `solver-limit`.
     """
     reuse = request.size <= limits.reused
-    request = dataclasses.replace(request, memory_limit=None, aliased=(), reuse=reuse)
+    request = dataclasses.replace(request, memory_limit=None, donated=(), reuse=reuse)
     checker = Checker(request, rlimit=limits.solver_resources)
     most = limits.faults_shown(request.size)
     faults = _independent(checker, request, 3 * most)

@@ -132,7 +132,7 @@ class Request:
         allow it (`infer.accumulation`); None leaves them to the platform, except where an
         annotation asks for a dtype.
       memory_limit: bytes per device; None for no limit.
-      aliased: positions of donated inputs whose buffers outputs take.
+      donated: positions of donated inputs.
       reuse: whether the choice of types counts that the backward pass can reuse conversions of the
         forward pass. Then it takes up to three times as long.
       given_sums: the values with a `reduce_dtype`, where the program was made from another one by
@@ -148,7 +148,7 @@ class Request:
     budgets: tuple[Budget, ...] = ()
     reduce_dtype: str | None = None
     memory_limit: float | None = None
-    aliased: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
     reuse: bool = True
     given_sums: Sums | None = None
     caches: RequestCaches = field(default_factory=RequestCaches, compare=False, repr=False)

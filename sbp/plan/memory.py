@@ -4,6 +4,7 @@ one device has in host memory."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,15 +33,39 @@ class Peak:
     host_bytes: float = 0.0
 
 
-def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
+def reused(typing: Typing, block: Block) -> tuple[int, ...]:
+    """The positions of the donated inputs whose buffers outputs take: as in `jax.jit`, each output
+    takes that of the first one with its shape, dtype and type.
+
+    Arguments:
+      typing: the types.
+      block: the plan.
+    """
+    avals = typing.graph.avals
+
+    def kind(register: Register) -> object:
+        aval = avals[register.value]
+        return aval.shape, aval.dtype, _jax.in_host(aval), register.codes
+
+    wanted = Counter(kind(s) for s in block.outputs if isinstance(s, Register))
+    found: list[int] = []
+    for position in typing.request.donated:
+        this = kind(block.inputs[position])
+        if wanted[this]:
+            wanted[this] -= 1
+            found.append(position)
+    return tuple(found)
+
+
+def peak_memory(typing: Typing, block: Block) -> Peak:
     """The fullest moment of a plan.
 
     Arguments:
       typing: the types, for shapes and the mesh.
       block: the plan.
-      aliased: positions of the donated inputs whose buffers outputs take.
     """
     sizes, avals = typing.mesh.sizes, typing.graph.avals
+    taken = reused(typing, block)
 
     def within(host: bool) -> tuple[float, tuple[Register, ...]]:
         """Bytes in one of the two memories, and the temporaries there."""
@@ -55,7 +80,7 @@ def peak_memory(typing: Typing, block: Block, aliased: tuple[int, ...]) -> Peak:
 
         arguments = sum(size(r) for r in block.inputs)
         outputs = sum(size(s) for s in block.outputs if isinstance(s, Register))
-        donated = sum(size(block.inputs[i]) for i in aliased)
+        donated = sum(size(block.inputs[i]) for i in taken)
         temporaries, live = _temporaries(block, size, top=True)
         return arguments + max(0.0, outputs - donated) + temporaries, live
 

@@ -12,7 +12,7 @@ from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
-from sbp.plan.memory import peak_memory
+from sbp.plan.memory import peak_memory, reused
 from sbp.plan.saving import Repeat
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
@@ -118,6 +118,11 @@ class Program:
         return self.typing.mesh
 
     @property
+    def reused(self) -> frozenset[int]:
+        """The positions of the donated inputs whose buffers outputs take."""
+        return frozenset(reused(self.typing, self.block))
+
+    @property
     def input_types(self) -> tuple[NdSbp, ...]:
         """The type of each flat input."""
         return tuple(to_type(r.codes, self.mesh) for r in self.block.inputs)
@@ -170,7 +175,7 @@ def resolve(typing: Typing) -> Program:
     block = lower(typing)
     verify(block, typing.mesh)
     verify_budgets(block, typing.graph_request)
-    peak = peak_memory(typing, block, typing.request.aliased)
+    peak = peak_memory(typing, block)
     cost = Cost(
         bytes_per_device=bytes_sent(block),
         seconds=typing.seconds - typing.saved_seconds,

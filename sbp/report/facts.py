@@ -115,10 +115,11 @@ def inputs(program: Program) -> list[Tensor]:
     names = program.graph.input_names or tuple(
         f"args[{i}]" for i in range(len(program.block.inputs))
     )
+    reused = program.reused
     return [
         replace(
             tensor(program, register, name),
-            donated=number in program.request.aliased,
+            donated=number in reused,
             padded=program.request.demand.is_padded("input", number),
         )
         for number, (register, name) in enumerate(zip(program.block.inputs, names, strict=True))

@@ -115,3 +115,14 @@ def test_a_loaded_plan_knows_what_it_repeats():
     program = plan().program
     again = SavedPlan.loads(SavedPlan.of(program).dumps()).program_for(program.request)
     assert again.declined == program.declined
+
+
+@pytest.mark.parametrize("out_types", [None, "d:S(2)", "B"])
+def test_a_donated_argument_and_its_result_are_held_once(out_types):
+    """Whether the type of the result is free or pinned; of another type it is held beside it."""
+    f = sbp.jit(lambda w: 2 * w, MESH, in_types="d:S(2)", out_types=out_types, donate_argnums=0)
+    found = f.plan(f32(4, 32, 64))
+    part = 4 * 32 * 64 * 4 / 16
+    assert found.program.reused == (frozenset() if out_types == "B" else {0})
+    if out_types != "B":
+        assert found.cost.peak_memory_bytes == part
