@@ -91,9 +91,13 @@ def test_a_saved_plan_keeps_it():
 
 
 def test_values():
-    """On a device whose links are fast, and that has little memory."""
+    """On a device whose links and memory are fast, and that has little memory."""
     fast = dataclasses.replace(
-        sbp.HARDWARE["tpu-v5e"], hbm_bytes=2**20, link_bytes_per_second=1e15, latency_seconds=0.0
+        sbp.HARDWARE["tpu-v5e"],
+        hbm_bytes=2**20,
+        hbm_bytes_per_second=1e13,
+        link_bytes_per_second=1e15,
+        latency_seconds=0.0,
     )
     f = sbp.jit(
         step,
