@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import TILE, WideSum, block_dim
+from sbp.infer.accumulation import WideSum, block_dim
 from sbp.infer.policy import Rules
+from sbp.machine.lanes import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
@@ -104,17 +105,6 @@ def stack(codes: Codes) -> Codes:
     (2, 0)
     """
     return tuple(c + 1 if c > 0 else c for c in codes)
-
-
-def joins_lanes(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether a collective joins parts along the last dim that do not fill the lanes of a TPU's
-    tiles. An array whose whole last dim is shorter than the lanes has another layout.
-
-    >>> joins_lanes((32768, 64), (32768, 1024)), joins_lanes((32768, 128), (32768, 1024))
-    (True, False)
-    """
-    lanes = TILE[1]
-    return len(whole) > 1 and whole[-1] >= lanes and part[-1] < whole[-1] and part[-1] % lanes != 0
 
 
 def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
@@ -299,7 +289,8 @@ class TypeSpace:
                 sent = 0.0
         seconds = self._step_seconds(run, axes, sent, max(here, there))
         parts = [local_shape(self.shape, t, self.sizes) for t in (source, target)]
-        if kind == "all_gather" and self.mesh.hardware.platform == "tpu" and joins_lanes(*parts):
+        on_tpu = self.mesh.hardware.platform == "tpu"
+        if kind == "all_gather" and on_tpu and copies_for_lanes(*parts):
             seconds += RELAYOUT_PASSES * there / self.mesh.hardware.hbm_bytes_per_second
         return Step(kind, axes, source, target, sent, seconds, how)
 

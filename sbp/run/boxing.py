@@ -16,7 +16,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import WideSum
-from sbp.infer.space import Codes, Step, decode, joins_lanes, local_shape
+from sbp.infer.space import Codes, Step, decode, local_shape
+from sbp.machine.lanes import joins_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.scatters import TILE, Arrangement
 from sbp.signatures.kernels.shards import neutral, reduced

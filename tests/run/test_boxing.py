@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.hlo_comm import collectives
-from sbp.infer.space import RELAYOUT_PASSES, TypeSpace, decode, joins_lanes
+from sbp.infer.space import RELAYOUT_PASSES, TypeSpace, decode
 from sbp.machine.hardware import Hardware
+from sbp.machine.lanes import copies_for_lanes, joins_lanes
 from sbp.machine.table import HARDWARE
 from sbp.run import boxing
 from sbp.run.boxing import Boxing
@@ -112,7 +113,7 @@ def test_a_sum_over_the_whole_mesh_in_stages(sizes: Shape, stages: int, shape: S
     assert scatters and kinds.count("reduce-scatter") == stages * scatters
 
 
-LANES = (8, 130)
+LANES = (16, 130)
 
 
 def test_exchanges_that_join_lanes_of_a_tpu():
@@ -120,7 +121,7 @@ def test_exchanges_that_join_lanes_of_a_tpu():
     result, and on other platforms none."""
     on_tpu = replace(HARDWARE["tpu-v5e"], ring_chips=1)
     found = conversions((2,), LANES, FLOAT, (), hardware=on_tpu)
-    assert joins_lanes((8, 65), LANES)
+    assert joins_lanes((16, 65), LANES) and copies_for_lanes((16, 65), LANES)
     assert_right(found, turns=99, laws=99)
     here, there = ((2,), (0,))
     prices = [
