@@ -69,6 +69,7 @@ SPLIT = {
     "blocks of two rows": doubled(rows=2),
     "scratch memory, in any order": doubled(scratch_shapes=SCRATCH, compiler_params=IN_ANY_ORDER),
     "a batch of kernels": jax.vmap(doubled()),
+    "in place": doubled(input_output_aliases={0: 0}),
 }
 WHOLE = {
     "scratch memory, in order": doubled(scratch_shapes=SCRATCH),
@@ -77,6 +78,7 @@ WHOLE = {
         body=lambda x: jax.lax.cond(x[0, 0] > 9, lambda: pl.program_id(0), lambda: 0)
     ),
     "rows in another order": doubled(lambda i: (7 - i, 0)),
+    "in place of what all read": doubled(lambda i: (0, 0), input_output_aliases={0: 0}),
     "one block for all": doubled(out=pl.BlockSpec((1, 12), lambda i: (0, 0)), shape=(1, 12)),
 }
 

@@ -66,9 +66,9 @@ def why_whole(params: dict[str, Any]) -> str:
         return "it has side effects, or depends on its device"
     if not _independent(params):
         return (
-            "no dim of its grid is known to be independent: counting blocks of every result, not"
-            ' asked for by `program_id`, and of `dimension_semantics` "parallel" if it has'
-            " scratch memory"
+            "no dim of its grid is known to be independent: every result has to have a block for"
+            " each of its points, the kernel must not ask for its `program_id`, and a kernel with"
+            ' scratch memory needs "parallel" for it in `dimension_semantics`'
         )
     return ""
 
@@ -101,7 +101,10 @@ def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
         ins, outs = blocks[: grid_mapping.num_inputs], blocks[grid_mapping.num_inputs :]
         if False in blocks or None in outs:
             continue
-        found.append(GridDim(position=position, ins=(*whole, *ins), outs=tuple(outs)))
+        ins = [*whole, *ins]
+        # A result that takes the place of an operand is written where other points may read.
+        if all(ins[i] == outs[o] for i, o in params["input_output_aliases"]):
+            found.append(GridDim(position=position, ins=tuple(ins), outs=tuple(outs)))
     return tuple(found)
 
 
