@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,15 +33,26 @@ class Room:
     Arguments:
       least: the least peak of the plans that reuse nothing, in bytes on one device.
       most: bytes on one device that a plan may take.
-      free: bytes above `least` that have no price.
+      rise: share of a plan's peak by which reuses may raise it.
+      free: bytes above `least` that have no price, and by which reuses may raise a peak.
       worth: as `WORTH`; 0 where the user gave a memory limit, which says that memory up to it costs
         nothing.
     """
 
     least: float
     most: float
+    rise: float
     free: float
     worth: float
+
+    def ceiling(self, program: Program) -> float:
+        """Bytes on one device that a plan may take with what it reuses.
+
+        Arguments:
+          program: the plan, which reuses nothing.
+        """
+        peak = program.cost.peak_memory_bytes
+        return min(self.most, peak + max(self.rise * max(1.0, peak), self.free))
 
     def order(self, program: Program) -> tuple[bool, float]:
         """The key by which plans are compared; the least is best."""
@@ -63,11 +75,9 @@ def room_of(programs: Iterable[Program]) -> Room:
     first, least = programs[0], min(p.cost.peak_memory_bytes for p in programs)
     limit = first.request.memory_limit
     if limit is not None:
-        return Room(least=least, most=limit, free=0.0, worth=0.0)
+        return Room(least=least, most=limit, rise=math.inf, free=0.0, worth=0.0)
     whole = first.mesh.hardware.hbm_bytes
-    free = FREE * whole
-    most = min(whole, least + max(RISE * least, free))
-    return Room(least=least, most=most, free=free, worth=WORTH)
+    return Room(least=least, most=whole, rise=RISE, free=FREE * whole, worth=WORTH)
 
 
 def without_repeats(program: Program, room: Room) -> Program:
@@ -85,13 +95,14 @@ def without_repeats(program: Program, room: Room) -> Program:
         key=lambda r: (-r.seconds / max(1.0, r.bytes_kept), r.value),
     )
     best, waiting, tried = program, [found] if found else [], 0
+    ceiling = room.ceiling(program)
     while waiting and tried < TRIALS:
         group = waiting.pop()
         tried += 1
         saved = _saved(program, (*best.removed, *group))
-        over, seconds = room.order(saved)
+        fits = saved.cost.peak_memory_bytes <= ceiling
         less = saved.cost.bytes_per_device < best.cost.bytes_per_device
-        if less and not over and seconds <= room.order(best)[1]:
+        if less and fits and room.order(saved)[1] <= room.order(best)[1]:
             best = saved
         elif len(group) > 1:
             half = len(group) // 2

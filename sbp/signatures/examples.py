@@ -163,4 +163,12 @@ def sample(primitive: str) -> tuple[Graph, Node] | None:
         return None
     fn, args = SAMPLES[primitive]
     graph, _ = trace(fn, args)
-    return next(((graph, node) for node in graph.walk() if node.op == primitive), None)
+    named = f"{primitive}:"  # the calls of a user's function have its name behind the primitive's
+    return next(
+        (
+            (graph, node)
+            for node in graph.walk()
+            if node.op == primitive or node.op.startswith(named)
+        ),
+        None,
+    )

@@ -77,9 +77,13 @@ def test_no_pinned_plan_is_cheaper(model, hardware):
         assert free.cost.seconds <= pinned.cost.seconds * (1 + 1e-3), (up, down, x)
 
 
+IN_STAGES = dataclasses.replace(sbp.HARDWARE["tpu-v6e"], scatters_whole_mesh=False)
+"""Hardware on which the conversions that are kept take most of the time."""
+
+
 @pytest.mark.parametrize(
     ("model", "hardware", "share"),
-    [(scanned, "tpu-v6e", 0.9), (unrolled, "h100", 0.85)],
+    [(scanned, IN_STAGES, 0.9), (unrolled, "h100", 0.85)],
     ids=["scanned", "unrolled"],
 )
 def test_keeping_is_part_of_the_choice(model, hardware, share):

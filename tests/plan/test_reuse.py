@@ -89,7 +89,8 @@ def test_what_is_cheap_to_keep_is_kept():
 
 def test_a_little_memory_is_free():
     program = plan().program
-    room = dataclasses.replace(room_of([program]), most=2.0**40, worth=1e9)
+    room = dataclasses.replace(room_of([program]), rise=0.0, worth=1e9)
+    assert not without_repeats(program, room).removed
     assert without_repeats(program, dataclasses.replace(room, free=float(WEIGHTS))).removed
     assert room.free == pytest.approx(2**34 / 1000)
 
@@ -97,7 +98,7 @@ def test_a_little_memory_is_free():
 @pytest.mark.parametrize(("worth", "kept"), [(0.0, 1), (1e9, 0)])
 def test_a_rise_has_to_be_worth_it(worth, kept):
     program = plan().program
-    room = dataclasses.replace(room_of([program]), most=2.0**40, worth=worth)
+    room = dataclasses.replace(room_of([program]), rise=9.0, worth=worth)
     assert len(without_repeats(program, room).removed) == kept
 
 
@@ -105,10 +106,19 @@ def test_without_a_limit_the_peak_rises_by_a_share():
     program = plan().program
     room = room_of([program, dataclasses.replace(program)])
     assert room.least == program.cost.peak_memory_bytes
-    assert room.most == pytest.approx(room.least + max(RISE * room.least, room.free))
+    assert room.ceiling(program) == pytest.approx(room.least + max(RISE * room.least, room.free))
     unpriced = dataclasses.replace(room, worth=0.0)
     assert not without_repeats(program, unpriced).removed
     assert repeats(program.typing, program.block)
+
+
+def test_a_plan_of_more_memory_may_be_the_fastest():
+    """Its peak is compared with that of the others by what memory is worth, without a limit."""
+    program = plan().program
+    cost = dataclasses.replace(program.cost, seconds=1e6, peak_memory_bytes=1.0)
+    room = room_of([program, dataclasses.replace(program, cost=cost)])
+    assert room.ceiling(program) > program.cost.peak_memory_bytes > room.least
+    assert not room.order(program)[0]
 
 
 def test_a_loaded_plan_knows_what_it_repeats():
