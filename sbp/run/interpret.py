@@ -128,7 +128,7 @@ class Interpreter:
     def program(self, block: Block, args: Sequence[Any]) -> list[Any]:
         """Runs the whole program on the shards of its arguments; returns those of its results."""
         if self.mesh.hardware.platform == "tpu":
-            self.rows = meets_arguments(block)
+            self.rows = meets_arguments(self.graph, block)
         return self.block(block, args)
 
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:

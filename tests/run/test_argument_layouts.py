@@ -24,14 +24,24 @@ def planned(hardware):
 def test_a_reduced_gradient_meets_the_moment():
     program = planned("tpu-v5e").program
     sent = {p.box.target for p in program.boxes() if p.box.bytes_sent}
-    assert len(sent) == 1 and meets_arguments(program.block) == sent
+    assert len(sent) == 1 and meets_arguments(program.graph, program.block) == sent
 
 
 def test_what_meets_no_argument_is_left_to_the_compiler():
     f = sbp.jit(lambda w, x: jnp.sin(sbp.replicate(x @ w, "d")), MESH, in_types=("B", "d:S(0)"))
     plan = f.plan(*(jax.ShapeDtypeStruct((512, 512), jnp.float32),) * 2)
     assert any(p.box.bytes_sent for p in plan.program.boxes())
-    assert not meets_arguments(plan.program.block)
+    assert not meets_arguments(plan.program.graph, plan.program.block)
+
+
+def test_a_gradient_that_meets_its_weight_alone_is_left_to_the_compiler():
+    def plain(w, x):
+        return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+
+    f = sbp.jit(plain, MESH, in_types=("B", "d:S(0)"), out_types="B")
+    plan = f.plan(*(jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in (512, 4096)))
+    assert any(p.box.bytes_sent for p in plan.program.boxes())
+    assert not meets_arguments(plan.program.graph, plan.program.block)
 
 
 def test_only_a_tpu_is_told():
