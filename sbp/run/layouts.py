@@ -8,7 +8,8 @@ from sbp.trace.graph import Graph
 
 
 def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
-    """The results of collectives that elementwise operations combine with two or more arguments.
+    """The results of collectives that elementwise operations combine with two or more arguments, or
+    with one where the program returns them.
 
     An argument is laid out row by row. The TPU compiler lays the result of a collective out as what
     it comes from, a gradient of a matrix often column by column, and copies every array that meets
@@ -19,14 +20,16 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
       graph: the program.
       block: the program, written out.
     """
-    met: dict[Register, set[Register]] = {}  # the arguments that each result of a collective meets
+    # What each result of a collective meets: arguments, and itself where it is returned.
+    met: dict[Register, set[Register]] = {}
+    returned = set(block.outputs)
     arguments: dict[Register, frozenset[Register]] = {r: frozenset([r]) for r in block.inputs}
     received: dict[Register, frozenset[Register]] = {}
     for instruction in block.instructions:
         if isinstance(instruction, Box):
             source, target = instruction.source, instruction.target
             if instruction.bytes_sent:
-                received[target], met[target] = frozenset([target]), set()
+                received[target], met[target] = frozenset([target]), {target} & returned
             elif source in arguments:
                 arguments[target] = arguments[source]
         elif isinstance(instruction, Apply) and traits_of(instruction.node.op).elementwise:
