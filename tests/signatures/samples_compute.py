@@ -297,7 +297,7 @@ for _name in ("argmax", "argmin"):
     _fn = getattr(lax, _name)
     more(_name, (lambda x, r=_fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),)))
     more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (b(5, 3),)))
-    more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (SPECIAL,)))
+    more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (np.stack([SPECIAL, SPECIAL[::-1]], 1),)))
 more(
     "reduce",
     (
