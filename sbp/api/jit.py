@@ -79,8 +79,8 @@ def jit(
         for a region of the program.
       memory_limit: bytes per device. Up to it, the backward pass keeps what the forward pass
         gathered or reduced, where `jax.checkpoint` would send it again. None for no limit; then
-        such results are kept where they raise the plan's peak by no more than 3 %, and are worth
-        it, and loops hold less where that is worth its time. The report says what that costs.
+        such results are kept where they are worth their memory, and loops hold less where that is
+        worth its time. The report says what that costs.
       hardware: the hardware that costs are modelled for; None takes that of the mesh's devices.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`. Negative
         numbers count from the last positional parameter, for donated arguments too.

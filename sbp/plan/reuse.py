@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,13 +10,9 @@ from sbp.infer.certificate import certify
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
 
-RISE = 0.03
-"""Share of a plan's peak memory by which reuses may raise it where the user gives no memory
-limit."""
-
-WORTH = 0.4
+WORTH = 0.75
 """Share of a plan's seconds that a rise of its peak by as large a share must save at least, where
-the user gives no memory limit: 1 % more memory has to save 0.4 % of the time."""
+the user gives no memory limit: 1 % more memory has to save 0.75 % of the time."""
 
 FREE = 0.001
 """Share of the device's memory by which reuses may raise the peak at no price."""
@@ -33,26 +28,15 @@ class Room:
     Arguments:
       least: the least peak of the plans that reuse nothing, in bytes on one device.
       most: bytes on one device that a plan may take.
-      rise: share of a plan's peak by which reuses may raise it.
-      free: bytes above `least` that have no price, and by which reuses may raise a peak.
+      free: bytes above `least` that have no price.
       worth: as `WORTH`; 0 where the user gave a memory limit, which says that memory up to it costs
         nothing.
     """
 
     least: float
     most: float
-    rise: float
     free: float
     worth: float
-
-    def ceiling(self, program: Program) -> float:
-        """Bytes on one device that a plan may take with what it reuses.
-
-        Arguments:
-          program: the plan, which reuses nothing.
-        """
-        peak = program.cost.peak_memory_bytes
-        return min(self.most, peak + max(self.rise * max(1.0, peak), self.free))
 
     def order(self, program: Program) -> tuple[bool, float]:
         """The key by which plans are compared; the least is best."""
@@ -66,7 +50,7 @@ def room_of(programs: Iterable[Program]) -> Room:
 
     With a memory limit that is all of the limit. Without one, a plan that holds every gathered
     weight of a model is the fastest one by a few percent, for a third more memory that nobody asked
-    for. So reuses may raise the peak a little, and have to be worth it.
+    for. So reuses have to be worth the memory that they take.
 
     Arguments:
       programs: plans of one request that reuse nothing.
@@ -75,9 +59,9 @@ def room_of(programs: Iterable[Program]) -> Room:
     first, least = programs[0], min(p.cost.peak_memory_bytes for p in programs)
     limit = first.request.memory_limit
     if limit is not None:
-        return Room(least=least, most=limit, rise=math.inf, free=0.0, worth=0.0)
+        return Room(least=least, most=limit, free=0.0, worth=0.0)
     whole = first.mesh.hardware.hbm_bytes
-    return Room(least=least, most=whole, rise=RISE, free=FREE * whole, worth=WORTH)
+    return Room(least=least, most=whole, free=FREE * whole, worth=WORTH)
 
 
 def without_repeats(program: Program, room: Room) -> Program:
@@ -95,14 +79,13 @@ def without_repeats(program: Program, room: Room) -> Program:
         key=lambda r: (-r.seconds / max(1.0, r.bytes_kept), r.value),
     )
     best, waiting, tried = program, [found] if found else [], 0
-    ceiling = room.ceiling(program)
     while waiting and tried < TRIALS:
         group = waiting.pop()
         tried += 1
         saved = _saved(program, (*best.removed, *group))
-        fits = saved.cost.peak_memory_bytes <= ceiling
+        over, seconds = room.order(saved)
         less = saved.cost.bytes_per_device < best.cost.bytes_per_device
-        if less and fits and room.order(saved)[1] <= room.order(best)[1]:
+        if less and not over and seconds <= room.order(best)[1]:
             best = saved
         elif len(group) > 1:
             half = len(group) // 2
