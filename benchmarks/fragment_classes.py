@@ -70,26 +70,24 @@ ROWS = ((8192, 4096), (16384, 2048), (4096, 8192), (32768, 1024), (8192, 2048), 
 TYPED = tuple((*s, d) for s in ROWS[:4] for d in (BF16, "float32"))
 
 
-@_fragments(*ROWS, (1024, 50304), (4096, 11008))
-def adamw(m: int, n: int) -> Any:
-    tx = optax.adamw(3e-4, weight_decay=0.1)
+def _updated(tx: optax.GradientTransformation, m: int, n: int) -> Any:
+    """An optimiser's update of one matrix, with the shapes of its arguments."""
 
     def step(p: Any, g: Any, s: Any) -> Any:
         u, s = tx.update(g, s, p)
         return optax.apply_updates(p, u), s
 
     return step, (aval(m, n), aval(m, n), jax.eval_shape(tx.init, aval(m, n)))
+
+
+@_fragments(*ROWS, (1024, 50304), (4096, 11008))
+def adamw(m: int, n: int) -> Any:
+    return _updated(optax.adamw(3e-4, weight_decay=0.1), m, n)
 
 
 @_fragments(*ROWS)
 def momentum(m: int, n: int) -> Any:
-    tx = optax.sgd(0.1, momentum=0.9)
-
-    def step(p: Any, g: Any, s: Any) -> Any:
-        u, s = tx.update(g, s, p)
-        return optax.apply_updates(p, u), s
-
-    return step, (aval(m, n), aval(m, n), jax.eval_shape(tx.init, aval(m, n)))
+    return _updated(optax.sgd(0.1, momentum=0.9), m, n)
 
 
 @_fragments(*ROWS)
