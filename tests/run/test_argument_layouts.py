@@ -44,6 +44,21 @@ def test_a_gradient_that_meets_its_weight_alone_is_left_to_the_compiler():
     assert not meets_arguments(plan.program.graph, plan.program.block)
 
 
+def test_arrays_of_more_dims_are_left_to_the_compiler():
+    """Heads of 64 features fill no lanes, and rows of them would be copied."""
+
+    def step(w, moment, x):
+        gradient = jax.grad(lambda w: jnp.tanh(jnp.einsum("bd,dhk->bhk", x, w)).sum())(w)
+        moment = 0.9 * moment + 0.1 * gradient
+        return w - 0.1 * moment, moment
+
+    f = sbp.jit(step, MESH, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"))
+    heads = jax.ShapeDtypeStruct((512, 8, 64), jnp.float32)
+    plan = f.plan(heads, heads, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
+    assert any(p.box.bytes_sent for p in plan.program.boxes())
+    assert not meets_arguments(plan.program.graph, plan.program.block)
+
+
 def test_only_a_tpu_is_told():
     told = {h: "LayoutConstraint" in planned(h).lower().as_text() for h in ("tpu-v5e", "h100")}
     assert told == {"tpu-v5e": True, "h100": False}
