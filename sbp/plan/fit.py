@@ -141,7 +141,12 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
         if not known:
             return None
         room = room_of(known)
-        return min((without_repeats(p, room) for p in known), key=room.order)
+        made = [without_repeats(p, room) for p in known]
+        best, fastest = (
+            min(made, key=key) for key in (room.order, lambda p: (not _fits(p), p.cost.seconds))
+        )
+        slower = best.cost.seconds > fastest.cost.seconds
+        return dataclasses.replace(best, faster=fastest.cost) if slower else best
 
     found = twins(request.graph)
     if not found.again:
@@ -153,7 +158,7 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
         )
     bounding = chosen(dict.fromkeys(found.again, 0.0))
     best = finished(bounding)
-    if bounding is None or best is None or _settled(best):
+    if bounding is None or best is None or (best.typing.optimal and _fits(best)):
         return best
     others = chosen({v: 1 / n for v, n in found.times.items()}), chosen({})
     best = finished(bounding, *others)
@@ -162,7 +167,7 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
     )
 
 
-def _settled(program: Program) -> bool:
-    """Whether a plan is proved cheapest and fits the memory limit."""
+def _fits(program: Program) -> bool:
+    """Whether a plan fits the memory limit."""
     limit = program.request.memory_limit
-    return program.typing.optimal and (limit is None or program.cost.peak_memory_bytes <= limit)
+    return limit is None or program.cost.peak_memory_bytes <= limit

@@ -88,7 +88,8 @@ class Program:
         much memory.
       memory_prices: how many prices per byte of memory types were chosen at, to hold less than the
           fastest plan does; 0 for that plan.
-      faster: the cost of the fastest plan, which holds more, where no memory limit forbids it.
+      faster: the cost of a faster plan that holds more than it is worth, where no memory limit
+          forbids it.
     """
 
     typing: Typing = field(repr=False)

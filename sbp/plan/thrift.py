@@ -57,7 +57,8 @@ def thrifty(program: Program) -> Program:
     best = min(tried, key=_weighed)
     if best.cost.peak_memory_bytes > peak - enough:
         return program
-    return dataclasses.replace(best, memory_prices=priced.tried, faster=program.cost)
+    faster = program.faster or program.cost
+    return dataclasses.replace(best, memory_prices=priced.tried, faster=faster)
 
 
 def _weighed(program: Program) -> float:

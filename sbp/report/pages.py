@@ -171,7 +171,7 @@ def _left_out(program: Program) -> Iterator[str]:
     if program.faster is not None:
         faster = program.faster
         yield (
-            f"the fastest plan takes {seconds_text(faster.seconds)}, sends"
+            f"a faster plan takes {seconds_text(faster.seconds)}, sends"
             f" {bytes_text(faster.bytes_per_device)} and holds"
             f" {bytes_text(faster.peak_memory_bytes)} per device: this one holds less;"
             " memory_limit= says how much a plan may hold, and the fastest that fits is taken"

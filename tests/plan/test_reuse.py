@@ -125,3 +125,11 @@ def test_a_donated_argument_and_its_result_are_held_once(out_types):
     assert found.program.reused == (frozenset() if out_types == "B" else {0})
     if out_types != "B":
         assert found.cost.peak_memory_bytes == part
+
+
+def test_a_faster_plan_of_more_memory_is_named():
+    """Of plans with different types, one that holds much more has to be worth it, too."""
+    cost = plan().program.faster
+    assert cost is not None and cost.seconds < plan().cost.seconds
+    assert cost.peak_memory_bytes > plan().cost.peak_memory_bytes
+    assert "a faster plan takes" in plan().report().text(400)
