@@ -38,3 +38,16 @@ def copies_for_lanes(part: Sequence[int], whole: Sequence[int]) -> bool:
         return False
     parts = -(-whole[-1] // part[-1])
     return whole[-2] % (TILE[0] * parts) == 0
+
+
+def fills_tiles(shape: Sequence[int]) -> bool:
+    """Whether the last two dims of an array are whole tiles, so that the compiler has no reason to
+    lay it out in another order.
+
+    Arguments:
+      shape: of one device's part.
+
+    >>> fills_tiles((4, 2048, 1024)), fills_tiles((768, 3, 12, 64))
+    (True, False)
+    """
+    return len(shape) > 1 and shape[-1] % TILE[1] == 0 and shape[-2] % TILE[0] == 0

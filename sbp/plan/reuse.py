@@ -10,9 +10,9 @@ from sbp.infer.certificate import certify
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
 
-WORTH = 0.75
+WORTH = 0.4
 """Share of a plan's seconds that a rise of its peak by as large a share must save at least, where
-the user gives no memory limit: 1 % more memory has to save 0.75 % of the time."""
+the user gives no memory limit: 1 % more memory has to save 0.4 % of the time."""
 
 FREE = 0.001
 """Share of the device's memory by which reuses may raise the peak at no price."""

@@ -3,7 +3,7 @@
 The fastest plan of a loop over microbatches gathers split weights once, before the loop, and holds
 them whole, with a whole gradient for each. Who splits weights does so to hold less. A plan that
 gathers them in every turn is taken where it is worth the time: 1 % less memory may take
-`WORTH` % more.
+`reuse.WORTH` % more.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from sbp.infer.space import local_shape
 from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.priced import Priced
 from sbp.plan.program import Program
+from sbp.plan.reuse import WORTH
 from sbp.trace.regions import LOOPS
-
-WORTH = 0.4
-"""Share of the time that a plan may take more for each equal share of memory that it holds less."""
 
 FREED = 0.1
 """Share of the fastest plan's peak that another one has to hold less. Where loops hold less than

@@ -16,6 +16,7 @@ from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
+from sbp.machine.lanes import fills_tiles
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, in_rows, offsets
@@ -147,9 +148,8 @@ class Interpreter:
                     with self.at(instruction.reader or instruction.maker):
                         shape = self.graph.avals[instruction.source.value].shape
                         x = self.boxing.run(env[instruction.source], shape, instruction.steps)
-                        env[instruction.target] = (
-                            in_rows(x) if instruction.target in self.rows else x
-                        )
+                        in_order = instruction.target in self.rows and fills_tiles(x.shape)
+                        env[instruction.target] = in_rows(x) if in_order else x
                 case Loop():
                     with self.at(instruction.node):
                         results = self.loop(instruction, [read(s) for s in instruction.ins])

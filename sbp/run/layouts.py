@@ -9,14 +9,13 @@ from sbp.trace.graph import Graph
 
 def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
     """The results of collectives that elementwise operations combine with two or more arguments, or
-    with one where the program returns them; matrices only.
+    with one where the program returns them.
 
-    An argument that is a matrix is laid out row by row; the layout of one with more dims is the
-    compiler's choice, since its last two dims may fill no tile. The TPU compiler lays the result of
-    a collective out as what it comes from, a gradient of a matrix often column by column, and
-    copies every array that meets it into that layout: a weight and its moments, from the start of
-    the program to its end. Where it meets one argument only, as with SGD, laying the result out by
-    rows takes as long.
+    An argument is laid out row by row if its last two dims fill tiles (`lanes.fills_tiles`). The
+    TPU compiler lays the result of a collective out as what it comes from, a gradient of a matrix
+    often column by column, and copies every array that meets it into that layout: a weight and its
+    moments, from the start of the program to its end. Where it meets one argument only, as with
+    SGD, laying the result out by rows takes as long.
 
     Arguments:
       graph: the program.
@@ -47,8 +46,4 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
                 met[result] |= own
             arguments |= dict.fromkeys(instruction.outs, own) if own else {}
             received |= dict.fromkeys(instruction.outs, others) if others else {}
-    return frozenset(
-        result
-        for result, those in met.items()
-        if len(those) > 1 and len(graph.avals[result.value].shape) == 2
-    )
+    return frozenset(result for result, those in met.items() if len(those) > 1)

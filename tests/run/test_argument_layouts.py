@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import sbp
 from sbp.run.layouts import meets_arguments
@@ -44,7 +45,8 @@ def test_a_gradient_that_meets_its_weight_alone_is_left_to_the_compiler():
     assert not meets_arguments(plan.program.graph, plan.program.block)
 
 
-def test_arrays_of_more_dims_are_left_to_the_compiler():
+@pytest.mark.parametrize(("heads", "features", "told"), [(8, 64, False), (8, 128, True)])
+def test_arrays_that_fill_no_tiles_are_left_to_the_compiler(heads, features, told):
     """Heads of 64 features fill no lanes, and rows of them would be copied."""
 
     def step(w, moment, x):
@@ -52,11 +54,11 @@ def test_arrays_of_more_dims_are_left_to_the_compiler():
         moment = 0.9 * moment + 0.1 * gradient
         return w - 0.1 * moment, moment
 
-    f = sbp.jit(step, MESH, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"))
-    heads = jax.ShapeDtypeStruct((512, 8, 64), jnp.float32)
-    plan = f.plan(heads, heads, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
+    f = sbp.jit(step, MESH, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"), hardware="tpu-v5e")
+    w = jax.ShapeDtypeStruct((512, heads, features), jnp.float32)
+    plan = f.plan(w, w, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
     assert any(p.box.bytes_sent for p in plan.program.boxes())
-    assert not meets_arguments(plan.program.graph, plan.program.block)
+    assert ("LayoutConstraint" in plan.lower().as_text()) == told
 
 
 def test_only_a_tpu_is_told():
