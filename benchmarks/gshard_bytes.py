@@ -3,6 +3,7 @@ compiler made ahead of time.
 
     python -m benchmarks.gshard_bytes       # 12 layers, 128 experts, 128 cores
     python -m benchmarks.gshard_bytes --preset small --programs paper expert
+    python -m benchmarks.gshard_bytes --preset 600B --programs expert sbp    # 36 layers, 2048 cores
 
 `paper` is `jax.jit` with the three annotations of the GShard paper (Lepikhin et al., 2020, section
 3.2): tokens split on the group dim, dispatched tokens on the expert dim, expert outputs back on the
@@ -88,6 +89,7 @@ PRESETS: dict[str, tuple[str, Callable[[int], Config]]] = {
     ),
     "12-layers": ("v3:8x8", lambda cores: Config(layers=12, experts=cores, groups=cores)),
     "36-layers": ("v3:16x16", lambda cores: Config(layers=36, experts=cores, groups=cores)),
+    "600B": ("v3:32x32", lambda cores: Config(layers=36, experts=cores, groups=cores)),
 }
 
 
@@ -176,8 +178,8 @@ def measure(program: str, cfg: Config, mesh: Mesh) -> Measurement:
 
 
 def table(measurements: list[Measurement]) -> str:
-    """The measurements as text; total bytes are compared with those of `expert`, or of the first
-    row where it is missing."""
+    """The measurements as text; bytes and memory are compared with those of `expert`, or of the
+    first row where it is missing."""
     base = next((m for m in measurements if m.program == PROGRAMS["expert"][0]), measurements[0])
     kinds = sorted({kind for m in measurements for kind in m.bytes_by_kind})
     header = [
@@ -186,6 +188,7 @@ def table(measurements: list[Measurement]) -> str:
         "total MiB",
         "ratio",
         "HBM GiB",
+        "ratio",
         "compile s",
     ]
     rows = [header]
@@ -198,7 +201,8 @@ def table(measurements: list[Measurement]) -> str:
                 *sizes,
                 f"{m.bytes_per_device / MIB:,.1f}",
                 ratio,
-                f"{m.hbm_bytes / GIB:.2f}",
+                f"{m.hbm_bytes / GIB:.3f}",
+                f"{m.hbm_bytes / base.hbm_bytes:.3f}",
                 f"{m.compile_seconds:.0f}",
             ]
         )
@@ -212,7 +216,7 @@ def table(measurements: list[Measurement]) -> str:
         )
         for row in rows
     ]
-    return "\n".join([*lines, f"Sizes are per device and step; the ratio is to: {base.program}."])
+    return "\n".join([*lines, f"Sizes are per device and step; ratios are to: {base.program}."])
 
 
 def main() -> None:

@@ -128,7 +128,8 @@ class Executable:
     ) -> Callable[..., tuple[Any, ...]]:
         """The program as a function of flat global arrays."""
         program, graph = self.program, self.program.graph
-        interpreter = Interpreter(graph, program.mesh)
+        kept = graph.avals.keys() - program.request.graph.avals.keys()
+        interpreter = Interpreter(graph, program.mesh, frozenset(kept))
         in_codes = [r.codes for r in program.block.inputs]
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.

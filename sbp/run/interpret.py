@@ -21,12 +21,14 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, in_rows, offsets
 from sbp.run.layouts import meets_arguments
+from sbp.run.stacks import Stacks
 from sbp.settings import holding
 from sbp.signatures import rule_for
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions
 from sbp.trace.graph import Graph, Node
+from sbp.trace.regions import SCAN
 from sbp.trace.scopes import scope_within
 
 
@@ -106,12 +108,15 @@ class Interpreter:
     Arguments:
       graph: the program, for shapes.
       mesh: the mesh.
+      kept: the values that the plan stacks for the backward pass and the user's program does not.
     """
 
-    def __init__(self, graph: Graph, mesh: MeshSpec) -> None:
+    def __init__(self, graph: Graph, mesh: MeshSpec, kept: frozenset[int] = frozenset()) -> None:
         self.graph = graph
         self.mesh = mesh
         self.boxing = Boxing(mesh)
+        self.kept = kept
+        self.stacks: Stacks | None = None
         self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
         self.scope = ""  # the name stack of the region that runs
 
@@ -130,6 +135,8 @@ class Interpreter:
         """Runs the whole program on the shards of its arguments; returns those of its results."""
         if self.mesh.hardware.platform == "tpu":
             self.rows = meets_arguments(self.graph, block)
+            if self.kept:
+                self.stacks = Stacks(block, self.kept)
         return self.block(block, args)
 
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
@@ -251,10 +258,18 @@ class Interpreter:
     def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
         """Runs a `scan`, `while` or `cond` by JAX's control flow over the blocks."""
         blocks, outer = instruction.blocks, self.scope
+        stacks = self.stacks if instruction.node.op == SCAN else None
+
+        def run(region: int, values: Sequence[Any]) -> list[Any]:
+            block = blocks[region]
+            if stacks is None:
+                return self.block(block, values)
+            shapes = [self.local(self.graph.avals[r.value].shape, r.codes) for r in block.inputs]
+            values = stacks.inputs(instruction, values, shapes)
+            return stacks.outputs(instruction, self.block(block, values))
+
         self.scope = instruction.node.scope
         try:
-            return run_regions(
-                instruction.node, args, lambda n, values: self.block(blocks[n], values)
-            )
+            return run_regions(instruction.node, args, run)
         finally:
             self.scope = outer
