@@ -4,7 +4,7 @@ the others."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +16,10 @@ from sbp.infer.rows import NdRow, seen_codes
 from sbp.infer.sends import row_sends, row_traffic
 from sbp.infer.space import Codes, local_shape
 from sbp.infer.value_space import Spaces
+from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import kernel_named, traits_of
+from sbp.signatures.traits import Shape
 from sbp.trace.graph import Graph, Node
 from sbp.trace.transfers import TRANSFER, computes_in_host
 from sbp.types import MONOIDS
@@ -49,7 +51,16 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
     )
 
 
-def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
+_NOTHING: Mapping[int, float] = {}
+
+
+def row_seconds(
+    graph: Graph,
+    node: Node,
+    row: NdRow,
+    mesh: MeshSpec,
+    waited: Mapping[int, float] = _NOTHING,
+) -> float:
     """Seconds of a node's kernel under a row: its local work on one device, and its own
     collectives. Work that several devices repeat, since an operand is B, is counted on each of
     them.
@@ -59,8 +70,10 @@ def row_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
       node: the node.
       row: the row.
       mesh: the mesh.
+      waited: for values that are fetched before they are read, the share of the reading that is
+          waited for (`infer.prefetch`).
     """
-    seconds, hidden = _local_seconds(graph, node, row, mesh), 0.0
+    seconds, hidden = _local_seconds(graph, node, row, mesh, waited), 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
@@ -124,7 +137,34 @@ def undominated(
     return ~replaced.any(axis=1)
 
 
-def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
+def product_seconds(
+    graph: Graph, node: Node, ins: Sequence[Shape], outs: Sequence[Shape], hardware: Hardware
+) -> float:
+    """Seconds that a product computes, whatever it reads and writes.
+
+    Few rows take as long as `Hardware.product_rows`. A single one is not multiplied as a matrix,
+    but by vector operations, at `Hardware.vector_flops_per_second`.
+
+    Arguments:
+      graph: the program.
+      node: an operator with a number of floating-point operations.
+      ins, outs: local shapes of its operands and results.
+      hardware: the device.
+    """
+    traits = traits_of(node.op)
+    assert traits.flops is not None
+    flops = traits.flops(node.params, ins, outs)
+    itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
+    rate = hardware.product_flops_per_second(itemsize, _precision(node))
+    rows = min(traits.sides(node.params, ins)) if traits.sides else hardware.product_rows
+    if rows == 1 and hardware.vector_flops_per_second is not None:
+        return flops / hardware.vector_flops_per_second
+    return flops / rate * max(1.0, hardware.product_rows / max(1, rows))
+
+
+def _local_seconds(
+    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, waited: Mapping[int, float]
+) -> float:
     hardware = mesh.hardware
 
     def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
@@ -148,11 +188,13 @@ def _local_seconds(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> floa
     if traits.flops is None:
         fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
         return fraction * traffic / hardware.hbm_bytes_per_second
+    for o, shape in zip(node.inputs, ins, strict=True):
+        size = math.prod(shape) * _jax.itemsize(graph.aval(o).dtype)
+        if isinstance(o, int) and o in waited and size <= hardware.fast_memory_bytes:
+            traffic -= (1.0 - waited[o]) * size
     traffic += row_traffic(graph, node, row, mesh)
     work = math.prod(kernel_named(name).work for name in set(row.kernels))
-    flops = work * traits.flops(node.params, ins, outs)
-    itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
     return max(
-        flops / hardware.product_flops_per_second(itemsize, _precision(node)),
+        work * product_seconds(graph, node, ins, outs, hardware),
         traffic / hardware.hbm_bytes_per_second,
     )

@@ -246,7 +246,8 @@ class Problem:
         widths = tuple(
             self._wide(o) if isinstance(o, int) else None for o in (*node.inputs, *node.outputs)
         )
-        key = id(every), node.op, rules, widths
+        waited = self.request.waited
+        key = id(every), node.op, rules, widths, tuple(o in waited for o in node.inputs)
         if key not in self._row_costs:
             rows = allowed_rows(graph, node, every, rules, self.mesh)
             # Of rows with equal costs, one that takes and yields a partial is preferred: the
@@ -258,7 +259,7 @@ class Problem:
                 ]
             )
             seconds = (
-                np.array([row_seconds(graph, node, r, self.mesh) for r in rows])
+                np.array([row_seconds(graph, node, r, self.mesh, waited) for r in rows])
                 - DEFERRAL * carries
             )
             kept = undominated(rows, seconds, avals, widths, self._spaces, self.request.strictest)

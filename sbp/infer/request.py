@@ -19,6 +19,7 @@ from sbp.infer.completeness import check_complete
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
+from sbp.infer.prefetch import waited_shares
 from sbp.infer.rows import NdRow, RowTable
 from sbp.infer.value_space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
@@ -189,6 +190,13 @@ class Request:
         flow = flow_of(self.graph, self.demand.ties)
         check_complete(flow)
         return flow
+
+    @functools.cached_property
+    def waited(self) -> Mapping[int, float]:
+        """For each argument that is fetched before products read it, the share of the reading that
+        they wait for."""
+        asked = dict(zip(self.graph.inputs, self.demand.inputs, strict=True))
+        return waited_shares(self.graph, self.flow, asked, self.mesh)
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:

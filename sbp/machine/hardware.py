@@ -16,6 +16,7 @@ Topology = Literal["torus", "switch"]
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+_COUNTS = ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows")
 Precision = Literal["default", "high", "highest"]
 _PRECISION = one_of(get_args(Precision))
 _BYTES = Kind("a number of bytes, above 0", lambda x: is_whole(x) and x > 0)
@@ -53,8 +54,13 @@ class Hardware:
           equals `flops_per_second`.
       highest_flops_per_second: rate of float32 products at `Precision.HIGHEST`; None where the
           precision makes no difference.
+      vector_flops_per_second: rate of products of one row, which are no products of matrices; None
+          where they run like those of more rows.
+      product_rows: a product of fewer rows, or of fewer columns, takes as long as one of so many.
       hbm_bytes_per_second: memory bandwidth of one device.
       hbm_bytes: memory of one device.
+      fast_memory_bytes: memory beside the cores, into which arguments that a product reads are
+          copied while the device computes something else; 0 where the compiler does not do so.
       topology: `switch`: every device reaches every other one at its full rate; `torus`: a chip
           has links to two neighbours along each dim.
       torus_dims: number of dims of the torus.
@@ -89,6 +95,9 @@ class Hardware:
     link_bytes_per_second: float
     f32_flops_per_second: float | None = None
     highest_flops_per_second: float | None = None
+    vector_flops_per_second: float | None = None
+    product_rows: int = 1
+    fast_memory_bytes: float = 0
     topology: Topology = "switch"
     torus_dims: int = 2
     ring_chips: int = 1
@@ -112,13 +121,19 @@ class Hardware:
         )
         optional = tuple(
             f
-            for f in ("f32_flops_per_second", "highest_flops_per_second")
+            for f in (
+                "f32_flops_per_second",
+                "highest_flops_per_second",
+                "vector_flops_per_second",
+            )
             if getattr(self, f) is not None
         )
         _check_figures(
-            self, above_zero=(*rates, *optional), not_negative=("latency_seconds", "hop_seconds")
+            self,
+            above_zero=(*rates, *optional),
+            not_negative=("latency_seconds", "hop_seconds", "fast_memory_bytes"),
         )
-        for field in ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices"):
+        for field in _COUNTS:
             count = getattr(self, field)
             if not is_whole(count) or count < 1:
                 raise SbpError(

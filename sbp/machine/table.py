@@ -7,6 +7,7 @@ import dataclasses
 from sbp.machine.hardware import Hardware, Network
 
 GIB = 2**30
+MIB = 2**20
 _HOP = 1e-6  # "about 1 us per hop": jax-ml.github.io/scaling-book, "How to Think About TPUs"
 _DCN_LATENCY = 20e-6  # no vendor figure; tens of microseconds from host to host
 
@@ -38,7 +39,11 @@ _H100 = Hardware(
 # cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI
 # bandwidth per chip" (half of it is one way, over four or six links), pod size, "data center
 # network bandwidth". Products of float32 are one pass of bf16 by default and six at `HIGHEST`. To
-# host memory: 15 GB/s a chip over PCIe, of the scaling book (link at `_HOP`).
+# host memory: 15 GB/s a chip over PCIe, of the scaling book (link at `_HOP`). `fast_memory_bytes`:
+# VMEM of one core (`jax.experimental.pallas.tpu.get_tpu_info`); of v4 CMEM, Jouppi et al., TPU v4,
+# ISCA 2023. `vector_flops_per_second` and `product_rows` are the estimates of libtpu 0.0.51
+# (`python -m benchmarks.few_rows`); those of v2 are v3's at its clock. v7x takes a single row as it
+# takes more rows, and its `product_rows` are v6e's.
 HARDWARE: dict[str, Hardware] = {
     h.name: h
     for h in (
@@ -50,8 +55,11 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v2",
             flops_per_second=22.5e12,
             highest_flops_per_second=22.5e12 / 6,
+            vector_flops_per_second=104e9,
+            product_rows=64,
             hbm_bytes_per_second=350e9,
             hbm_bytes=8 * GIB,
+            fast_memory_bytes=16 * MIB,
             topology="torus",
             link_bytes_per_second=31e9,
             devices_per_chip=2,
@@ -61,8 +69,11 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v3",
             flops_per_second=61.5e12,
             highest_flops_per_second=61.5e12 / 6,
+            vector_flops_per_second=138e9,
+            product_rows=64,
             hbm_bytes_per_second=450e9,
             hbm_bytes=16 * GIB,
+            fast_memory_bytes=16 * MIB,
             topology="torus",
             link_bytes_per_second=41e9,
             devices_per_chip=2,
@@ -77,8 +88,11 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v4",
             flops_per_second=275e12,
             highest_flops_per_second=275e12 / 6,
+            vector_flops_per_second=154e9,
+            product_rows=64,
             hbm_bytes_per_second=1228e9,
             hbm_bytes=32 * GIB,
+            fast_memory_bytes=128 * MIB,
             topology="torus",
             torus_dims=3,
             link_bytes_per_second=50e9,
@@ -89,8 +103,11 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v5e",
             flops_per_second=197e12,
             highest_flops_per_second=197e12 / 6,
+            vector_flops_per_second=210e9,
+            product_rows=48,
             hbm_bytes_per_second=819e9,
             hbm_bytes=16 * GIB,
+            fast_memory_bytes=128 * MIB,
             topology="torus",
             link_bytes_per_second=50e9,
             ring_chips=16,
@@ -102,8 +119,11 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v5p",
             flops_per_second=459e12,
             highest_flops_per_second=459e12 / 6,
+            vector_flops_per_second=602e9,
+            product_rows=64,
             hbm_bytes_per_second=2765e9,
             hbm_bytes=95 * GIB,
+            fast_memory_bytes=64 * MIB,
             topology="torus",
             torus_dims=3,
             link_bytes_per_second=100e9,
@@ -116,8 +136,11 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v6e",
             flops_per_second=918e12,
             highest_flops_per_second=918e12 / 6,
+            vector_flops_per_second=433e9,
+            product_rows=192,
             hbm_bytes_per_second=1638e9,
             hbm_bytes=32 * GIB,
+            fast_memory_bytes=128 * MIB,
             topology="torus",
             link_bytes_per_second=100e9,
             ring_chips=16,
@@ -130,8 +153,10 @@ HARDWARE: dict[str, Hardware] = {
             name="tpu-v7x",
             flops_per_second=2307e12 / 2,
             highest_flops_per_second=2307e12 / 12,
+            product_rows=192,
             hbm_bytes_per_second=7380e9 / 2,
             hbm_bytes=96 * GIB,
+            fast_memory_bytes=64 * MIB,
             topology="torus",
             torus_dims=3,
             link_bytes_per_second=100e9,

@@ -53,6 +53,10 @@ Flops = Callable[[dict[str, Any], Sequence[Shape], Sequence[Shape]], float]
 """Gives the number of floating-point operations of an equation, from its parameters and the local
 shapes of its operands and results."""
 
+Sides = Callable[[dict[str, Any], Sequence[Shape]], tuple[int, int]]
+"""Gives the rows and columns of a product of matrices, from its parameters and the local shapes of
+its operands."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
@@ -86,6 +90,7 @@ class Traits:
       fusion: how XLA compiles the operator.
       flops: gives the number of floating-point operations; None where only memory traffic is
           priced.
+      sides: for a product, gives the elements of the free dims of each operand; None elsewhere.
       whole: the operator takes whole matrices or lines; only the dims before theirs split.
       unnamed: reports call the result by the name of the operand.
       adapts: JAX inserts the operator to fit an operand to its reader; what the user wrote is the
@@ -112,6 +117,7 @@ class Traits:
     opaque: bool = False
     fusion: Fusion = "partly"
     flops: Flops | None = None
+    sides: Sides | None = None
     whole: bool = False
     unnamed: bool = False
     adapts: bool = False

@@ -101,7 +101,7 @@ def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
 def price(typing: Typing) -> float:
     """Seconds of the lowered program: each row and each conversion once."""
     rows = sum(
-        row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh)
+        row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh, typing.request.waited)
         for node in typing.graph.nodes
     )
     return rows + sum(

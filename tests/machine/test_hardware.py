@@ -108,16 +108,16 @@ def test_an_unknown_slow_axis_is_refused():
         ),
         *(
             (f, 0, "is a number above 0")
-            for f in ("f32_flops_per_second", "highest_flops_per_second")
+            for f in ("f32_flops_per_second", "vector_flops_per_second")
         ),
         *(
             (f, v, "is a finite number from 0 on")
-            for f in ("latency_seconds", "hop_seconds")
+            for f in ("latency_seconds", "hop_seconds", "fast_memory_bytes")
             for v in (-1e-6, math.nan, math.inf, None)
         ),
         *(
             (f, v, "is a whole number from 1 on")
-            for f in ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices")
+            for f in ("torus_dims", "ring_chips", "joined_devices", "product_rows")
             for v in (0, -1, 1.5, True)
         ),
         ("topology", "tours", "no topology 'tours'; did you mean \"torus\"?"),

@@ -113,16 +113,38 @@ def dot_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shape
       ins: local shapes of the operands.
       outs: local shapes of the results.
     """
-    (_, contracted), (_, batch) = params["dimension_numbers"]
-    free = math.prod(
-        size for d, size in enumerate(ins[1]) if d not in contracted and d not in batch
+    return 2.0 * math.prod(ins[0]) * dot_sides(params, ins)[1]
+
+
+def dot_sides(params: dict[str, Any], ins: Sequence[Shape]) -> tuple[int, int]:
+    """Elements of the free dims of each operand of a product: rows and columns of the result.
+
+    Arguments:
+      params: parameters of the `dot_general`.
+      ins: local shapes of the operands.
+
+    >>> numbers = ((2,), (1,)), ((0,), (0,))
+    >>> dot_sides({"dimension_numbers": numbers}, [(64, 1, 128), (64, 128, 2048)])
+    (1, 2048)
+    """
+    contracted, batch = params["dimension_numbers"]
+    rows, columns = (
+        math.prod(n for d, n in enumerate(ins[k]) if d not in contracted[k] and d not in batch[k])
+        for k in range(2)
     )
-    return 2.0 * math.prod(ins[0]) * free
+    return rows, columns
 
 
 @rule(
     "dot_general",
-    traits=Traits(pointwise=True, contracts=True, scales="each", multiplies=True, flops=dot_flops),
+    traits=Traits(
+        pointwise=True,
+        contracts=True,
+        scales="each",
+        multiplies=True,
+        flops=dot_flops,
+        sides=dot_sides,
+    ),
     local=_dot_local,
 )
 def _dot_general(op: Op) -> Sequence[Row]:
