@@ -5,12 +5,14 @@ them ahead of time.
     python -m benchmarks.steps gpt_data clip    # some
     python -m benchmarks.steps gpt_data --save folder    # keeps the compiled programs' text
     python -m benchmarks.steps gpt_data --sides sbp --collectives   # of plan and compiled program
+    python -m benchmarks.steps gpt_data --sides sbp free            # with types and without
 
 `sbp` has the expert's types of arguments and results and nothing else; `expert` is `jax.jit` with
 constraints on activations; `shard_map` is written by hand, where somebody has; `jax` is `jax.jit`
-without constraints. Each figure of ours is over that of the better expert. `products` are the
-matrix products and convolutions; those of the side that takes the least for them are the floor of
-the step. No TPU is needed, only `libtpu`.
+without constraints. `free` runs only where it is named: `sbp` without any types, within the memory
+that the plan with types holds; its figures are over those of `sbp`. Each other figure of ours is
+over that of the better expert. `products` are the matrix products and convolutions; those of the
+side that takes the least for them are the floor of the step. No TPU is needed, only `libtpu`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from benchmarks.plan_collectives import table
 from benchmarks.steps.program import Step
 from benchmarks.steps.suite import SUITE
 
-SIDES = ("expert", "shard_map", "jax", "sbp")
+SIDES = ("expert", "shard_map", "jax", "sbp", "free")
 EXPERTS = ("expert", "shard_map")
 
 
@@ -76,17 +78,30 @@ def measured(compiled: Any, step: Step, save: Path | None = None) -> Measured:
 
 
 def compiled_side(
-    side: str, step: Step, mesh: Any, *, with_collectives: bool = False
+    side: str,
+    step: Step,
+    mesh: Any,
+    *,
+    limit: float | None = None,
+    with_collectives: bool = False,
 ) -> tuple[Any, float | None]:
     """One side's program and, of ours, the memory of its plan; prints what ours was planned to be,
-    and with `with_collectives` a table of its collectives."""
+    and with `with_collectives` a table of its collectives. `limit` is the memory that `free` may
+    hold by its plan; None for what the plan with types holds."""
     if side == "shard_map":
         return step.hand_written(mesh), None
-    if side != "sbp":
+    if side not in ("sbp", "free"):
         return step.expert(mesh, with_marks=side == "expert"), None
+    if side == "free" and limit is None:
+        limit = step.planned(mesh).cost.peak_memory_bytes
     start = time.perf_counter()
-    plan = step.planned(mesh)
+    if side == "free":
+        plan = step.planned(mesh, pinned=False, memory_limit=limit)
+    else:
+        plan = step.planned(mesh)
     took = time.perf_counter() - start
+    if side == "free":
+        print(f"    chose {_chosen(plan, step)}")
     cost = plan.cost
     print(
         f"    planned in {took:.1f} s: {cost.seconds * 1e3:.3f} ms,"
@@ -96,6 +111,18 @@ def compiled_side(
     if with_collectives:
         print("\n".join(table(compared_collectives(plan, compiled.as_text()))))
     return compiled, cost.peak_memory_bytes
+
+
+def _chosen(plan: Any, step: Step) -> str:
+    """The shardings of a plan's arguments, each with its number of leaves and their global size,
+    most bytes first."""
+    sizes: dict[str, list[int]] = {}
+    leaves = jax.tree.leaves(plan.in_shardings), jax.tree.leaves(step.avals)
+    for sharding, aval in zip(*leaves, strict=True):
+        spec = f"({', '.join(map(str, sharding.spec))})"
+        sizes.setdefault(spec, []).append(math.prod(aval.shape) * aval.dtype.itemsize)
+    rows = sorted(sizes.items(), key=lambda row: -sum(row[1]))
+    return "; ".join(f"{spec} {len(s)} leaves, {sum(s) / MIB:.1f} MiB" for spec, s in rows)
 
 
 def compared(ours: Measured, *experts: Measured) -> dict[str, float]:
@@ -120,24 +147,30 @@ def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
     """Compiles the sides of a step and prints their figures; returns the ratios, if sbp and an
     expert are among them."""
     step, folder = SUITE[name](), args.save
-    mesh, found, predicted = step.devices(), {}, None
+    mesh, found, predicted, limit = step.devices(), {}, None, None
     print(name, flush=True)
-    for side in args.sides:
+    for side in sorted(args.sides, key=SIDES.index):
         if side == "shard_map" and step.by_hand is None:
             continue
         try:
-            compiled, planned = compiled_side(side, step, mesh, with_collectives=args.collectives)
+            compiled, planned = compiled_side(
+                side, step, mesh, limit=limit, with_collectives=args.collectives
+            )
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             print(f"  {side:9s} does not compile: {str(error).splitlines()[0][:200]}", flush=True)
             continue
         found[side] = measured(compiled, step, folder and folder / f"{name}.{side}.hlo")
         print(f"  {side:9s}{found[side]}", flush=True)
         if planned:
-            predicted = planned / found[side].memory
-            print(f"    planned memory is {predicted:.2f} of the memory held", flush=True)
+            share = planned / found[side].memory
+            print(f"    planned memory is {share:.2f} of the memory held", flush=True)
+            if side == "sbp":
+                predicted, limit = share, planned
     if found:
         floor = min(m.step.products for m in found.values()) / CHIPS[step.chip].hertz
         print(f"  floor    {floor * 1e3:9.3f} ms of products")
+    if "sbp" in found and "free" in found:
+        print(f"  free/sbp: {_words(compared(found['free'], found['sbp']))}", flush=True)
     experts = [found[side] for side in EXPERTS if side in found]
     if not experts or "sbp" not in found:
         return {}
@@ -150,7 +183,7 @@ def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("steps", nargs="*", help=f"of: {', '.join(SUITE)}")
-    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES[:4]))
     parser.add_argument("--save", type=Path, help="a folder for the texts of the programs")
     parser.add_argument(
         "--collectives", action="store_true", help="show those of our plan beside the compiled ones"

@@ -77,27 +77,34 @@ class Step:
         shape = [n for _, n in self.mesh]
         return Mesh(np.array(chips).reshape(shape), tuple(a for a, _ in self.mesh))
 
-    def planned(self, mesh: Any, **options: Any) -> Any:
-        """The plan of `sbp` from the expert's types of arguments and results, and nothing else."""
-        f = sbp.jit(
+    def typed(self, mesh: Any, *, pinned: bool = True, **options: Any) -> Any:
+        """The step under `sbp.jit` with the expert's types of arguments and results, and nothing
+        else; unless `pinned`, without these too."""
+        return sbp.jit(
             self.make(Mark()),
             mesh,
-            in_types=self.in_specs,
-            out_types=self.out_specs,
+            in_types=self.in_specs if pinned else None,
+            out_types=self.out_specs if pinned else None,
             donate_argnums=self.donate,
             **options,
         )
-        return f.plan(*self.avals)
 
-    def expert(self, mesh: Mesh, *, with_marks: bool = True) -> Any:
-        """The same step compiled by `jax.jit`, with the expert's marks or without."""
-        f = jax.jit(
+    def planned(self, mesh: Any, *, pinned: bool = True, **options: Any) -> Any:
+        """The plan of `typed`."""
+        return self.typed(mesh, pinned=pinned, **options).plan(*self.avals)
+
+    def constrained(self, mesh: Mesh, *, with_marks: bool = True) -> Any:
+        """The same step under `jax.jit`, with the expert's marks or without."""
+        return jax.jit(
             self.make(Mark(mesh if with_marks else None)),
             in_shardings=shardings(mesh, self.in_specs),
             out_shardings=shardings(mesh, self.out_specs),
             donate_argnums=self.donate,
         )
-        return f.lower(*self.avals).compile()
+
+    def expert(self, mesh: Mesh, *, with_marks: bool = True) -> Any:
+        """`constrained`, compiled."""
+        return self.constrained(mesh, with_marks=with_marks).lower(*self.avals).compile()
 
     def hand_written(self, mesh: Mesh) -> Any:
         """The step compiled from `by_hand`, under `jax.shard_map`."""

@@ -8,7 +8,7 @@ from jax.sharding import AxisType
 
 from benchmarks.hlo_time import StepTime
 from benchmarks.steps.__main__ import Measured, compared
-from benchmarks.steps.program import Mark
+from benchmarks.steps.program import Mark, Step, aval
 from benchmarks.steps.suite import SUITE
 
 
@@ -58,3 +58,19 @@ def test_marks_change_no_value_and_specs_fit(name):
         for value, spec in flat:
             for size, axis in zip(value.shape, tuple(spec), strict=False):  # a spec may be shorter
                 assert axis is None or size % sizes[axis] == 0
+
+
+def test_without_pins_the_types_of_arguments_are_chosen():
+    spec = jax.sharding.PartitionSpec
+    step = Step(
+        make=lambda mark: lambda x, w: x @ w,
+        avals=(aval(8, 1024), aval(1024, 4096)),
+        in_specs=(spec("d"), spec()),
+        out_specs=spec("d"),
+        mesh=(("d", 8),),
+    )
+    mesh = jax.sharding.AbstractMesh((8,), ("d",))
+    pinned, free = step.planned(mesh), step.planned(mesh, pinned=False)
+    weights = [plan.in_shardings[1].is_fully_replicated for plan in (pinned, free)]
+    assert weights == [True, False]  # a device then reads an eighth of them
+    assert free.cost.seconds < pinned.cost.seconds
