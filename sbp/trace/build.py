@@ -22,6 +22,7 @@ from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
 from sbp.trace.slices import with_slices
+from sbp.trace.sums import with_sums
 from sbp.trace.transfers import transfer_fields
 
 
@@ -58,7 +59,7 @@ def trace(
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
-    return with_joins(with_slices(graph)), out_shape
+    return with_joins(with_sums(with_slices(graph))), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
