@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.steps.program import Mark, Step, aval, training
+import sbp
+from benchmarks.steps.program import Mark, Step, aval, training, training_step
 from benchmarks.steps.transformer import (
     BF16,
     Axes,
@@ -110,6 +112,20 @@ def dropless(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]:
     return out, _load_loss(gates, chosen[..., 0])
 
 
+def dropless_in_region(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]:
+    """As `dropless`, for `sbp`: a region by hand sorts the tokens of each device by themselves. Its
+    result is partial over `t`, and sbp decides how it is reduced."""
+    gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x.astype(jnp.float32), p["router"]))
+    weights, chosen = jax.lax.top_k(gates, CHOICES)
+    route = sbp.manual(
+        by_expert,
+        in_types=("d:S(0)", "t:S(2)", "t:S(1)", "d:S(0)", "d:S(0)"),
+        out_types="d:S(0) t:P(sum)",
+    )
+    out = route(x, p["up"].astype(BF16), p["down"].astype(BF16), chosen, weights)
+    return out, _load_loss(gates, chosen[..., 0])
+
+
 def experts_loss(s: Shape, a: Axes, routed: Routed) -> Any:
     """`loss(mark)(params, tokens)`: as `language_model_loss`, with routed feed-forward layers, each
     layer recomputed backward."""
@@ -169,17 +185,40 @@ def moe_capacity() -> Step:
     return expert_step(s, Axes(batch="d"), by_capacity, 16, ("d", None), (("d", 16),))
 
 
+DROPLESS = Shape(
+    layers=4,
+    width=1024,
+    heads=16,
+    hidden=4096,
+    vocabulary=32768,
+    batch=32,
+    length=1024,
+    scanned=True,
+)
+
+
+def dropless_step(s: Shape, experts: int, mesh: Any, *, region: bool) -> Step:
+    """A step of a decoder whose experts have no capacity; their hidden units are split over `t`.
+
+    Arguments:
+        s: the decoder without its experts.
+        experts: how many.
+        mesh: size of each mesh axis.
+        region: whether `sbp` gets the tokens' way to their experts as a region by hand.
+    """
+    a = Axes(batch="d", tensor="t")
+    step = expert_step(s, a, dropless, experts, (None, "t"), mesh)
+    if not region:
+        return step
+    return replace(step, region=training_step(experts_loss(s, a, dropless_in_region)(Mark())))
+
+
 def moe_dropless() -> Step:
     """A decoder with 8 experts without a capacity, their hidden units split over one axis."""
-    s = Shape(
-        layers=4,
-        width=1024,
-        heads=16,
-        hidden=4096,
-        vocabulary=32768,
-        batch=32,
-        length=1024,
-        scanned=True,
-    )
-    a = Axes(batch="d", tensor="t")
-    return expert_step(s, a, dropless, 8, (None, "t"), (("d", 4), ("t", 4)))
+    return dropless_step(DROPLESS, 8, (("d", 4), ("t", 4)), region=False)
+
+
+def moe_dropless_region() -> Step:
+    """The same; `sbp` gets the tokens' way to their experts as a region by hand, as the expert's
+    program has one."""
+    return dropless_step(DROPLESS, 8, (("d", 4), ("t", 4)), region=True)

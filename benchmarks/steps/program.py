@@ -52,6 +52,8 @@ class Step:
         donate: positions of donated arguments.
         by_hand: the step on the shards of one device, with its collectives; None where nobody has
             written it.
+        region: the step as `sbp` gets it where its user writes a region by hand; None where it gets
+            `make` without marks.
         stages: names and sizes of the two axes of `by_hand` that the only axis of the mesh is cut
             into; empty where `by_hand` has the axes of the mesh.
     """
@@ -64,6 +66,7 @@ class Step:
     topology: str = "v5e:4x4"
     donate: tuple[int, ...] = ()
     by_hand: Callable[..., Any] | None = None
+    region: Callable[..., Any] | None = None
     stages: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -81,7 +84,7 @@ class Step:
         """The step under `sbp.jit` with the expert's types of arguments and results, and nothing
         else; unless `pinned`, without these too."""
         return sbp.jit(
-            self.make(Mark()),
+            self.region or self.make(Mark()),
             mesh,
             in_types=self.in_specs if pinned else None,
             out_types=self.out_specs if pinned else None,

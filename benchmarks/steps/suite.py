@@ -8,7 +8,7 @@ from dataclasses import replace
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.steps import by_hand
-from benchmarks.steps.experts import moe_capacity, moe_dropless
+from benchmarks.steps.experts import moe_capacity, moe_dropless, moe_dropless_region
 from benchmarks.steps.images import resnet, unet
 from benchmarks.steps.kernels import gpt_flash
 from benchmarks.steps.program import Mark, Step, aval, training, training_step
@@ -231,6 +231,7 @@ SUITE: dict[str, Callable[[], Step]] = {
         pipeline,
         unet,
         moe_dropless,
+        moe_dropless_region,
         gpt_flash,
     )
 }

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from benchmarks.steps.experts import dropless, expert_step
+from benchmarks.steps.experts import dropless_step
 from benchmarks.steps.program import ADAMW, Mark, Step, shardings
 from benchmarks.steps.serving import decoding
 from benchmarks.steps.stages import pipeline
-from benchmarks.steps.transformer import Axes, Shape
+from benchmarks.steps.transformer import Shape
 
 SHAPE = Shape(
     layers=2, width=32, heads=4, hidden=64, vocabulary=64, batch=4, length=16, scanned=True
 )
 STEPS = {
-    "moe_dropless": expert_step(
-        SHAPE, Axes(batch="d", tensor="t"), dropless, 4, (None, "t"), (("d", 2), ("t", 4))
-    ),
+    "moe_dropless": dropless_step(SHAPE, 4, (("d", 2), ("t", 4)), region=False),
+    "moe_dropless_region": dropless_step(SHAPE, 4, (("d", 2), ("t", 4)), region=True),
     "decoding": dataclasses.replace(
         decoding(dataclasses.replace(SHAPE, scanned=False)), mesh=(("d", 2), ("t", 4))
     ),
@@ -76,6 +75,7 @@ CASES = [
     ("pipeline", by_hand),
     ("moe_dropless", by_sbp),
     ("moe_dropless", by_marks),
+    ("moe_dropless_region", by_sbp),
 ]
 
 
