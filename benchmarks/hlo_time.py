@@ -12,8 +12,9 @@ for one topology.
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.hlo_comm import (
@@ -88,6 +89,7 @@ class StepTime:
         products: cycles of the operations that hold a matrix product or a convolution, with what
             the compiler fused into them.
         exposed: seconds of collectives beside which nothing is computed.
+        exposed_by_kind: the same for each kind of collective, `synchronous` or `asynchronous`.
         bytes_per_device: what the device sends.
         unknown: instructions without an estimate, and loops without a trip count, which count as
             one turn. Figures with and without such a list do not compare.
@@ -97,6 +99,7 @@ class StepTime:
     compute: float
     products: float
     exposed: float
+    exposed_by_kind: Mapping[str, float]
     bytes_per_device: float
     unknown: tuple[str, ...]
 
@@ -109,18 +112,21 @@ class StepTime:
 @dataclass(slots=True)
 class _Passed:
     """What has passed since the start of a computation: cycles, those of products, exposed seconds,
-    bytes sent."""
+    bytes sent, and the exposed seconds of each kind of collective."""
 
     cycles: float = 0.0
     products: float = 0.0
     exposed: float = 0.0
     sent: float = 0.0
+    by_kind: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "_Passed", times: int = 1) -> None:
         self.cycles += times * other.cycles
         self.products += times * other.products
         self.exposed += times * other.exposed
         self.sent += times * other.sent
+        for kind, seconds in other.by_kind.items():
+            self.by_kind[kind] += times * seconds
 
 
 def step_time(hlo_text: str, num_devices: int, chip: str = "v5e") -> StepTime:
@@ -138,6 +144,7 @@ def step_time(hlo_text: str, num_devices: int, chip: str = "v5e") -> StepTime:
         compute=found.cycles / walk.chip.hertz,
         products=found.products,
         exposed=found.exposed,
+        exposed_by_kind=dict(found.by_kind),
         bytes_per_device=found.sent,
         unknown=tuple(sorted(walk.unknown)),
     )
@@ -168,8 +175,8 @@ class _Walk:
         self._known[computation] = schedule.passed
         return schedule.passed
 
-    def collective(self, name: str, rhs: str) -> tuple[float, float]:
-        """The bytes and seconds of a collective; TPU writes a reduce-scatter as a computation
+    def collective(self, name: str, rhs: str) -> tuple[str, float, float]:
+        """The kind, bytes and seconds of a collective; TPU writes a reduce-scatter as a computation
         around an all-reduce, whose name is `name`."""
         found = ANY_COLLECTIVE.search(" " + rhs)
         assert found is not None
@@ -181,7 +188,7 @@ class _Walk:
         share = (n - 1) / n
         match kind:
             case "all-reduce" if name.startswith("all-reduce-scatter"):
-                sent = share * size
+                kind, sent = "reduce-scatter", share * size
             case "all-reduce":
                 # A start's result holds its operand, too.
                 sent = 2 * share * max(size, 0.0 if suffix else shape_bytes(result))
@@ -193,7 +200,7 @@ class _Walk:
                 sent = size
         hops = 1 if kind == "collective-permute" else max(1, n - 1)
         latency = self.chip.latency * min(hops, MOST_HOPS)
-        return sent, latency + sent / self.chip.bandwidth
+        return kind, sent, latency + sent / self.chip.bandwidth
 
     def multiplies(self, rhs: str) -> bool:
         """Whether an instruction is a product or a convolution, or a fusion with one."""
@@ -205,7 +212,7 @@ class _Walk:
             for _, inner in instructions(self.computations.get(name, []))
         )
 
-    def inside(self, names: list[str]) -> tuple[float, float] | None:
+    def inside(self, names: list[str]) -> tuple[str, float, float] | None:
         """The first collective in computations, or in what they call."""
         for computation in names:
             for _, rhs in instructions(self.computations.get(computation, [])):
@@ -230,7 +237,7 @@ class _Schedule:
         self.walk, self.computation = walk, computation
         self.passed = _Passed()
         self.now = 0.0
-        self.ends: dict[str, float] = {}
+        self.ends: dict[str, tuple[str, float]] = {}
 
     def take(self, name: str, rhs: str) -> None:
         """One instruction."""
@@ -282,13 +289,14 @@ class _Schedule:
         self.call(_Passed(cycles=cycles, products=cycles if self.walk.multiplies(rhs) else 0))
         return True
 
-    def wait(self, sent: float, seconds: float) -> None:
+    def wait(self, kind: str, sent: float, seconds: float, *, how: str = "synchronous") -> None:
         """A collective beside which nothing runs."""
-        self.call(_Passed(exposed=seconds, sent=sent))
+        by_kind = Counter({f"{how} {kind}": seconds})
+        self.call(_Passed(exposed=seconds, sent=sent, by_kind=by_kind))
 
-    def start(self, name: str, sent: float, seconds: float) -> None:
+    def start(self, name: str, kind: str, sent: float, seconds: float) -> None:
         self.passed.sent += sent
-        self.ends[name] = self.now + seconds
+        self.ends[name] = kind, self.now + seconds
 
     def done(self, rhs: str, *, any_start: bool = False) -> None:
         """Waits for what is left of the collectives among the operands; with `any_start` for the
@@ -298,8 +306,8 @@ class _Schedule:
             started = list(self.ends)[:1]
         for name in started:
             if name in self.ends:  # an operand may stand twice
-                left = max(0.0, self.ends.pop(name) - self.now)
-                self.wait(0.0, left)
+                kind, end = self.ends.pop(name)
+                self.wait(kind, 0.0, max(0.0, end - self.now), how="asynchronous")
 
 
 def hottest(hlo_text: str) -> Mapping[str, int]:
@@ -331,6 +339,8 @@ def main() -> None:
         f" {found.bytes_per_device / 2**20:.1f} MiB sent per device;"
         f" not counted: {', '.join(found.unknown) or 'nothing'}"
     )
+    for kind, seconds in sorted(found.exposed_by_kind.items()):
+        print(f"{seconds * 1e3:10.3f} ms exposed  {kind}")
     for name, cycles in list(hottest(text).items())[: args.top]:
         print(f"{cycles / 1e6:10.2f} Mcycles a turn  {name[-100:]}")
 

@@ -133,6 +133,10 @@ def test_a_collective_runs_beside_what_is_scheduled_until_its_done(hidden):
     scattered = v5e.latency + 8 * 4 * 4 / 2 / v5e.bandwidth
     step = step_time(ASYNCHRONOUS.replace("HIDDEN", str(hidden)), 2)
     assert step.cycles == hidden + 9
-    assert step.exposed == pytest.approx(max(0.0, gathered - hidden / v5e.hertz) + scattered)
+    left = max(0.0, gathered - hidden / v5e.hertz)
+    assert step.exposed == pytest.approx(left + scattered)
+    assert step.exposed_by_kind == pytest.approx(
+        {"asynchronous all-gather": left, "synchronous reduce-scatter": scattered}
+    )
     assert step.bytes_per_device == 4 * 2**20 + 8 * 4 * 4 / 2
     assert step.seconds == step.compute + step.exposed

@@ -18,6 +18,7 @@ def measured(seconds, *unknown):
         compute=seconds,
         products=0,
         exposed=0,
+        exposed_by_kind={},
         bytes_per_device=8 * seconds,
         unknown=unknown,
     )
