@@ -2,11 +2,13 @@
 
     python -m benchmarks.fragments                 # all fragments, and errors by class
     python -m benchmarks.fragments --half tuned    # those that the model was tuned on; or `unseen`
+    python -m benchmarks.fragments --held-out      # 24 others, on which no price was tuned
     python -m benchmarks.fragments --only softmax  # classes, one line for each fragment
 
 Each fragment is compiled ahead of time for one v5e chip as a program of its own. The judge is the
 sum of its `estimated_cycles` (`benchmarks.hlo_time`). A seed splits the fragments of each class
-into a half on which prices may be tuned, and an unseen half.
+into a half on which prices may be tuned, and an unseen half. Classes whose prices are off by more
+than `MOST_OFF`, in the geometric mean, are named at the end.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import sbp
 from benchmarks.fragment_classes import CLASSES, Fragment, fragments
+from benchmarks.fragments_held_out import HELD_OUT, held_out
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_time import CHIPS, step_time
+
+MOST_OFF = 0.3
+"""How far the price of a class of fragments may be off."""
 
 
 def estimated(fragment: Fragment, chip: Any, kept: Path | None = None) -> float:
@@ -73,6 +79,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--half", choices=("tuned", "unseen"))
     parser.add_argument("--only", nargs="*", help=f"of: {', '.join(CLASSES)}")
+    parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help=f"others than these: {', '.join(make.__name__ for make in HELD_OUT)}",
+    )
     parser.add_argument("--estimates", type=Path, help="a file of estimates, read and completed")
     parser.add_argument("--save", type=Path, help="a folder for the texts of the programs")
     args = parser.parse_args()
@@ -84,7 +95,7 @@ def main() -> None:
     chip = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
     ratios: dict[str, list[float]] = defaultdict(list)
     halves: dict[bool, list[float]] = {True: [], False: []}
-    for f in fragments():
+    for f in held_out() if args.held_out else fragments():
         if (args.only and f.kind not in args.only) or (
             args.half and (args.half == "unseen") != f.unseen
         ):
@@ -118,6 +129,9 @@ def main() -> None:
             )
     if all(halves.values()):
         print(f"all: {_errors([*halves[False], *halves[True]])}")
+    means = {k: math.exp(sum(map(math.log, r)) / len(r)) for k, r in ratios.items()}
+    off = [k for k, mean in means.items() if abs(mean - 1) > MOST_OFF]
+    print(f"off by more than {MOST_OFF:.0%}: {', '.join(off) or 'none'}")
 
 
 if __name__ == "__main__":

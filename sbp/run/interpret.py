@@ -21,6 +21,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, in_rows, offsets
 from sbp.run.layouts import meets_arguments
+from sbp.run.lookups import late_casts
 from sbp.run.stacks import Stacks
 from sbp.settings import holding
 from sbp.signatures import rule_for
@@ -142,6 +143,7 @@ class Interpreter:
     def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
+        late = late_casts(self.graph, block, self.mesh.sizes)
 
         def read(source: Source) -> Any:
             return self.constant(source) if isinstance(source, ConstantRegister) else env[source]
@@ -149,7 +151,12 @@ class Interpreter:
         for instruction in block.instructions:
             match instruction:
                 case Apply():
-                    results = self.apply(instruction, [read(s) for s in instruction.ins])
+                    results = [read(s) for s in instruction.ins]
+                    if late.isdisjoint(instruction.outs):
+                        results = self.apply(instruction, results)
+                    if not late.isdisjoint(instruction.ins):
+                        dtype = self.graph.avals[instruction.outs[0].value].dtype
+                        results = [x.astype(dtype) for x in results]
                     env.update(zip(instruction.outs, results, strict=True))
                 case Box():
                     with self.at(instruction.reader or instruction.maker):
