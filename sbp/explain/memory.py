@@ -30,6 +30,9 @@ from sbp.trace.graph import Graph, Node
 SHOWN_HELD = 4
 """Values that fill the memory: the largest are named, equal ones once."""
 
+FILLS = 0.001
+"""Share of the least memory that was found that a value takes at least to be named."""
+
 
 def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     """Says that no plan fits the memory limit, what is largest in the one of least memory, and
@@ -44,7 +47,8 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     alike: dict[str, list[tuple[int, Codes]]] = {}
     for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r)):
         text = _held_text(names, least, value, codes)
-        if text in alike or len(alike) < SHOWN_HELD:
+        fills = _size(graph, mesh, value, codes) >= FILLS * least.cost.peak_memory_bytes
+        if text in alike or (fills and len(alike) < SHOWN_HELD):
             alike.setdefault(text, []).append((value, codes))
     notes = [
         f"{text}; there are {len(at)} such values" if len(at) > 1 else text

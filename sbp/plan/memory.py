@@ -1,19 +1,22 @@
-"""Peak memory of a plan, by liveness of its registers: bytes of one device's memory, and bytes that
-one device has in host memory."""
+"""Peak memory of a plan, by liveness of the values that reach memory: bytes of one device's memory,
+and bytes that one device has in host memory."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Protocol
 
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
+from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
+from sbp.plan.stored import fuses, stored
 from sbp.signatures import traits_of
-from sbp.trace.graph import Node
+from sbp.trace.regions import interface_of
+
+GAPS = 0.12
+"""Share of the temporaries that XLA's allocation leaves unused between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class Peak:
 
     Arguments:
       bytes: bytes on one device: arguments + outputs - donated inputs whose buffers outputs take +
-          temporaries.
+          temporaries, with the gaps between them.
       temporaries: the live temporaries, in program order; those inside a region come last.
       host_bytes: bytes that one device has in host memory at the fullest moment there, counted in
           the same way.
@@ -64,90 +67,124 @@ def peak_memory(typing: Typing, block: Block) -> Peak:
       typing: the types, for shapes and the mesh.
       block: the plan.
     """
-    sizes, avals = typing.mesh.sizes, typing.graph.avals
-    taken = reused(typing, block)
-
-    def within(host: bool) -> tuple[float, tuple[Register, ...]]:
-        """Bytes in one of the two memories, and the temporaries there."""
-
-        def size(register: Register, *, copied: bool = False) -> float:
-            aval = avals[register.value]
-            in_host = _jax.in_host(aval)
-            if not ((in_host and not copied) if host else in_host == copied):
-                return 0.0
-            local = local_shape(aval.shape, register.codes, sizes)
-            return math.prod(local) * _jax.itemsize(aval.dtype)
-
-        arguments = sum(size(r) for r in block.inputs)
-        outputs = sum(size(s) for s in block.outputs if isinstance(s, Register))
-        donated = sum(size(block.inputs[i]) for i in taken)
-        temporaries, live = _temporaries(block, size, top=True)
-        return arguments + max(0.0, outputs - donated) + temporaries, live
-
-    held, live = within(False)
-    any_in_host = any(map(_jax.in_host, avals.values()))
-    return Peak(bytes=held, temporaries=live, host_bytes=within(True)[0] if any_in_host else 0.0)
+    held, live = _Memory(typing, in_host=False).fullest(block)
+    any_in_host = any(map(_jax.in_host, typing.graph.avals.values()))
+    in_host = _Memory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
+    return Peak(bytes=held, temporaries=live, host_bytes=in_host)
 
 
-def _is_inlined(node: Node) -> bool:
-    """Whether XLA hardly ever stores the results of a node: it fuses the node into its readers."""
-    return traits_of(node.op).fusion == "inlined"
+Live = tuple[float, tuple[Register, ...]]
+"""Most bytes at one moment, and the registers that are live then."""
 
 
-class RegisterBytes(Protocol):
-    """Bytes of a register in one memory of one device: 0 for one in the other memory. `copied` asks
-    for the bytes in device memory of a register in host memory, while it is converted."""
-
-    def __call__(self, register: Register, *, copied: bool = False) -> float: ...
-
-
-def _inner(instruction: Instruction, size: RegisterBytes) -> tuple[float, tuple[Register, ...]]:
-    """Bytes that an instruction needs besides its operands and results, and the registers that are
-    live inside it when it needs most."""
-    match instruction:
-        case Loop():
-            return max(
-                (_temporaries(b, size, top=False) for b in instruction.blocks),
-                key=lambda found: found[0],
-                default=(0.0, ()),
-            )
-        case Apply():
-            return instruction.scratch_bytes, ()
-        case Box(source=source, target=target):
-            return size(source, copied=True) + size(target, copied=True), ()
-
-
-def _temporaries(
-    block: Block, size: RegisterBytes, *, top: bool
-) -> tuple[float, tuple[Register, ...]]:
-    """Most bytes of temporaries that a block has at one moment, and the registers live then.
+class _Memory:
+    """What a plan has in one of a device's two memories.
 
     Arguments:
-      block: the block.
-      size: bytes of a register on one device.
-      top: whether the block is the program; its outputs are then counted by the caller.
+      typing: the types, for shapes and the mesh.
+      in_host: whether the memory is the host's.
     """
-    last: dict[Register, int] = {}
-    for at, instruction in enumerate(block.instructions):
-        for source in instruction.ins:
-            if isinstance(source, Register):
-                last[source] = at
-    kept = {s for s in block.outputs if isinstance(s, Register)}
-    live, peak = 0.0, 0.0
-    fullest: tuple[Register, ...] = ()
-    sizes: dict[Register, float] = {}
-    inputs = set(block.inputs)
-    for at, instruction in enumerate(block.instructions):
-        inner, within = _inner(instruction, size)
-        fused = isinstance(instruction, Apply) and _is_inlined(instruction.node)
-        for register in instruction.outs:
-            bytes_ = 0.0 if fused or (top and register in kept) else size(register)
-            if register in last or register in kept:
+
+    def __init__(self, typing: Typing, *, in_host: bool) -> None:
+        self.typing, self.in_host = typing, in_host
+        self.avals, self.sizes = typing.graph.avals, typing.mesh.sizes
+
+    def fullest(self, block: Block) -> Live:
+        """Bytes of the program at its fullest moment, and the temporaries that are live then."""
+        arguments = sum(map(self.size, block.inputs))
+        outputs = sum(self.size(s) for s in block.outputs if isinstance(s, Register))
+        donated = sum(self.size(block.inputs[i]) for i in reused(self.typing, block))
+        temporaries, live = self.temporaries(block, top=True)
+        gaps = 0.0 if self.in_host else GAPS
+        return arguments + max(0.0, outputs - donated) + (1 + gaps) * temporaries, live
+
+    def elements(self, register: Register) -> int:
+        """Elements of a register on one device, in any memory."""
+        return math.prod(local_shape(self.avals[register.value].shape, register.codes, self.sizes))
+
+    def size(self, register: Register, *, copied: bool = False) -> float:
+        """Bytes of a register in this memory: 0 for one in the other memory. `copied` asks for the
+        bytes in device memory of a register in host memory, while it is converted."""
+        aval = self.avals[register.value]
+        in_host = _jax.in_host(aval)
+        if not ((in_host and not copied) if self.in_host else in_host == copied):
+            return 0.0
+        return self.elements(register) * _jax.itemsize(aval.dtype)
+
+    def inner(self, instruction: Instruction) -> Live:
+        """Bytes that an instruction needs besides its operands and results, and the registers that
+        are live inside it when it needs most."""
+        match instruction:
+            case Loop():
+                found = [self.temporaries(b, top=False) for b in instruction.blocks]
+                return max(found, key=lambda live: live[0], default=(0.0, ()))
+            case Apply():
+                return instruction.scratch_bytes + self.copies(instruction), ()
+            case Box(source=source, target=target):
+                return self.size(source, copied=True) + self.size(target, copied=True), ()
+
+    def copies(self, instruction: Apply) -> float:
+        """Bytes of the copies on which XLA sorts or transforms whole lines."""
+        traits = traits_of(instruction.node.op)
+        if not (traits.whole or (traits.orderless and traits.moves)):
+            return 0.0
+        sources = [s for s in instruction.ins if isinstance(s, Register)]
+        return sum(map(self.size, (*sources, *instruction.outs)))
+
+    def temporaries(self, block: Block, *, top: bool) -> Live:
+        """Most bytes of temporaries that a block has at one moment.
+
+        Arguments:
+          block: the block.
+          top: whether the block is the program, whose results `fullest` counts.
+        """
+        kept = {s for s in block.outputs if isinstance(s, Register)}
+        found = stored(block, self.avals, self.elements)
+        ends: dict[int, list[Register]] = defaultdict(list)
+        for register, at in found.last.items():
+            if register not in kept:
+                ends[at].append(register)
+        live, peak = 0.0, 0.0
+        fullest: tuple[Register, ...] = ()
+        sizes: dict[Register, float] = {}
+        for at, instruction in enumerate(block.instructions):
+            inner, within = self.inner(instruction)
+            ending = [s for s in ends[at] if s in sizes]
+            for register in found.early.get(at, ()):
+                sizes[register] = self.size(register)
+                live += sizes[register]
+            for n, register in enumerate(instruction.outs):
+                is_read = register in found.last or register in kept
+                if register not in found.registers or register in sizes or not is_read:
+                    continue
+                bytes_ = 0.0 if top and register in kept else self.size(register)
+                for source in self.in_place(instruction, n, ending):
+                    if source in ending and sizes[source] == bytes_:
+                        ending.remove(source)
+                        live -= sizes.pop(source)
+                        break
                 sizes[register] = bytes_
                 live += bytes_
-        if live + inner > peak:
-            peak, fullest = live + inner, (*(r for r, b in sizes.items() if b), *within)
-        for source in dict.fromkeys(s for s in instruction.ins if isinstance(s, Register)):
-            if last.get(source) == at and source not in kept and source not in inputs:
-                live -= sizes.pop(source, 0.0)
-    return peak, fullest
+            if live + inner > peak:
+                peak, fullest = live + inner, (*(r for r, b in sizes.items() if b), *within)
+            for source in ending:
+                live -= sizes.pop(source)
+        return peak, fullest
+
+    def in_place(
+        self, instruction: Instruction, position: int, ending: list[Register]
+    ) -> list[Source]:
+        """The operands whose buffers a result may take, if nothing needs them any more.
+
+        Arguments:
+          instruction: the instruction.
+          position: of the result.
+          ending: what nothing needs after the instruction.
+        """
+        if isinstance(instruction, Loop):
+            entries = interface_of(instruction.node).entries
+            carried = [e for e in entries if e.kind == "carry" and e.result == position]
+            return [instruction.ins[e.operand] for e in carried]
+        if isinstance(instruction, Apply) and traits_of(instruction.node.op).scatters:
+            return list(instruction.ins[:1])
+        return list(ending) if fuses(instruction, self.avals) else []

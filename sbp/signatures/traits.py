@@ -88,6 +88,9 @@ class Traits:
       effect: the program runs the operator for its effect on the outside, not for its results.
       opaque: the operator calls a host function, which may compute anything.
       fusion: how XLA compiles the operator.
+      costly: of an elementwise operator: XLA computes the result once and stores it, rather than
+          again in each product or reduction that reads it, where it is computed from the result of
+          another such operator.
       flops: gives the number of floating-point operations; None where only memory traffic is
           priced.
       sides: for a product, gives the elements of the free dims of each operand; None elsewhere.
@@ -116,6 +119,7 @@ class Traits:
     effect: bool = False
     opaque: bool = False
     fusion: Fusion = "partly"
+    costly: bool = False
     flops: Flops | None = None
     sides: Sides | None = None
     whole: bool = False

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
+from sbp.errors import OptionEdit
 from tests.edits import check_helps
 
 MESH = AbstractMesh((2, 4), ("x", "y"))
@@ -97,6 +98,23 @@ def test_equal_values_are_told_once():
     assert any(note.endswith("such values") for note in notes)
 
 
+def test_the_error_says_the_floor_what_fills_it_and_what_would_halve_it():
+    (found,) = sbp.jit(annotated, MESH, memory_limit=1e5).check(SQUARE, SQUARE).diagnostics
+    (edit,) = found.helps[-1].edits
+    assert isinstance(edit, OptionEdit)
+    floor = f"{edit.value / 2**20:.1f} MiB per device"
+    assert found.title.endswith(f"the least that was found is {floor}")
+    first, second, *_ = found.notes
+    assert first.startswith("w of shape (1024, 1024) as B takes 4.0 MiB per device; as S(0) on `y`")
+    assert second.endswith("takes 512.0 KiB per device; twice the devices on `x` would halve it")
+
+
+def test_values_that_fill_nothing_are_counted_only():
+    (found,) = sbp.jit(annotated, MESH, memory_limit=1e5).check(SQUARE, SQUARE).diagnostics
+    assert found.notes[-1] == "2 more values take 8.0 B per device in all"
+    assert not any("4.0 B" in label.text for label in found.labels)
+
+
 def test_what_helps_leave_out_is_said():
     """A pin that gives a help of its own, one that gives two, and one that is not tried."""
 
@@ -106,7 +124,7 @@ def test_what_helps_leave_out_is_said():
 
     shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
     args = shape(2048, 8), shape(8, 2048), shape(1024, 1024)
-    options: dict[str, Any] = {"in_types": ("x:S(1)", None, "B"), "memory_limit": 21e6}
+    options: dict[str, Any] = {"in_types": ("x:S(1)", None, "B"), "memory_limit": 24e6}
     (found,) = sbp.jit(program, MESH, **options).check(*args).diagnostics
     assert len(found.helps) == 3
     assert "1 more change gives a typing and is not shown" in found.notes

@@ -21,13 +21,14 @@ ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     ),
     "fused into consumers nearly always": (
         """reshape broadcast_in_dim transpose squeeze iota convert_element_type sbp_annotate
-        optimization_barrier""",
+        optimization_barrier bitcast_convert_type""",
         lambda t: t.fusion != "partly",
     ),
     "not stored": (
         "broadcast_in_dim iota convert_element_type reshape squeeze sbp_annotate",
         lambda t: t.fusion == "inlined",
     ),
+    "costly to compute again": ("div exp exp2 expm1 log log1p pow", lambda t: t.costly),
     "counts floating-point operations": (
         "dot_general conv_general_dilated pallas_call",
         lambda t: t.flops is not None,

@@ -93,6 +93,9 @@ nonnegative number may be negative. In a monotone function one operand may be P(
 the others are B; a falling function swaps the two monoids.
 """
 
+for _name in names("div exp exp2 expm1 log log1p pow"):
+    ELEMENTWISE[_name] = replace(ELEMENTWISE[_name], costly=True)
+
 _LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
 """Primitives that are linear in all operands together: partial sums in all of them give partial
 sums."""

@@ -88,7 +88,7 @@ def _tile(op: Op) -> Sequence[Row]:
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op)]
 
 
-@rule("bitcast_convert_type", traits=Traits(), local=bind_with)
+@rule("bitcast_convert_type", traits=Traits(fusion="free"), local=bind_with)
 def _bitcast_convert_type(op: Op) -> Sequence[Row]:
     """Every dim splits except the one that holds the pieces of one element: the last dim of the
     side with the narrower dtype."""
