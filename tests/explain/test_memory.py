@@ -27,7 +27,7 @@ def plain(w, x):
 @pytest.mark.parametrize(
     ("fn", "options", "said"),
     [
-        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 19'),
+        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 20'),
         (plain, {"in_types": ("B", "x:S(0)")}, "leave w free in in_types"),
     ],
 )
