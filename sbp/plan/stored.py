@@ -156,7 +156,8 @@ class _Readings:
         return result not in self.kept and self.elements(sources[0]) == self.elements(result)
 
     def pads(self, reader: Instruction) -> bool:
-        """Whether a reader pads its operand, or all that read its result do."""
+        """Whether a reader pads its operand, or all that read its result do. An operation that
+        joins its operand with another one does not: a sum is padded, not what is added up."""
         if reader not in self.fused:
             return False
         if isinstance(reader, Apply):
@@ -164,6 +165,8 @@ class _Readings:
             sources = [s for s in reader.ins if isinstance(s, Register)]
             if traits.moves and traits.fusion == "partly" and sources:
                 return self.elements(sources[0]) < self.elements(reader.outs[0])
+            if len(sources) > 1:
+                return False
         return self.padded.issuperset(reader.outs)
 
     def joining(self, register: Register) -> Instruction | None:

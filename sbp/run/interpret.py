@@ -22,6 +22,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Sou
 from sbp.run.boxing import Boxing, extent, in_rows, offsets
 from sbp.run.layouts import meets_arguments
 from sbp.run.lookups import late_casts
+from sbp.run.order import reduced_before
 from sbp.run.stacks import Stacks
 from sbp.settings import holding
 from sbp.signatures import rule_for
@@ -144,6 +145,7 @@ class Interpreter:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
         late = late_casts(self.graph, block, self.mesh.sizes)
+        early = reduced_before(self.graph, block)
 
         def read(source: Source) -> Any:
             return self.constant(source) if isinstance(source, ConstantRegister) else env[source]
@@ -165,6 +167,10 @@ class Interpreter:
                         in_order = instruction.target in self.rows and fills_tiles(x.shape)
                         env[instruction.target] = in_rows(x) if in_order else x
                 case Loop():
+                    if instruction.node.id in early:
+                        tied = early[instruction.node.id]
+                        after = lax.optimization_barrier([env[r] for r in tied])
+                        env.update(zip(tied, after, strict=True))
                     with self.at(instruction.node):
                         results = self.loop(instruction, [read(s) for s in instruction.ins])
                     env.update(zip(instruction.outs, results, strict=True))

@@ -149,3 +149,12 @@ def test_a_product_is_stored_in_its_own_dtype():
 def test_a_donated_argument_and_its_result_count_once():
     f = sbp.jit(lambda x: x + 1, MESH, in_types="d:S(0)", donate_argnums=(0,))
     assert f.plan(X).cost.peak_memory_bytes == UNIT
+
+
+def test_a_sum_that_is_padded_is_stored_and_what_is_added_up_is_not():
+    def fn(x, w):
+        y = x[:, 256:]
+        return lax.pad(jnp.exp(y) + jnp.exp(-y), 0.0, ((0, 0, 0), (256, 0, 0))) @ w
+
+    found = temporaries(fn, X, SQUARE, types=("d:S(0)", "B"))
+    assert found == pytest.approx(0.5)  # the columns before the padding
