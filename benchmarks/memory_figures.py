@@ -5,10 +5,10 @@
 
 Each program is compiled ahead of time for four v5e chips. `held` are its arguments, results and
 temporaries, a donated buffer once. The rules of `sbp/plan/stored.py` were found on the steps of
-`benchmarks.steps` (which prints planned over held for each), those for joined arrays,
-random bits, sorts and transforms on four of these programs, which are marked as tuned. A program
-has to hold much more than the 128 MiB of a chip's vector memory, where the compiler puts some
-values. No TPU is needed, only `libtpu`.
+`benchmarks.steps` (which prints planned over held for each), those for joined arrays, random bits,
+sorts, transforms and softmaxes on five of these programs, which are marked as tuned. A program has
+to hold much more than the 128 MiB of a chip's vector memory, where the compiler puts some values.
+No TPU is needed, only `libtpu`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 
 TOPOLOGY = "v5e:2x2"
-TUNED = ("diffusion", "dropout", "fft", "order")
+TUNED = ("attention", "diffusion", "dropout", "fft", "order")
 """Programs on which rules were found."""
 
 MADE: dict[str, Callable[[], Program]] = {}

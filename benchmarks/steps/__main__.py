@@ -6,6 +6,7 @@ them ahead of time.
     python -m benchmarks.steps gpt_data --save folder    # keeps the compiled programs' text
     python -m benchmarks.steps gpt_data --sides sbp --collectives   # of plan and compiled program
     python -m benchmarks.steps gpt_data --sides sbp free            # with types and without
+    python -m benchmarks.steps --write          # and keeps the figures of README's table
 
 `sbp` has the expert's types of arguments and results and nothing else; `expert` is `jax.jit` with
 constraints on activations; `shard_map` is written by hand, where somebody has; `jax` is `jax.jit`
@@ -19,61 +20,49 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from benchmarks.hlo_time import CHIPS, StepTime, step_time
+from benchmarks.hlo_time import step_time
 from benchmarks.plan_collectives import compared as compared_collectives
 from benchmarks.plan_collectives import table
+from benchmarks.steps.figures import (
+    EXPERTS,
+    Figures,
+    Ratios,
+    compared,
+    floor,
+    geometric_means,
+    read,
+    write,
+)
 from benchmarks.steps.program import Step
 from benchmarks.steps.suite import SUITE
+from benchmarks.steps.unseen import UNSEEN
 
+STEPS = SUITE | UNSEEN
 SIDES = ("expert", "shard_map", "jax", "sbp", "free")
-EXPERTS = ("expert", "shard_map")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A compiled program: its step, and the bytes of device memory that it needs."""
-
-    step: StepTime
-    memory: float
-
-    def uncounted(self) -> set[str]:
-        """The kinds of what has no estimate: names without the compiler's numbers."""
-        return {re.sub(r"[.\d]+$", "", name) for name in self.step.unknown}
-
-    def __str__(self) -> str:
-        s = self.step
-        unknown = f"; not counted: {', '.join(s.unknown)}" if s.unknown else ""
-        return (
-            f"{s.seconds * 1e3:9.3f} ms, {s.cycles / 1e6:8.2f} Mcycles"
-            f" ({s.products / 1e6:.2f} in products), exposed"
-            f" {s.exposed * 1e3:7.3f} ms, {s.bytes_per_device / MIB:8.1f} MiB sent,"
-            f" {self.memory / MIB:8.1f} MiB held{unknown}"
-        )
-
-
-def measured(compiled: Any, step: Step, save: Path | None = None) -> Measured:
+def measured(compiled: Any, step: Step, save: Path | None = None) -> Figures:
     """Reads a compiled program."""
     text = compiled.as_text()
     if save:
         save.write_text(text, encoding="utf-8")
     memory = compiled.memory_analysis()
-    return Measured(
-        step=step_time(text, math.prod(n for _, n in step.mesh), step.chip),
-        memory=memory.argument_size_in_bytes
+    held = (
+        memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes,
+        - memory.alias_size_in_bytes
+    )
+    return Figures.of(
+        step_time(text, math.prod(n for _, n in step.mesh), step.chip), held, step.chip
     )
 
 
@@ -125,28 +114,14 @@ def _chosen(plan: Any, step: Step) -> str:
     return "; ".join(f"{spec} {len(s)} leaves, {sum(s) / MIB:.1f} MiB" for spec, s in rows)
 
 
-def compared(ours: Measured, *experts: Measured) -> dict[str, float]:
-    """Ours over the better expert, figure by figure. Steps of which one has work without an
-    estimate of a kind that the other has not do not compare, and are left out."""
-    ratios = {
-        "bytes": ours.step.bytes_per_device
-        / max(1.0, min(e.step.bytes_per_device for e in experts)),
-        "memory": ours.memory / min(e.memory for e in experts),
-    }
-    comparable = [e.step.seconds for e in experts if e.uncounted() == ours.uncounted()]
-    if comparable:
-        ratios["step"] = ours.step.seconds / min(comparable)
-    return ratios
-
-
-def _words(ratios: Mapping[str, float]) -> str:
+def _words(ratios: Ratios) -> str:
     return ", ".join(f"{what} {value:.2f}" for what, value in ratios.items())
 
 
-def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
+def _run(name: str, args: argparse.Namespace) -> tuple[Ratios, float | None]:
     """Compiles the sides of a step and prints their figures; returns the ratios, if sbp and an
-    expert are among them."""
-    step, folder = SUITE[name](), args.save
+    expert are among them, and the planned memory over what is held, if sbp is."""
+    step, folder = STEPS[name](), args.save
     mesh, found, predicted, limit = step.devices(), {}, None, None
     print(name, flush=True)
     for side in sorted(args.sides, key=SIDES.index):
@@ -162,44 +137,49 @@ def _run(name: str, args: argparse.Namespace) -> dict[str, float]:
         found[side] = measured(compiled, step, folder and folder / f"{name}.{side}.hlo")
         print(f"  {side:9s}{found[side]}", flush=True)
         if planned:
-            share = planned / found[side].memory
+            share = planned / found[side].held
             print(f"    planned memory is {share:.2f} of the memory held", flush=True)
             if side == "sbp":
                 predicted, limit = share, planned
     if found:
-        floor = min(m.step.products for m in found.values()) / CHIPS[step.chip].hertz
-        print(f"  floor    {floor * 1e3:9.3f} ms of products")
+        print(f"  floor    {floor(found.values()) * 1e3:9.3f} ms of products")
     if "sbp" in found and "free" in found:
         print(f"  free/sbp: {_words(compared(found['free'], found['sbp']))}", flush=True)
+    if args.write:
+        write({name: found})
+        found = read()[name]
     experts = [found[side] for side in EXPERTS if side in found]
     if not experts or "sbp" not in found:
-        return {}
+        return {}, predicted
     ratio = compared(found["sbp"], *experts)
     void = "" if "step" in ratio else "; step void: not counted on one side only"
     print(f"  sbp/better expert: {_words(ratio)}{void}", flush=True)
-    return {**ratio, "planned memory": predicted} if predicted else ratio
+    return ratio, predicted
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("steps", nargs="*", help=f"of: {', '.join(SUITE)}")
+    parser.add_argument("steps", nargs="*", help=f"of: {', '.join(STEPS)}")
     parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES[:4]))
     parser.add_argument("--save", type=Path, help="a folder for the texts of the programs")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="keep the figures, and compare with the kept ones of sides that did not run",
+    )
     parser.add_argument(
         "--collectives", action="store_true", help="show those of our plan beside the compiled ones"
     )
     args = parser.parse_args()
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
-    ratios: dict[str, list[float]] = {"bytes": [], "step": [], "memory": [], "planned memory": []}
-    for name in args.steps or SUITE:
-        for what, value in _run(name, args).items():
-            ratios[what].append(value)
-    if len(ratios["bytes"]) > 1:
-        means = {what: math.exp(sum(map(math.log, r)) / len(r)) for what, r in ratios.items() if r}
-        counts = ", ".join(f"{len(r)} of {what}" for what, r in ratios.items())
-        print(f"geometric means: {_words(means)} ({counts})")
-        predicted = ratios["planned memory"]
+    ran = [_run(name, args) for name in args.steps or STEPS]
+    ratios = [ratio for ratio, _ in ran if ratio]
+    predicted = [memory for _, memory in ran if memory]
+    if len(ratios) > 1:
+        means = [f"{what} {m:.2f} of {n}" for what, (m, n) in geometric_means(ratios).items()]
+        print(f"geometric means: {', '.join(means)} steps")
+    if len(predicted) > 1:
         errors = [abs(p - 1) for p in predicted]
         print(
             f"planned memory over held: {min(predicted):.2f} to {max(predicted):.2f}, median error"

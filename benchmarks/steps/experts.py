@@ -171,7 +171,7 @@ def expert_step(
 
 
 def moe_capacity() -> Step:
-    """A decoder with 16 experts of a fixed capacity, split as the batch is."""
+    """MoE by capacity, experts split. A decoder with 16 experts, split as the batch is."""
     s = Shape(
         layers=4,
         width=1024,
@@ -214,11 +214,11 @@ def dropless_step(s: Shape, experts: int, mesh: Any, *, region: bool) -> Step:
 
 
 def moe_dropless() -> Step:
-    """A decoder with 8 experts without a capacity, their hidden units split over one axis."""
+    """MoE without a capacity. A decoder with 8 experts, their hidden units split over one axis."""
     return dropless_step(DROPLESS, 8, (("d", 4), ("t", 4)), region=False)
 
 
 def moe_dropless_region() -> Step:
-    """The same; `sbp` gets the tokens' way to their experts as a region by hand, as the expert's
-    program has one."""
+    """MoE without a capacity, a region by hand. It has the tokens' way to their experts and back,
+    as in the expert's program."""
     return dropless_step(DROPLESS, 8, (("d", 4), ("t", 4)), region=True)

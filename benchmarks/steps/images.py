@@ -113,7 +113,7 @@ def _resnet_step(mark: Mark, average: Split = _as_it_is) -> Callable[..., Any]:
 
 
 def resnet(batch: int = 1024, side: int = 224) -> Step:
-    """ResNet-50 with batch norm over the whole batch, data parallel."""
+    """ResNet-50, batch norm, data parallel. The statistics are those of the whole batch."""
     params: dict[str, Any] = {"head": aval(2048, 1000)}
     means = {}
     for name, shape in _resnet_layers().items():
@@ -246,7 +246,7 @@ def denoising_loss(mark: Mark) -> Callable[..., jax.Array]:
 
 
 def unet(batch: int = 256, side: int = 64, channels: tuple[int, ...] = CHANNELS) -> Step:
-    """A diffusion U-Net, data parallel."""
+    """Diffusion U-Net, data parallel."""
     params = unet_shapes(channels)
     step = training(
         loss=denoising_loss,

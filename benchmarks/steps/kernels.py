@@ -77,7 +77,7 @@ def flash_loss(s: Shape, a: Axes) -> Callable[[Mark], Callable[..., jax.Array]]:
 def gpt_flash(
     batch: int = 16, length: int = 2048, width: int = 2048, topology: str = "v5e:4x4"
 ) -> Step:
-    """GPT whose attention is a Pallas kernel, heads over one axis, examples over the other."""
+    """GPT with Pallas flash attention. Heads are split over one axis, examples over the other."""
     s = Shape(
         layers=4,
         width=width,

@@ -87,7 +87,7 @@ DECODER = Shape(
 
 
 def decoding(s: Shape = DECODER) -> Step:
-    """A decoder's next token: weights in bfloat16 and the cache split by heads, batch split."""
+    """Decoding with a cache. Weights in bfloat16 and the cache split by heads, batch split."""
     a = Axes(batch="d", tensor="t")
     params = jax.tree.map(lambda x: aval(*x.shape, dtype=BF16), weights_of(s))
     shape, spec = (s.batch, s.length, s.heads, s.width // s.heads), P("d", None, "t", None)

@@ -78,7 +78,8 @@ GPT = Shape(
 
 
 def pipeline(s: Shape = GPT, microbatches: int = 8, data: int = 4) -> Step:
-    """GPT in four stages, each on one part of the devices, and data parallel."""
+    """Pipeline as a rolling buffer. GPT in four stages, each on one part of the devices, and data
+    parallel."""
     a = Axes(batch="d")
     params, specs = weights_of(s), specs_of(s, a)
     params["blocks"] = jax.tree.map(

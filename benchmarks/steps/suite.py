@@ -47,19 +47,19 @@ def _language_model(s: Shape, a: Axes, mesh: tuple[tuple[str, int], ...], topolo
 
 
 def gpt_data() -> Step:
-    """GPT, data parallel, weights and moments on every device."""
+    """GPT, data parallel. Weights and moments are on every device."""
     s = Shape(layers=4, width=1024, heads=16, hidden=4096, vocabulary=32768, batch=64, length=1024)
     return _language_model(s, Axes(batch="d"), (("d", 16),), "v5e:4x4")
 
 
 def megatron() -> Step:
-    """GPT, heads and hidden units over one axis, examples over the other."""
+    """GPT, tensor and data parallel. Heads and hidden units are split over one axis."""
     s = Shape(layers=4, width=2048, heads=16, hidden=8192, vocabulary=32768, batch=16, length=2048)
     return _language_model(s, Axes(batch="d", tensor="t"), (("d", 4), ("t", 4)), "v5e:4x4")
 
 
 def llama_fsdp() -> Step:
-    """Llama, a scan over layers, all weights split and gathered layer by layer."""
+    """Llama, fully sharded. A scan over layers, whose weights are gathered one by one."""
     s = Shape(
         layers=8,
         width=2048,
@@ -75,7 +75,7 @@ def llama_fsdp() -> Step:
 
 
 def fsdp_tensor() -> Step:
-    """Llama, weights split over both axes."""
+    """Llama, tensor parallel and fully sharded. Weights are split over both axes."""
     s = Shape(
         layers=8,
         width=4096,
@@ -92,7 +92,7 @@ def fsdp_tensor() -> Step:
 
 
 def vocabulary() -> Step:
-    """A small decoder with 256k tokens, split by vocabulary."""
+    """Decoder of 262,144 tokens, split by vocabulary."""
     s = Shape(
         layers=2,
         width=2048,
@@ -107,7 +107,8 @@ def vocabulary() -> Step:
 
 
 def accumulation() -> Step:
-    """Llama, weights split, gradients of eight microbatches added up in a scan."""
+    """Llama, fully sharded, gradients accumulated. Those of eight microbatches are added up in a
+    scan."""
     s = Shape(
         layers=4,
         width=2048,
@@ -133,7 +134,7 @@ def accumulation() -> Step:
 
 
 def vit() -> Step:
-    """A vision transformer, data parallel."""
+    """Vision transformer, data parallel."""
     s = Shape(
         layers=6,
         width=1024,
@@ -158,7 +159,7 @@ def vit() -> Step:
 
 
 def clip() -> Step:
-    """CLIP, data parallel, with a contrastive loss over the whole batch."""
+    """CLIP, data parallel. The contrastive loss is that of the whole batch."""
     image = Shape(
         layers=3,
         width=768,
@@ -195,7 +196,7 @@ def clip() -> Step:
 
 
 def long_context() -> Step:
-    """A decoder whose positions are split, as its batch is."""
+    """Decoder, 8,192 positions that are split. So is its batch."""
     s = Shape(
         layers=4,
         width=1024,
