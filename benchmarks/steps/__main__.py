@@ -22,6 +22,7 @@ import argparse
 import math
 import statistics
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def _run(name: str, args: argparse.Namespace) -> tuple[Ratios, float | None]:
     if "sbp" in found and "free" in found:
         print(f"  free/sbp: {_words(compared(found['free'], found['sbp']))}", flush=True)
     if args.write:
-        write({name: found})
+        write({name: found}, metadata.version("libtpu"))
         found = read()[name]
     experts = [found[side] for side in EXPERTS if side in found]
     if not experts or "sbp" not in found:

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
@@ -113,13 +112,19 @@ def read(path: Path = KEPT) -> dict[str, dict[str, Figures]]:
     return found
 
 
-def write(figures: Mapping[str, Mapping[str, Figures]], path: Path = KEPT) -> None:
-    """Keeps figures, each in the place of what the file had for its step and side."""
+def write(figures: Mapping[str, Mapping[str, Figures]], libtpu: str, path: Path = KEPT) -> None:
+    """Keeps figures, each in the place of what the file had for its step and side.
+
+    Arguments:
+        figures: by step and side.
+        libtpu: the version of the compiler.
+        path: the file.
+    """
     kept = read(path)
     for name, sides in figures.items():
         kept.setdefault(name, {}).update(sides)
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(f"# libtpu {metadata.version('libtpu')}; seconds and bytes of one device\n")
+        file.write(f"# libtpu {libtpu}; seconds and bytes of one device\n")
         out = csv.writer(file, lineterminator="\n")
         out.writerow(
             ["step", "side", "seconds", "exposed", "products", "sent", "held", "uncounted"]

@@ -60,13 +60,13 @@ def test_means_are_of_the_rows_that_have_the_figure():
 def test_figures_are_kept_and_replaced_side_by_side(tmp_path):
     path = tmp_path / "figures.csv"
     first = {"a": {"sbp": figures(2, "trips of while.1", "cycles of fusion.7"), "jax": figures(3)}}
-    write(first, path)
-    write({"a": {"sbp": figures(4)}, "b": {"expert": figures(5)}}, path)
+    write(first, "1.0", path)
+    write({"a": {"sbp": figures(4)}, "b": {"expert": figures(5)}}, "1.1", path)
     assert read(path) == {
         "a": {"sbp": figures(4), "jax": figures(3)},
         "b": {"expert": figures(5)},
     }
-    write(first, path)
+    write(first, "1.0", path)
     assert read(path)["a"] == first["a"]
 
 

@@ -86,9 +86,10 @@ def test_equal_values_are_told_once():
     def program(w, x):
         def body(c, _):
             c = sbp.replicate(jnp.tanh(c @ w))
-            return c, c
+            return c, (c, c + 1, 2 * c)
 
-        return jax.lax.scan(body, x, None, length=8)[1].sum()
+        first, second, third = jax.lax.scan(body, x, None, length=8)[1]
+        return (first * second * third).sum()
 
     aval = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     (fault,) = sbp.jit(jax.grad(program), mesh, memory_limit=3e5).check(aval, aval).diagnostics
