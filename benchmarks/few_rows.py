@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_time import CHIPS, step_time
-from sbp.machine.table import HARDWARE
+from sbp.infer.cost import row_seconds
 
 ROWS = (1, 2, 8, 16, 64, 128, 256, 512)
 SIZES = ((2048, 8192), (8192, 2048), (4096, 4096))
@@ -42,16 +43,14 @@ def estimated(rows: int, size: tuple[int, int], dtype: str, device: Any, chip: s
 
 def priced(rows: int, size: tuple[int, int], dtype: str, chip: str) -> float:
     """Our seconds of the same, with weights that are fetched before where they have room."""
-    hardware, itemsize = HARDWARE[f"tpu-{chip}"], jnp.dtype(dtype).itemsize
-    flops = 2.0 * rows * size[0] * size[1]
-    weights = size[0] * size[1] * itemsize
-    waited = weights if weights > hardware.fast_memory_bytes else 0
-    traffic = waited + rows * sum(size) * itemsize
-    rate = hardware.product_flops_per_second(itemsize)
-    computed = flops * max(1.0, hardware.product_rows / rows) / rate
-    if rows == 1 and hardware.vector_flops_per_second:
-        computed = flops / hardware.vector_flops_per_second
-    return max(computed, traffic / hardware.hbm_bytes_per_second)
+    mesh = AbstractMesh((1,), ("d",))
+    shapes = [jax.ShapeDtypeStruct(s, np.dtype(jnp.dtype(dtype))) for s in ((rows, size[0]), size)]
+    request = sbp.jit(jnp.matmul, mesh, hardware=f"tpu-{chip}").trace(*shapes).request
+    (node,) = request.graph.nodes
+    _, weights = node.inputs
+    assert isinstance(weights, int)
+    row = request.rows_of(node)[0]  # on one device all are alike
+    return row_seconds(request.graph, node, row, request.mesh, {weights: 0.0})
 
 
 def main() -> None:

@@ -155,24 +155,33 @@ PROGRAMS: dict[str, tuple[str, Callable[[Config, Mesh], jax.stages.Compiled]]] =
 }
 
 
+def held_bytes(compiled: jax.stages.Compiled) -> int:
+    """Bytes of one device that a compiled program holds: arguments, results and temporaries, a
+    donated buffer that a result takes once."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise RuntimeError("the compiler gave no memory analysis: install the `tpu` extra")
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
 def measure(program: str, cfg: Config, mesh: Mesh) -> Measurement:
     """Compiles one of `PROGRAMS` for `mesh` and reads its bytes sent and its memory."""
     title, compile_program = PROGRAMS[program]
     start = time.perf_counter()
     compiled = compile_program(cfg, mesh)
     seconds = time.perf_counter() - start
-    hlo_text, memory = compiled.as_text(), compiled.memory_analysis()
-    if hlo_text is None or memory is None:
-        raise RuntimeError(
-            "the compiler gave no HLO text or no memory analysis: install the `tpu` extra"
-        )
+    hlo_text = compiled.as_text()
+    if hlo_text is None:
+        raise RuntimeError("the compiler gave no HLO text: install the `tpu` extra")
     return Measurement(
         program=title,
         bytes_by_kind=bytes_by_kind(collectives(hlo_text, mesh.size)),
-        hbm_bytes=memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes,
+        hbm_bytes=held_bytes(compiled),
         compile_seconds=seconds,
     )
 

@@ -28,7 +28,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
+# The first one sets the ahead-of-time environment before JAX is used.
+from benchmarks.gshard_bytes import MIB, held_bytes
 from benchmarks.hlo_time import step_time
 from benchmarks.plan_collectives import compared as compared_collectives
 from benchmarks.plan_collectives import table
@@ -55,16 +56,8 @@ def measured(compiled: Any, step: Step, save: Path | None = None) -> Figures:
     text = compiled.as_text()
     if save:
         save.write_text(text, encoding="utf-8")
-    memory = compiled.memory_analysis()
-    held = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
-    return Figures.of(
-        step_time(text, math.prod(n for _, n in step.mesh), step.chip), held, step.chip
-    )
+    devices = math.prod(n for _, n in step.mesh)
+    return Figures.of(step_time(text, devices, step.chip), held_bytes(compiled), step.chip)
 
 
 def compiled_side(

@@ -51,15 +51,8 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
     )
 
 
-_NOTHING: Mapping[int, float] = {}
-
-
 def row_seconds(
-    graph: Graph,
-    node: Node,
-    row: NdRow,
-    mesh: MeshSpec,
-    waited: Mapping[int, float] = _NOTHING,
+    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, waited: Mapping[int, float]
 ) -> float:
     """Seconds of a node's kernel under a row: its local work on one device, and its own
     collectives. Work that several devices repeat, since an operand is B, is counted on each of

@@ -154,6 +154,7 @@ class Interpreter:
             match instruction:
                 case Apply():
                     results = [read(s) for s in instruction.ins]
+                    # A late cast passes its operand on, and what is looked up in it is cast.
                     if late.isdisjoint(instruction.outs):
                         results = self.apply(instruction, results)
                     if not late.isdisjoint(instruction.ins):

@@ -16,7 +16,7 @@ def reduced_before(graph: Graph, block: Block) -> dict[int, tuple[Register, ...]
 
     A sum that is not reduced yet is as large as the whole value; scattered, it is one shard. The
     plan reduces it where it is made. The TPU compiler would scatter it where the shard is read, and
-    the whole value would lie in memory while the loop runs.
+    the whole value would lie in memory while the loop runs (`tests/tpu/test_reduced_early.py`).
 
     Arguments:
       graph: the program.

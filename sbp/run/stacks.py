@@ -8,7 +8,7 @@ from typing import Any
 from sbp.machine.lanes import fills_tiles
 from sbp.machine.scatters import TILE
 from sbp.plan.ir import Block, Loop, Register
-from sbp.trace.regions import Interface, interface_of
+from sbp.trace.regions import interface_of
 
 
 class Stacks:
@@ -27,11 +27,14 @@ class Stacks:
         made: set[Register] = set()
         others = {s for s in block.outputs if isinstance(s, Register)}
         for instruction in block.instructions:
-            interface = _interface(instruction)
-            stacked = {e.result for e in interface.exits if e.kind == "stacked"}
-            sliced = {e.operand for e in interface.entering("slice")}
-            outs, ins = enumerate(instruction.outs), enumerate(instruction.ins)
-            made |= {r for n, r in outs if n in stacked and r.value in kept}
+            sliced: set[int] = set()
+            if isinstance(instruction, Loop):
+                interface = interface_of(instruction.node)
+                sliced = {e.operand for e in interface.entering("slice")}
+                stacked = {e.result for e in interface.exits if e.kind == "stacked"}
+                outs = enumerate(instruction.outs)
+                made |= {r for n, r in outs if n in stacked and r.value in kept}
+            ins = enumerate(instruction.ins)
             others |= {s for n, s in ins if isinstance(s, Register) and n not in sliced}
         self.registers = frozenset(made - others)
 
@@ -62,13 +65,6 @@ class Stacks:
             if e.kind == "stacked" and loop.outs[e.result] in self.registers
         }
         return [_matrix(x) if n in narrow else x for n, x in enumerate(values)]
-
-
-def _interface(instruction: Any) -> Interface:
-    return interface_of(instruction.node) if isinstance(instruction, Loop) else _NO_LOOP
-
-
-_NO_LOOP = Interface(loop=False, entries=(), exits=(), fed=())
 
 
 def _matrix(x: Any) -> Any:
