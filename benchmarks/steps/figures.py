@@ -174,17 +174,34 @@ def table(figures: Mapping[str, Mapping[str, Figures]], titles: Mapping[str, str
     )
 
 
+def free_table(figures: Mapping[str, Mapping[str, Figures]], titles: Mapping[str, str]) -> str:
+    """README's table of the steps in `titles` that were compiled without types: over `sbp` with
+    types, in the order of `titles`."""
+    rows = []
+    for name, title in titles.items():
+        sides = figures.get(name, {})
+        if "free" in sides:
+            ratio = compared(sides["free"], sides["sbp"])
+            rows.append("| " + " | ".join([title, *(_cell(what, ratio) for what in ASKED)]) + " |")
+    return "\n".join(["| step | bytes sent | time | memory |", "|---|---|---|---|", *rows])
+
+
 def titles(steps: Mapping[str, Callable[[], object]]) -> dict[str, str]:
     """The name of each step in README: the first sentence of its docstring."""
     return {name: (step.__doc__ or name).split(".")[0] for name, step in steps.items()}
 
 
 def tables() -> list[str]:
-    """README's two tables: of the suite, and of the steps that nothing was corrected on."""
+    """README's tables: of the suite, of the steps that nothing was corrected on, and of those that
+    were compiled without types."""
     from benchmarks.steps.suite import SUITE  # here: what reads figures needs no step
     from benchmarks.steps.unseen import UNSEEN
 
-    return [table(read(), titles(steps)) for steps in (SUITE, UNSEEN)]
+    kept = read()
+    return [
+        *(table(kept, titles(steps)) for steps in (SUITE, UNSEEN)),
+        free_table(kept, titles(SUITE)),
+    ]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from benchmarks.steps.figures import (
     Figures,
     compared,
     floor,
+    free_table,
     geometric_means,
     read,
     table,
@@ -85,6 +86,15 @@ def test_table_has_the_worst_first_and_marks_what_is_above_what_is_asked():
         "| geometric mean | | 1.00 | 1.00 of 2 | 1.26 | |",
     ]
     assert floor([good, figures(1)]) == pytest.approx(0.5)
+
+
+def test_steps_without_types_are_compared_with_those_with_types():
+    kept = {
+        "both": {"sbp": figures(4), "free": dataclasses.replace(figures(2), held=24)},
+        "pinned": {"sbp": figures(4)},
+    }
+    rows = free_table(kept, {"both": "BOTH", "pinned": "PINNED"}).splitlines()[2:]
+    assert rows == ["| BOTH | 0.50 | 0.50 | **2.00** |"]
 
 
 def test_readme_shows_the_figures_that_are_kept():
