@@ -6,6 +6,7 @@ them ahead of time.
     python -m benchmarks.steps gpt_data --save folder    # keeps the compiled programs' text
     python -m benchmarks.steps gpt_data --sides sbp --collectives   # of plan and compiled program
     python -m benchmarks.steps gpt_data --sides sbp free            # with types and without
+    python -m benchmarks.steps adapters --memory-limit 1930    # ours may hold that many MiB
     python -m benchmarks.steps --write          # and keeps the figures of README's table
 
 `sbp` has the expert's types of arguments and results and nothing else; `expert` is `jax.jit` with
@@ -69,8 +70,8 @@ def compiled_side(
     with_collectives: bool = False,
 ) -> tuple[Any, float | None]:
     """One side's program and, of ours, the memory of its plan; prints what ours was planned to be,
-    and with `with_collectives` a table of its collectives. `limit` is the memory that `free` may
-    hold by its plan; None for what the plan with types holds."""
+    and with `with_collectives` a table of its collectives. `limit` is the memory that ours may hold
+    by its plan; None for no limit, and for `free` for what the plan with types holds."""
     if side == "shard_map":
         return step.hand_written(mesh), None
     if side not in ("sbp", "free"):
@@ -78,10 +79,7 @@ def compiled_side(
     if side == "free" and limit is None:
         limit = step.planned(mesh).cost.peak_memory_bytes
     start = time.perf_counter()
-    if side == "free":
-        plan = step.planned(mesh, pinned=False, memory_limit=limit)
-    else:
-        plan = step.planned(mesh)
+    plan = step.planned(mesh, pinned=side != "free", memory_limit=limit)
     took = time.perf_counter() - start
     if side == "free":
         print(f"    chose {_chosen(plan, step)}")
@@ -116,7 +114,8 @@ def _run(name: str, args: argparse.Namespace) -> tuple[Ratios, float | None]:
     """Compiles the sides of a step and prints their figures; returns the ratios, if sbp and an
     expert are among them, and the planned memory over what is held, if sbp is."""
     step, folder = STEPS[name](), args.save
-    mesh, found, predicted, limit = step.devices(), {}, None, None
+    mesh, found, predicted = step.devices(), {}, None
+    limit = args.memory_limit and args.memory_limit * MIB
     print(name, flush=True)
     for side in sorted(args.sides, key=SIDES.index):
         if side == "shard_map" and step.by_hand is None:
@@ -134,7 +133,7 @@ def _run(name: str, args: argparse.Namespace) -> tuple[Ratios, float | None]:
             share = planned / found[side].held
             print(f"    planned memory is {share:.2f} of the memory held", flush=True)
             if side == "sbp":
-                predicted, limit = share, planned
+                predicted, limit = share, limit or planned
     if found:
         print(f"  floor    {floor(found.values()) * 1e3:9.3f} ms of products")
     if "sbp" in found and "free" in found:
@@ -162,9 +161,14 @@ def main() -> None:
         help="keep the figures, and compare with the kept ones of sides that did not run",
     )
     parser.add_argument(
+        "--memory-limit", type=float, metavar="MIB", help="what our plans may hold on one device"
+    )
+    parser.add_argument(
         "--collectives", action="store_true", help="show those of our plan beside the compiled ones"
     )
     args = parser.parse_args()
+    if args.write and args.memory_limit:
+        parser.error("the figures that are kept have no memory limit: leave out one of the two")
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
     ran = [_run(name, args) for name in args.steps or STEPS]
