@@ -22,7 +22,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Sou
 from sbp.run.boxing import Boxing, extent, in_rows, offsets
 from sbp.run.layouts import meets_arguments
 from sbp.run.lookups import late_casts
-from sbp.run.order import reduced_before
+from sbp.run.order import computed_before
 from sbp.run.stacks import Stacks
 from sbp.settings import holding
 from sbp.signatures import rule_for
@@ -145,7 +145,7 @@ class Interpreter:
         """Runs a block on the shards of its inputs; returns the shards of its outputs."""
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
         late = late_casts(self.graph, block, self.mesh.sizes)
-        early = reduced_before(self.graph, block)
+        early = computed_before(self.graph, block, self.mesh.sizes)
 
         def read(source: Source) -> Any:
             return self.constant(source) if isinstance(source, ConstantRegister) else env[source]

@@ -1,40 +1,121 @@
-"""Which reductions come before a loop."""
+"""Which values a loop finds computed."""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
 
 import numpy as np
 from jax import numpy as jnp
 
 from sbp import _jax
-from sbp.plan.ir import Block, Box, Loop, Register
+from sbp.infer.space import local_shape
+from sbp.plan.ir import Block, Box, Instruction, Loop, Register
+from sbp.plan.stored import stored
 from sbp.trace.graph import Graph
 
 
-def reduced_before(graph: Graph, block: Block) -> dict[int, tuple[Register, ...]]:
-    """For each loop, by the id of its node: the scattered sums that are made before it and that it
-    does not read, and an array that it reads. A barrier over them puts the sums before the loop.
+def computed_before(
+    graph: Graph, block: Block, sizes: tuple[int, ...]
+) -> dict[int, tuple[Register, ...]]:
+    """For each loop, by the id of its node: the values that are computed before it and read after
+    it, and an array that it reads. A barrier over them puts their computation before the loop.
 
-    A sum that is not reduced yet is as large as the whole value; scattered, it is one shard. The
-    plan reduces it where it is made. The TPU compiler would scatter it where the shard is read, and
-    the whole value would lie in memory while the loop runs (`tests/tpu/test_reduced_early.py`).
+    The TPU compiler may compute a value that a loop does not read behind the loop, where it is
+    read. What it is computed from lies in memory while the loop runs: the whole gradient, of which
+    a device keeps a shard (`tests/tpu/test_reduced_early.py`), or the logits, for the loss. So this
+    is done for values with fewer bytes than an array that the plan needs no more when the loop
+    starts, and that is there before the loop anyway: something else reads it, too, or it is what a
+    collective makes smaller. What is computed for one value alone may wait with it: a lookup's
+    gradient needs more memory while it is added up than what it is made of
+    (`python -m benchmarks.gshard_bytes`). Of a collective, the smaller one of its operand and its
+    result is computed before the loop: what it sends can wait, where that is less.
 
     Arguments:
       graph: the program.
       block: the instructions of the program, or of a region.
+      sizes: of the mesh axes.
     """
+    loops = [at for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
+    if not loops:
+        return {}
+    before = _Before(graph, block, sizes)
     found: dict[int, tuple[Register, ...]] = {}
-    scattered: list[Register] = []
-    for instruction in block.instructions:
-        if isinstance(instruction, Box):
-            if any(step.kind == "reduce_scatter" for step in instruction.steps):
-                scattered.append(instruction.target)
-        elif isinstance(instruction, Loop):
-            sums = [r for r in scattered if r not in instruction.ins]
-            read = [s for s in instruction.ins if isinstance(s, Register) and _is_tied(graph, s)]
-            if sums and read:
-                found[instruction.node.id] = (*sums, *read[:1])
-            scattered = []
+    for start, at in zip([0, *(n + 1 for n in loops)], loops, strict=False):
+        loop = block.instructions[at]
+        held = [r for r in before.held(start, at) if r not in loop.ins]
+        read = [s for s in loop.ins if isinstance(s, Register) and _is_tied(graph, s)]
+        if held and read:
+            assert isinstance(loop, Loop)
+            found[loop.node.id] = (*held, *read[:1])
     return found
+
+
+class _Before:
+    """What is computed between two loops.
+
+    Arguments:
+      graph: the program.
+      block: the instructions.
+      sizes: of the mesh axes.
+    """
+
+    def __init__(self, graph: Graph, block: Block, sizes: tuple[int, ...]) -> None:
+        self.graph, self.block, self.sizes = graph, block, sizes
+        found = stored(block, graph.avals, self.elements)
+        self.stored, end = found.registers, len(block.instructions)
+        self.readers = Counter(s for i in block.instructions for s in i.ins)
+        outputs = {s: end for s in block.outputs if isinstance(s, Register)}
+        self.last = {**found.last, **outputs}
+
+    def elements(self, register: Register) -> int:
+        """Elements of a register on one device."""
+        return math.prod(
+            local_shape(self.graph.avals[register.value].shape, register.codes, self.sizes)
+        )
+
+    def size(self, register: Register) -> float:
+        """Bytes of a register in device memory."""
+        aval = self.graph.avals[register.value]
+        return 0 if _jax.in_host(aval) else self.elements(register) * _jax.itemsize(aval.dtype)
+
+    def held(self, start: int, loop: int) -> list[Register]:
+        """The values to compute before a loop.
+
+        Arguments:
+          start: the position behind the loop before.
+          loop: the position of the loop.
+        """
+        needed: dict[Register, float] = {}  # bytes that a value frees
+        found: dict[Register, None] = {}
+        for instruction in self.block.instructions[start:loop]:
+            sources = [s for s in instruction.ins if isinstance(s, Register)]
+            ending = [s for s in sources if self.last.get(s, 0) < loop]
+            freed = (max(self.freed(instruction, s), needed.get(s, 0.0)) for s in ending)
+            most = max(freed, default=0.0)
+            for register in instruction.outs:
+                needed[register] = most
+                if self.last.get(register, 0) > loop and register in self.stored:
+                    kept = self.smaller(instruction, register)
+                    if needed.get(kept, 0.0) > self.size(kept):
+                        found[kept] = None
+        return list(found)
+
+    def freed(self, instruction: Instruction, source: Register) -> float:
+        """Bytes that an instruction frees, as the last reader of a value that would be there
+        without it, or as a collective that makes it smaller."""
+        if source not in self.stored:
+            return 0.0
+        if isinstance(instruction, Box):
+            shrinks = self.size(instruction.target) < self.size(source)
+            return self.size(source) if shrinks else 0.0
+        return self.size(source) if self.readers[source] > 1 else 0.0
+
+    def smaller(self, instruction: Instruction, register: Register) -> Register:
+        """A result, or of a collective its operand, if that has fewer bytes."""
+        if isinstance(instruction, Box) and self.size(instruction.source) <= self.size(register):
+            return instruction.source
+        return register
 
 
 def _is_tied(graph: Graph, operand: Register) -> bool:
