@@ -28,7 +28,7 @@ from sbp.infer.flow import Decision, Edge, End, Flow
 from sbp.infer.pins import pinned_codes
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, NdRow, RowTable
+from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Codes, TypeSpace, is_even, stack
 from sbp.infer.typing import Typing
@@ -63,7 +63,6 @@ class Problem:
     live: frozenset[tuple[int, bool]] = frozenset()
     shares: Mapping[int, float] = field(default_factory=dict)
     _sums: Sums = field(init=False)
-    _table: RowTable = field(init=False)
     _spaces: Spaces = field(init=False)
     costs: CostGraph = field(default_factory=CostGraph)
     native: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class Problem:
         """Fills `costs`: a variable for each decision, by its number, then the conversions between
         them."""
         # Asked for once: to find them hashes the whole mesh.
-        self._table, self._spaces = self.request.table, self.request.spaces
+        self._spaces = self.request.spaces
         self.native = self.request.native
         self._sums = self.request.sums
         for number, decision in enumerate(self.flow.decisions):
@@ -235,7 +234,7 @@ class Problem:
 
     def _rows(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
-        return self._table.rows_in(self.graph, node, self.native, self.request.rounding)
+        return self.request.rows_of(node)
 
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
         """The rows of a node that its rules allow and that are not dominated, with the seconds of

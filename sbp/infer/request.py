@@ -96,6 +96,7 @@ class RequestCaches:
     def __init__(self) -> None:
         self._tables: dict[tuple[MeshSpec, bool], RowTable] = {}
         self._spaces: dict[MeshSpec, Spaces] = {}
+        self._rows: list[dict[int, tuple[NdRow, ...]]] = []
 
     def table(self, mesh: MeshSpec, *, communicates: bool) -> RowTable:
         """The rows of nodes on a mesh, with or without rows whose kernels have collectives."""
@@ -110,10 +111,17 @@ class RequestCaches:
             self._spaces[mesh] = Spaces(mesh)
         return self._spaces[mesh]
 
+    def rows_by_node(self) -> dict[int, tuple[NdRow, ...]]:
+        """An empty dict for the rows of one request's nodes."""
+        self._rows.append({})
+        return self._rows[-1]
+
     def clear(self) -> None:
         """Frees their memory. Later requests compute them anew."""
         self._tables.clear()
         self._spaces.clear()
+        for rows in self._rows:
+            rows.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +217,15 @@ class Request:
 
     def rows_of(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
-        return self.table.rows_in(self.graph, node, self.native, self.rounding)
+        if node.id not in self._rows:
+            rows = self.table.rows_in(self.graph, node, self.native, self.rounding)
+            self._rows[node.id] = rows
+        return self._rows[node.id]
+
+    @functools.cached_property
+    def _rows(self) -> dict[int, tuple[NdRow, ...]]:
+        """The rows of nodes by their ids: to find them in the table compares shapes."""
+        return self.caches.rows_by_node()
 
     @functools.cached_property
     def sums(self) -> Sums:

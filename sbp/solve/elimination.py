@@ -18,42 +18,48 @@ class _Table:
     costs: np.ndarray
 
 
-def eliminate_in_order(core: Core, limit: int) -> dict[int, int] | None:
-    """The cheapest states of a core, by elimination in the order of `_fewest_links`. Programs that
-    read their results on several levels, such as `lax.associative_scan`, have small tables in this
-    order, and large ones where the smallest table always comes first.
+def eliminate_exactly(core: Core, limit: int, ordered_limit: int) -> dict[int, int] | None:
+    """The cheapest states of a core, by elimination where no table is too large.
+
+    The smallest table comes first, or else the variable that links the fewest others. Programs that
+    read their results on several levels, such as `lax.associative_scan`, have small tables in the
+    second order, and large ones in the first.
 
     Arguments:
       core: the problem.
-      limit: most entries of a table.
+      limit: most entries of a table in the first order.
+      ordered_limit: most entries of a table in the second order.
 
     Returns:
-      A state for each variable; None where a table would be larger.
+      A state for each variable; None where a table would be larger in both orders.
     """
-    order = _fewest_links(core, limit)
+    order = _order(core, limit, smallest=True)
+    if order is None:
+        order = _order(core, ordered_limit, smallest=False)
     if order is None:
         return None
-    elimination = _Elimination(core, limit)
+    elimination = _Elimination(core, max(limit, ordered_limit))
     for v in order:
         elimination.solve_away(v)
     return elimination.states()
 
 
-def _fewest_links(core: Core, limit: int) -> list[int] | None:
-    """An order of variables: next comes the one that links the fewest pairs of variables by a new
-    table; of equals, the one with the smallest table. None where a table would be too large.
+def _order(core: Core, limit: int, *, smallest: bool) -> list[int] | None:
+    """An order of variables, found without any table. None where a table would be too large.
 
     Arguments:
       core: the problem.
       limit: most entries of a table.
+      smallest: whether the variable with the smallest table comes next; otherwise the one that
+        links the fewest pairs of variables by a new table, and of equals the one with the smallest.
     """
     sizes = {v: len(u) for v, u in core.unary.items()}
     near = {v: set(others) for v, others in core.near.items()}
 
     def key(v: int) -> tuple[int, int, int]:
         others = near[v]
-        links = sum(len(others - near[w]) - 1 for w in others)
-        return links, sizes[v] * math.prod(sizes[w] for w in others), v
+        links = 0 if smallest else sum(len(others - near[w]) - 1 for w in others)
+        return links, math.prod([sizes[w] for w in others], start=sizes[v]), v
 
     queue, order = [key(v) for v in near], []
     heapq.heapify(queue)
@@ -93,7 +99,17 @@ def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
       A state for each variable, and the number of variables that were set instead of eliminated. If
       that is 0, the states are optimal.
     """
-    return _Elimination(core, table_limit).run()
+    found = eliminate_unless_unsure(core, table_limit, len(core.unary))
+    assert found is not None
+    return found
+
+
+def eliminate_unless_unsure(
+    core: Core, table_limit: int, unsure: int
+) -> tuple[dict[int, int], int] | None:
+    """As `eliminate`; None where more than `unsure` variables would be set instead of
+    eliminated."""
+    return _Elimination(core, table_limit).run(unsure)
 
 
 class _Elimination:
@@ -132,7 +148,7 @@ class _Elimination:
     def weight(self, v: int) -> int:
         return math.prod(self.sizes[w] for w in self.scope_of(v)) * self.sizes[v]
 
-    def run(self) -> tuple[dict[int, int], int]:
+    def run(self, unsure: int) -> tuple[dict[int, int], int] | None:
         left = set(self.sizes)
         queue = [(self.weight(v), v) for v in left]
         heapq.heapify(queue)
@@ -146,6 +162,8 @@ class _Elimination:
                 heapq.heappush(queue, (current, v))
                 continue
             if current > self.limit:
+                if conditioned >= unsure:
+                    return None
                 heapq.heappush(queue, (current, v))
                 v, scope = self.condition(left)
                 conditioned += 1

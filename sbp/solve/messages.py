@@ -64,7 +64,7 @@ def pass_messages(
     passing = _Passing(core, forbidden)
     if start is not None:
         passing.resume(start, core)
-    best: dict[int, int] = {}
+    best: list[int] = []
     best_cost, bound, gained = np.inf, -np.inf, False
     stale = 0
     finished = False
@@ -83,13 +83,55 @@ def pass_messages(
         stale = 0 if gained else stale + 1
         finished = best_cost - bound <= 1e-9 * max(1e-9, abs(best_cost)) or stale >= patience
     return Bounded(
-        states=best,
+        states=dict(zip(passing.order, best, strict=True)),
         cost=best_cost,
         lower_bound=bound,
-        marginals=passing.marginals,
+        marginals=passing.marginals(),
         kept={v: core.kept[v] for v in passing.order},
-        messages=passing.messages,
+        messages=passing.sent(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A pair of neighbours, seen from one of them.
+
+    Arguments:
+      other: the position of the neighbour in the order.
+      table: costs, an array [neighbour's state, own state].
+      sent, received: the numbers of the messages to and from the neighbour.
+      room: an array of the table's shape, for sums.
+    """
+
+    other: int
+    table: np.ndarray
+    sent: int
+    received: int
+    room: np.ndarray
+
+    def send(self, scaled: np.ndarray, messages: list[np.ndarray]) -> np.ndarray:
+        """The message to the neighbour, not normalised."""
+        np.add(self.table, scaled - messages[self.received], self.room)
+        return _least(self.room, 1)
+
+
+_least = np.minimum.reduce
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """What a sweep does at one variable.
+
+    Arguments:
+      unary: the costs of its states.
+      earlier, later: its links to neighbours on both sides.
+      share: the share of its belief that each message carries.
+    """
+
+    unary: np.ndarray
+    earlier: tuple[_Link, ...]
+    later: tuple[_Link, ...]
+    share: float
 
 
 class _Passing:
@@ -104,67 +146,80 @@ class _Passing:
     def __init__(self, core: Core, forbidden: float) -> None:
         self.order = core.order
         rank = {v: i for i, v in enumerate(self.order)}
-        self.near = core.near
-        self.unary = {
-            v: np.where(np.isfinite(core.unary[v]), core.unary[v], forbidden) for v in self.order
-        }
-        self.tables: dict[tuple[int, int], np.ndarray] = {}
+        self.pairs = [(v, w) for v in self.order for w in core.near[v]]
+        number = {pair: i for i, pair in enumerate(self.pairs)}
+        # messages[i] has an entry for each state of the second variable of pairs[i].
+        self.messages = [np.zeros(len(core.unary[w])) for _, w in self.pairs]
+        self.beliefs: list[np.ndarray] = []
+        rooms: dict[tuple[int, ...], np.ndarray] = {}
+
+        def link(v: int, w: int) -> _Link:
+            # The other direction is the transpose: `send` reads rows as fast as columns.
+            table = core.near[w][v]
+            table = np.where(np.isfinite(table), table, forbidden)
+            if table.shape not in rooms:
+                rooms[table.shape] = np.empty(table.shape)
+            return _Link(rank[w], table, number[v, w], number[w, v], rooms[table.shape])
+
+        self.visits: list[_Visit] = []
         for v in self.order:
-            for w, t in core.near[v].items():
-                if rank[v] < rank[w]:
-                    finite = np.where(np.isfinite(t), t, forbidden)
-                    self.tables[v, w] = finite
-                    self.tables[w, v] = np.ascontiguousarray(finite.T)
-        around = {v: sorted(core.near[v], key=rank.__getitem__) for v in self.order}
-        self.later = {v: [w for w in ws if rank[w] > rank[v]] for v, ws in around.items()}
-        self.earlier = {v: [w for w in ws if rank[w] < rank[v]] for v, ws in around.items()}
-        self.share = {v: 1.0 / max(1, len(self.later[v]), len(self.earlier[v])) for v in self.order}
-        # messages[s, t] has an entry for each state of t.
-        self.messages = {(s, t): np.zeros(self.tables[s, t].shape[1]) for s, t in self.tables}
-        self.marginals: dict[int, np.ndarray] = {}
+            unary = np.where(np.isfinite(core.unary[v]), core.unary[v], forbidden)
+            around = sorted(core.near[v], key=rank.__getitem__)
+            earlier = tuple(link(v, w) for w in around if rank[w] < rank[v])
+            later = tuple(link(v, w) for w in around if rank[w] > rank[v])
+            share = 1.0 / max(1, len(later), len(earlier))
+            self.visits.append(_Visit(unary, earlier, later, share))
 
     def resume(self, start: Bounded, core: Core) -> None:
         """Takes the messages of an earlier run, for the states that are left. Any messages give a
         valid bound."""
-        for (s, t), message in start.messages.items():
-            if (s, t) in self.messages:
-                self.messages[s, t] = message[np.searchsorted(start.kept[t], core.kept[t])]
+        for number, (s, t) in enumerate(self.pairs):
+            if (s, t) in start.messages:
+                left = np.searchsorted(start.kept[t], core.kept[t])
+                self.messages[number] = start.messages[s, t][left]
 
-    def forward(self) -> dict[int, int]:
+    def forward(self) -> list[int]:
         """Passes messages to later variables.
 
         Returns:
           A state for each variable, the best one for the states of the earlier variables.
         """
-        states: dict[int, int] = {}
-        for v in self.order:
-            belief = self.unary[v].copy()
-            conditioned = self.unary[v].copy()
-            for w in self.earlier[v]:
-                belief += self.messages[w, v]
-                conditioned += self.tables[w, v][states[w]]
-            for w in self.later[v]:
-                belief += self.messages[w, v]
-                conditioned += self.messages[w, v]
-            states[v] = int(conditioned.argmin())
-            # Messages from both sides are up to date here: with v in a state, the lower bound is
-            # the bound of the core plus this entry.
-            self.marginals[v] = belief - belief.min()
-            scaled = belief * self.share[v]
-            for w in self.later[v]:
-                message = (self.tables[v, w] + (scaled - self.messages[w, v])[:, None]).min(axis=0)
-                message -= message.min()
-                self.messages[v, w] = message
+        states: list[int] = []
+        messages, beliefs = self.messages, []
+        for visit in self.visits:
+            belief = visit.unary
+            for link in visit.later:
+                belief = belief + messages[link.received]
+            conditioned = belief
+            for link in visit.earlier:
+                belief = belief + messages[link.received]
+                conditioned = conditioned + link.table[states[link.other]]
+            states.append(int(conditioned.argmin()))
+            beliefs.append(belief)
+            scaled = belief * visit.share
+            for link in visit.later:
+                # Not normalised: a constant in a message changes no difference of costs, and
+                # `backward` takes it out again.
+                messages[link.sent] = link.send(scaled, messages)
+        self.beliefs = beliefs
         return states
 
-    def cost_of(self, states: dict[int, int]) -> float:
+    def marginals(self) -> dict[int, np.ndarray]:
+        """For each variable and state, seconds by which the bound with this state is above the
+        bound. Messages from both sides were up to date at each variable of the forward pass."""
+        return {v: b - b.min() for v, b in zip(self.order, self.beliefs, strict=True)}
+
+    def sent(self) -> dict[tuple[int, int], np.ndarray]:
+        """The messages by the variables between which they were passed."""
+        return dict(zip(self.pairs, self.messages, strict=True))
+
+    def cost_of(self, states: list[int]) -> float:
         """The cost of a choice of one state for each variable."""
-        cost = sum(float(self.unary[v][states[v]]) for v in self.order)
-        cost += sum(
-            float(self.tables[v, w][states[v], states[w]])
-            for v in self.order
-            for w in self.later[v]
-        )
+        cost = 0.0
+        for visit, state in zip(self.visits, states, strict=True):
+            cost += float(visit.unary[state])
+            for link in visit.earlier:
+                cost += float(link.table[states[link.other], state])
         return cost
 
     def backward(self) -> float:
@@ -173,17 +228,19 @@ class _Passing:
         Returns:
           A lower bound on the core's cost.
         """
-        total = 0.0
-        for v in reversed(self.order):
-            belief = self.unary[v].copy()
-            for w in self.near[v]:
-                belief += self.messages[w, v]
-            least = float(belief.min())
+        total, messages = 0.0, self.messages
+        for visit in reversed(self.visits):
+            belief = visit.unary
+            for link in visit.earlier:
+                belief = belief + messages[link.received]
+            for link in visit.later:
+                belief = belief + messages[link.received]
+            least = float(_least(belief))
             total += least
-            scaled = (belief - least) * self.share[v]
-            for w in self.earlier[v]:
-                message = (self.tables[v, w] + (scaled - self.messages[w, v])[:, None]).min(axis=0)
-                least = float(message.min())
+            scaled = (belief - least) * visit.share
+            for link in visit.earlier:
+                message = link.send(scaled, messages)
+                least = float(_least(message))
                 total += least
-                self.messages[v, w] = message - least
+                messages[link.sent] = message - least
         return total

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sbp.solve.costgraph import CostGraph, Place
+from sbp.solve.repeats import Repeats
 
 FEW, MORE = 12, 48
 """Columns of each table that the first comparison of states reads, for all pairs of states; and
@@ -68,6 +69,7 @@ class Core:
       constant: seconds. A solution of the whole graph costs this much more than its part in the
         core.
       feasible: whether every variable has a state left. If not, no solution has a finite cost.
+      repeats: what was worked out for equal tables, also by cores that this one is a copy of.
     """
 
     unary: dict[int, np.ndarray]
@@ -77,6 +79,7 @@ class Core:
     solved: list[Solved] = field(default_factory=list)
     constant: float = 0.0
     feasible: bool = True
+    repeats: Repeats = field(default_factory=Repeats)
 
     @staticmethod
     def of(graph: CostGraph) -> Core:
@@ -133,7 +136,7 @@ class Core:
             self.feasible = False
             return set()
         if alive.sum() > 1:
-            alive = undominated(unary, tables, alive)
+            alive = self.repeats.of(undominated, unary, alive, *tables)
         return set() if alive.all() else self.keep(v, alive)
 
     def keep(self, v: int, alive: np.ndarray) -> set[int]:
@@ -181,7 +184,7 @@ class Core:
             self.unary[a] = self.unary[a] + joined.min(axis=0)
         else:
             a, b = scope
-            table, best = _least_over(unary[:, None] + near[a], near[b])
+            table, best = self.repeats.of(_least_over, unary[:, None] + near[a], near[b])
             self._record(v, scope, best)
             if b in self.near[a]:
                 table = table + self.near[a][b]
@@ -219,10 +222,11 @@ class Core:
             places=self.places,
             solved=list(self.solved),
             constant=self.constant,
+            repeats=self.repeats,
         )
 
 
-def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) -> np.ndarray:
+def undominated(unary: np.ndarray, alive: np.ndarray, *tables: np.ndarray) -> np.ndarray:
     """Which states of a variable are not dominated (Goldstein's criterion).
 
     State r dominates state s if u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= `TIE`.
@@ -231,8 +235,8 @@ def undominated(unary: np.ndarray, tables: list[np.ndarray], alive: np.ndarray) 
 
     Arguments:
       unary: the costs of the states.
-      tables: for each neighbour, a matrix [state, neighbour's state].
       alive: which states are considered.
+      tables: for each neighbour, a matrix [state, neighbour's state].
 
     Returns:
       For each state, whether it is in `alive` and not dominated by a state that stays.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbp.solve.costgraph import CostGraph
-from sbp.solve.elimination import eliminate, eliminate_in_order
+from sbp.solve.elimination import eliminate, eliminate_exactly, eliminate_unless_unsure
 from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import Core
 
@@ -46,6 +46,10 @@ next."""
 TOLERANCE = 1e-3
 """Gap, as a share of the cost, at which the search stops. The report shows the gap. The cost model
 itself is less precise than that."""
+
+ROUNDING = 1e-9
+"""Share by which the cost of a solution within a core and in the whole graph may differ, by the
+order of the sums."""
 
 WINDOW, PASSES = 48, 3
 """Variables with successive numbers that are solved together while the others stay fixed, and most
@@ -135,13 +139,8 @@ class Search:
         if not core.feasible:
             return math.inf
         bound, found = -math.inf, None
-        states, conditioned = eliminate(core, self.table_limit)
-        self._offer(states, core)
-        if conditioned == 0:
-            return self.cost
-        self._offer(_windows(core, states, self.table_limit), core)
         for _ in range(rounds):
-            exact = eliminate_in_order(core, self.ordered_limit)
+            exact = eliminate_exactly(core, self.table_limit, self.ordered_limit)
             if exact is not None:
                 # This is optimal: with a state that was dropped earlier, no solution costs less
                 # than the best one known at that time.
@@ -151,11 +150,16 @@ class Search:
             before, bound = bound, max(bound, core.constant + found.lower_bound)
             if math.isinf(self.cost):
                 self._offer(_windows(core, found.states, self.table_limit), core)
-            elif bound > self.cutoff or bound - before <= STALE * abs(bound):
+            stale = bound - before <= STALE * abs(bound)
+            if math.isfinite(self.cost) and (bound > self.cutoff or stale):
                 break
             # `_near` needs the core that `found` is about; `_fix` changes it.
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
+            if math.isinf(self.cost):
+                states, _ = eliminate(core, self.table_limit)
+                self._offer(states, core)
+                self._offer(_windows(core, states, self.table_limit), core)
             if self.is_near(bound, TOLERANCE):
                 break
             if not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
@@ -179,7 +183,7 @@ class Search:
         low, high, steady = 0.0, 0.0, 0
         for share in SHARES:
             slack, before = self.cost - bound, self.cost
-            unsure = self._within(core, found, min(share * bound, slack))
+            unsure = self._within(core, found, min(share * bound, slack), guess=not low)
             if unsure == 0 and share * bound >= slack:
                 return True
             if unsure > self.unsure:
@@ -197,17 +201,18 @@ class Search:
                 low = middle
         return False
 
-    def _within(self, core: Core, found: Bounded, slack: float) -> int:
+    def _within(self, core: Core, found: Bounded, slack: float, *, guess: bool = False) -> int:
         """Searches the states within some seconds of the best state of their variable.
 
         Arguments:
           core: the problem.
           found: its marginals.
           slack: seconds.
+          guess: whether to take a solution with more than `unsure` variables set by guess, too.
 
         Returns:
-          The number of variables that elimination set by guess; -1 where these states have no
-          solution of finite cost.
+          The number of variables that elimination set by guess, or more than `unsure` where that
+          ended it; -1 where these states have no solution of finite cost.
         """
         part = core.fork()
         part.solved, kept = [], list(core.kept)
@@ -219,7 +224,11 @@ class Search:
         part.reduce()
         if not part.feasible:
             return -1
-        states, unsure = eliminate(part, self.near_limit)
+        most = len(part.unary) if guess else self.unsure
+        near = eliminate_unless_unsure(part, self.near_limit, most)
+        if near is None:
+            return most + 1
+        states, unsure = near
         states = part.extend_over(states)
         self._offer(states, core)
         if unsure > self.unsure:
@@ -228,6 +237,9 @@ class Search:
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
         """Keeps a solution of a core if it is cheaper than the best one."""
+        # Most are not: to go over the whole graph takes ten times as long as over the core.
+        if core.constant + _local_cost(core, states) > self.cost * (1 + ROUNDING):
+            return
         full = core.extend(states)
         cost = self.graph.cost_of(full)
         if cost < self.cost:
@@ -256,9 +268,20 @@ def _windows(
     """
     order = core.order
     states = dict(states)
+    # The windows whose variables or neighbours have changed since they were solved.
+    starts = range(0, len(order), width // 2)
+    pending = set(starts)
+    reaches: dict[int, set[int]] = {v: set() for v in order}
+    for start in starts:
+        for v in order[start : start + width]:
+            for w in (v, *core.near[v]):
+                reaches[w].add(start)
     for _ in range(passes):
         improved = False
-        for start in range(0, len(order), width // 2):
+        for start in starts:
+            if start not in pending:
+                continue
+            pending.discard(start)
             window = set(order[start : start + width])
             part = Core(unary={}, near={v: {} for v in window}, kept=[], places=[])
             for v in window:
@@ -271,6 +294,9 @@ def _windows(
                 part.unary[v] = unary
             found, _ = eliminate(part, table_limit)
             if _local_cost(part, found) < _local_cost(part, {v: states[v] for v in window}) - 1e-15:
+                for v, state in found.items():
+                    if states[v] != state:
+                        pending |= reaches[v] - {start}
                 states.update(found)
                 improved = True
         if not improved:

@@ -45,6 +45,6 @@ def test_dominated_states_in_several_blocks(seed: int):
         changed = worse[:, None] & (rng.random((STATES, columns)) < 0.02)
         more = rng.choice([1.0, -1.0, np.inf], changed.shape, p=PARTS)
         tables.append(table[alike] + np.where(changed, more, 0.0))
-    stays = undominated(unary, tables, np.ones(STATES, dtype=bool))
+    stays = undominated(unary, np.ones(STATES, dtype=bool), *tables)
     assert (stays == by_definition(unary, tables)).all()
     assert 12 <= stays.sum() < STATES - 12

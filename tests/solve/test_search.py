@@ -58,9 +58,9 @@ class CountedSearch(Search):
 
     searched: ClassVar[Counter[float]] = Counter()
 
-    def _within(self, core: Core, found: Bounded, slack: float) -> int:
+    def _within(self, core: Core, found: Bounded, slack: float, *, guess: bool = False) -> int:
         self.searched[self.cutoff] += 1
-        return super()._within(core, found, slack)
+        return super()._within(core, found, slack, guess=guess)
 
 
 def test_a_cutoff_does_not_change_cheaper_solutions():
