@@ -13,18 +13,23 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+from benchmarks.steps import transformer
 from benchmarks.steps.program import ADAMW, Mark, training_step
 from benchmarks.steps.transformer import (
     BF16,
     Axes,
     Shape,
     attention,
-    next_token_loss,
     pooled,
     rms_norm,
     rotated,
 )
+
+SENT = "sent"
+KEEP_SENT = jax.checkpoint_policies.save_only_these_names(SENT)
+"""Remat that keeps what a collective has made, where its name is `SENT`."""
 
 
 def _sum(x: jax.Array, axis: str | None) -> jax.Array:
@@ -47,14 +52,30 @@ def gathered(weight: jax.Array, axis: Any, dim: int) -> jax.Array:
     return half
 
 
-def block(p: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:
-    """One layer: this device's heads and hidden units, added up over `a.tensor`."""
+def attended(p: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:
+    """The first half of a layer: attention of this device's heads, added up over `a.tensor`."""
     at = jnp.arange(x.shape[1])
     h = rms_norm(x, p["norm1"])
-    q, k, v = jnp.einsum("bsd,dthk->tbshk", h, gathered(p["qkv"], a.weights, 0))
-    o = attention(rotated(q, at), rotated(k, at), v, s.causal)
+    qkv = jnp.einsum("bsd,dthk->tbshk", h, gathered(p["qkv"], a.weights, 0))
+    if a.length:
+        at = at + lax.axis_index(a.length) * x.shape[1]
+        q, k, v = qkv
+        qkv = jnp.stack([rotated(q, at), rotated(k, at), v])
+        qkv = lax.all_to_all(qkv, a.length, split_axis=3, concat_axis=2, tiled=True)
+        q, k, v = checkpoint_name(qkv, SENT)
+        o = attention(q, k, v, s.causal)
+        o = lax.all_to_all(o, a.length, split_axis=1, concat_axis=2, tiled=True)
+        o = checkpoint_name(o, SENT)
+    else:
+        q, k, v = qkv
+        o = attention(rotated(q, at), rotated(k, at), v, s.causal)
     o = jnp.einsum("bshk,hkd->bsd", o, gathered(p["out"], a.weights, 2))
-    x = x + _sum(o, a.tensor)
+    return x + _sum(o, a.tensor)
+
+
+def block(p: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:
+    """One layer: this device's heads and hidden units, added up over `a.tensor`."""
+    x = attended(p, x, s, a)
     h = rms_norm(x, p["norm2"])
     up = h @ gathered(p["up"], a.weights, 0)
     if s.gated:
@@ -70,7 +91,7 @@ def layers(params: Any, x: jax.Array, s: Shape, a: Axes) -> jax.Array:
         for p in params:
             x = block(p, x, s, a)
         return x
-    body = jax.checkpoint(lambda x, p: (block(p, x, s, a), None))
+    body = jax.checkpoint(lambda x, p: (block(p, x, s, a), None), policy=KEEP_SENT)
     return lax.scan(body, x, params)[0]
 
 
@@ -83,23 +104,81 @@ def _mine(table: jax.Array, tokens: jax.Array, axis: str | None) -> tuple[jax.Ar
     return jnp.where(inside, rows, 0), inside
 
 
+def embedded(params: Any, tokens: jax.Array, a: Axes) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Vectors of tokens, with what `_mine` says of them. The table is cast once for them and once
+    for the logits, as in the other program: the two gradients are summed in float32."""
+    table = gathered(params["embed"], a.weights, 1)
+    rows, inside = _mine(table, tokens, a.tensor)
+    return _sum(jnp.where(inside[..., None], table[rows], 0), a.tensor), rows, inside
+
+
+def next_token_loss(
+    params: Any, x: jax.Array, rows: jax.Array, inside: jax.Array, a: Axes
+) -> jax.Array:
+    """As `transformer.next_token_loss`, the mean over this device's sequences."""
+    x = rms_norm(x, params["norm"])
+    table = gathered(params["embed"], a.weights, 1)
+    logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)[:, :-1]
+    most = _max(logits.max(-1), a.tensor)
+    total = _sum(jnp.exp(logits - most[..., None]).sum(-1), a.tensor)
+    rows, inside = rows[:, 1:, None], inside[:, 1:]
+    picked = jnp.take_along_axis(logits, rows, -1)[..., 0]
+    picked = _sum(jnp.where(inside, picked, 0), a.tensor)
+    return jnp.mean(jnp.log(total) + most - picked)
+
+
 def language_model_loss(s: Shape, a: Axes) -> Callable[[Any, jax.Array], jax.Array]:
     """`loss(params, tokens)` of this device's shards: as `transformer.language_model_loss`."""
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        # Two casts, as in the other program: the two gradients are summed in float32.
-        table = gathered(params["embed"], a.weights, 1)
-        rows, inside = _mine(table, tokens, a.tensor)
-        x = _sum(jnp.where(inside[..., None], table[rows], 0), a.tensor)
+        x, rows, inside = embedded(params, tokens, a)
+        x = layers(params["blocks"], x, s, a)
+        return lax.pmean(next_token_loss(params, x, rows, inside, a), a.batch)
+
+    return loss
+
+
+def _vectors(table: jax.Array, tokens: jax.Array, axes: Any) -> jax.Array:
+    return table.astype(BF16)[tokens]
+
+
+def _looked_up_backward(axes: Any, kept: Any, g: jax.Array) -> Any:
+    table, tokens = kept
+    tokens, g = (x.reshape(-1, *x.shape[2:]) for x in (tokens, g))
+    tokens, g = (lax.all_gather(x, axes, tiled=True, to="invarying") for x in (tokens, g))
+    return jnp.zeros_like(table, BF16).at[tokens].add(g).astype(table.dtype), None
+
+
+_looked_up: Any = jax.custom_vjp(_vectors, nondiff_argnums=(2,))
+"""Vectors of tokens, from a table that all devices of `axes` hold. The gradients of vectors are
+sent, which are fewer than the rows of the table."""
+_looked_up.defvjp(
+    lambda table, tokens, axes: (_vectors(table, tokens, axes), (table, tokens)),
+    _looked_up_backward,
+)
+
+
+def split_positions_loss(s: Shape, a: Axes) -> Callable[[Any, jax.Array], jax.Array]:
+    """As `transformer.language_model_loss`, with positions split over `a.length`: the heads are
+    split in their place inside of attention (DeepSpeed-Ulysses)."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        count, place = lax.axis_size(a.length), lax.axis_index(a.length)
+        x = _looked_up(params["embed"], tokens, (a.batch, a.length))
         x = rms_norm(layers(params["blocks"], x, s, a), params["norm"])
-        table = gathered(params["embed"], a.weights, 1)
-        logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)[:, :-1]
-        most = _max(logits.max(-1), a.tensor)
-        total = _sum(jnp.exp(logits - most[..., None]).sum(-1), a.tensor)
-        rows, inside = rows[:, 1:, None], inside[:, 1:]
-        picked = jnp.take_along_axis(logits, rows, -1)[..., 0]
-        picked = _sum(jnp.where(inside, picked, 0), a.tensor)
-        return lax.pmean(jnp.mean(jnp.log(total) + most - picked), a.batch)
+        # The next token of the last position here is the first one of the next device.
+        before = [(i, (i - 1) % count) for i in range(count)]
+        after = lax.ppermute(tokens[:, :1], a.length, before)
+        wanted = jnp.concatenate([tokens[:, 1:], after], 1)
+        at = place * tokens.shape[1] + jnp.arange(tokens.shape[1])
+        logits = jnp.einsum(
+            "bsd,vd->bsv", x, params["embed"].astype(BF16), preferred_element_type=jnp.float32
+        )
+        picked = jnp.take_along_axis(logits, wanted[..., None], -1)[..., 0]
+        each = jax.nn.logsumexp(logits, -1) - picked
+        last = count * tokens.shape[1] - 1
+        here = jnp.sum(jnp.where(at < last, each, 0)) / (last * tokens.shape[0])
+        return lax.pmean(lax.psum(here, a.length), a.batch)
 
     return loss
 
@@ -172,8 +251,7 @@ def pipelined_loss(s: Shape, stages: int) -> Callable[..., jax.Array]:
         mine = lax.dynamic_slice_in_dim(tokens, stage * out.shape[0], out.shape[0])
         flat = (-1, tokens.shape[-1])
         out = out.reshape(*flat, s.width)
-        return lax.pmean(
-            next_token_loss(params, out, mine.reshape(flat), Axes(), Mark()), ("d", "p")
-        )
+        here = transformer.next_token_loss(params, out, mine.reshape(flat), Axes(), Mark())
+        return lax.pmean(here, ("d", "p"))
 
     return loss

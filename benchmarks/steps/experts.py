@@ -50,19 +50,21 @@ def with_experts(weights: Any, specs: Any, experts: int, axes: tuple[Any, Any]) 
     return {**weights, "blocks": blocks}, {**specs, "blocks": shards}
 
 
-def _load_loss(gates: jax.Array, first: jax.Array) -> jax.Array:
+def load_loss(gates: jax.Array, first: jax.Array) -> jax.Array:
     """Experts x (share of tokens x mean gate), added up: 1 where the load is even."""
     experts = gates.shape[-1]
     share = jnp.mean(jax.nn.one_hot(first, experts), -2)
     return jnp.mean(jnp.sum(share * jnp.mean(gates, -2), -1)) * experts
 
 
-def by_capacity(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]:
-    """Each expert takes a fixed number of tokens of each group, by one-hot products; the experts
-    are split over `d`, as the groups are."""
-    experts = p["up"].shape[0]
+def capacity_slots(
+    router: jax.Array, x: jax.Array, mark: Callable[..., jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gates of all experts, the experts that were chosen, and weights by which tokens (group,
+    token) are combined from slots (expert, slot)."""
+    experts = router.shape[1]
     capacity = CHOICES * x.shape[1] // experts
-    logits = jnp.einsum("gsm,me->gse", x.astype(jnp.float32), p["router"])
+    logits = jnp.einsum("gsm,me->gse", x.astype(jnp.float32), router)
     gates = jax.nn.softmax(mark(logits, "d", None, None))
     weights, chosen = jax.lax.top_k(gates, CHOICES)
     taken = jnp.zeros((x.shape[0], 1, experts))
@@ -74,14 +76,20 @@ def by_capacity(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]
         slot = jax.nn.one_hot(rank.astype(jnp.int32), capacity)  # zero beyond the capacity
         weighted = weights[..., choice, None] * mask
         combine = combine + (weighted[..., None] * slot[:, :, None]).astype(BF16)
-    combine = mark(combine, "d", None, None, None)
+    return gates, chosen, mark(combine, "d", None, None, None)
+
+
+def by_capacity(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]:
+    """Each expert takes a fixed number of tokens of each group, by one-hot products; the experts
+    are split over `d`, as the groups are."""
+    gates, chosen, combine = capacity_slots(p["router"], x, mark)
     dispatch = (combine > 0).astype(BF16)
     sent = mark(jnp.einsum("gsec,gsm->egcm", dispatch, x), None, "d", None, None)
     sent = mark(sent, "d", None, None, None)
     hidden = jax.nn.gelu(jnp.einsum("egcm,emh->egch", sent, p["up"].astype(BF16)))
     out = jnp.einsum("egch,ehm->egcm", mark(hidden, "d", None, None, None), p["down"].astype(BF16))
     out = mark(mark(out, "d", None, None, None), None, "d", None, None)
-    return jnp.einsum("gsec,egcm->gsm", combine, out), _load_loss(gates, chosen[..., 0])
+    return jnp.einsum("gsec,egcm->gsm", combine, out), load_loss(gates, chosen[..., 0])
 
 
 def by_expert(
@@ -109,7 +117,7 @@ def dropless(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]:
     tokens, up, down = P("d", None, None), P(None, None, "t"), P(None, "t", None)
     route = mark.locally(shard, (tokens, up, down, tokens, tokens), tokens)
     out = route(x, p["up"].astype(BF16), p["down"].astype(BF16), chosen, weights)
-    return out, _load_loss(gates, chosen[..., 0])
+    return out, load_loss(gates, chosen[..., 0])
 
 
 def dropless_in_region(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax.Array]:
@@ -123,7 +131,7 @@ def dropless_in_region(p: Any, x: jax.Array, mark: Mark) -> tuple[jax.Array, jax
         out_types="d:S(0) t:P(sum)",
     )
     out = route(x, p["up"].astype(BF16), p["down"].astype(BF16), chosen, weights)
-    return out, _load_loss(gates, chosen[..., 0])
+    return out, load_loss(gates, chosen[..., 0])
 
 
 def experts_loss(s: Shape, a: Axes, routed: Routed) -> Any:
@@ -159,8 +167,15 @@ def expert_step(
         experts, axes: as in `with_experts`.
         mesh: size of each mesh axis.
     """
+    from benchmarks.steps import by_hand_experts  # it reads this module
+
     params, specs = with_experts(weights_of(s), specs_of(s, a), experts, axes)
-    return training(
+    written: dict[Any, Any] = {
+        by_capacity: by_hand_experts.by_capacity,
+        dropless: by_hand_experts.dropless,
+    }
+    loss = by_hand_experts.routed_loss(s, a, written[routed])
+    step = training(
         loss=experts_loss(s, a, routed),
         params=params,
         specs=specs,
@@ -168,6 +183,7 @@ def expert_step(
         batch_specs=(P("d", None),),
         mesh=mesh,
     )
+    return replace(step, by_hand=training_step(loss))
 
 
 def moe_capacity() -> Step:

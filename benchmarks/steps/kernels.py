@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -88,13 +89,21 @@ def gpt_flash(
         length=length,
         scanned=True,
     )
+    return flash_decoder(s, (("d", 4), ("t", 4)), topology)
+
+
+def flash_decoder(s: Shape, mesh: tuple[tuple[str, int], ...], topology: str) -> Step:
+    """A step of a decoder with the kernel. Heads are split over `t`, examples over `d`."""
+    from benchmarks.steps.by_hand_kernels import flash_step  # it calls the kernel of this module
+
     a = Axes(batch="d", tensor="t")
-    return training(
+    step = training(
         loss=flash_loss(s, a),
         params=weights_of(s),
         specs=specs_of(s, a),
         batch=(aval(s.batch, s.length, dtype="int32"),),
         batch_specs=(P("d", None),),
-        mesh=(("d", 4), ("t", 4)),
+        mesh=mesh,
         topology=topology,
     )
+    return replace(step, by_hand=flash_step(s), checked=False)

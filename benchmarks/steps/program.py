@@ -56,6 +56,7 @@ class Step:
             `make` without marks.
         stages: names and sizes of the two axes of `by_hand` that the only axis of the mesh is cut
             into; empty where `by_hand` has the axes of the mesh.
+        checked: whether `jax.shard_map` checks `by_hand`; it cannot where Pallas is called.
     """
 
     make: Callable[[Mark], Callable[..., Any]]
@@ -68,6 +69,7 @@ class Step:
     by_hand: Callable[..., Any] | None = None
     region: Callable[..., Any] | None = None
     stages: tuple[tuple[str, int], ...] = ()
+    checked: bool = True
 
     @property
     def chip(self) -> str:
@@ -109,9 +111,19 @@ class Step:
         """`constrained`, compiled."""
         return self.constrained(mesh, with_marks=with_marks).lower(*self.avals).compile()
 
+    def mapped(self, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`by_hand` under `jax.shard_map`."""
+        assert self.by_hand is not None
+        return jax.shard_map(
+            self.by_hand,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=self.checked,
+        )
+
     def hand_written(self, mesh: Mesh) -> Any:
         """The step compiled from `by_hand`, under `jax.shard_map`."""
-        assert self.by_hand is not None
         in_specs, out_specs = self.in_specs, self.out_specs
         if self.stages:
             names = tuple(axis for axis, _ in self.stages)
@@ -126,9 +138,8 @@ class Step:
                 )
                 for specs in (in_specs, out_specs)
             )
-        mapped = jax.shard_map(self.by_hand, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
         f = jax.jit(
-            mapped,
+            self.mapped(mesh, in_specs, out_specs),
             in_shardings=shardings(mesh, in_specs),
             out_shardings=shardings(mesh, out_specs),
             donate_argnums=self.donate,

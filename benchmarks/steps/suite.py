@@ -195,6 +195,17 @@ def clip() -> Step:
     return replace(step, by_hand=training_step(by_hand.contrastive_loss(image, text, a)))
 
 
+def split_positions(s: Shape, mesh: tuple[tuple[str, int], ...]) -> Step:
+    """A step of a decoder whose examples are split over `d`, and their positions over `s`."""
+    a = Axes(batch="d", length="s", queries="s")
+    step = _language_model(s, a, mesh, "v5e:4x4")
+    return replace(
+        step,
+        in_specs=(*step.in_specs[:-1], P("d", "s")),
+        by_hand=training_step(by_hand.split_positions_loss(s, a)),
+    )
+
+
 def long_context() -> Step:
     """Decoder, 8,192 positions that are split. So is its batch."""
     s = Shape(
@@ -208,10 +219,7 @@ def long_context() -> Step:
         gated=True,
         scanned=True,
     )
-    a = Axes(batch="d", length="s", queries="s")
-    step = _language_model(s, a, (("d", 4), ("s", 4)), "v5e:4x4")
-    tokens = P("d", "s")
-    return replace(step, in_specs=(*step.in_specs[:-1], tokens))
+    return split_positions(s, (("d", 4), ("s", 4)))
 
 
 SUITE: dict[str, Callable[[], Step]] = {

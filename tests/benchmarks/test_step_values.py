@@ -10,21 +10,29 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from benchmarks.steps.experts import dropless_step
+from benchmarks.steps import by_hand_kernels, kernels
+from benchmarks.steps.experts import by_capacity, dropless_step, expert_step
+from benchmarks.steps.kernels import flash_decoder
 from benchmarks.steps.program import ADAMW, Mark, Step, shardings
 from benchmarks.steps.serving import decoding
 from benchmarks.steps.stages import pipeline
-from benchmarks.steps.transformer import Shape
+from benchmarks.steps.suite import split_positions
+from benchmarks.steps.transformer import Axes, Shape, attention
 
 SHAPE = Shape(
     layers=2, width=32, heads=4, hidden=64, vocabulary=64, batch=4, length=16, scanned=True
 )
+D8 = (("d", 8),)
+D2T4 = (("d", 2), ("t", 4))
 STEPS = {
-    "moe_dropless": dropless_step(SHAPE, 4, (("d", 2), ("t", 4)), region=False),
-    "moe_dropless_region": dropless_step(SHAPE, 4, (("d", 2), ("t", 4)), region=True),
-    "decoding": dataclasses.replace(
-        decoding(dataclasses.replace(SHAPE, scanned=False)), mesh=(("d", 2), ("t", 4))
+    "long_context": split_positions(SHAPE, (("d", 2), ("s", 4))),
+    "moe_capacity": expert_step(
+        dataclasses.replace(SHAPE, batch=8), Axes(batch="d"), by_capacity, 8, ("d", None), D8
     ),
+    "moe_dropless": dropless_step(SHAPE, 4, D2T4, region=False),
+    "moe_dropless_region": dropless_step(SHAPE, 4, D2T4, region=True),
+    "gpt_flash": flash_decoder(SHAPE, D2T4, "v5e:2x4"),
+    "decoding": dataclasses.replace(decoding(dataclasses.replace(SHAPE, scanned=False)), mesh=D2T4),
     "pipeline": pipeline(dataclasses.replace(SHAPE, layers=4), microbatches=4, data=2),
 }
 
@@ -33,6 +41,13 @@ def mesh_of(step: Step):
     sizes, names = tuple(n for _, n in step.mesh), tuple(a for a, _ in step.mesh)
     devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
     return jax.sharding.Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_for_tpu(monkeypatch):
+    """These devices cannot run the kernel: plain attention takes its place on both sides."""
+    for module in (kernels, by_hand_kernels):
+        monkeypatch.setattr(module, "flash", lambda axes, mark: attention)
 
 
 @functools.cache
@@ -64,15 +79,17 @@ def by_marks(step: Step, mesh):
 
 
 def by_hand(step: Step, mesh):
-    return jax.jit(
-        jax.shard_map(step.by_hand, mesh=mesh, in_specs=step.in_specs, out_specs=step.out_specs)
-    )
+    return jax.jit(step.mapped(mesh, step.in_specs, step.out_specs))
 
 
 CASES = [
     ("decoding", by_sbp),
     ("pipeline", by_sbp),
     ("pipeline", by_hand),
+    ("gpt_flash", by_hand),
+    ("long_context", by_hand),
+    ("moe_capacity", by_hand),
+    ("moe_dropless", by_hand),
     ("moe_dropless", by_sbp),
     ("moe_dropless", by_marks),
     ("moe_dropless_region", by_sbp),
