@@ -17,7 +17,7 @@ from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.step import TrainState
 
-_FREE = ("steps", "checkpoint_every", "heldout_per_language", "data")
+_FREE = ("steps", "checkpoint_every", "heldout_per_language", "data", "eval_data")
 """Options of a run that a resumed one may change: they alter neither the state nor what comes
 next."""
 

@@ -101,12 +101,14 @@ class TrainConfig:
       seed: of the parameters, the dropout, the routing and the order of the data.
       languages: how many of the corpus' languages to use, largest first.
       train_pairs: sentence pairs of the embedded corpus to generate.
-      heldout_per_language: evaluation pairs for each language.
+      heldout_per_language: evaluation pairs for each language, in each held-out set.
       power: exponent of the power law over languages; language i gets a share proportional to (i +
           1) ** -power.
       checkpoint_every: steps between checkpoints.
       data: path of the user's own parallel text (source, target, language per line), "" for the
           embedded corpus.
+      eval_data: path of a test set for the user's text, in the same form; "" to hold out a part of
+          `data`.
     """
 
     steps: int = 1000
@@ -121,6 +123,7 @@ class TrainConfig:
     power: float = 0.5
     checkpoint_every: int = 200
     data: str = ""
+    eval_data: str = ""
 
     def __post_init__(self) -> None:
         faults = [
@@ -182,7 +185,7 @@ _TINY_MT = Preset(
         min_dim_to_factor=64,
         languages=100,
         train_pairs=90_000,
-        heldout_per_language=10,
+        heldout_per_language=5,
         checkpoint_every=100,
     ),
     mesh=(("data", 2), ("expert", 4)),

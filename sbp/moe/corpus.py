@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from sacrebleu import BLEU
 
 from sbp.errors import SbpError
 from sbp.moe.config import TrainConfig
-from sbp.moe.phrases import LANGUAGES, draw, render
+from sbp.moe.phrases import (
+    LANGUAGES,
+    UNSEEN_NAMES,
+    UNSEEN_TEMPLATES,
+    Meaning,
+    draw,
+    names,
+    render,
+    template,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +37,38 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Training and held-out pairs; `languages` orders the languages from most to least training
-    text."""
+    """Training pairs, and held-out pairs in sets by what is new in them.
+
+    Attributes:
+      train: the training text.
+      heldout: held-out pairs by the name of their set. No text of them, source or English, is in
+        `train`.
+      languages: from most to least training text.
+      discarded: pairs of the user's file that are in neither part, by reason.
+    """
 
     train: tuple[Pair, ...]
-    heldout: tuple[Pair, ...]
+    heldout: Mapping[str, tuple[Pair, ...]]
     languages: tuple[str, ...]
+    discarded: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def heldout_pairs(self) -> tuple[Pair, ...]:
+        """Held-out pairs of all sets."""
+        return tuple(pair for pairs in self.heldout.values() for pair in pairs)
+
+
+HELDOUT_SETS = ("recombination", "unseen names", "unseen templates")
+"""Held-out sets of the embedded corpus: of names and templates that training text has, in other
+combinations; with a name that no training text has (`UNSEEN_NAMES`); of a template that no training
+text has (`UNSEEN_TEMPLATES`)."""
+
+_TOKENS = 4
+"""Words and marks that a reference of the embedded corpus has at least: BLEU counts groups of four,
+so that a right translation of less would score 0."""
+
+_PATIENCE = 400
+"""Draws for each held-out pair, after which a language that cannot say enough has fewer."""
 
 _HELDOUT_OF = 20
 """One English text in this many is held out, in all languages."""
@@ -59,13 +96,31 @@ def language_counts(languages: Sequence[str], total: int, power: float) -> dict[
     }
 
 
+def heldout_set(meaning: Meaning, target: str) -> str | None:
+    """The held-out set that a meaning belongs to; None for training.
+
+    Arguments:
+      meaning: what is said.
+      target: the same in English.
+
+    >>> heldout_set(("languages", "de", "el"), "German and Greek")
+    'unseen names'
+    """
+    if template(meaning) in UNSEEN_TEMPLATES:
+        return "unseen templates"
+    if not UNSEEN_NAMES.isdisjoint(names(meaning)):
+        return "unseen names"
+    return "recombination" if is_heldout(target) else None
+
+
 def generate(train: TrainConfig) -> Corpus:
-    """The embedded corpus, the same for the same configuration.
+    """The embedded corpus, the same for the same configuration, with `HELDOUT_SETS`.
 
     No held-out text, source or English, is a text of the training part.
 
     Arguments:
-      train: gives `languages`, `train_pairs`, `heldout_per_language`, `power` and `seed`.
+      train: gives `languages`, `train_pairs`, `heldout_per_language` (in each set), `power` and
+        `seed`.
 
     Raises:
       SbpError: `unknown-option` for more languages than there are.
@@ -76,29 +131,42 @@ def generate(train: TrainConfig) -> Corpus:
             code="unknown-option",
         )
     languages = LANGUAGES[: train.languages]
-    parts: dict[bool, list[Pair]] = {True: [], False: []}  # keyed by whether a pair is held out
-    sources: dict[bool, set[str]] = {True: set(), False: set()}
+    parts: dict[str | None, list[Pair]] = {name: [] for name in (None, *HELDOUT_SETS)}
+    sources: dict[bool, set[str]] = {True: set(), False: set()}  # keyed by whether held out
     for language, count in language_counts(languages, train.train_pairs, train.power).items():
         # A generator per language: adding languages leaves the text of the others as it was.
         rng = random.Random(f"{train.seed} {language}")
         seen: set[str] = set()
-        room = {True: train.heldout_per_language, False: count}
-        while any(room.values()):
+        room: dict[str | None, int] = dict.fromkeys(HELDOUT_SETS, train.heldout_per_language)
+        room[None] = count
+        draws = 0
+        while room[None] or (
+            any(room.values()) and draws < _PATIENCE * len(room) * train.heldout_per_language
+        ):
+            draws += 1
             meaning = draw(rng)
             source, target = render(meaning, language), render(meaning, "en")
             if source is None or target is None or _is_english(source, target):
                 continue
-            out = is_heldout(target)
+            where = heldout_set(meaning, target)
+            out = where is not None
             # Two meanings may render alike: 19 and 19.0, or a date with and without its weekday.
-            if not room[out] or source in sources[not out] or (out and source in seen):
+            if not room[where] or source in sources[not out] or (out and source in seen):
+                continue
+            if out and len(_bleu_tokens(target)) < _TOKENS:
                 continue
             seen.add(source)
             sources[out].add(source)
-            room[out] -= 1
-            parts[out].append(Pair(source=source, target=target, language=language))
-    training, heldout = parts[False], parts[True]
+            room[where] -= 1
+            parts[where].append(Pair(source=source, target=target, language=language))
+    training = parts.pop(None)
     random.Random(train.seed).shuffle(training)
-    return Corpus(train=tuple(training), heldout=tuple(heldout), languages=languages)
+    heldout = {name: tuple(parts[name]) for name in HELDOUT_SETS}
+    return Corpus(train=tuple(training), heldout=heldout, languages=languages)
+
+
+def _bleu_tokens(text: str) -> list[str]:
+    return BLEU().tokenizer(text).split()
 
 
 def _is_english(source: str, target: str) -> bool:
@@ -147,50 +215,106 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def from_pairs(pairs: Iterable[Pair], heldout_per_language: int) -> Corpus:
+def from_pairs(pairs: Iterable[Pair], heldout_per_language: int, *, seed: int = 0) -> Corpus:
     """Split the user's pairs into a training part and a held-out part.
 
-    A pair is held out when its English text hashes to the held-out part (`is_heldout`). Held-out
-    pairs beyond `heldout_per_language` are dropped, and so are training pairs whose source is a
-    held-out source: training never sees a held-out text.
+    A pair may be held out when its English text hashes to the held-out part (`is_heldout`); a
+    random sample of these is. Training pairs whose source is the source of one that may be held out
+    are discarded: training never sees a held-out text.
 
     Arguments:
       pairs: the user's parallel text.
       heldout_per_language: the largest number of held-out pairs of one language.
+      seed: of the sample.
 
     Raises:
       SbpError: `bad-corpus` when either part would be empty.
     """
-    training: list[Pair] = []
-    heldout: dict[str, list[Pair]] = {}
-    counts: dict[str, int] = {}
+    pairs = list(pairs)
+    languages = _by_count(pairs)
+    candidates: dict[str, list[Pair]] = {code: [] for code in languages}
     for pair in pairs:
-        counts[pair.language] = counts.get(pair.language, 0) + 1
-        if not is_heldout(pair.target):
-            training.append(pair)
-        elif len(kept := heldout.setdefault(pair.language, [])) < heldout_per_language:
-            kept.append(pair)
-    languages = tuple(sorted(counts, key=lambda lang: (-counts[lang], lang)))
-    sources = {pair.source for kept in heldout.values() for pair in kept}
-    corpus = Corpus(
-        train=tuple(pair for pair in training if pair.source not in sources),
-        heldout=tuple(pair for lang in languages for pair in heldout.get(lang, ())),
-        languages=languages,
-    )
-    if not corpus.train or not corpus.heldout:
-        part = "held-out" if corpus.train else "training"
+        if is_heldout(pair.target):
+            candidates[pair.language].append(pair)
+    heldout: list[Pair] = []
+    for code, found in candidates.items():
+        rng = random.Random(f"{seed} {code}")
+        heldout += rng.sample(found, min(heldout_per_language, len(found)))
+    sources = {pair.source for found in candidates.values() for pair in found}
+    rest = [pair for pair in pairs if not is_heldout(pair.target)]
+    training = tuple(pair for pair in rest if pair.source not in sources)
+    if not training or not heldout:
+        part = "held-out" if training else "training"
         raise SbpError(
-            f"{sum(counts.values())} sentence pairs leave none for the {part} part (one text in"
-            f" {_HELDOUT_OF} is held out); add more text",
+            f"{len(pairs)} sentence pairs leave none for the {part} part (one text in"
+            f" {_HELDOUT_OF} is held out); add more text, or give a test set of your own"
+            " (--eval-data)",
             code="bad-corpus",
         )
-    return corpus
+    discarded = {
+        f"could be held out, beyond {heldout_per_language} of a language": len(pairs)
+        - len(rest)
+        - len(heldout),
+        "have the source of one that may be held out": len(rest) - len(training),
+    }
+    return Corpus(
+        train=training,
+        heldout={"held out": tuple(heldout)},
+        languages=languages,
+        discarded=discarded,
+    )
+
+
+def with_eval_data(pairs: Iterable[Pair], heldout: Sequence[Pair]) -> Corpus:
+    """The user's pairs with a test set of the user's own.
+
+    Arguments:
+      pairs: the training text; pairs that share a text with the test set, source or English, are
+        discarded.
+      heldout: the test set.
+
+    Raises:
+      SbpError: `bad-corpus` when no pair is left to train on.
+    """
+    pairs = list(pairs)
+    sources, targets = {p.source for p in heldout}, {p.target for p in heldout}
+    training = tuple(p for p in pairs if p.source not in sources and p.target not in targets)
+    if not training:
+        raise SbpError(
+            f"each of the {len(pairs)} training pairs has a text of the test set (--eval-data);"
+            " take other text for one of them",
+            code="bad-corpus",
+        )
+    return Corpus(
+        train=training,
+        heldout={"test set": tuple(heldout)},
+        languages=_by_count([*pairs, *heldout]),
+        discarded={"have a text of the test set": len(pairs) - len(training)},
+    )
+
+
+def _by_count(pairs: Iterable[Pair]) -> tuple[str, ...]:
+    """Language codes, most pairs first."""
+    counts = Counter(pair.language for pair in pairs)
+    return tuple(sorted(counts, key=lambda code: (-counts[code], code)))
 
 
 def load(train: TrainConfig) -> Corpus:
-    """The corpus of a run: the user's file when `train.data` names one, else the embedded one."""
-    return (
-        from_pairs(read_tsv(train.data), train.heldout_per_language)
-        if train.data
-        else generate(train)
-    )
+    """The corpus of a run: the user's file when `train.data` names one, else the embedded one;
+    `train.eval_data` names a test set for the user's file.
+
+    Raises:
+      SbpError: `unknown-option` for a test set without a file to train on; `bad-corpus` for a file
+        that cannot be read or split.
+    """
+    if not train.data:
+        if train.eval_data:
+            raise SbpError(
+                "--eval-data is a test set for your own text; give that too (--data)",
+                code="unknown-option",
+            )
+        return generate(train)
+    pairs = read_tsv(train.data)
+    if train.eval_data:
+        return with_eval_data(pairs, read_tsv(train.eval_data))
+    return from_pairs(pairs, train.heldout_per_language, seed=train.seed)

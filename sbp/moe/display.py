@@ -7,12 +7,12 @@ import time
 from types import TracebackType
 
 import numpy as np
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from sbp.moe.evaluate import Evaluation
+from sbp.moe.evaluate import MODEL, Evaluation
 from sbp.moe.model import Metrics
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -110,35 +110,17 @@ class TrainingDisplay:
             )
         return values
 
+    def heldout(self, step: int, nll: float) -> None:
+        """Show the loss on held-out text after `step` steps, in nats per target token."""
+        self._progress.console.print(
+            f"step {step:>5}/{self._steps}  held-out loss {nll:.3f}", highlight=False
+        )
+
 
 def show_evaluation(console: Console, result: Evaluation) -> None:
-    """Print BLEU by language group beside the baselines, and sample translations."""
-    table = Table(title="held-out BLEU", title_justify="left")
-    columns: tuple[tuple[str, JustifyMethod], ...] = (
-        ("languages", "left"),
-        ("sentences", "right"),
-        ("BLEU", "right"),
-        ("counting", "right"),
-        ("copying", "right"),
-        ("", "left"),
-    )
-    for name, justify in columns:
-        table.add_column(name, justify=justify)
-    for score in (*result.groups, result.overall):
-        codes = (
-            ""
-            if score is result.overall
-            else " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)
-        )
-        table.add_row(
-            score.name,
-            str(score.sentences),
-            f"{score.bleu:.1f}",
-            f"{score.counting_bleu:.1f}",
-            f"{score.copy_bleu:.1f}",
-            codes,
-        )
-    console.print(table)
+    """Print the scores by held-out set and by languages beside the baselines, and samples."""
+    console.print(_by_set(result))
+    console.print(_by_languages(result))
     samples = Table(title="sample translations", title_justify="left")
     for name in ("", "source", "reference", "translation"):
         samples.add_column(name)
@@ -147,17 +129,56 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
         right = Text(text, style="green" if text == pair.target else "red")
         samples.add_row(pair.language, Text(pair.source), Text(pair.target), right)
     console.print(samples)
-    good = sum(score.reaches_target for score in result.languages)
-    console.print(
-        f"BLEU {result.overall.bleu:.1f}, filling templates by counting"
-        f" {result.overall.counting_bleu:.1f}, copying the source"
-        f" {result.overall.copy_bleu:.1f}; {good}"
-        f" of {len(result.languages)} languages reach 20 and three times"
-        f" copying\n{result.signature}"
-        + (
-            f"; {result.left_out} held-out pairs are longer than the model's sequences"
-            if result.left_out
-            else ""
-        ),
-        highlight=False,
-    )
+    ahead = sum(score.beats_baselines for score in result.languages)
+    lines = [
+        f"chrF is above every baseline's in {ahead} of {len(result.languages)} languages",
+        *result.signatures,
+    ]
+    if result.too_long:
+        lines.append(
+            f"{result.too_long} held-out sources are longer than the model's; their translations"
+            " count as empty"
+        )
+    console.print("\n".join(lines), highlight=False, markup=False)
+
+
+def _by_set(result: Evaluation) -> Table:
+    table = Table(title="held-out translations", title_justify="left")
+    for name in ("set", "system"):
+        table.add_column(name)
+    for name in ("sentences", "exact %", "chrF", "BLEU"):
+        table.add_column(name, justify="right")
+    sets = result.sets if len(result.sets) == 1 else (*result.sets, result.overall)
+    for score in sets:
+        for system, quality in score.systems.items():
+            first = system == MODEL
+            table.add_row(
+                score.name if first else "",
+                system,
+                str(score.sentences) if first else "",
+                f"{quality.exact:.1f}",
+                f"{quality.chrf:.1f}",
+                "-" if quality.bleu is None else f"{quality.bleu:.1f}",
+                style="bold" if first else "",
+            )
+        table.add_section()
+    return table
+
+
+def _by_languages(result: Evaluation) -> Table:
+    table = Table(title="all sets by language, most training text first", title_justify="left")
+    table.add_column("languages")
+    for name in ("sentences", "exact %", "chrF", "best baseline"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for score in result.groups:
+        best = score.systems[score.baseline]
+        table.add_row(
+            score.name,
+            str(score.sentences),
+            f"{score.model.exact:.1f}",
+            f"{score.model.chrf:.1f}",
+            f"{best.chrf:.1f}",
+            " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6),
+        )
+    return table

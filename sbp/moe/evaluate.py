@@ -1,9 +1,9 @@
-"""Held-out translation quality: greedy decoding, and BLEU beside two baselines, copying the source
-and counting (`sbp.moe.counting`)."""
+"""Held-out translation quality: exact match, chrF and BLEU of the model's greedy translations,
+beside baselines that learn nothing: copying the source and counting (`sbp.moe.counting`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,64 +13,117 @@ import sacrebleu
 
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
-from sbp.moe.data import encode_pairs, evaluation_batches
+from sbp.moe.counting import CountingTranslator
 from sbp.moe.decode import make_greedy_decoder
-from sbp.moe.tokenizer import Tokenizer
+from sbp.moe.model import PAD
+from sbp.moe.tokenizer import Tokenizer, pad_rows
+
+MODEL = "model"
+"""What the model's translations are called beside those of the baselines."""
+
+_FOR_BLEU = 100
+"""Sentences from which BLEU is given: of a few short ones it is 0 or chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """How good some translations are, all of 100.
+
+    Attributes:
+      exact: share of translations that equal the reference.
+      chrf: chrF (Popović, 2015, "chrF: character n-gram F-score").
+      bleu: BLEU (Papineni et al., 2002); None for fewer than 100 sentences.
+    """
+
+    exact: float
+    chrf: float
+    bleu: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """BLEU of some languages: of the model, of copying the source, and of counting."""
+    """Translations of some sentences by the model and by each baseline.
+
+    Attributes:
+      name: what the sentences have in common: a held-out set, ranks of languages, a language.
+      languages: their source languages.
+      sentences: their number.
+      systems: the quality of each system by name, `MODEL` first.
+    """
 
     name: str
     languages: tuple[str, ...]
     sentences: int
-    bleu: float
-    copy_bleu: float
-    counting_bleu: float
+    systems: Mapping[str, Quality]
 
     @property
-    def reaches_target(self) -> bool:
-        """BLEU at least 20, and at least three times that of copying."""
-        return self.bleu >= 20.0 and self.bleu >= 3.0 * self.copy_bleu
+    def model(self) -> Quality:
+        """The model's."""
+        return self.systems[MODEL]
+
+    @property
+    def baseline(self) -> str:
+        """The baseline with the best chrF."""
+        return max((n for n in self.systems if n != MODEL), key=lambda n: self.systems[n].chrf)
+
+    @property
+    def beats_baselines(self) -> bool:
+        """Whether the model's chrF is above that of each baseline."""
+        return self.model.chrf > self.systems[self.baseline].chrf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The result on the held-out part.
+    """The result on the held-out sets.
 
     Attributes:
-      overall: all languages together.
-      groups: by rank of training text, most first.
-      languages: the result of each language.
-      samples: (pair, translation), a few languages spread over all ranks.
-      left_out: held-out pairs longer than the model's sequences.
-      signature: sacrebleu's, which makes the numbers reproducible.
+      sets: by held-out set.
+      overall: all sets together.
+      groups: all sets by rank of training text, most first.
+      languages: all sets by language.
+      samples: (pair, the model's translation), some of each set, spread over all ranks.
+      too_long: held-out pairs whose source is longer than the model's, which has no translation of
+        them; they count as empty translations.
+      signatures: of sacrebleu, which make the numbers reproducible.
     """
 
+    sets: tuple[Score, ...]
     overall: Score
     groups: tuple[Score, ...]
     languages: tuple[Score, ...]
     samples: tuple[tuple[Pair, str], ...]
-    left_out: int
-    signature: str
+    too_long: int
+    signatures: tuple[str, ...]
 
 
 def translate(
-    params: Any, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig
-) -> tuple[list[Pair], list[str]]:
-    """Greedy translations of the pairs that fit the model, with those pairs; runs on one device.
+    params: Any, texts: Sequence[str], source: Tokenizer, target: Tokenizer, cfg: ModelConfig
+) -> list[str | None]:
+    """Greedy translations; runs on one device.
 
     Arguments:
       params: parameters as host or single-device arrays.
+      texts: what to translate.
+      source: the source vocabulary.
+      target: the target vocabulary.
+      cfg: the model.
+
+    Returns:
+      A translation of each text; None for a text of more than `cfg.source_length` tokens.
     """
-    encoded = encode_pairs(pairs, source, target, cfg)
+    ids = source.encode(texts)
+    fits = [i for i, row in enumerate(ids) if len(row) <= cfg.source_length]
     decoder = jax.jit(make_greedy_decoder(cfg))
-    texts: list[str] = []
-    for rows, batch in evaluation_batches(encoded, cfg):
-        ids = np.asarray(decoder(params, batch.source)).reshape(cfg.sequences, -1)
-        texts += target.decode(ids[: rows.stop - rows.start])
-    return [pairs[i] for i in encoded.kept], texts
+    found: list[str | None] = [None] * len(texts)
+    lead = (cfg.groups, cfg.sequences_per_group, cfg.source_length)
+    for start in range(0, len(fits), cfg.sequences):
+        rows = fits[start : start + cfg.sequences]
+        batch = pad_rows([ids[i] for i in rows], cfg.source_length)
+        batch = np.pad(batch, ((0, cfg.sequences - len(rows)), (0, 0)), constant_values=PAD)
+        said = np.asarray(decoder(params, batch.reshape(lead))).reshape(cfg.sequences, -1)
+        for i, text in zip(rows, target.decode(said[: len(rows)]), strict=True):
+            found[i] = text
+    return found
 
 
 def language_groups(languages: Sequence[str], groups: int = 4) -> list[tuple[str, tuple[str, ...]]]:
@@ -83,51 +136,81 @@ def language_groups(languages: Sequence[str], groups: int = 4) -> list[tuple[str
     ]
 
 
+def baselines(train: Iterable[Pair], pairs: Sequence[Pair]) -> dict[str, list[str]]:
+    """Translations of `pairs` by what learns nothing, by name of the system.
+
+    Arguments:
+      train: the training text, which is counted.
+      pairs: what to translate.
+    """
+    train = list(train)
+    numbers = CountingTranslator.learn(train, names=False)
+    both = CountingTranslator.learn(train, names=True)
+    return {
+        "templates": [numbers.translate(pair) for pair in pairs],
+        "templates, names": [both.translate(pair) for pair in pairs],
+        "copying": [pair.source for pair in pairs],
+    }
+
+
 def evaluate(
-    pairs: Sequence[Pair],
-    texts: Sequence[str],
-    counted: Sequence[str],
+    heldout: Mapping[str, Sequence[Pair]],
+    texts: Mapping[str, Sequence[str | None]],
     languages: Sequence[str],
-    left_out: int = 0,
 ) -> Evaluation:
     """Score translations.
 
     Arguments:
-      pairs: held-out pairs.
-      texts: the model's translation of each.
-      counted: the translation of each by `sbp.moe.counting`.
+      heldout: pairs by held-out set.
+      texts: by system, `MODEL` first, the translation of each pair of each set in order; None where
+        a system has none.
       languages: order of the languages, most training text first.
-      left_out: how many held-out pairs were not translated.
     """
-    metric = sacrebleu.BLEU(effective_order=False)
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    every = [pair for pairs in heldout.values() for pair in pairs]
+    answers = {
+        system: {pair: text or "" for pair, text in zip(every, found, strict=True)}
+        for system, found in texts.items()
+    }
 
-    def score(name: str, codes: Sequence[str]) -> Score:
-        rows = [i for i, pair in enumerate(pairs) if pair.language in codes]
-        references = [[pairs[i].target for i in rows]]
-        return Score(
-            name=name,
-            languages=tuple(codes),
-            sentences=len(rows),
-            bleu=metric.corpus_score([texts[i] for i in rows], references).score,
-            copy_bleu=metric.corpus_score([pairs[i].source for i in rows], references).score,
-            counting_bleu=metric.corpus_score([counted[i] for i in rows], references).score,
-        )
+    def score(name: str, pairs: Sequence[Pair]) -> Score:
+        references = [[pair.target for pair in pairs]]
+        systems = {}
+        for system, found in answers.items():
+            said = [found[pair] for pair in pairs]
+            right = sum(a == b for a, b in zip(said, references[0], strict=True))
+            systems[system] = Quality(
+                exact=100 * right / len(pairs),
+                chrf=chrf.corpus_score(said, references).score,
+                bleu=bleu.corpus_score(said, references).score if len(pairs) >= _FOR_BLEU else None,
+            )
+        codes = [code for code in languages if any(pair.language == code for pair in pairs)]
+        return Score(name=name, languages=tuple(codes), sentences=len(pairs), systems=systems)
 
-    present = [code for code in languages if any(pair.language == code for pair in pairs)]
-    overall = score("all", present)
-    spread = np.unique(np.linspace(0, len(present) - 1, min(len(present), 10)).astype(int))
-    samples = []
-    for place, rank in enumerate(spread):
-        rows = [i for i, pair in enumerate(pairs) if pair.language == present[rank]]
-        row = rows[
-            (3 * place + 1) % len(rows)
-        ]  # not always the same place: neighbours often share a kind of phrase
-        samples.append((pairs[row], texts[row]))
+    overall = score("all", every)
+
+    def spoken(codes: Sequence[str]) -> list[Pair]:
+        return [pair for pair in every if pair.language in codes]
+
+    present = overall.languages
     return Evaluation(
+        sets=tuple(score(name, pairs) for name, pairs in heldout.items() if pairs),
         overall=overall,
-        groups=tuple(score(name, codes) for name, codes in language_groups(present)),
-        languages=tuple(score(code, (code,)) for code in present),
-        samples=tuple(samples),
-        left_out=left_out,
-        signature=str(metric.get_signature()),
+        groups=tuple(score(name, spoken(codes)) for name, codes in language_groups(present)),
+        languages=tuple(score(code, spoken((code,))) for code in present),
+        samples=tuple(
+            (pair, answers[MODEL][pair]) for pairs in heldout.values() for pair in _spread(pairs)
+        ),
+        too_long=sum(text is None for text in texts[MODEL]),
+        # A metric that scored nothing has no signature.
+        signatures=tuple(
+            str(metric.get_signature())
+            for metric in ((chrf, bleu) if overall.model.bleu is not None else (chrf,))
+        ),
     )
+
+
+def _spread(pairs: Sequence[Pair], count: int = 5) -> list[Pair]:
+    """Some pairs from all over a set; not always a language's first, whose kinds are alike."""
+    step = max(1, len(pairs) // count)
+    return list(pairs[step // 2 :: step + 1][:count])

@@ -2,7 +2,9 @@
 
 A meaning is a plain tuple, its kind first: `("date", 2021, 3, 15, "full")`. The same meaning
 rendered in a language and in English is one pair of parallel text whose translation is right by
-construction.
+construction. A meaning has a template and names: `names` gives what stands for one thing (a
+country, a language, a unit, a currency), `template` what is left without names and numbers. Some
+of both are for evaluation only (`UNSEEN_NAMES`, `UNSEEN_TEMPLATES`).
 """
 
 from __future__ import annotations
@@ -60,6 +62,29 @@ UNITS = (
     "duration-year",
 )
 CURRENCIES = _words("EUR USD GBP JPY CHF RUB CNY INR SEK PLN BRL CAD")
+UNSEEN_NAMES = frozenset(
+    _words("BR CL GR KE KH NP SE UA el sv uk BRL SEK length-mile volume-liter")
+)
+"""Names that only evaluation uses; a country goes with its language and its currency, whose names
+share its stem."""
+
+_PARTS = _words("date month time relative quantity money percent")
+"""Kinds that two of a meaning of kind "both" may have."""
+UNSEEN_TEMPLATES: frozenset[tuple[Any, ...]] = frozenset(
+    {
+        ("territories", 4),
+        ("languages", 4),
+        ("both", "date", "money"),
+        ("both", "money", "time"),
+        ("both", "month", "quantity"),
+        ("both", "percent", "relative"),
+        ("both", "quantity", "percent"),
+        ("both", "relative", "date"),
+        ("both", "time", "month"),
+    }
+)
+"""Templates that only evaluation uses. Their parts are trained on: shorter lists, and each kind
+alone and beside others."""
 _SPANS = ("second", "minute", "hour", "day", "week", "month", "year")
 
 
@@ -76,12 +101,17 @@ def _number(rng: random.Random) -> float:
 
 
 def _sample(rng: random.Random, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(rng.sample(names, rng.choice((2, 2, 3))))
+    return tuple(rng.sample(names, rng.choice((2, 2, 3, 3, 4))))
 
 
 def _durations(rng: random.Random) -> tuple[tuple[int, int], ...]:
     first = rng.randrange(len(_SPANS) - 1)
     return (rng.randrange(1, 60), first + 1), (rng.randrange(1, 60), first)
+
+
+def _both(rng: random.Random) -> tuple[Meaning, Meaning]:
+    first, second = rng.sample(_PARTS, 2)
+    return (first, *_DRAW[first][1](rng)), (second, *_DRAW[second][1](rng))
 
 
 _DRAW: dict[str, tuple[float, Callable[[random.Random], tuple[Any, ...]]]] = {
@@ -96,6 +126,7 @@ _DRAW: dict[str, tuple[float, Callable[[random.Random], tuple[Any, ...]]]] = {
     "territories": (2.0, lambda r: _sample(r, TERRITORIES)),
     "languages": (1.5, lambda r: _sample(r, TONGUES)),
     "visit": (1.0, lambda r: (r.choice(TERRITORIES), *_date(r))),
+    "both": (4.0, _both),
 }
 
 
@@ -104,6 +135,38 @@ def draw(rng: random.Random) -> Meaning:
     kinds = tuple(_DRAW)
     (kind,) = rng.choices(kinds, weights=[_DRAW[k][0] for k in kinds])
     return (kind, *_DRAW[kind][1](rng))
+
+
+def names(meaning: Meaning) -> tuple[str, ...]:
+    """Codes of the names in a meaning.
+
+    >>> names(("both", ("money", 12, "EUR"), ("percent", 345)))
+    ('EUR',)
+    """
+    match meaning:
+        case ("territories" | "languages", *codes):
+            return tuple(codes)
+        case ("visit", code, *_) | ("quantity" | "money", _, code):
+            return (code,)
+        case ("both", first, second):
+            return (*names(first), *names(second))
+        case _:
+            return ()
+
+
+def template(meaning: Meaning) -> tuple[Any, ...]:
+    """What is left of a meaning without its numbers and names; of two parts, their kinds.
+
+    >>> template(("territories", "DE", "FR"))
+    ('territories', 2)
+    """
+    match meaning:
+        case ("territories" | "languages" as kind, *codes):
+            return (kind, len(codes))
+        case ("both", (first, *_), (second, *_)):
+            return ("both", first, second)
+        case _:
+            return meaning[:1]
 
 
 def _unit(n: float, unit: str, locale: Locale) -> str | None:
@@ -160,6 +223,8 @@ def _render(meaning: Meaning, locale: Locale) -> str | None:
         case ("visit", code, y, m, d):
             date = dates.format_date(datetime.date(y, m, d), "long", locale=locale)
             return _all([locale.territories.get(code), date], locale)
+        case ("both", *parts):
+            return _all([_render(part, locale) for part in parts], locale)
         case _:
             raise AssertionError(f"no rendering for {meaning!r}")
 

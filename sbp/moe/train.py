@@ -6,7 +6,6 @@ python -m sbp.moe.train --preset tiny-mt --workdir runs/tiny-mt
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -14,142 +13,29 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from rich.console import Console
 
 import sbp
-from sbp.errors import SbpError, nearest
+from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
-from sbp.moe.config import PRESETS, ModelConfig, TrainConfig, override, preset
+from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus, load
-from sbp.moe.counting import CountingTranslator
 from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.display import TrainingDisplay, show_evaluation
-from sbp.moe.evaluate import Evaluation, evaluate, translate
+from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
+from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.model import Batch, Metrics
+from sbp.moe.options import Run, parse_args
 from sbp.moe.sharding import Sharding
 from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A training run as the command line asks for it."""
-
-    model: ModelConfig
-    train: TrainConfig
-    mesh: tuple[tuple[str, int], ...]
-    workdir: Path
-    tensorboard: bool
-    evaluate: bool
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SbpError(f"{message}; see --help", code="unknown-option")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="python -m sbp.moe.train",
-        description=(__doc__ or "").splitlines()[0],
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--preset", default="tiny-mt", help=f"one of {', '.join(PRESETS)} (default tiny-mt)"
-    )
-    parser.add_argument("--steps", help="optimiser steps in all")
-    parser.add_argument("--languages", help="languages of the embedded corpus, at most 100")
-    parser.add_argument("--seed", help="seed of parameters, dropout, routing and data order")
-    parser.add_argument(
-        "--data", help="your own parallel text: UTF-8, source <tab> target <tab> language per line"
-    )
-    parser.add_argument(
-        "--workdir",
-        help="folder of the run (default runs/<preset>); an interrupted run resumes there",
-    )
-    parser.add_argument("--mesh", help="axes and sizes, outer first, such as data=2,expert=4")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any field of the model or training configuration",
-    )
-    parser.add_argument(
-        "--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log"
-    )
-    parser.add_argument("--no-eval", action="store_true", help="skip the evaluation at the end")
-    return parser
-
-
-def parse_args(argv: Sequence[str]) -> Run:
-    """Read the command line.
-
-    Raises:
-      SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
-          nearest name.
-    """
-    parser = _parser()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = [option for action in parser._actions for option in action.option_strings]
-        raise SbpError(
-            f"no option {unknown[0]!r}{nearest(unknown[0].split('=')[0], known)}",
-            code="unknown-option",
-        )
-    chosen = preset(args.preset)
-    model_fields = {f.name for f in dataclasses.fields(ModelConfig)}
-    train_fields = {f.name for f in dataclasses.fields(TrainConfig)}
-    options: dict[str, str] = {}
-    for text in args.set:
-        name, equals, value = text.partition("=")
-        if not equals or name not in model_fields | train_fields:
-            hint = nearest(name, model_fields | train_fields) if equals else "; write NAME=VALUE"
-            raise SbpError(f"no option {text!r}{hint}", code="unknown-option")
-        options[name] = value
-    options |= {
-        name: value
-        for name in ("steps", "languages", "seed", "data")
-        if (value := getattr(args, name)) is not None
-    }
-    return Run(
-        model=override(chosen.model, {k: v for k, v in options.items() if k in model_fields}),
-        train=override(chosen.train, {k: v for k, v in options.items() if k in train_fields}),
-        mesh=parse_mesh(args.mesh) if args.mesh else chosen.mesh,
-        workdir=Path(args.workdir or f"runs/{args.preset}"),
-        tensorboard=args.tensorboard,
-        evaluate=not args.no_eval,
-    )
-
-
-def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
-    """Read `data=2,expert=4`.
-
-    Raises:
-      SbpError: `unknown-option` for a text of another form or axes other than data and expert.
-    """
-    axes = []
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not size.isdecimal() or int(size) < 1 or name in dict(axes):
-            raise SbpError(
-                f"mesh {text!r} is not of the form data=2,expert=4", code="unknown-option"
-            )
-        if name not in ("data", "expert"):
-            raise SbpError(
-                f"no mesh axis {name!r} in this program{nearest(name, ('data', 'expert'))}",
-                code="unknown-axis",
-            )
-        axes.append((name, int(size)))
-    return tuple(axes)
 
 
 def sharding_of(mesh: Sequence[tuple[str, int]]) -> Sharding:
@@ -227,8 +113,23 @@ def state_shapes(run: Run) -> TrainState:
     return jax.eval_shape(lambda: init_state(run.model, run.train))
 
 
+def plan_heldout(
+    run: Run, plan: StepPlan, batches: Sequence[Batch]
+) -> Callable[[TrainState], float]:
+    """Plan the loss of the model on some held-out batches, with its weights where `plan` has
+    them."""
+    shardings = plan.in_shardings[0].params
+    loss = plan_loss(run.model, sharding_of(run.mesh), state_shapes(run).params, shardings)
+    return lambda state: loss(state.params, batches)
+
+
 def fit(
-    run: Run, plan: StepPlan, encoded: Encoded, checkpoints: Checkpoints, console: Console
+    run: Run,
+    plan: StepPlan,
+    encoded: Encoded,
+    checkpoints: Checkpoints,
+    console: Console,
+    heldout: Callable[[TrainState], float] | None = None,
 ) -> tuple[TrainState, int]:
     """Initialise or resume, and train.
 
@@ -238,6 +139,7 @@ def fit(
       encoded: the training text.
       checkpoints: where the run is kept.
       console: where progress is shown.
+      heldout: the loss on held-out text, taken with each checkpoint; None for none.
 
     Returns:
       The state, and the signal that stopped training (0 when it ran to the end); a checkpoint of
@@ -259,10 +161,14 @@ def fit(
         for step in range(first + 1, run.train.steps + 1):
             state, metrics = plan(state, next(data))
             values = display.update(step, jax.device_get(metrics))
+            due = step % run.train.checkpoint_every == 0 or step == run.train.steps
+            if due and heldout:
+                values["heldout_nll"] = heldout(state)
+                display.heldout(step, values["heldout_nll"])
             if writer:
                 for name, value in values.items():
                     writer.add_scalar(name, value, step)
-            if step % run.train.checkpoint_every == 0 or step == run.train.steps or stop.signal:
+            if due or stop.signal:
                 checkpoints.save(state, data.get_state())
             if stop.signal:
                 break
@@ -299,6 +205,37 @@ def _tensorboard(run: Run) -> Any:
     return SummaryWriter(str(run.workdir / "log"))
 
 
+def _show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
+    """Say what is trained on, what is held out, and what is neither."""
+    sets = ", ".join(f"{len(pairs):,} {name}" for name, pairs in corpus.heldout.items())
+    lines = [
+        f"{len(encoded.kept):,} sentence pairs in {len(corpus.languages)} languages to train on;"
+        f" held out: {sets}",
+        *(f"{n:,} pairs are left out: they {why}" for why, n in corpus.discarded.items() if n),
+    ]
+    if long := len(corpus.train) - len(encoded.kept):
+        lines.append(f"{long:,} pairs are left out: they are longer than the model's sequences")
+    console.print("\n".join(lines), highlight=False)
+
+
+def score(
+    run: Run, corpus: Corpus, params: Any, source: Tokenizer, target: Tokenizer
+) -> Evaluation:
+    """Translate the held-out sets with the model and with each baseline, and compare.
+
+    Arguments:
+      run: the options of the run.
+      corpus: its text.
+      params: parameters as host arrays.
+      source: the source vocabulary.
+      target: the target vocabulary.
+    """
+    pairs = corpus.heldout_pairs
+    said = translate(params, [pair.source for pair in pairs], source, target, run.model)
+    systems = {MODEL: said, **baselines(corpus.train, pairs)}
+    return evaluate(corpus.heldout, systems, corpus.languages)
+
+
 def save_evaluation(result: Evaluation, path: Path) -> None:
     """Write the scores as JSON."""
     path.write_text(
@@ -314,14 +251,16 @@ def train(run: Run, console: Console) -> int:
     checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
     source, target = tokenizers(corpus, run.model, run.workdir)
     encoded = encode_pairs(corpus.train, source, target, run.model)
+    _show_corpus(console, corpus, encoded)
     console.print(
-        f"{len(encoded.kept):,} sentence pairs in {len(corpus.languages)} languages,"
-        f" {len(corpus.heldout):,} held out; vocabularies of {len(source):,} and {len(target):,}"
-        f" pieces ({time.monotonic() - started:.1f} s)",
+        f"vocabularies of {len(source):,} and {len(target):,} pieces"
+        f" ({time.monotonic() - started:.1f} s)",
         highlight=False,
     )
     plan = plan_step(run, console)
-    state, stopped = fit(run, plan, encoded, checkpoints, console)
+    held = sample(corpus.heldout_pairs, source, target, run.model, run.train.seed)
+    heldout = plan_heldout(run, plan, held)
+    state, stopped = fit(run, plan, encoded, checkpoints, console, heldout)
     checkpoints.close()
     if stopped:
         console.print(
@@ -331,12 +270,7 @@ def train(run: Run, console: Console) -> int:
         )
         return 128 + stopped
     if run.evaluate:
-        params = jax.device_get(state.params)
-        pairs, texts = translate(params, corpus.heldout, source, target, run.model)
-        counting = CountingTranslator.learn(corpus.train, names=True)
-        counted = [counting.translate(pair) for pair in pairs]
-        left_out = len(corpus.heldout) - len(pairs)
-        result = evaluate(pairs, texts, counted, corpus.languages, left_out)
+        result = score(run, corpus, jax.device_get(state.params), source, target)
         show_evaluation(console, result)
         save_evaluation(result, run.workdir / "evaluation.json")
     console.print(

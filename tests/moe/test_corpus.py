@@ -3,16 +3,38 @@ with its line."""
 
 import dataclasses
 import random
+import re
+import unicodedata
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from babel import Locale
 
 from sbp.errors import SbpError
 from sbp.moe.config import preset
-from sbp.moe.corpus import Pair, from_pairs, generate, is_heldout, language_counts, read_tsv
+from sbp.moe.corpus import (
+    HELDOUT_SETS,
+    Pair,
+    from_pairs,
+    generate,
+    heldout_set,
+    is_heldout,
+    language_counts,
+    load,
+    read_tsv,
+)
 from sbp.moe.data import batches, encode_pairs, evaluation_batches, make_batch
 from sbp.moe.model import BOS, EOS, PAD
-from sbp.moe.phrases import LANGUAGES, draw, render
+from sbp.moe.phrases import (
+    CURRENCIES,
+    LANGUAGES,
+    TERRITORIES,
+    TONGUES,
+    UNSEEN_NAMES,
+    draw,
+    render,
+)
 from sbp.moe.tokenizer import Tokenizer
 
 TRAIN = dataclasses.replace(
@@ -50,6 +72,7 @@ def vocabularies(corpus) -> tuple[Tokenizer, Tokenizer]:
         (("time", 15, 4), "en", "3:04 PM"),
         (("month", 2021, 3), "ru", "март 2021 г."),
         (("visit", "IT", 1999, 1, 2), "en", "Italy and January 2, 1999"),
+        (("both", ("percent", 50), ("time", 15, 4)), "de", "5 % und 15:04"),
     ],
 )
 def test_renderings(meaning, language, text):
@@ -67,8 +90,8 @@ def test_a_hundred_languages_can_say_things():
 def test_generation_is_deterministic_and_languages_do_not_disturb_each_other(corpus):
     assert generate(TRAIN) == corpus
     more = generate(dataclasses.replace(TRAIN, languages=6, train_pairs=480))
-    held = {p for p in corpus.heldout if p.language == "de"}
-    assert held and held <= set(more.heldout)
+    held = {p for p in corpus.heldout_pairs if p.language == "de"}
+    assert held and held <= set(more.heldout_pairs)
     assert generate(dataclasses.replace(TRAIN, seed=1)).train != corpus.train
 
 
@@ -76,16 +99,96 @@ def texts(pairs):
     return {p.target for p in pairs} | {p.source for p in pairs}
 
 
-def test_heldout_text_is_never_trained_on(corpus):
-    assert texts(corpus.heldout).isdisjoint(texts(corpus.train))
-    counts = {code: sum(p.language == code for p in corpus.heldout) for code in corpus.languages}
-    assert set(counts.values()) == {TRAIN.heldout_per_language}
+@pytest.fixture(scope="module")
+def whole():
+    """The corpus of `make train`."""
+    return generate(preset("tiny-mt").train)
 
 
-def test_no_text_of_the_training_preset_is_on_both_sides():
-    """The corpus of `make train`: numbers such as 19 and 19.0 render alike."""
-    whole = generate(preset("tiny-mt").train)
-    assert texts(whole.heldout).isdisjoint(texts(whole.train))
+def test_heldout_text_is_never_trained_on(corpus, whole):
+    for one in (corpus, whole):
+        assert texts(one.heldout_pairs).isdisjoint(texts(one.train))
+    sizes = [len(pairs) for pairs in whole.heldout.values()]
+    assert tuple(whole.heldout) == HELDOUT_SETS and min(sizes) >= 100 and sum(sizes) >= 1000
+    for pairs in corpus.heldout.values():
+        counts = Counter(pair.language for pair in pairs)
+        assert set(counts.values()) == {TRAIN.heldout_per_language}
+        assert set(counts) == set(corpus.languages)
+
+
+def test_references_are_long_enough_for_bleu(whole):
+    pattern = r"\d+(?:[.,]\d+)*|\w+|[^\w\s]"  # "1,234.5" is one token
+    assert min(len(re.findall(pattern, pair.target)) for pair in whole.heldout_pairs) >= 4
+
+
+NAMES = {
+    **{code: ("territories", code) for code in TERRITORIES},
+    **{code: ("languages", code) for code in TONGUES},
+    **{code: ("currencies", code) for code in CURRENCIES},
+}
+
+
+def named(language):
+    """The text of each name but units in a language, from Babel alone."""
+    locale = Locale.parse(language)
+    found = {code: getattr(locale, table).get(key) for code, (table, key) in NAMES.items()}
+    return {code: unicodedata.normalize("NFKC", text) for code, text in found.items() if text}
+
+
+def test_no_training_text_has_an_unseen_name(whole):
+    """Where the name is a part of a longer one, as Sweden of Switzerland in Azeri, that one is no
+    evidence of it."""
+    sources = defaultdict(list)
+    for pair in whole.train:
+        sources[pair.language].append(pair.source)
+        sources["en"].append(pair.target)
+    found = 0
+    for language, lines in sources.items():
+        known = named(language)
+        for code in UNSEEN_NAMES & set(known):
+            longer = [n for c, n in known.items() if c not in UNSEEN_NAMES and known[code] in n]
+            text = "\n".join(lines)
+            for name in longer:
+                text = text.replace(name, "")
+            # A part of a word may be the name by chance where names are two characters long.
+            if known[code] in text and len(known[code]) > 3:
+                raise AssertionError((language, code, known[code]))
+            found += 1
+    assert found > 800
+
+
+def test_unseen_sets_have_what_training_has_not(whole):
+    english = named("en")
+    unseen = {english[code] for code in UNSEEN_NAMES if code in english} | {"mile", "liter"}
+
+    def stem(text):
+        return any(name.split()[-1].rstrip("s") in text for name in unseen) or "kronor" in text
+
+    assert all(stem(pair.target) for pair in whole.heldout["unseen names"])
+    four = [p.target for p in whole.heldout["unseen templates"] if p.target.count(",") == 3]
+    assert len(four) > 100
+    assert not [p for p in whole.train if re.fullmatch(r"(\w+, ){3}and \w+", p.target)]
+
+
+@pytest.mark.parametrize(
+    ("meaning", "part"),
+    [
+        (("territories", "DE", "FR", "JP", "IT"), "unseen templates"),
+        (("territories", "DE", "SE", "JP"), "unseen names"),
+        (("both", ("date", 2021, 3, 15, "long"), ("money", 3, "EUR")), "unseen templates"),
+        (("both", ("quantity", 3, "length-mile"), ("time", 3, 4)), "unseen names"),
+        (("visit", "UA", 2021, 3, 15), "unseen names"),
+        (("money", 12, "BRL"), "unseen names"),
+    ],
+)
+def test_the_set_of_a_meaning(meaning, part):
+    assert heldout_set(meaning, "") == part
+
+
+def test_a_known_meaning_is_trained_on_or_recombined():
+    meanings = [("territories", a, "JP") for a in ("DE", "FR", "IT", "ES", "PT", "NL", "DK", "PL")]
+    found = {heldout_set(m, f"{m[1]} {i}") for m in meanings for i in range(20)}
+    assert found == {None, "recombination"}
 
 
 def test_numbers_that_render_alike_are_on_one_side():
@@ -98,7 +201,9 @@ def test_a_source_with_two_translations_is_on_one_side():
     shared = [Pair(source="mot", target=f"word {i}", language="fr") for i in range(100)]
     others = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
     split = from_pairs([*shared, *others], 3)
-    assert {p.source for p in split.heldout}.isdisjoint(p.source for p in split.train)
+    assert {p.source for p in split.heldout_pairs}.isdisjoint(p.source for p in split.train)
+    # All 100 pairs of that source went, and those of the others beyond three of a language.
+    assert sum(split.discarded.values()) + len(split.train) + len(split.heldout_pairs) == 200
 
 
 def test_languages_follow_the_power_law():
@@ -142,10 +247,26 @@ def test_own_text_is_read_and_split(tmp_path):
     assert pairs[0] == Pair(source="wort 0", target="word 0", language="de")
     split = from_pairs(pairs, 3)
     assert split.languages == ("de", "fr")
-    assert 0 < len(split.heldout) <= 3
+    assert 0 < len(split.heldout["held out"]) <= 3
     assert not any(is_heldout(p.target) for p in split.train)
+    assert from_pairs(pairs, 3, seed=1).heldout != from_pairs(pairs, 3, seed=2).heldout
+    assert from_pairs(pairs, 3, seed=1).train == from_pairs(pairs, 3, seed=2).train
     with pytest.raises(SbpError, match="held out"):
         from_pairs([p for p in pairs if not is_heldout(p.target)], 3)
+
+
+def test_a_test_set_of_the_users_own_is_not_trained_on(tmp_path):
+    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
+    train.write_text("".join(f"wort {i}\tword {i}\tde\n" for i in range(20)), "utf-8")
+    test.write_text("wort 3\tanother word\tde\nandere\tword 5\tfr\n", "utf-8")
+    options = dataclasses.replace(TRAIN, data=str(train), eval_data=str(test))
+    split = load(options)
+    assert split.heldout == {"test set": read_tsv(test)}
+    assert len(split.train) == 18 and split.discarded == {"have a text of the test set": 2}
+    with pytest.raises(SbpError, match="each of the 20 training pairs"):
+        load(dataclasses.replace(options, eval_data=str(train)))
+    with pytest.raises(SbpError, match="give that too"):
+        load(dataclasses.replace(options, data=""))
 
 
 def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):

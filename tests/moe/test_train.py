@@ -14,62 +14,17 @@ from rich.console import Console
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, differences
 from sbp.moe.config import preset
-from sbp.moe.corpus import Pair, generate
+from sbp.moe.corpus import generate
 from sbp.moe.data import encode_pairs
 from sbp.moe.display import load_bars, summarize
-from sbp.moe.evaluate import evaluate, language_groups
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.model import Metrics
+from sbp.moe.options import parse_args
 from sbp.moe.step import init_state, make_train_step
-from sbp.moe.train import fit, main, parse_args, parse_mesh, sharding_of, tokenizers
+from sbp.moe.train import fit, main, tokenizers
 from tests.moe.test_model import QUICK
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
-
-
-def test_options_override_the_preset():
-    run = parse_args(
-        [
-            "--preset",
-            "tiny-test",
-            "--steps",
-            "7",
-            "--set",
-            "dropout=0.3",
-            "--set",
-            "power=1",
-            "--mesh",
-            "expert=8",
-        ]
-    )
-    assert (run.train.steps, run.model.dropout, run.train.power, run.mesh) == (
-        7,
-        0.3,
-        1.0,
-        (("expert", 8),),
-    )
-    assert str(run.workdir) == "runs/tiny-test"
-    where = sharding_of(run.mesh)
-    assert (where.groups["group"], where.experts["expert"]) == (("expert",), ("expert",))
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--preset", "tiny"], 'did you mean "tiny-mt"'),
-        (["--stepz", "3"], 'did you mean "--steps"'),
-        (["--set", "expertz=3"], 'did you mean "experts"'),
-        (["--set", "experts"], "write NAME=VALUE"),
-        (["--steps", "many"], "steps needs a value like"),
-        (["--mesh", "data=2,expert"], "not of the form"),
-        (["--mesh", "data=2,experts=4"], 'did you mean "expert"'),
-        (["--steps"], "expected one argument"),
-    ],
-)
-def test_bad_options(argv, message):
-    with pytest.raises(SbpError) as caught:
-        parse_args(argv)
-    assert message in str(caught.value)
 
 
 def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
@@ -77,10 +32,6 @@ def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
     assert main(["--data", str(tmp_path / "missing.tsv"), "--workdir", str(workdir)]) == 2
     assert capsys.readouterr().err.startswith("error[bad-corpus]: cannot read")
     assert not workdir.exists()
-
-
-def test_parse_mesh():
-    assert parse_mesh("data=2,expert=4") == (("data", 2), ("expert", 4))
 
 
 def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
@@ -174,27 +125,6 @@ def test_differences_name_other_text(tmp_path):
         for n in (50, 51)
     )
     assert [line.split(":")[0] for line in differences(a, b)] == ["corpus.digest"]
-
-
-def test_bleu_is_sacrebleus_and_copying_is_the_baseline():
-    rows = [
-        ("der Hund läuft nach Hause", "the dog runs home now", "de"),
-        ("le chat dort ici bien", "the cat sleeps here well", "fr"),
-    ]
-    pairs = [Pair(source=s, target=t, language=lang) for s, t, lang in rows]
-    right, left = [p.target for p in pairs], [p.source for p in pairs]
-    perfect = evaluate(pairs, right, left, ("fr", "de"))
-    assert round(perfect.overall.bleu, 6) == 100 and perfect.overall.reaches_target
-    copied = evaluate(pairs, left, right, ("fr", "de"))
-    assert copied.overall.bleu == copied.overall.copy_bleu < 20
-    assert copied.overall.counting_bleu == perfect.overall.bleu
-    assert [s.name for s in perfect.languages] == ["fr", "de"]
-
-
-def test_language_groups_cover_all():
-    groups = language_groups([str(i) for i in range(10)])
-    assert [name for name, _ in groups] == ["rank 1-3", "rank 4-6", "rank 7-8", "rank 9-10"]
-    assert sum((codes for _, codes in groups), ()) == tuple(str(i) for i in range(10))
 
 
 def test_summary_recounts_drops():

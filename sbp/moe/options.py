@@ -1,0 +1,129 @@
+"""The options of a training run, read from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from sbp.errors import SbpError, nearest
+from sbp.moe.config import PRESETS, ModelConfig, TrainConfig, override, preset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training run as the command line asks for it."""
+
+    model: ModelConfig
+    train: TrainConfig
+    mesh: tuple[tuple[str, int], ...]
+    workdir: Path
+    tensorboard: bool
+    evaluate: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SbpError(f"{message}; see --help", code="unknown-option")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m sbp.moe.train",
+        description="Train the GShard MoE Transformer and measure its translations.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--preset", default="tiny-mt", help=f"one of {', '.join(PRESETS)} (default tiny-mt)"
+    )
+    parser.add_argument("--steps", help="optimiser steps in all")
+    parser.add_argument("--languages", help="languages of the embedded corpus, at most 100")
+    parser.add_argument("--seed", help="seed of parameters, dropout, routing and data order")
+    parser.add_argument(
+        "--data", help="your own parallel text: UTF-8, source <tab> target <tab> language per line"
+    )
+    parser.add_argument(
+        "--eval-data", help="a test set for your own text, in the same form; it is not trained on"
+    )
+    parser.add_argument(
+        "--workdir",
+        help="folder of the run (default runs/<preset>); an interrupted run resumes there",
+    )
+    parser.add_argument("--mesh", help="axes and sizes, outer first, such as data=2,expert=4")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any field of the model or training configuration",
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log"
+    )
+    parser.add_argument("--no-eval", action="store_true", help="skip the evaluation at the end")
+    return parser
+
+
+def parse_args(argv: Sequence[str]) -> Run:
+    """Read the command line.
+
+    Raises:
+      SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
+          nearest name.
+    """
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        raise SbpError(
+            f"no option {unknown[0]!r}{nearest(unknown[0].split('=')[0], known)}",
+            code="unknown-option",
+        )
+    chosen = preset(args.preset)
+    model_fields = {f.name for f in dataclasses.fields(ModelConfig)}
+    train_fields = {f.name for f in dataclasses.fields(TrainConfig)}
+    options: dict[str, str] = {}
+    for text in args.set:
+        name, equals, value = text.partition("=")
+        if not equals or name not in model_fields | train_fields:
+            hint = nearest(name, model_fields | train_fields) if equals else "; write NAME=VALUE"
+            raise SbpError(f"no option {text!r}{hint}", code="unknown-option")
+        options[name] = value
+    options |= {
+        name: value
+        for name in ("steps", "languages", "seed", "data", "eval_data")
+        if (value := getattr(args, name)) is not None
+    }
+    return Run(
+        model=override(chosen.model, {k: v for k, v in options.items() if k in model_fields}),
+        train=override(chosen.train, {k: v for k, v in options.items() if k in train_fields}),
+        mesh=parse_mesh(args.mesh) if args.mesh else chosen.mesh,
+        workdir=Path(args.workdir or f"runs/{args.preset}"),
+        tensorboard=args.tensorboard,
+        evaluate=not args.no_eval,
+    )
+
+
+def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
+    """Read `data=2,expert=4`.
+
+    Raises:
+      SbpError: `unknown-option` for a text of another form or axes other than data and expert.
+    """
+    axes = []
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not size.isdecimal() or int(size) < 1 or name in dict(axes):
+            raise SbpError(
+                f"mesh {text!r} is not of the form data=2,expert=4", code="unknown-option"
+            )
+        if name not in ("data", "expert"):
+            raise SbpError(
+                f"no mesh axis {name!r} in this program{nearest(name, ('data', 'expert'))}",
+                code="unknown-axis",
+            )
+        axes.append((name, int(size)))
+    return tuple(axes)
