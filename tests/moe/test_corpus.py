@@ -21,7 +21,6 @@ from sbp.moe.corpus import (
     heldout_set,
     is_heldout,
     language_counts,
-    load,
     read_tsv,
 )
 from sbp.moe.data import batches, encode_pairs, evaluation_batches, make_batch
@@ -253,20 +252,6 @@ def test_own_text_is_read_and_split(tmp_path):
     assert from_pairs(pairs, 3, seed=1).train == from_pairs(pairs, 3, seed=2).train
     with pytest.raises(SbpError, match="held out"):
         from_pairs([p for p in pairs if not is_heldout(p.target)], 3)
-
-
-def test_a_test_set_of_the_users_own_is_not_trained_on(tmp_path):
-    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
-    train.write_text("".join(f"wort {i}\tword {i}\tde\n" for i in range(20)), "utf-8")
-    test.write_text("wort 3\tanother word\tde\nandere\tword 5\tfr\n", "utf-8")
-    options = dataclasses.replace(TRAIN, data=str(train), eval_data=str(test))
-    split = load(options)
-    assert split.heldout == {"test set": read_tsv(test)}
-    assert len(split.train) == 18 and split.discarded == {"have a text of the test set": 2}
-    with pytest.raises(SbpError, match="each of the 20 training pairs"):
-        load(dataclasses.replace(options, eval_data=str(train)))
-    with pytest.raises(SbpError, match="give that too"):
-        load(dataclasses.replace(options, data=""))
 
 
 def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
