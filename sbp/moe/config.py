@@ -22,7 +22,8 @@ class ModelConfig:
       ffn_dim: H of the dense feed-forward layers.
       expert_dim: H of each expert.
       heads, head_dim: attention heads and their width.
-      experts: E, experts per MoE layer.
+      experts: E, experts per MoE layer; 0 for a dense model, which has layers of 2 * `expert_dim`
+        in their place: as many FLOPs for a token as two experts.
       encoder_layers, decoder_layers: feed-forward layers on each side, even: every other one is an
       MoE layer.
       source_vocab, target_vocab: rows of the two untied embedding tables.
@@ -74,8 +75,10 @@ class ModelConfig:
                     f"{name} is {count}; layers come in pairs (dense, MoE), so it must be even and"
                     " positive"
                 )
-        if self.experts < 2:
-            faults.append(f"experts is {self.experts}; top-2 gating needs at least 2")
+        if self.experts < 2 and self.experts != 0:
+            faults.append(
+                f"experts is {self.experts}; top-2 gating needs at least 2 (0 makes a dense model)"
+            )
         for name, known in (("counter", ("lingvo", "paper")), ("aux_scale", ("lingvo", "paper"))):
             if getattr(self, name) not in known:
                 faults.append(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
@@ -151,8 +154,8 @@ class Preset:
       model: the model.
       train: the training run.
       mesh: the mesh that the preset's name stands for, axis name and size, outer first.
-      sentences: fields of the model that are larger for sentences than for generated phrases, as
-        text; they hold for the corpus "catalogues".
+      sentences: fields of both that are larger for sentences than for generated phrases, as text;
+        they hold for the corpus "catalogues".
     """
 
     model: ModelConfig
@@ -210,6 +213,7 @@ _TINY_MT = Preset(
         "target_length": "40",
         "source_vocab": "8000",
         "target_vocab": "4000",
+        "heldout_per_language": "10",
     },
 )
 
@@ -244,6 +248,9 @@ _TINY_TEST = Preset(
 
 PRESETS: Mapping[str, Preset] = {
     "tiny-mt": _TINY_MT,
+    "tiny-mt-dense": dataclasses.replace(
+        _TINY_MT, model=dataclasses.replace(_TINY_MT.model, experts=0)
+    ),
     "tiny-test": _TINY_TEST,
     "gshard-12l-128e": _gshard(12, 128),
     "gshard-12l-512e": _gshard(12, 512),

@@ -93,13 +93,21 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
                 "w_out": uniform(cfg.ffn_dim, pairs, cfg.ffn_dim, m),
             },
             "attention2": attention_params(pairs),
-            "moe": {
+        }
+        if e:
+            tree["moe"] = {
                 "norm": jnp.ones((pairs, m), dtype),
                 "gate": uniform(m, pairs, m, e),
                 "expert_in": uniform(m, pairs, e, m, cfg.expert_dim),
                 "expert_out": uniform(cfg.expert_dim, pairs, e, cfg.expert_dim, m),
-            },
-        }
+            }
+        else:
+            wide = 2 * cfg.expert_dim
+            tree["wide"] = {
+                "norm": jnp.ones((pairs, m), dtype),
+                "w_in": uniform(m, pairs, m, wide),
+                "w_out": uniform(wide, pairs, wide, m),
+            }
         if cross:
             tree["cross1"], tree["cross2"] = attention_params(pairs), attention_params(pairs)
         return tree
@@ -202,19 +210,26 @@ class _Stack:
         dense = feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"]))
         x = self._residual(x, dense, subkey(place, 1))
         x = self._attend(x, p, "2", subkey(place, 2))
+        y, aux, metrics = self._experts(x, p, place)
+        x = self.sharding.split_groups(self._residual(x, y, subkey(place, 4)))
+        return x, (aux, metrics)
+
+    def _experts(
+        self, x: jax.Array, p: Tree, place: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+        """The MoE layer, or what a dense model has in its place."""
+        mask = (self.tokens != PAD).reshape(x.shape[:2])
+        if not self.cfg.experts:
+            wide = p["wide"]
+            none = jnp.zeros((), jnp.float32)
+            tokens = jnp.sum(mask.astype(jnp.float32))
+            metrics = GatingMetrics(tokens, jnp.zeros((1,), jnp.float32), none, none, none)
+            return feed_forward(wide, rms_norm(x, wide["norm"])), none, metrics
         rnd = None
         if place is not None:
             rnd = jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
-        y, aux, metrics = moe_feed_forward(
-            p["moe"],
-            rms_norm(x, p["moe"]["norm"]),
-            (self.tokens != PAD).reshape(x.shape[:2]),
-            self.cfg,
-            rnd=rnd,
-            sharding=self.sharding,
-        )
-        x = self.sharding.split_groups(self._residual(x, y, subkey(place, 4)))
-        return x, (aux, metrics)
+        normed, sharding = rms_norm(x, p["moe"]["norm"]), self.sharding
+        return moe_feed_forward(p["moe"], normed, mask, self.cfg, rnd=rnd, sharding=sharding)
 
     def _attend(self, x: jax.Array, p: Tree, name: str, place: jax.Array | None) -> jax.Array:
         """Attention to the side's own tokens, causal in a decoder, and then to its memory."""

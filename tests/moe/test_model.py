@@ -225,6 +225,21 @@ def test_greedy_decoding_equals_a_loop():
     assert (got[1, 1] == PAD).all()
 
 
+def test_a_dense_model_has_the_layers_of_two_experts():
+    """Without experts: as many weights as two of them, no routing, and a loss like any other."""
+    dense = dataclasses.replace(CFG, experts=0)
+    params, batch = init_params(jax.random.key(0), dense), random_batch(dense)
+    wide, moe = params["encoder"]["wide"], init_params(jax.random.key(0), CFG)["encoder"]["moe"]
+    for one, two in (("w_in", "expert_in"), ("w_out", "expert_out")):
+        assert wide[one].size == 2 * moe[two].size // CFG.experts
+    total, metrics = loss_fn(params, batch, dense)
+    assert float(total) == float(metrics.loss) and float(metrics.aux) == 0
+    assert not np.any(metrics.encoder.load) and metrics.encoder.load.shape == (1, 1)
+    assert np.all(np.asarray(metrics.encoder.tokens) == np.sum(batch.source != PAD))
+    grads = jax.grad(lambda p: loss_fn(p, batch, dense)[0])(params)
+    assert all(np.any(g) for g in jax.tree.leaves(grads["decoder"]["wide"]))
+
+
 def test_parameter_counts_are_the_papers():
     for name, experts_total, params_2_30 in (
         ("gshard-36l-2048e", 36864, 576.8),
