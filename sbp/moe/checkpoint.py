@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -49,16 +51,55 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     return lines
 
 
+def _usable(workdir: Path) -> int:
+    """Make the folder of a run and take its lock, which ends with the process.
+
+    Returns:
+      The descriptor that holds the lock.
+
+    Raises:
+      SbpError: `bad-checkpoint` where the folder cannot be written, or another run is in it.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        held = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise SbpError(
+            f"cannot write to {workdir}: {error.strerror}; choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise SbpError(
+            f"another run is training in {workdir}; wait for it, or choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
+    return held
+
+
 class Checkpoints:
-    """The checkpoints in one folder; the newest two are kept, each written whole or not at all."""
+    """The checkpoints in one folder; the newest two are kept, each written whole or not at all.
+
+    From opening to `close`, no other run can open the folder.
+    """
 
     def __init__(self, workdir: Path, description: Mapping[str, Any]) -> None:
         """Open the folder of a run, new or old.
 
         Raises:
-          SbpError: `bad-checkpoint` when it holds the run of another configuration; nothing is
-              written then.
+          SbpError: `bad-checkpoint` when it holds the run of another configuration, another run is
+              in it, or it cannot be written; nothing is written then.
         """
+        self._lock = _usable(workdir)
+        try:
+            self._open(workdir, description)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self, workdir: Path, description: Mapping[str, Any]) -> None:
         sidecar = workdir / "config.json"
         if sidecar.exists():
             try:
@@ -75,7 +116,6 @@ class Checkpoints:
                     code="bad-checkpoint",
                     details=lines,
                 )
-        workdir.mkdir(parents=True, exist_ok=True)
         sidecar.write_text(json.dumps(description, indent=2, sort_keys=True) + "\n", "utf-8")
         self._manager = ocp.CheckpointManager(
             (workdir / "checkpoints").absolute(),
@@ -127,3 +167,4 @@ class Checkpoints:
     def close(self) -> None:
         """Release what the manager holds."""
         self._manager.close()
+        os.close(self._lock)

@@ -3,11 +3,71 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from sbp.errors import SbpError, nearest
+
+_Bounds = Mapping[str, tuple[float, float]]
+"""The least value of a field, and what it must be below."""
+
+_MODEL_BOUNDS: _Bounds = {
+    **dict.fromkeys(
+        (
+            "model_dim",
+            "ffn_dim",
+            "expert_dim",
+            "heads",
+            "head_dim",
+            "source_vocab",
+            "target_vocab",
+            "source_length",
+            "target_length",
+            "groups",
+            "sequences_per_group",
+        ),
+        (1, math.inf),
+    ),
+    "dropout": (0, 1),
+    "label_smoothing": (0, 1),
+    "aux_coefficient": (0, math.inf),
+    "capacity_factor_per_choice": (0, math.inf),
+    "eval_capacity_factor_per_choice": (0, math.inf),
+}
+_MODEL_CHOICES = {
+    "counter": ("lingvo", "paper"),
+    "aux_scale": ("lingvo", "paper"),
+    "dtype": ("float32", "bfloat16", "float16", "float64"),
+}
+_TRAIN_BOUNDS: _Bounds = {
+    **dict.fromkeys(
+        (
+            "steps",
+            "checkpoint_every",
+            "warmup_steps",
+            "min_dim_to_factor",
+            "languages",
+            "train_pairs",
+            "heldout_per_language",
+        ),
+        (1, math.inf),
+    ),
+    **dict.fromkeys(("learning_rate", "ramp_steps", "power"), (0, math.inf)),
+    "seed": (0, 2**32),
+}
+
+
+def _out_of_bounds(config: object, bounds: _Bounds) -> list[str]:
+    """One fault for each field that is out of its bounds, or not a number."""
+    faults = []
+    for name, (least, below) in bounds.items():
+        value = getattr(config, name)
+        if not least <= value < below:  # nor is NaN
+            bound = "a finite number" if below == math.inf else f"below {below}"
+            faults.append(f"{name} is {value}; it must be at least {least} and {bound}")
+    return faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +128,7 @@ class ModelConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = _out_of_bounds(self, _MODEL_BOUNDS)
         for name in ("encoder_layers", "decoder_layers"):
             if (count := getattr(self, name)) < 2 or count % 2:
                 faults.append(
@@ -79,9 +139,11 @@ class ModelConfig:
             faults.append(
                 f"experts is {self.experts}; top-2 gating needs at least 2 (0 makes a dense model)"
             )
-        for name, known in (("counter", ("lingvo", "paper")), ("aux_scale", ("lingvo", "paper"))):
-            if getattr(self, name) not in known:
-                faults.append(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
+        for name, known in _MODEL_CHOICES.items():
+            if (chosen := getattr(self, name)) not in known:
+                faults.append(
+                    f"{name} is {chosen!r}{nearest(chosen, known)}; it is one of {', '.join(known)}"
+                )
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
 
@@ -135,11 +197,7 @@ class TrainConfig:
     eval_data: str = ""
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} is {getattr(self, name)}; it must be at least 1"
-            for name in ("steps", "checkpoint_every")
-            if getattr(self, name) < 1
-        ]
+        faults = _out_of_bounds(self, _TRAIN_BOUNDS)
         if self.corpus not in CORPORA:
             faults.append(f"no corpus {self.corpus!r}{nearest(self.corpus, CORPORA)}")
         if faults:
@@ -186,12 +244,12 @@ _TINY_MT = Preset(
         decoder_layers=2,
         source_vocab=6000,
         target_vocab=384,
-        source_length=24,
-        target_length=24,
+        source_length=32,
+        target_length=32,
         groups=16,
-        sequences_per_group=8,
-        # A third of a group is real tokens, the rest padding: half the paper's slots leave a drop
-        # rate worth watching.
+        sequences_per_group=6,
+        # Two fifths of a group are real tokens, the rest padding: half the paper's slots leave a
+        # drop rate worth watching.
         capacity_factor_per_choice=0.5,
         eval_capacity_factor_per_choice=1.0,
         dropout=0.0,

@@ -272,3 +272,36 @@ def test_bad_options_name_the_nearest():
     with pytest.raises(SbpError, match="layers come in pairs"):
         ModelConfig(encoder_layers=3)
     assert override(CFG, {"remat": "false", "dropout": "0.2"}).dropout == 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_dim": "0"}, "model_dim is 0; it must be at least 1"),
+        ({"groups": "-2"}, "groups is -2"),
+        ({"dropout": "1"}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ({"dropout": "nan"}, "dropout is nan"),
+        ({"aux_coefficient": "inf"}, "aux_coefficient is inf; .* a finite number"),
+        ({"dtype": "bfloat"}, "dtype is 'bfloat'; did you mean \"bfloat16\""),
+        ({"counter": "papers"}, "counter is 'papers'; did you mean \"paper\""),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(options, message):
+    with pytest.raises(SbpError, match=message) as caught:
+        override(CFG, options)
+    assert caught.value.code == "unknown-option"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "-5"}, "seed is -5"),
+        ({"learning_rate": "nan"}, "learning_rate is nan"),
+        ({"learning_rate": "-1"}, "learning_rate is -1.0"),
+        ({"steps": "0"}, "steps is 0; it must be at least 1"),
+        ({"corpus": "catalogs"}, "no corpus 'catalogs'; did you mean \"catalogues\""),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(options, message):
+    with pytest.raises(SbpError, match=message):
+        override(preset("tiny-test").train, options)

@@ -55,6 +55,13 @@ def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
     assert where == {"next_index": 5}
     again.close()
 
+    with pytest.raises(SbpError, match="another run is training in"):
+        held = Checkpoints(tmp_path, description)
+        try:
+            Checkpoints(tmp_path, description)
+        finally:
+            held.close()
+
     before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
     other = describe(
         dataclasses.replace(MODEL, experts=4), dataclasses.replace(TRAIN, seed=1), corpus
@@ -66,6 +73,14 @@ def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
         caught.value
     ) and "train.seed: checkpoint 0, now 1" in str(caught.value)
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SbpError, match=r"cannot write to .*file: .*another --workdir") as caught:
+        Checkpoints(tmp_path / "file", {})
+    assert caught.value.code == "bad-checkpoint"
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 class OneDevice:
