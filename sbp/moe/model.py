@@ -84,14 +84,17 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
             "output": normal((a * d) ** -0.5, pairs, a, d, m),
         }
 
+    def feed_forward_params(pairs: int, hidden: int) -> Tree:
+        return {
+            "norm": jnp.ones((pairs, m), dtype),
+            "w_in": uniform(m, pairs, m, hidden),
+            "w_out": uniform(hidden, pairs, hidden, m),
+        }
+
     def stack(pairs: int, *, cross: bool) -> Tree:
         tree = {
             "attention1": attention_params(pairs),
-            "dense": {
-                "norm": jnp.ones((pairs, m), dtype),
-                "w_in": uniform(m, pairs, m, cfg.ffn_dim),
-                "w_out": uniform(cfg.ffn_dim, pairs, cfg.ffn_dim, m),
-            },
+            "dense": feed_forward_params(pairs, cfg.ffn_dim),
             "attention2": attention_params(pairs),
         }
         if e:
@@ -102,12 +105,7 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
                 "expert_out": uniform(cfg.expert_dim, pairs, e, cfg.expert_dim, m),
             }
         else:
-            wide = 2 * cfg.expert_dim
-            tree["wide"] = {
-                "norm": jnp.ones((pairs, m), dtype),
-                "w_in": uniform(m, pairs, m, wide),
-                "w_out": uniform(wide, pairs, wide, m),
-            }
+            tree["wide"] = feed_forward_params(pairs, 2 * cfg.expert_dim)
         if cross:
             tree["cross1"], tree["cross2"] = attention_params(pairs), attention_params(pairs)
         return tree
