@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,61 +65,78 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
       `decoder_norm` [M]. Scales follow lingvo: tables 1, query (M * D)^-0.5, key and value M^-0.5,
       output (A * D)^-0.5, feed-forward, gate and experts uniform of variance 1 / fan_in.
     """
-    keys = iter(jax.random.split(key, 64))
-    dtype = jnp.dtype(cfg.dtype)
-    m, a, d, e = cfg.model_dim, cfg.heads, cfg.head_dim, cfg.experts
-
-    def normal(stddev: float, *shape: int) -> jax.Array:
-        return stddev * jax.random.normal(next(keys), shape, dtype)
-
-    def uniform(fan_in: int, *shape: int) -> jax.Array:
-        limit = math.sqrt(3.0 / fan_in)
-        return jax.random.uniform(next(keys), shape, dtype, -limit, limit)
-
-    def attention_params(pairs: int) -> Tree:
-        return {
-            "norm": jnp.ones((pairs, m), dtype),
-            "query": normal((m * d) ** -0.5, pairs, m, a, d),
-            "key": normal(m**-0.5, pairs, m, a, d),
-            "value": normal(m**-0.5, pairs, m, a, d),
-            "output": normal((a * d) ** -0.5, pairs, a, d, m),
-        }
-
-    def feed_forward_params(pairs: int, hidden: int) -> Tree:
-        return {
-            "norm": jnp.ones((pairs, m), dtype),
-            "w_in": uniform(m, pairs, m, hidden),
-            "w_out": uniform(hidden, pairs, hidden, m),
-        }
-
-    def stack(pairs: int, *, cross: bool) -> Tree:
-        tree = {
-            "attention1": attention_params(pairs),
-            "dense": feed_forward_params(pairs, cfg.ffn_dim),
-            "attention2": attention_params(pairs),
-        }
-        if e:
-            tree["moe"] = {
-                "norm": jnp.ones((pairs, m), dtype),
-                "gate": uniform(m, pairs, m, e),
-                "expert_in": uniform(m, pairs, e, m, cfg.expert_dim),
-                "expert_out": uniform(cfg.expert_dim, pairs, e, cfg.expert_dim, m),
-            }
-        else:
-            tree["wide"] = feed_forward_params(pairs, 2 * cfg.expert_dim)
-        if cross:
-            tree["cross1"], tree["cross2"] = attention_params(pairs), attention_params(pairs)
-        return tree
-
+    draw, m = _Draw(cfg=cfg, keys=iter(jax.random.split(key, 64))), cfg.model_dim
     return {
-        "source_embedding": normal(1.0, cfg.source_vocab, m),
-        "target_embedding": normal(1.0, cfg.target_vocab, m),
-        "encoder": stack(cfg.encoder_layers // 2, cross=False),
-        "encoder_norm": jnp.ones((m,), dtype),
-        "decoder": stack(cfg.decoder_layers // 2, cross=True),
-        "decoder_norm": jnp.ones((m,), dtype),
-        "logits": normal(1.0, m, cfg.target_vocab),
+        "source_embedding": draw.normal(1.0, cfg.source_vocab, m),
+        "target_embedding": draw.normal(1.0, cfg.target_vocab, m),
+        "encoder": draw.stack(cfg.encoder_layers // 2, cross=False),
+        "encoder_norm": draw.ones(m),
+        "decoder": draw.stack(cfg.decoder_layers // 2, cross=True),
+        "decoder_norm": draw.ones(m),
+        "logits": draw.normal(1.0, m, cfg.target_vocab),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draw:
+    """Draws parameters of a model, each with the next key."""
+
+    cfg: ModelConfig
+    keys: Iterator[jax.Array]
+
+    def ones(self, *shape: int) -> jax.Array:
+        return jnp.ones(shape, self.cfg.dtype)
+
+    def normal(self, stddev: float, *shape: int) -> jax.Array:
+        return stddev * jax.random.normal(next(self.keys), shape, jnp.dtype(self.cfg.dtype))
+
+    def uniform(self, fan_in: int, *shape: int) -> jax.Array:
+        limit = math.sqrt(3.0 / fan_in)
+        dtype = jnp.dtype(self.cfg.dtype)
+        return jax.random.uniform(next(self.keys), shape, dtype, -limit, limit)
+
+    def attention(self, pairs: int) -> Tree:
+        m, a, d = self.cfg.model_dim, self.cfg.heads, self.cfg.head_dim
+        return {
+            "norm": self.ones(pairs, m),
+            "query": self.normal((m * d) ** -0.5, pairs, m, a, d),
+            "key": self.normal(m**-0.5, pairs, m, a, d),
+            "value": self.normal(m**-0.5, pairs, m, a, d),
+            "output": self.normal((a * d) ** -0.5, pairs, a, d, m),
+        }
+
+    def feed_forward(self, pairs: int, hidden: int) -> Tree:
+        m = self.cfg.model_dim
+        return {
+            "norm": self.ones(pairs, m),
+            "w_in": self.uniform(m, pairs, m, hidden),
+            "w_out": self.uniform(hidden, pairs, hidden, m),
+        }
+
+    def experts(self, pairs: int) -> Tree:
+        m, e, h = self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
+        return {
+            "norm": self.ones(pairs, m),
+            "gate": self.uniform(m, pairs, m, e),
+            "expert_in": self.uniform(m, pairs, e, m, h),
+            "expert_out": self.uniform(h, pairs, e, h, m),
+        }
+
+    def stack(self, pairs: int, *, cross: bool) -> Tree:
+        """Layer pairs of one side."""
+        cfg = self.cfg
+        tree = {
+            "attention1": self.attention(pairs),
+            "dense": self.feed_forward(pairs, cfg.ffn_dim),
+            "attention2": self.attention(pairs),
+        }
+        if cfg.experts:
+            tree["moe"] = self.experts(pairs)
+        else:
+            tree["wide"] = self.feed_forward(pairs, 2 * cfg.expert_dim)
+        if cross:
+            tree["cross1"], tree["cross2"] = self.attention(pairs), self.attention(pairs)
+        return tree
 
 
 def stacked_dims(params: Tree) -> Tree:
