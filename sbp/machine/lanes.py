@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sbp.machine.scatters import TILE
@@ -51,3 +52,16 @@ def fills_tiles(shape: Sequence[int]) -> bool:
     (True, False)
     """
     return len(shape) > 1 and shape[-1] % TILE[1] == 0 and shape[-2] % TILE[0] == 0
+
+
+def tiled(shape: Sequence[int]) -> int:
+    """Elements that an array takes with its last two dims in whole tiles.
+
+    Arguments:
+      shape: of one device's part.
+
+    >>> tiled((16384, 26, 64)), tiled((4096, 256))
+    (67108864, 1048576)
+    """
+    last = [-(-n // tile) * tile for n, tile in zip(shape[-2:], TILE[-len(shape) :], strict=True)]
+    return math.prod((*shape[:-2], *last))

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
+from sbp.machine.lanes import tiled
+from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
-from sbp.plan.stored import fuses, stored
+from sbp.plan.stored import fuses, is_one_hot, stored
 from sbp.signatures import traits_of
 from sbp.trace.regions import interface_of
 
@@ -88,6 +90,7 @@ class _Memory:
     def __init__(self, typing: Typing, *, in_host: bool) -> None:
         self.typing, self.in_host = typing, in_host
         self.avals, self.sizes = typing.graph.avals, typing.mesh.sizes
+        self.on_tpu = typing.mesh.hardware.platform == "tpu" and not in_host
 
     def fullest(self, block: Block) -> Live:
         """Bytes of the program at its fullest moment, and the temporaries that are live then."""
@@ -124,12 +127,33 @@ class _Memory:
                 return self.size(source, copied=True) + self.size(target, copied=True), ()
 
     def copies(self, instruction: Apply) -> float:
-        """Bytes of the copies on which XLA sorts or transforms whole lines."""
+        """Bytes of the copies on which XLA sorts or transforms whole lines, or adds up lines."""
         traits = traits_of(instruction.node.op)
+        if traits.scatters and self.on_tpu:
+            return self.lines(instruction)
         if not (traits.whole or (traits.orderless and traits.moves)):
             return 0.0
         sources = [s for s in instruction.ins if isinstance(s, Register)]
         return sum(map(self.size, (*sources, *instruction.outs)))
+
+    def lines(self, instruction: Apply) -> float:
+        """Bytes that a TPU needs to add lines to the places that indices give, besides the lines.
+
+        It has them in whole tiles, and where their tiles are no rows of a matrix, in one as well
+        (`python -m benchmarks.steps recommender`: lines of 64 elements in groups of 26).
+        """
+        *_, updates = instruction.ins
+        numbers = instruction.node.params["dimension_numbers"]
+        if not isinstance(updates, Register) or is_one_hot(instruction, self.avals):
+            return 0.0
+        shape = local_shape(self.avals[updates.value].shape, updates.codes, self.sizes)
+        if len(shape) < 2 or len(shape) - 1 not in numbers.update_window_dims or 0 in shape:
+            return 0.0
+        taken = tiled(shape)
+        if len(shape) > 2 and shape[-2] % TILE[0]:
+            taken += tiled((math.prod(shape[:-1]), shape[-1]))
+        itemsize = _jax.itemsize(self.avals[updates.value].dtype)
+        return (taken - math.prod(shape)) * itemsize
 
     def temporaries(self, block: Block, *, top: bool) -> Live:
         """Most bytes of temporaries that a block has at one moment.

@@ -131,7 +131,7 @@ class _Readings:
         self.one_hot = {
             i
             for i in block.instructions
-            if isinstance(i, Apply) and i.ins and i.ins[0] in computed and _is_one_hot(i, avals)
+            if isinstance(i, Apply) and i.ins and i.ins[0] in computed and is_one_hot(i, avals)
         }
         for instruction in reversed(block.instructions):
             through = instruction in self.passing and instruction in self.fused
@@ -268,8 +268,13 @@ class _Choice:
         return level > 1 and several and not inside
 
 
-def _is_one_hot(instruction: Apply, avals: Mapping[int, Any]) -> bool:
-    """Whether an instruction adds one element to each line of its first operand."""
+def is_one_hot(instruction: Apply, avals: Mapping[int, Any]) -> bool:
+    """Whether an instruction adds one element to each line of its first operand.
+
+    Arguments:
+      instruction: the instruction.
+      avals: shapes of its values.
+    """
     if not traits_of(instruction.node.op).scatters or not _is_plain(instruction):
         return False
     whole, _, updates = instruction.ins

@@ -1,5 +1,7 @@
 """The planned peak counts what XLA stores: sums by hand, in units of one device's array."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -158,3 +160,25 @@ def test_a_sum_that_is_padded_is_stored_and_what_is_added_up_is_not():
 
     found = temporaries(fn, X, SQUARE, types=("d:S(0)", "B"))
     assert found == pytest.approx(0.5)  # the columns before the padding
+
+
+def test_lines_that_are_added_up_fill_tiles():
+    """Lines of 32 elements take those of 128; in groups of 6, tiles of 8, and a matrix beside.
+    Sums of whole lines, and programs for CPU, need their bytes only."""
+
+    def fn(x, places):
+        return jnp.zeros((256, x.shape[-1])).at[places].add(jnp.sin(x))
+
+    def peak(*shape, **options):
+        places = jax.ShapeDtypeStruct(shape[:-1], jnp.int32)
+        f = sbp.jit(fn, MESH, in_types="B", out_types="B", **options)
+        cost = f.plan(f32(*shape), places).cost
+        known = 4 * (math.prod(shape) + math.prod(shape[:-1]) + 256 * shape[-1])
+        return (cost.peak_memory_bytes - known) / (1 + GAPS) / 4
+
+    small = 50_000  # the sums and the indices
+    assert peak(4096, 32) == pytest.approx(4096 * 128, abs=small)
+    assert peak(512, 6, 32) == pytest.approx(512 * (8 + 6) * 128, abs=small)
+    assert peak(512, 6, 128) == pytest.approx(512 * (8 + 6) * 128, abs=small)
+    assert peak(512, 8, 128) == pytest.approx(512 * 8 * 128, abs=small)
+    assert peak(4096, 32, hardware="cpu") == pytest.approx(4096 * 32, abs=small)
