@@ -96,21 +96,25 @@ def language_counts(languages: Sequence[str], total: int, power: float) -> dict[
     }
 
 
-def heldout_set(meaning: Meaning, target: str) -> str | None:
-    """The held-out set that a meaning belongs to; None for training.
+def parts_of(meaning: Meaning, target: str) -> tuple[str, ...]:
+    """The held-out sets that a meaning belongs to: none for one to train on; of several, it is new
+    in more than one way, and is not used.
 
     Arguments:
       meaning: what is said.
       target: the same in English.
 
-    >>> heldout_set(("languages", "de", "el"), "German and Greek")
-    'unseen names'
+    >>> parts_of(("languages", "de", "el"), "German and Greek")
+    ('unseen names',)
     """
-    if template(meaning) in UNSEEN_TEMPLATES:
-        return "unseen templates"
+    new = []
     if not UNSEEN_NAMES.isdisjoint(names(meaning)):
-        return "unseen names"
-    return "recombination" if is_heldout(target) else None
+        new.append("unseen names")
+    if template(meaning) in UNSEEN_TEMPLATES:
+        new.append("unseen templates")
+    if not new and is_heldout(target):
+        new.append("recombination")
+    return tuple(new)
 
 
 def generate(train: TrainConfig) -> Corpus:
@@ -148,8 +152,10 @@ def generate(train: TrainConfig) -> Corpus:
             source, target = render(meaning, language), render(meaning, "en")
             if source is None or target is None or _is_english(source, target):
                 continue
-            where = heldout_set(meaning, target)
-            out = where is not None
+            new = parts_of(meaning, target)
+            if len(new) > 1:
+                continue
+            out, where = bool(new), new[0] if new else None
             # Two meanings may render alike: 19 and 19.0, or a date with and without its weekday.
             if not room[where] or source in sources[not out] or (out and source in seen):
                 continue

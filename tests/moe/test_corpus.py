@@ -18,9 +18,9 @@ from sbp.moe.corpus import (
     Pair,
     from_pairs,
     generate,
-    heldout_set,
     is_heldout,
     language_counts,
+    parts_of,
     read_tsv,
 )
 from sbp.moe.data import batches, encode_pairs, evaluation_batches, make_batch
@@ -166,6 +166,9 @@ def test_unseen_sets_have_what_training_has_not(whole):
     assert all(stem(pair.target) for pair in whole.heldout["unseen names"])
     four = [p.target for p in whole.heldout["unseen templates"] if p.target.count(",") == 3]
     assert len(four) > 100
+    # What is new there is the template alone.
+    for pairs in (whole.heldout["unseen templates"], whole.heldout["recombination"]):
+        assert not [p for p in pairs if stem(p.target)]
     assert not [p for p in whole.train if re.fullmatch(r"(\w+, ){3}and \w+", p.target)]
 
 
@@ -181,13 +184,13 @@ def test_unseen_sets_have_what_training_has_not(whole):
     ],
 )
 def test_the_set_of_a_meaning(meaning, part):
-    assert heldout_set(meaning, "") == part
+    assert parts_of(meaning, "") == (part,)
 
 
 def test_a_known_meaning_is_trained_on_or_recombined():
     meanings = [("territories", a, "JP") for a in ("DE", "FR", "IT", "ES", "PT", "NL", "DK", "PL")]
-    found = {heldout_set(m, f"{m[1]} {i}") for m in meanings for i in range(20)}
-    assert found == {None, "recombination"}
+    found = {parts_of(m, f"{m[1]} {i}") for m in meanings for i in range(20)}
+    assert found == {(), ("recombination",)}
 
 
 def test_numbers_that_render_alike_are_on_one_side():
