@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str
     """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
 
     The digest also catches another version of the library that renders the embedded corpus. The
-    mesh is absent on
-    purpose: results do not depend on it, and a run may resume on another one.
+    mesh is absent on purpose: results do not depend on it, and a run may resume on another one.
     """
     digest = hashlib.blake2b(digest_size=8)
     for pair in corpus.train:
@@ -41,14 +40,22 @@ def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """One line per option that differs, in the order of the sections."""
     lines = []
-    for section in ("model", "train", "corpus"):
+    for section, kind in (("model", ModelConfig), ("train", TrainConfig), ("corpus", None)):
+        # A run of before an option was there has its default.
+        default = {f.name: f.default for f in fields(kind)} if kind else {}
         old, new = saved.get(section, {}), wanted[section]
         for name in sorted({*old, *new}):
-            if old.get(name) != new.get(name):
-                lines.append(
-                    f"{section}.{name}: checkpoint {old.get(name)!r}, now {new.get(name)!r}"
-                )
+            before = old.get(name, default.get(name))
+            if before != new.get(name):
+                lines.append(f"{section}.{name}: checkpoint {before!r}, now {new.get(name)!r}")
     return lines
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is never seen in part, also where the process is killed."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def _usable(workdir: Path) -> int:
@@ -79,50 +86,73 @@ def _usable(workdir: Path) -> int:
     return held
 
 
+def _saved(sidecar: Path) -> dict[str, Any]:
+    """The configuration that a folder's checkpoints belong to.
+
+    Raises:
+      SbpError: `bad-checkpoint` for a file that is none.
+    """
+    try:
+        saved = json.loads(sidecar.read_text("utf-8"))
+        if not all(isinstance(saved[name], dict) for name in ("model", "train", "corpus")):
+            raise ValueError(sidecar)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SbpError(
+            f"{sidecar} is not the configuration of a run; choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
+    return saved
+
+
 class Checkpoints:
     """The checkpoints in one folder; the newest two are kept, each written whole or not at all.
 
-    From opening to `close`, no other run can open the folder.
+    From opening to `close`, no other run can open the folder. The first checkpoint binds the folder
+    to its configuration.
     """
 
     def __init__(self, workdir: Path, description: Mapping[str, Any]) -> None:
         """Open the folder of a run, new or old.
 
         Raises:
-          SbpError: `bad-checkpoint` when it holds the run of another configuration, another run is
-              in it, or it cannot be written; nothing is written then.
+          SbpError: `bad-checkpoint` when it holds checkpoints of another configuration, another run
+              is in it, or it cannot be written.
         """
-        self._lock = _usable(workdir)
+        self._lock: int | None = _usable(workdir)
+        self._sidecar, self._description = workdir / "config.json", description
         try:
-            self._open(workdir, description)
+            self._open(workdir / "checkpoints")
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _open(self, workdir: Path, description: Mapping[str, Any]) -> None:
-        sidecar = workdir / "config.json"
-        if sidecar.exists():
-            try:
-                saved = json.loads(sidecar.read_text("utf-8"))
-            except (OSError, ValueError):
-                raise SbpError(
-                    f"{sidecar} is not readable JSON; choose another --workdir",
-                    code="bad-checkpoint",
-                ) from None
-            if lines := differences(saved, description):
-                raise SbpError(
-                    f"{workdir} holds a run of another configuration; choose another --workdir, or"
-                    " move this one away:",
-                    code="bad-checkpoint",
-                    details=lines,
-                )
-        sidecar.write_text(json.dumps(description, indent=2, sort_keys=True) + "\n", "utf-8")
-        self._manager = ocp.CheckpointManager(
-            (workdir / "checkpoints").absolute(),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=2, create=True, enable_async_checkpointing=False
-            ),
-        )
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, folder: Path) -> None:
+        started = folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
+        if started and (lines := differences(_saved(self._sidecar), self._description)):
+            raise SbpError(
+                f"{folder.parent} holds a run of another configuration; choose another --workdir,"
+                " or move this one away:",
+                code="bad-checkpoint",
+                details=lines,
+            )
+        try:
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(),
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=2, create=True, enable_async_checkpointing=False
+                ),
+            )
+        except OSError as error:
+            raise SbpError(
+                f"cannot write to {folder}: {error.strerror}; choose another --workdir",
+                code="bad-checkpoint",
+            ) from None
 
     @property
     def latest(self) -> int | None:
@@ -134,6 +164,9 @@ class Checkpoints:
         step = int(state.step)
         if step == self.latest:
             return
+        if self.latest is None:
+            text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
+            write_whole(self._sidecar, text.encode())
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -165,6 +198,8 @@ class Checkpoints:
         return read["state"], read["data"]
 
     def close(self) -> None:
-        """Release what the manager holds."""
-        self._manager.close()
-        os.close(self._lock)
+        """Release the folder; twice does nothing more."""
+        if self._lock is not None:
+            self._manager.close()
+            os.close(self._lock)
+            self._lock = None

@@ -3,8 +3,10 @@ file."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +195,7 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
     except OSError as error:
         raise SbpError(f"cannot read {path}: {error.strerror}", code="bad-corpus") from None
     pairs: list[Pair] = []
-    for number, line in enumerate(raw.split(b"\n"), start=1):
+    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         try:
             text = line.decode("utf-8").rstrip("\r")
         except UnicodeDecodeError as error:
@@ -221,12 +223,20 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
+def _alike(text: str) -> str:
+    """What texts have in common that differ in case, marks and punctuation only."""
+    letters = unicodedata.normalize("NFKD", text).casefold()
+    kept = "".join(ch if ch.isalnum() else " " for ch in letters if not unicodedata.combining(ch))
+    return " ".join(kept.split()) or text
+
+
 def from_pairs(pairs: Iterable[Pair], heldout_per_language: int, *, seed: int = 0) -> Corpus:
     """Split the user's pairs into a training part and a held-out part.
 
-    A pair may be held out when its English text hashes to the held-out part (`is_heldout`); a
-    random sample of these is. Training pairs whose source is the source of one that may be held out
-    are discarded: training never sees a held-out text.
+    A pair may be held out when its English text, without case, marks and punctuation, hashes to the
+    held-out part (`is_heldout`); a random sample of these is. Training pairs whose source is alike
+    to the source of one that may be held out are discarded: training never sees a held-out text,
+    nor one that differs in case, marks or punctuation only.
 
     Arguments:
       pairs: the user's parallel text.
@@ -237,18 +247,19 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int, *, seed: int = 
       SbpError: `bad-corpus` when either part would be empty.
     """
     pairs = list(pairs)
-    languages = _by_count(pairs)
-    candidates: dict[str, list[Pair]] = {code: [] for code in languages}
+    rest: list[Pair] = []
+    candidates: dict[str, dict[Pair, None]] = {}
     for pair in pairs:
-        if is_heldout(pair.target):
-            candidates[pair.language].append(pair)
+        if is_heldout(_alike(pair.target)):
+            candidates.setdefault(pair.language, {})[pair] = None
+        else:
+            rest.append(pair)
     heldout: list[Pair] = []
     for code, found in candidates.items():
         rng = random.Random(f"{seed} {code}")
-        heldout += rng.sample(found, min(heldout_per_language, len(found)))
-    sources = {pair.source for found in candidates.values() for pair in found}
-    rest = [pair for pair in pairs if not is_heldout(pair.target)]
-    training = tuple(pair for pair in rest if pair.source not in sources)
+        heldout += rng.sample(list(found), min(heldout_per_language, len(found)))
+    sources = {_alike(pair.source) for found in candidates.values() for pair in found}
+    training = tuple(pair for pair in rest if _alike(pair.source) not in sources)
     if not training or not heldout:
         part = "held-out" if training else "training"
         raise SbpError(
@@ -258,11 +269,12 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int, *, seed: int = 
             code="bad-corpus",
         )
     discarded = {
-        f"could be held out, beyond {heldout_per_language} of a language": len(pairs)
-        - len(rest)
-        - len(heldout),
+        f"could be held out, and are twice in the text or beyond {heldout_per_language} of a"
+        " language": len(pairs) - len(rest) - len(heldout),
         "have the source of one that may be held out": len(rest) - len(training),
     }
+    languages = _by_count(training, heldout)
+    heldout.sort(key=lambda pair: languages.index(pair.language))
     return Corpus(
         train=training,
         heldout={"held out": tuple(heldout)},
@@ -276,15 +288,17 @@ def with_eval_data(pairs: Iterable[Pair], heldout: Sequence[Pair]) -> Corpus:
 
     Arguments:
       pairs: the training text; pairs that share a text with the test set, source or English, are
-        discarded.
+        discarded, also where it differs in case, marks or punctuation only.
       heldout: the test set.
 
     Raises:
       SbpError: `bad-corpus` when no pair is left to train on.
     """
     pairs = list(pairs)
-    sources, targets = {p.source for p in heldout}, {p.target for p in heldout}
-    training = tuple(p for p in pairs if p.source not in sources and p.target not in targets)
+    sources, targets = {_alike(p.source) for p in heldout}, {_alike(p.target) for p in heldout}
+    training = tuple(
+        p for p in pairs if _alike(p.source) not in sources and _alike(p.target) not in targets
+    )
     if not training:
         raise SbpError(
             f"each of the {len(pairs)} training pairs has a text of the test set (--eval-data);"
@@ -294,12 +308,13 @@ def with_eval_data(pairs: Iterable[Pair], heldout: Sequence[Pair]) -> Corpus:
     return Corpus(
         train=training,
         heldout={"test set": tuple(heldout)},
-        languages=_by_count([*pairs, *heldout]),
+        languages=_by_count(training, heldout),
         discarded={"have a text of the test set": len(pairs) - len(training)},
     )
 
 
-def _by_count(pairs: Iterable[Pair]) -> tuple[str, ...]:
-    """Language codes, most pairs first."""
-    counts = Counter(pair.language for pair in pairs)
+def _by_count(train: Iterable[Pair], heldout: Iterable[Pair]) -> tuple[str, ...]:
+    """Language codes, most training pairs first."""
+    counts = Counter(pair.language for pair in train)
+    counts.update({pair.language: 0 for pair in heldout})
     return tuple(sorted(counts, key=lambda code: (-counts[code], code)))

@@ -101,7 +101,7 @@ def abstract(text: str, names: Mapping[str, str]) -> Abstracted:
         values.append(names.get(word, digits))
         return _SLOT
 
-    return Abstracted(re.sub(pattern, take, text), tuple(values))
+    return Abstracted(re.sub(pattern, take, text.replace(_SLOT, " ")), tuple(values))
 
 
 def _filled(text: str, values: Sequence[str]) -> str:
@@ -158,9 +158,16 @@ def _names(pairs: Sequence[Pair]) -> dict[str, str]:
 def _shared(texts: Sequence[str]) -> str:
     """The longest text that all texts contain; the first one of several."""
     shortest = min(texts, key=len)
-    for length in range(len(shortest), 0, -1):
-        for start in range(len(shortest) - length + 1):
-            part = shortest[start : start + length]
-            if all(part in text for text in texts):
-                return part
-    return ""
+
+    def parts(text: str, length: int) -> set[str]:
+        return {text[i : i + length] for i in range(len(text) - length + 1)}
+
+    def shared(length: int) -> set[str]:
+        return set.intersection(*(parts(text, length) for text in texts))
+
+    # What is shared has shared parts of every length below its own.
+    low, high = 0, len(shortest)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if shared(middle) else (low, middle - 1)
+    return min(shared(low), key=shortest.index) if low else ""

@@ -127,7 +127,7 @@ def show_evaluation(console: Console, result: Evaluation) -> None:
     for pair, text in result.samples:
         # Text, not str: brackets in a sentence are no markup.
         right = Text(text, style="green" if text == pair.target else "red")
-        samples.add_row(pair.language, Text(pair.source), Text(pair.target), right)
+        samples.add_row(Text(pair.language), Text(pair.source), Text(pair.target), right)
     console.print(samples)
     ahead = sum(score.beats_baselines for score in result.languages)
     lines = [
@@ -174,11 +174,11 @@ def _by_languages(result: Evaluation) -> Table:
     for score in result.groups:
         best = score.systems[score.baseline]
         table.add_row(
-            score.name,
+            Text(score.name),
             str(score.sentences),
             f"{score.model.exact:.1f}",
             f"{score.model.chrf:.1f}",
             f"{best.chrf:.1f}",
-            " ".join(score.languages[:6]) + " .." * (len(score.languages) > 6),
+            Text(" ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)),
         )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp
+from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
 from sbp.moe.data import encode_pairs, evaluation_batches
@@ -26,11 +28,15 @@ checkpoints."""
 def sample(
     pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig, seed: int
 ) -> list[Batch]:
-    """A few batches of held-out pairs that were drawn at random, the same for a seed."""
-    count = min(len(pairs), _BATCHES * cfg.sequences)
-    rows = np.random.default_rng(seed).permutation(len(pairs))[:count]
-    encoded = encode_pairs([pairs[i] for i in rows], source, target, cfg)
-    return [batch for _, batch in evaluation_batches(encoded, cfg)]
+    """A few batches of held-out pairs that were drawn at random, the same for a seed; none where
+    all pairs are longer than the model's sequences."""
+    rows = np.random.default_rng(seed).permutation(len(pairs))
+    try:
+        encoded = encode_pairs([pairs[i] for i in rows], source, target, cfg)
+    except SbpError:
+        return []
+    every = evaluation_batches(encoded, cfg)
+    return [batch for _, batch in itertools.islice(every, _BATCHES)]
 
 
 def make_loss(cfg: ModelConfig, sharding: Sharding) -> Callable[[Any, Batch], jax.Array]:

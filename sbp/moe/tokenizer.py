@@ -14,7 +14,11 @@ from sbp.moe.model import BOS, EOS, PAD, UNK
 
 
 class Tokenizer:
-    """One vocabulary: text to rows of ids and back."""
+    """One vocabulary: text to rows of ids and back.
+
+    Attributes:
+      model: the SentencePiece model, as a file has it.
+    """
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -56,12 +60,20 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Read a model that `save` wrote."""
-        return cls(path.read_bytes())
+        """Read the file of a `model`.
 
-    def save(self, path: Path) -> None:
-        """Write the SentencePiece model."""
-        path.write_bytes(self.model)
+        Raises:
+          SbpError: `bad-checkpoint` for a damaged file.
+        """
+        try:
+            found = cls(path.read_bytes())
+            found.encode([""])  # of an empty file the library says only now that it is no model
+            return found
+        except RuntimeError:
+            raise SbpError(
+                f"{path} is damaged; delete it, and the same vocabulary is trained anew",
+                code="bad-checkpoint",
+            ) from None
 
     def __len__(self) -> int:
         return self._pieces.vocab_size()

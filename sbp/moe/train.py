@@ -24,7 +24,7 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe
+from sbp.moe.checkpoint import Checkpoints, describe, write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
@@ -68,16 +68,19 @@ def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
     return sbp.make_mesh(sizes, names)
 
 
-def tokenizers(corpus: Corpus, cfg: ModelConfig, workdir: Path) -> tuple[Tokenizer, Tokenizer]:
-    """The source and target vocabularies of a run, trained on its training text the first time."""
+def tokenizers(
+    corpus: Corpus, cfg: ModelConfig, workdir: Path, *, resumes: bool
+) -> tuple[Tokenizer, Tokenizer]:
+    """The source and target vocabularies of a run: trained on its training text, or those of the
+    run that it resumes."""
     found = []
     for name, size in (("source", cfg.source_vocab), ("target", cfg.target_vocab)):
         path = workdir / f"{name}.model"
-        if path.exists():
+        if resumes and path.exists():
             found.append(Tokenizer.load(path))
             continue
         tokenizer = Tokenizer.train((getattr(pair, name) for pair in corpus.train), size)
-        tokenizer.save(path)
+        write_whole(path, tokenizer.model)
         found.append(tokenizer)
     return found[0], found[1]
 
@@ -216,7 +219,7 @@ def _show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
     ]
     if long := len(corpus.train) - len(encoded.kept):
         lines.append(f"{long:,} pairs are left out: they are longer than the model's sequences")
-    console.print("\n".join(lines), highlight=False)
+    console.print("\n".join(lines), highlight=False, markup=False)
 
 
 def score(
@@ -239,18 +242,22 @@ def score(
 
 def save_evaluation(result: Evaluation, path: Path) -> None:
     """Write the scores as JSON."""
-    path.write_text(
-        json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n", "utf-8"
-    )
+    text = json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n"
+    write_whole(path, text.encode())
 
 
 def train(run: Run, console: Console) -> int:
     """Do the whole job; returns the process's exit code (128 + signal when interrupted)."""
-    started = time.monotonic()
     simulate_devices(math.prod(size for _, size in run.mesh))
     corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
-    checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
-    source, target = tokenizers(corpus, run.model, run.workdir)
+    with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
+        return _train(run, corpus, checkpoints, console)
+
+
+def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console) -> int:
+    started = time.monotonic()
+    resumes = checkpoints.latest is not None
+    source, target = tokenizers(corpus, run.model, run.workdir, resumes=resumes)
     encoded = encode_pairs(corpus.train, source, target, run.model)
     _show_corpus(console, corpus, encoded)
     console.print(
@@ -258,25 +265,23 @@ def train(run: Run, console: Console) -> int:
         f" ({time.monotonic() - started:.1f} s)",
         highlight=False,
     )
-    plan = plan_step(run, console)
     held = sample(corpus.heldout_pairs, source, target, run.model, run.train.seed)
-    heldout = plan_heldout(run, plan, held)
+    if not held:
+        console.print("no held-out pair fits the model's sequences: no held-out loss is shown")
+    plan = plan_step(run, console)
+    heldout = plan_heldout(run, plan, held) if held else None
     state, stopped = fit(run, plan, encoded, checkpoints, console, heldout)
-    checkpoints.close()
+    where = str(run.workdir)
     if stopped:
-        console.print(
-            f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
-            " resumes",
-            highlight=False,
-        )
+        line = f"interrupted: step {int(state.step)} is saved in {where}; the same command resumes"
+        console.print(line, highlight=False, markup=False)
         return 128 + stopped
     if run.evaluate:
         result = score(run, corpus, jax.device_get(state.params), source, target)
-        show_evaluation(console, result)
         save_evaluation(result, run.workdir / "evaluation.json")
-    console.print(
-        f"done in {time.monotonic() - started:.0f} s; checkpoint in {run.workdir}", highlight=False
-    )
+        show_evaluation(console, result)
+    line = f"done in {time.monotonic() - started:.0f} s; checkpoint in {where}"
+    console.print(line, highlight=False, markup=False)
     return 0
 
 

@@ -208,6 +208,33 @@ def test_a_source_with_two_translations_is_on_one_side():
     assert sum(split.discarded.values()) + len(split.train) + len(split.heldout_pairs) == 200
 
 
+def test_texts_that_differ_in_case_marks_or_punctuation_are_on_one_side():
+    words = [f"Word {i}" for i in range(200)]
+    one = [Pair(source=f"wort {i}", target=w, language="de") for i, w in enumerate(words)]
+    same = [
+        Pair(source=f"mot {i}", target=f"{w.upper()}!", language="fr") for i, w in enumerate(words)
+    ]
+    near = [Pair(source=f"WÖRT {i}.", target=f"other {i}", language="de") for i in range(200)]
+    split = from_pairs([*one, *same, *near], 50)
+
+    def plain(text):
+        letters = unicodedata.normalize("NFKD", text.lower())
+        return "".join(ch for ch in letters if ch.isalnum())
+
+    for side in ("source", "target"):
+        kept, out = (
+            {plain(getattr(p, side)) for p in ps} for ps in (split.train, split.heldout_pairs)
+        )
+        assert kept and out and kept.isdisjoint(out)
+
+
+def test_equal_pairs_are_held_out_once():
+    pairs = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
+    split = from_pairs([*pairs, *pairs], 100)
+    assert len(set(split.heldout_pairs)) == len(split.heldout_pairs) > 1
+    assert len(split.train) + len(split.heldout_pairs) + sum(split.discarded.values()) == 200
+
+
 def test_languages_follow_the_power_law():
     counts = language_counts(("a", "b", "c", "d"), 1000, 1.0)
     assert counts == {"a": 480, "b": 240, "c": 160, "d": 120}
@@ -255,6 +282,12 @@ def test_own_text_is_read_and_split(tmp_path):
     assert from_pairs(pairs, 3, seed=1).train == from_pairs(pairs, 3, seed=2).train
     with pytest.raises(SbpError, match="held out"):
         from_pairs([p for p in pairs if not is_heldout(p.target)], 3)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "corpus.tsv"
+    path.write_text("Guten Tag\tGood day\tde\n", "utf-8-sig")
+    assert read_tsv(path) == (Pair(source="Guten Tag", target="Good day", language="de"),)
 
 
 def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):

@@ -3,7 +3,7 @@
 import pytest
 
 from sbp.moe.corpus import Pair
-from sbp.moe.counting import CountingTranslator, abstract
+from sbp.moe.counting import CountingTranslator, _shared, abstract
 
 
 def pair(source, target="", language="fr"):
@@ -54,3 +54,19 @@ def test_digits_of_any_script_are_numbers():
 def test_the_target_is_not_looked_at():
     counting = CountingTranslator.learn(SEEN, names=True)
     assert counting.translate(pair("il y a 9 jours", "7 days ago")) == "9 days ago"
+
+
+def test_a_zero_character_is_a_space():
+    """The counting marks the places of numbers and names with it."""
+    counting = CountingTranslator.learn([pair("3\0h", "3\0hours")], names=True)
+    assert counting.translate(pair("9\0h")) == "9 hours"
+
+
+def test_a_name_is_the_longest_text_that_its_sources_share():
+    """Against a search of all parts; also of long lines, in a moment."""
+    texts = ["xx Pérou yy Pér", "Pérou zz", "a Pérou, b Pé"]
+    parts = {texts[0][i:j] for i in range(len(texts[0])) for j in range(i, len(texts[0]) + 1)}
+    longest = max((p for p in parts if all(p in t for t in texts)), key=len)
+    assert _shared(texts) == longest == "Pérou"
+    assert _shared(["abc", "xyz"]) == ""
+    assert _shared(["ab" * 3000 + "Peru", "Peru" + "cd" * 3000]) == "Peru"

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from sbp.moe.config import preset
-from sbp.moe.corpus import generate
+from sbp.moe.corpus import Pair, generate
 from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.model import PAD, init_params, loss_fn
 from sbp.moe.options import parse_args
@@ -46,3 +46,9 @@ def test_loss_per_token_of_all_batches_equals_one_device(batches):
     tokens = [np.sum(batch.target_out != PAD) for batch in both]
     assert tokens[0] > tokens[1] > 0
     np.testing.assert_allclose(got, np.average(alone, weights=tokens), rtol=1e-5)
+
+
+def test_without_a_pair_that_fits_there_is_no_sample(batches):
+    long = [Pair(source="wort " * 200, target="word", language="de")]
+    words = Tokenizer.train(["wort word"] * 20, 20)
+    assert sample(long, words, words, RUN.model, seed=0) == []

@@ -21,6 +21,7 @@ from sbp.moe.gating import GatingMetrics
 from sbp.moe.model import Metrics
 from sbp.moe.options import parse_args
 from sbp.moe.step import init_state, make_train_step
+from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.train import fit, main, tokenizers
 from tests.moe.test_model import QUICK
 
@@ -75,6 +76,35 @@ def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
 
+def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
+    """A first run that was refused, or killed before its first checkpoint, leaves the folder to
+    others; a damaged or an older configuration of one with checkpoints is told or read."""
+    corpus = generate(dataclasses.replace(TRAIN, train_pairs=50))
+    with Checkpoints(tmp_path, describe(MODEL, TRAIN, corpus)):
+        pass
+    other = describe(dataclasses.replace(MODEL, experts=4), TRAIN, corpus)
+    with Checkpoints(tmp_path, other) as second:
+        second.save(init_state(MODEL, TRAIN)._replace(step=np.int32(1)), {})
+    with pytest.raises(SbpError, match="another configuration"):
+        Checkpoints(tmp_path, describe(MODEL, TRAIN, corpus))
+    older = json.loads((tmp_path / "config.json").read_text())
+    del older["train"]["corpus"]
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    Checkpoints(tmp_path, other).close()
+    for damaged in ("[]", '{"model": null}', '{"model'):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(SbpError, match=r"config\.json is not the configuration of a run"):
+            Checkpoints(tmp_path, other)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path):
+    path = tmp_path / "source.model"
+    for content in (b"", b"no model"):
+        path.write_bytes(content)
+        with pytest.raises(SbpError, match=r"source\.model is damaged; delete it"):
+            Tokenizer.load(path)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SbpError, match=r"cannot write to .*file: .*another --workdir") as caught:
@@ -111,7 +141,8 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     def go(name, kill_at=0):
         run = parse_args([*argv, "--workdir", str(tmp_path / name)])
         checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
-        encoded = encode_pairs(corpus.train, *tokenizers(corpus, run.model, run.workdir), run.model)
+        found = tokenizers(corpus, run.model, run.workdir, resumes=checkpoints.latest is not None)
+        encoded = encode_pairs(corpus.train, *found, run.model)
         plan = OneDevice(step, shapes)
         plan.after = lambda number: (
             os.kill(os.getpid(), signal.SIGTERM) if number == kill_at else None
