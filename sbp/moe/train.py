@@ -248,13 +248,18 @@ def save_evaluation(result: Evaluation, path: Path) -> None:
 
 def train(run: Run, console: Console) -> int:
     """Do the whole job; returns the process's exit code (128 + signal when interrupted)."""
+    started = time.monotonic()
     simulate_devices(math.prod(size for _, size in run.mesh))
     corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
     with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
-        return _train(run, corpus, checkpoints, console)
+        code, line = _train(run, corpus, checkpoints, console)
+    line += f" ({time.monotonic() - started:.0f} s)"
+    console.print(line, highlight=False, markup=False)
+    return code
 
 
-def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console) -> int:
+def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console) -> tuple[int, str]:
+    """Train and evaluate; returns the process's exit code and the last line to show."""
     started = time.monotonic()
     resumes = checkpoints.latest is not None
     source, target = tokenizers(corpus, run.model, run.workdir, resumes=resumes)
@@ -271,18 +276,14 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     plan = plan_step(run, console)
     heldout = plan_heldout(run, plan, held) if held else None
     state, stopped = fit(run, plan, encoded, checkpoints, console, heldout)
-    where = str(run.workdir)
     if stopped:
-        line = f"interrupted: step {int(state.step)} is saved in {where}; the same command resumes"
-        console.print(line, highlight=False, markup=False)
-        return 128 + stopped
+        line = f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
+        return 128 + stopped, f"{line} resumes"
     if run.evaluate:
         result = score(run, corpus, jax.device_get(state.params), source, target)
         save_evaluation(result, run.workdir / "evaluation.json")
         show_evaluation(console, result)
-    line = f"done in {time.monotonic() - started:.0f} s; checkpoint in {where}"
-    console.print(line, highlight=False, markup=False)
-    return 0
+    return 0, f"done; checkpoint in {run.workdir}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
