@@ -273,7 +273,7 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int, *, seed: int = 
         " language": len(pairs) - len(rest) - len(heldout),
         "have the source of one that may be held out": len(rest) - len(training),
     }
-    languages = _by_count(training, heldout)
+    languages = by_count(training, heldout)
     heldout.sort(key=lambda pair: languages.index(pair.language))
     return Corpus(
         train=training,
@@ -308,13 +308,18 @@ def with_eval_data(pairs: Iterable[Pair], heldout: Sequence[Pair]) -> Corpus:
     return Corpus(
         train=training,
         heldout={"test set": tuple(heldout)},
-        languages=_by_count(training, heldout),
+        languages=by_count(training, heldout),
         discarded={"have a text of the test set": len(pairs) - len(training)},
     )
 
 
-def _by_count(train: Iterable[Pair], heldout: Iterable[Pair]) -> tuple[str, ...]:
-    """Language codes, most training pairs first."""
+def by_count(train: Iterable[Pair], heldout: Iterable[Pair] = ()) -> tuple[str, ...]:
+    """Language codes, most training pairs first.
+
+    Arguments:
+      train: the training pairs.
+      heldout: pairs whose languages are in the result too, and do not count.
+    """
     counts = Counter(pair.language for pair in train)
     counts.update({pair.language: 0 for pair in heldout})
     return tuple(sorted(counts, key=lambda code: (-counts[code], code)))

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from sbp.errors import SbpError
 from sbp.moe.catalogues import PACKAGES, cache_folder, fetch, read_wheel
 from sbp.moe.config import TrainConfig
-from sbp.moe.corpus import Corpus, Pair, from_pairs, generate, read_tsv, with_eval_data
+from sbp.moe.corpus import (
+    Corpus,
+    Pair,
+    by_count,
+    from_pairs,
+    generate,
+    read_tsv,
+    with_eval_data,
+)
 
 
 def load(train: TrainConfig, say: Callable[[str], None]) -> Corpus:
@@ -53,12 +61,10 @@ def _catalogues(languages: int, say: Callable[[str], None]) -> list[Pair]:
             f"{package.name} {package.version} ({package.licence}): {package.messages:,} messages,"
             f" {len(package.pairs):,} translations"
         )
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        counts[pair.language] = counts.get(pair.language, 0) + 1
-    kept = set(sorted(counts, key=lambda code: (-counts[code], code))[:languages])
+    every = by_count(pairs)
+    kept = set(every[:languages])
     say(
         f"{len({pair.target for pair in pairs}):,} English messages; the {len(kept)} languages with"
-        f" most translations of {len(counts)}"
+        f" most translations of {len(every)}"
     )
     return [pair for pair in pairs if pair.language in kept]

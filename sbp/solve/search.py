@@ -183,6 +183,7 @@ class Search:
         low, high, steady = 0.0, 0.0, 0
         for share in SHARES:
             slack, before = self.cost - bound, self.cost
+            # A solution that is partly guessed is worth its time once, for the smallest share.
             unsure = self._within(core, found, min(share * bound, slack), guess=not low)
             if unsure == 0 and share * bound >= slack:
                 return True
