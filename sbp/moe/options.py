@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from sbp.errors import SbpError, nearest
-from sbp.moe.config import PRESETS, ModelConfig, TrainConfig, override, preset
+from sbp.moe.config import ModelConfig, TrainConfig, override
+from sbp.moe.presets import PRESETS, preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

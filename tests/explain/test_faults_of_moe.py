@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.moe import model as moe_model
-from sbp.moe.config import preset
 from sbp.moe.gating import expert_capacity, top2_gating
+from sbp.moe.presets import preset
 from sbp.moe.sharding import Sharding
 from sbp.moe.step import batch_shapes
 from tests.explain.expected import check_wording

@@ -12,7 +12,6 @@ import pytest
 from babel import Locale
 
 from sbp.errors import SbpError
-from sbp.moe.config import preset
 from sbp.moe.corpus import (
     HELDOUT_SETS,
     Pair,
@@ -34,6 +33,7 @@ from sbp.moe.phrases import (
     draw,
     render,
 )
+from sbp.moe.presets import preset
 from sbp.moe.tokenizer import Tokenizer
 
 TRAIN = dataclasses.replace(

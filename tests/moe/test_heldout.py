@@ -8,11 +8,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
-from sbp.moe.config import preset
 from sbp.moe.corpus import Pair, generate
 from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.model import PAD, init_params, loss_fn
 from sbp.moe.options import parse_args
+from sbp.moe.presets import preset
 from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.train import sharding_of
 

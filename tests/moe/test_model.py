@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbp.errors import SbpError
-from sbp.moe.config import ModelConfig, override, preset
+from sbp.moe.config import ModelConfig, override
 from sbp.moe.decode import make_greedy_decoder
 from sbp.moe.layers import dropout, moe_feed_forward
 from sbp.moe.model import (
@@ -23,6 +23,7 @@ from sbp.moe.model import (
     loss_fn,
     stacked_dims,
 )
+from sbp.moe.presets import preset
 from sbp.moe.sharding import PLAIN
 from sbp.moe.step import init_state, make_train_step
 from tests.moe.test_gating import loop_gating

@@ -6,8 +6,8 @@ import pytest
 
 from sbp.errors import SbpError
 from sbp.moe import sources
-from sbp.moe.config import preset
 from sbp.moe.corpus import read_tsv
+from sbp.moe.presets import preset
 from sbp.moe.sources import load
 from tests.moe.test_catalogues import wheel
 

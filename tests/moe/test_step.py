@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe.config import preset
+from sbp.moe.presets import preset
 from sbp.moe.step import batch_shapes, init_state, make_train_step
 from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch

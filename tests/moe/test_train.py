@@ -13,13 +13,13 @@ from rich.console import Console
 
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, differences
-from sbp.moe.config import preset
 from sbp.moe.corpus import generate
 from sbp.moe.data import encode_pairs
 from sbp.moe.display import load_bars, summarize
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.model import Metrics
 from sbp.moe.options import parse_args
+from sbp.moe.presets import preset
 from sbp.moe.step import init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.train import fit, main, tokenizers

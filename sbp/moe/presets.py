@@ -1,0 +1,144 @@
+"""Models and training runs by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sbp.errors import SbpError, nearest
+from sbp.moe.config import ModelConfig, TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A model and how to train it.
+
+    Attributes:
+      model: the model.
+      train: the training run.
+      mesh: the mesh that the preset's name stands for, axis name and size, outer first.
+      sentences: fields of both that are larger for sentences than for generated phrases, as text;
+        they hold for the corpus "catalogues".
+    """
+
+    model: ModelConfig
+    train: TrainConfig
+    mesh: tuple[tuple[str, int], ...]
+    sentences: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _gshard(layers: int, experts: int) -> Preset:
+    # One group per expert, 2048 tokens each, in sequences of 128: the program of the paper's 128 to
+    # 2048 core runs.
+    model = ModelConfig(
+        experts=experts, groups=experts, encoder_layers=layers // 2, decoder_layers=layers // 2
+    )
+    train = TrainConfig(steps=250_000, languages=100, checkpoint_every=1000)
+    return Preset(model=model, train=train, mesh=(("expert", experts),))
+
+
+_TINY_MT = Preset(
+    model=ModelConfig(
+        model_dim=128,
+        ffn_dim=256,
+        expert_dim=256,
+        heads=4,
+        head_dim=32,
+        experts=8,
+        encoder_layers=2,
+        decoder_layers=2,
+        source_vocab=6000,
+        target_vocab=384,
+        source_length=32,
+        target_length=32,
+        groups=16,
+        sequences_per_group=6,
+        # Two fifths of a group are real tokens, the rest padding: half the paper's slots leave a
+        # drop rate worth watching.
+        capacity_factor_per_choice=0.5,
+        eval_capacity_factor_per_choice=1.0,
+        dropout=0.0,
+    ),
+    train=TrainConfig(
+        steps=700,
+        learning_rate=0.6,
+        warmup_steps=200,
+        ramp_steps=40,
+        min_dim_to_factor=64,
+        languages=100,
+        train_pairs=90_000,
+        heldout_per_language=5,
+        checkpoint_every=100,
+    ),
+    mesh=(("data", 2), ("expert", 4)),
+    sentences={
+        "source_length": "40",
+        "target_length": "40",
+        "source_vocab": "8000",
+        "target_vocab": "4000",
+        "heldout_per_language": "10",
+    },
+)
+
+_TINY_TEST = Preset(
+    model=dataclasses.replace(
+        _TINY_MT.model,
+        model_dim=32,
+        ffn_dim=64,
+        expert_dim=64,
+        heads=2,
+        head_dim=16,
+        source_vocab=400,
+        target_vocab=300,
+        source_length=16,
+        target_length=16,
+        groups=8,
+        sequences_per_group=2,
+        dropout=0.1,
+    ),
+    train=TrainConfig(
+        steps=4,
+        learning_rate=0.6,
+        warmup_steps=200,
+        languages=3,
+        train_pairs=600,
+        heldout_per_language=4,
+        checkpoint_every=2,
+        min_dim_to_factor=16,
+    ),
+    mesh=(("data", 2), ("expert", 4)),
+)
+
+PRESETS: Mapping[str, Preset] = {
+    "tiny-mt": _TINY_MT,
+    "tiny-mt-dense": dataclasses.replace(
+        _TINY_MT, model=dataclasses.replace(_TINY_MT.model, experts=0)
+    ),
+    "tiny-test": _TINY_TEST,
+    "gshard-12l-128e": _gshard(12, 128),
+    "gshard-12l-512e": _gshard(12, 512),
+    "gshard-12l-2048e": _gshard(12, 2048),
+    "gshard-36l-128e": _gshard(36, 128),
+    "gshard-36l-512e": _gshard(36, 512),
+    "gshard-36l-2048e": _gshard(36, 2048),
+}
+"""Every preset by name; the `gshard-` ones are the six MoE models of the paper's Table 1."""
+
+
+def preset(name: str) -> Preset:
+    """Look up a preset.
+
+    Arguments:
+      name: a key of `PRESETS`.
+
+    Raises:
+      SbpError: `unknown-option`, with the nearest name.
+    """
+    if name not in PRESETS:
+        hint = nearest(name, PRESETS).rstrip("?") + "."
+        raise SbpError(
+            f"no preset {name!r}{hint} There are {', '.join(sorted(PRESETS))}",
+            code="unknown-option",
+        )
+    return PRESETS[name]
