@@ -14,6 +14,7 @@ from sbp import _jax
 from sbp.settings import settings_of
 from sbp.signatures.factors import FactorMap, dim_factors, split_rows
 from sbp.signatures.families.elementwise import split_atoms
+from sbp.signatures.families.mulhi import high_half
 from sbp.signatures.families.philox import draw_piece, stream_rows
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
@@ -80,23 +81,49 @@ def counters(
 
     Arguments:
       shape: shape of the shard.
-      global_shape: shape of the whole array. It has fewer than 2**32 elements, so the high words
-          are 0.
+      global_shape: shape of the whole array, which `_countable` allows.
       offsets: for each dim, the global index of the shard's element 0.
     """
-    low = jnp.zeros(shape, jnp.uint32)
-    stride = 1
-    for dim in reversed(range(len(shape))):
-        index = lax.broadcasted_iota(jnp.uint32, shape, dim) + jnp.asarray(offsets[dim], jnp.uint32)
-        low = low + index * jnp.uint32(stride)
+    cut = _last_dims(global_shape)
+    low = _linear_index(shape, global_shape, offsets, range(cut, len(shape)))
+    if not cut:
+        return jnp.zeros(shape, jnp.uint32), low
+    # The first dims count blocks of the last ones.
+    blocks = (*shape[:cut], *[1] * (len(shape) - cut))
+    block = _linear_index(blocks, global_shape, offsets, range(cut))
+    each = jnp.uint32(math.prod(global_shape[cut:]))
+    high, start = high_half(block, each), block * each
+    low = start + low
+    return high + (low < start).astype(jnp.uint32), low
+
+
+def _last_dims(shape: tuple[int, ...]) -> int:
+    """The first of the last dims whose elements are counted in 32 bits."""
+    return next(d for d in range(len(shape) + 1) if math.prod(shape[d:]) < 2**32)
+
+
+def _countable(shape: tuple[int, ...]) -> bool:
+    """Whether 32-bit words count the elements: those of the last dims, and the blocks of them."""
+    cut = _last_dims(shape)
+    return cut < max(1, len(shape)) and math.prod(shape[:cut]) < 2**32
+
+
+def _linear_index(
+    shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Sequence[Any], dims: range
+) -> Any:
+    """The linear index of each element of a shard in some adjacent dims of the whole array."""
+    index, stride = jnp.zeros(shape, jnp.uint32), 1
+    for dim in reversed(dims):
+        here = lax.broadcasted_iota(jnp.uint32, shape, dim) + jnp.asarray(offsets[dim], jnp.uint32)
+        index = index + here * jnp.uint32(stride)
         stride *= global_shape[dim]
-    return jnp.zeros(shape, jnp.uint32), low
+    return index
 
 
 def _counts(op: Op) -> bool:
-    """Whether the elements of a draw are counted in 32 bits: JAX's counters are partitionable, and
-    there are fewer than 2**32 elements."""
-    return settings_of(op.params).threefry_partitionable and math.prod(op.params["shape"]) < 2**32
+    """Whether a shard of a draw can count its own elements: JAX's counters are partitionable, and
+    words count them."""
+    return settings_of(op.params).threefry_partitionable and _countable(op.params["shape"])
 
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -125,9 +152,9 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 @rule("random_bits", traits=Traits(generates="counter"), local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
-    """Dims of the draw split for threefry keys with partitionable counters and fewer than 2**32
-    elements. Dims of the batch of keys split for most kinds of keys. With `rng_bit_generator`, the
-    draw of all keys is one stream, and the first dim splits."""
+    """Dims of the draw split for threefry keys with partitionable counters. Dims of the batch of
+    keys split for most kinds of keys. With `rng_bit_generator`, the draw of all keys is one stream,
+    and the first dim splits."""
     key = op.ins[0]
     if str(key.dtype) in _HARDWARE:
         return stream_rows(op)

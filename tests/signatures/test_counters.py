@@ -1,0 +1,75 @@
+"""Counters of threefry in arrays of more than 2**32 elements, of which only shards are made."""
+
+import jax
+import numpy as np
+import pytest
+from jax.extend.random import threefry_prng_impl  # noqa: TID251  (JAX's own counters)
+
+import sbp
+from sbp.signatures.families.random import counters
+
+SHARDS = [
+    # shape of the shard, of the whole array, and where the shard starts
+    ((3, 5), (8, 2**31), (5, 2**31 - 5)),
+    ((3, 5), (2**31 - 1, 2**31 - 1), (2**31 - 4, 2**31 - 6)),
+    ((2, 3, 2, 5), (2048, 16, 2**17, 2**16), (2046, 13, 2**17 - 2, 2**16 - 5)),
+    ((2, 4), (2**16, 2**16), (2**16 - 2, 2**16 - 4)),
+    ((2, 4), (2**16, 2**16 + 1), (2**16 - 2, 2**16 - 3)),
+    ((2, 3), (7, 11), (3, 8)),
+    ((4,), (2**31 + 10,), (2**31 + 6,)),
+]
+
+
+def words_of(shape, whole, offsets):
+    """The counters as Python integers."""
+    index = np.zeros(shape, object)
+    for place in np.ndindex(*shape):
+        at = 0
+        for size, i, offset in zip(whole, place, offsets, strict=True):
+            at = at * size + i + offset
+        index[place] = at
+    return index // 2**32, index % 2**32
+
+
+def iota_2x32_primitive():
+    """The primitive by which JAX counts, out of a draw."""
+    draw = jax.make_jaxpr(lambda words: threefry_prng_impl.random_bits(words, 32, (2, 3)))
+    (found,) = (
+        equation.primitive
+        for equation in draw(np.zeros(2, np.uint32)).eqns
+        if equation.primitive.name == "iota_2x32_shape"
+    )
+    return found
+
+
+@pytest.mark.parametrize(("shape", "whole", "offsets"), SHARDS)
+def test_a_shard_counts_as_python_integers_do(shape, whole, offsets):
+    for got, want in zip(
+        counters(shape, whole, offsets), words_of(shape, whole, offsets), strict=True
+    ):
+        np.testing.assert_array_equal(got, want.astype(np.uint32))
+
+
+def test_a_shard_counts_as_jax_does():
+    """JAX's counters of the whole array, of which XLA makes the asked ones alone."""
+    whole, offsets, shape = (6, 2**17, 2**16), (4, 2**17 - 3, 100), (2, 3, 5)
+    part = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+    bind = iota_2x32_primitive().bind
+    want = jax.jit(lambda: [words[part] for words in bind(shape=whole)])()
+    assert int(want[0].max()) == 11  # the whole array has 12 * 2**32 elements
+    for got, words in zip(counters(shape, whole, offsets), want, strict=True):
+        np.testing.assert_array_equal(got, words)
+
+
+def test_dropout_of_a_large_model_is_drawn_where_it_is_used():
+    """2**33 elements: split as the activations are, with nothing sent."""
+
+    def step(key, x):
+        return x * jax.random.bernoulli(key, 0.9, x.shape)
+
+    mesh = jax.sharding.AbstractMesh((2048,), ("d",))
+    x = jax.ShapeDtypeStruct((2048, 2**12, 2**10), np.float32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    plan = sbp.jit(step, mesh, in_types=(None, "d:S(0)"), hardware="tpu-v3").plan(key, x)
+    assert plan.cost.bytes_per_device == 0
+    assert plan.cost.peak_memory_bytes < 2**27
