@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.moe.config import ModelConfig
+from sbp.moe.experts import moe_feed_forward
 from sbp.moe.gating import GatingMetrics
-from sbp.moe.layers import attention, dropout, feed_forward, moe_feed_forward, rms_norm, subkey
+from sbp.moe.layers import attention, dropout, feed_forward, rms_norm, subkey
 from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3

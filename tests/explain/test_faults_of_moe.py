@@ -19,7 +19,7 @@ from tests.explain.expected import check_wording
 
 
 def wrong_layer(params, x, mask, cfg, *, rnd=None, sharding):
-    """`sbp.moe.layers.moe_feed_forward` with one annotation too many: dispatched tokens are split
+    """`sbp.moe.experts.moe_feed_forward` with one annotation too many: dispatched tokens are split
     on their slots, not on their experts."""
     capacity = expert_capacity(
         x.shape[1], params["gate"].shape[-1], cfg.eval_capacity_factor_per_choice

@@ -10,7 +10,8 @@ import pytest
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, override
 from sbp.moe.decode import make_greedy_decoder
-from sbp.moe.layers import dropout, moe_feed_forward
+from sbp.moe.experts import moe_feed_forward
+from sbp.moe.layers import dropout
 from sbp.moe.model import (
     BOS,
     EOS,
