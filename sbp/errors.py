@@ -58,6 +58,7 @@ CODES: dict[str, str] = {
     "processes-differ": "several processes are about to run different plans or other arguments",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
+    "not-finite": "training whose loss or gradients are not finite for several steps in a row",
     "missing-reduction": (
         "in a shard_map, a partial value is used or returned as though it were whole"
     ),

@@ -19,7 +19,7 @@ from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.step import TrainState
 
-_FREE = ("steps", "checkpoint_every", "heldout_per_language", "data", "eval_data")
+_FREE = ("steps", "checkpoint_every", "heldout_per_language", "data", "eval_data", "max_skipped")
 """Options of a run that a resumed one may change: they alter neither the state nor what comes
 next."""
 
@@ -33,7 +33,10 @@ def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str
     digest = hashlib.blake2b(digest_size=8)
     for pair in corpus.train:
         digest.update(f"{pair.source}\t{pair.target}\t{pair.language}\n".encode())
-    options = {k: v for k, v in asdict(train).items() if k not in _FREE}
+    free = set(_FREE)
+    if train.schedule in ("linear", "cosine"):  # they end at the last step
+        free -= {"steps"}
+    options = {k: v for k, v in asdict(train).items() if k not in free}
     return {"model": asdict(model), "train": options, "corpus": {"digest": digest.hexdigest()}}
 
 

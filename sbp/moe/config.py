@@ -51,11 +51,21 @@ _TRAIN_BOUNDS: _Bounds = {
             "languages",
             "train_pairs",
             "heldout_per_language",
+            "accumulate",
+            "max_skipped",
         ),
         (1, math.inf),
     ),
-    **dict.fromkeys(("learning_rate", "ramp_steps", "power"), (0, math.inf)),
+    **dict.fromkeys(
+        ("learning_rate", "ramp_steps", "power", "clip_norm", "weight_decay"), (0, math.inf)
+    ),
+    **dict.fromkeys(("beta1", "beta2"), (0, 1)),
     "seed": (0, 2**32),
+}
+_TRAIN_CHOICES = {
+    "optimizer": ("adafactor", "adamw"),
+    "schedule": ("sqrt_decay", "constant", "linear", "cosine"),
+    "corpus": ("phrases", "catalogues"),
 }
 
 
@@ -68,6 +78,15 @@ def _out_of_bounds(config: object, bounds: _Bounds) -> list[str]:
             bound = "a finite number" if below == math.inf else f"below {below}"
             faults.append(f"{name} is {value}; it must be at least {least} and {bound}")
     return faults
+
+
+def _unknown(config: object, choices: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """One fault for each field whose value is none of its choices."""
+    return [
+        f"{name} is {chosen!r}{nearest(chosen, known)}; it is one of {', '.join(known)}"
+        for name, known in choices.items()
+        if (chosen := getattr(config, name)) not in known
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +158,7 @@ class ModelConfig:
             faults.append(
                 f"experts is {self.experts}; top-2 gating needs at least 2 (0 makes a dense model)"
             )
-        for name, known in _MODEL_CHOICES.items():
-            if (chosen := getattr(self, name)) not in known:
-                faults.append(
-                    f"{name} is {chosen!r}{nearest(chosen, known)}; it is one of {', '.join(known)}"
-                )
+        faults += _unknown(self, _MODEL_CHOICES)
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
 
@@ -153,20 +168,25 @@ class ModelConfig:
         return self.groups * self.sequences_per_group
 
 
-CORPORA = ("phrases", "catalogues")
-"""Corpora by name."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run.
 
     Attributes:
       steps: optimiser steps in all.
-      learning_rate: factor of the schedule `learning_rate / sqrt(max(step, warmup_steps))`.
+      optimizer: "adafactor", or "adamw".
+      schedule: "sqrt_decay", the paper's `learning_rate / sqrt(max(step, warmup_steps))`;
+        "constant"; "linear" or "cosine", which fall from `learning_rate` to zero at `steps`.
+      learning_rate: factor of the schedule.
       warmup_steps: steps at the flat rate before the square-root decay; GShard's is 10 000.
-      ramp_steps: steps of a linear ramp from zero before that; GShard has none.
+      ramp_steps: steps of a linear ramp from zero before any schedule; GShard has none.
       min_dim_to_factor: smallest dim for which Adafactor keeps factored statistics.
+      beta1, beta2, weight_decay: of AdamW.
+      clip_norm: gradients are scaled down to this norm of all of them together; 0 for never.
+      accumulate: microbatches of a step, which divide the groups; gradients are reduced over
+        devices once.
+      max_skipped: steps in a row with a loss or gradients that are not finite, each of which
+        changes nothing, after which training stops.
       seed: of the parameters, the dropout, the routing and the order of the data.
       languages: how many of the corpus' languages to use, largest first.
       train_pairs: sentence pairs of the embedded corpus to generate.
@@ -182,10 +202,18 @@ class TrainConfig:
     """
 
     steps: int = 1000
+    optimizer: str = "adafactor"
+    schedule: str = "sqrt_decay"
     learning_rate: float = 1.0
     warmup_steps: int = 10_000
     ramp_steps: int = 0
     min_dim_to_factor: int = 128
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    accumulate: int = 1
+    max_skipped: int = 10
     seed: int = 0
     languages: int = 20
     train_pairs: int = 60_000
@@ -197,9 +225,7 @@ class TrainConfig:
     eval_data: str = ""
 
     def __post_init__(self) -> None:
-        faults = _out_of_bounds(self, _TRAIN_BOUNDS)
-        if self.corpus not in CORPORA:
-            faults.append(f"no corpus {self.corpus!r}{nearest(self.corpus, CORPORA)}")
+        faults = _out_of_bounds(self, _TRAIN_BOUNDS) + _unknown(self, _TRAIN_CHOICES)
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
 

@@ -45,6 +45,8 @@ def summarize(metrics: Metrics) -> dict[str, float]:
         "skipped": skipped / max(tokens, 1.0),
         "imbalance": float(np.max(loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1.0))),
         "tokens": float(sides[0].tokens[0] + sides[1].tokens[0]),
+        "grad_norm": float(metrics.grad_norm),
+        "skipped_step": float(metrics.skipped_step),
     }
 
 
@@ -107,6 +109,12 @@ class TrainingDisplay:
                 f"step {step:>5}/{self._steps}  {health}  ETA {eta:.0f} s",
                 highlight=False,
                 soft_wrap=True,
+            )
+        if values["skipped_step"]:
+            self._progress.console.print(
+                f"step {step:>5}/{self._steps}  skipped: loss {values['loss']:g}, norm of the"
+                f" gradients {values['grad_norm']:g}",
+                highlight=False,
             )
         return values
 

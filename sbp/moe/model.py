@@ -47,6 +47,8 @@ class Metrics(NamedTuple):
       aux: auxiliary loss, mean over MoE layers.
       correct: fraction of target tokens predicted right.
       encoder, decoder: counts, stacked over that side's MoE layers [L] or [L, E].
+      grad_norm: of all gradients together, before clipping; of a training step only.
+      skipped_step: 1 where a training step changed nothing, since a value was not finite.
     """
 
     loss: Array
@@ -55,6 +57,8 @@ class Metrics(NamedTuple):
     correct: Array
     encoder: GatingMetrics
     decoder: GatingMetrics
+    grad_norm: Array = 0.0
+    skipped_step: Array = 0.0
 
 
 def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
@@ -311,6 +315,7 @@ def loss_fn(
     *,
     key: jax.Array | None = None,
     sharding: Sharding = PLAIN,
+    share: tuple[Array, int] | None = None,
 ) -> tuple[jax.Array, Metrics]:
     """The training loss: label-smoothed cross-entropy plus the weighted auxiliary losses.
 
@@ -320,6 +325,8 @@ def loss_fn(
       cfg: the model.
       key: randomness of dropout and routing; None evaluates.
       sharding: the mesh axes of groups and experts.
+      share: for one of several microbatches, the real target tokens and the number of all of them:
+        losses and metrics of the microbatches then add up to those of the batch.
 
     Returns:
       The total loss, a scalar, and `Metrics`.
@@ -335,14 +342,15 @@ def loss_fn(
     )
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)
-    tokens = jnp.maximum(jnp.sum(real), 1.0)
+    tokens, microbatches = share or (jnp.sum(real), 1)
+    tokens = jnp.maximum(tokens, 1.0).astype(logits.dtype)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     gold = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     nll = log_z - gold
     # Smoothing mixes in the uniform distribution over the whole vocabulary.
     smoothed = nll + cfg.label_smoothing * (gold - jnp.mean(logits, axis=-1))
     loss = jnp.sum(smoothed * real) / tokens
-    aux = jnp.concatenate([encoder_aux, decoder_aux])
+    aux = jnp.concatenate([encoder_aux, decoder_aux]) / microbatches
     total = loss + cfg.aux_coefficient * jnp.sum(aux).astype(loss.dtype)
     hits = (jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype) * real
     metrics = Metrics(

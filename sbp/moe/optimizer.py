@@ -1,13 +1,15 @@
-"""Adafactor with GShard's schedule, blind to the dims that stack layers and experts."""
+"""Learning rates over time, and Adafactor blind to the dims that stack layers and experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from sbp.moe.config import TrainConfig
 
 Tree = Any
 
@@ -36,6 +38,25 @@ def sqrt_decay(
     return schedule
 
 
+def _ramped(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any]:
+    """A schedule behind a linear ramp from zero."""
+
+    def rate(step: Any) -> Any:
+        ramp = (jnp.asarray(step, jnp.float32) + 1.0) / max(train.ramp_steps, 1)
+        return schedule(step) * jnp.minimum(1.0, ramp)
+
+    return rate
+
+
+SCHEDULES: Mapping[str, Callable[[TrainConfig], Callable[[Any], Any]]] = {
+    "sqrt_decay": lambda t: sqrt_decay(t.learning_rate, t.warmup_steps, t.ramp_steps),
+    "constant": lambda t: _ramped(t, optax.constant_schedule(t.learning_rate)),
+    "linear": lambda t: _ramped(t, optax.linear_schedule(t.learning_rate, 0.0, t.steps)),
+    "cosine": lambda t: _ramped(t, optax.cosine_decay_schedule(t.learning_rate, t.steps)),
+}
+"""For each name of a schedule: from a run to the function of the step (from 0)."""
+
+
 class AdafactorState(NamedTuple):
     """Updates done, and per leaf the second moments: factored rows and columns, or the whole.
 
@@ -49,17 +70,16 @@ class AdafactorState(NamedTuple):
     v: Tree
 
 
-class Adafactor(NamedTuple):
-    """An optax.GradientTransformation with its state's type: `init(params)`, `update(grads, state,
-    params)`."""
+class Optimizer(NamedTuple):
+    """An optax.GradientTransformation: `init(params)`, `update(grads, state, params)`."""
 
-    init: Callable[[Tree], AdafactorState]
-    update: Callable[[Tree, AdafactorState, Tree], tuple[Tree, AdafactorState]]
+    init: Callable[[Tree], Tree]
+    update: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 
 
 def adafactor(
     stacked_dims: Tree, schedule: Callable[[Any], Any], *, min_dim_to_factor: int = 128
-) -> Adafactor:
+) -> Optimizer:
     """optax's Adafactor applied to each layer's and each expert's own weight.
 
     Plain Adafactor factors the two largest dims of a leaf and clips by the RMS of the whole leaf.
@@ -113,7 +133,7 @@ def adafactor(
         )
         return updates, AdafactorState(state.updates + 1, states.v_row, states.v_col, states.v)
 
-    return Adafactor(init, update)
+    return Optimizer(init, update)
 
 
 def _mapped(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any:

@@ -97,12 +97,20 @@ def parse_args(argv: Sequence[str]) -> Run:
         if not equals or name not in model_fields | train_fields:
             hint = nearest(name, model_fields | train_fields) if equals else "; write NAME=VALUE"
             raise SbpError(f"no option {text!r}{hint}", code="unknown-option")
+        if options.get(name, value) != value:
+            raise SbpError(
+                f"{name} is set twice, to {options[name]} and to {value}", code="unknown-option"
+            )
         options[name] = value
-    options |= {
-        name: value
-        for name in ("steps", "languages", "seed", "corpus", "data", "eval_data")
-        if (value := getattr(args, name)) is not None
-    }
+    for name in ("steps", "languages", "seed", "corpus", "data", "eval_data"):
+        if (value := getattr(args, name)) is not None:
+            _add(options, name, value)
+    if "languages" in options and "data" in options:
+        raise SbpError(
+            "--languages chooses languages of a corpus; with --data, all of the file are trained"
+            " on. Leave it out",
+            code="unknown-option",
+        )
     if options.get("corpus") == "catalogues":
         options = {**chosen.sentences, **options}
     return Run(
@@ -113,6 +121,20 @@ def parse_args(argv: Sequence[str]) -> Run:
         tensorboard=args.tensorboard,
         evaluate=not args.no_eval,
     )
+
+
+def _add(options: dict[str, str], name: str, value: str) -> None:
+    """Add an option that has a name of its own on the command line."""
+    flag = f"--{name.replace('_', '-')}"
+    if options.get(name, value) != value:
+        raise SbpError(
+            f"{flag} {value} and --set {name}={options[name]} contradict each other; leave out one"
+            " of them",
+            code="unknown-option",
+        )
+    if not value:
+        raise SbpError(f"{flag} is empty; give it a value, or leave it out", code="unknown-option")
+    options[name] = value
 
 
 def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:

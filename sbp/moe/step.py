@@ -1,4 +1,4 @@
-"""The training step: loss, gradients, Adafactor."""
+"""The training step: loss, gradients over microbatches, clipping, the optimiser's update."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.model import Batch, Metrics, init_params, loss_fn, stacked_dims
-from sbp.moe.optimizer import Adafactor, AdafactorState, adafactor, sqrt_decay
+from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn, stacked_dims
+from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor
 from sbp.moe.sharding import PLAIN, Sharding
 
 Tree = Any
@@ -21,13 +23,16 @@ class TrainState(NamedTuple):
 
     step: jax.Array
     params: Tree
-    optimizer: AdafactorState
+    optimizer: Tree
 
 
-def make_optimizer(model: ModelConfig, train: TrainConfig) -> Adafactor:
+def make_optimizer(model: ModelConfig, train: TrainConfig) -> Optimizer:
     """The optimiser of a run."""
+    schedule = SCHEDULES[train.schedule](train)
+    if train.optimizer == "adamw":
+        adamw = optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay)
+        return Optimizer(adamw.init, adamw.update)
     shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
-    schedule = sqrt_decay(train.learning_rate, train.warmup_steps, train.ramp_steps)
     return adafactor(stacked_dims(shapes), schedule, min_dim_to_factor=train.min_dim_to_factor)
 
 
@@ -45,21 +50,86 @@ def batch_shapes(model: ModelConfig) -> Batch:
     return Batch(source, target, target)
 
 
+def gradients(
+    params: Tree,
+    batch: Batch,
+    model: ModelConfig,
+    *,
+    microbatches: int = 1,
+    key: jax.Array | None = None,
+    sharding: Sharding = PLAIN,
+) -> tuple[Tree, Metrics]:
+    """Gradients of the loss of a batch, and its metrics.
+
+    Several microbatches have every n-th group each, one after the other; their gradients add up to
+    those of the batch. Each device keeps the groups that it has.
+    """
+    grad = jax.grad(loss_fn, has_aux=True)
+    if microbatches == 1:
+        return grad(params, batch, model, key=key, sharding=sharding)
+    share = jnp.sum(batch.target_out != PAD).astype(jnp.float32), microbatches
+
+    def one(part: Batch, index: jax.Array | int) -> tuple[Tree, Metrics]:
+        own = None if key is None else jax.random.fold_in(key, index)
+        return grad(params, part, model, key=own, sharding=sharding, share=share)
+
+    def turn(sums: tuple[Tree, Metrics], turn: tuple[Batch, jax.Array]) -> Any:
+        return jax.tree.map(jnp.add, sums, one(*turn)), None
+
+    parts = jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), batch
+    )
+    zeros = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype),
+        jax.eval_shape(lambda: one(jax.tree.map(lambda x: x[0], parts), 0)),
+    )
+    sums, _ = jax.lax.scan(turn, zeros, (parts, jnp.arange(microbatches)))
+    return sums
+
+
 def make_train_step(
     model: ModelConfig, train: TrainConfig, sharding: Sharding = PLAIN
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The step of a run, for `sbp.jit` or `jax.jit`."""
+    """The step of a run, for `sbp.jit` or `jax.jit`.
+
+    A step whose loss, gradients or updates are not finite changes nothing but the count of steps;
+    all devices decide alike, by norms over the whole model.
+
+    Raises:
+      SbpError: `unknown-option` where the microbatches do not divide the groups.
+    """
+    if model.groups % train.accumulate:
+        raise SbpError(
+            f"accumulate is {train.accumulate}; it must divide the {model.groups} groups",
+            code="unknown-option",
+        )
     optimizer = make_optimizer(model, train)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # A key of its own for every step, from the seed: a resumed run draws what an uninterrupted
         # one would have.
         key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
-        grads, metrics = jax.grad(loss_fn, has_aux=True)(
-            state.params, batch, model, key=key, sharding=sharding
+        grads, metrics = gradients(
+            state.params,
+            batch,
+            model,
+            microbatches=train.accumulate,
+            key=key,
+            sharding=sharding,
         )
+        norm = optax.tree.norm(grads)
+        if train.clip_norm:
+            scale = jnp.minimum(1.0, train.clip_norm / jnp.maximum(norm, train.clip_norm))
+            grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         updates, opt = optimizer.update(grads, state.optimizer, state.params)
-        params = jax.tree.map(jnp.add, state.params, updates)
+        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(norm)
+        finite &= jnp.isfinite(optax.tree.norm(updates))
+        params, opt = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (jax.tree.map(jnp.add, state.params, updates), opt),
+            (state.params, state.optimizer),
+        )
+        metrics = metrics._replace(grad_norm=norm, skipped_step=1.0 - finite)
         return TrainState(state.step + 1, params, opt), metrics
 
     return train_step

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -148,6 +148,9 @@ def fit(
     Returns:
       The state, and the signal that stopped training (0 when it ran to the end); a checkpoint of
       the state is saved.
+
+    Raises:
+      SbpError: `not-finite` where `max_skipped` steps in a row changed nothing.
     """
     data = batches(encoded, run.model, run.train.seed)
     shardings = plan.in_shardings[0]
@@ -160,11 +163,14 @@ def fit(
 
     writer = _tensorboard(run)
     stop = _StopSignal()
-    first = int(state.step)
+    first, skipped = int(state.step), 0
     with stop, TrainingDisplay(console, first, run.train.steps) as display:
         for step in range(first + 1, run.train.steps + 1):
             state, metrics = plan(state, next(data))
             values = display.update(step, jax.device_get(metrics))
+            skipped = skipped + 1 if values["skipped_step"] else 0
+            if skipped == run.train.max_skipped:
+                raise _not_finite(run, checkpoints.latest, step, values)
             due = step % run.train.checkpoint_every == 0 or step == run.train.steps
             if due and heldout:
                 values["heldout_nll"] = heldout(state)
@@ -179,6 +185,20 @@ def fit(
     if writer:
         writer.close()
     return state, stop.signal
+
+
+def _not_finite(run: Run, saved: int | None, step: int, values: Mapping[str, float]) -> SbpError:
+    """What to say when too many steps in a row changed nothing."""
+    kept = (
+        "no checkpoint is saved yet" if saved is None else f"the checkpoint of step {saved} is kept"
+    )
+    return SbpError(
+        f"steps {step - run.train.max_skipped + 1} to {step} were skipped: the loss, the gradients"
+        f" or the updates were not finite (loss {values['loss']:g}, norm of the gradients"
+        f" {values['grad_norm']:g}); {kept}. Lower learning_rate, set clip_norm, or raise"
+        " ramp_steps or max_skipped",
+        code="not-finite",
+    )
 
 
 class _StopSignal:

@@ -301,7 +301,7 @@ def test_a_model_that_cannot_be_is_refused(options, message):
         ({"learning_rate": "nan"}, "learning_rate is nan"),
         ({"learning_rate": "-1"}, "learning_rate is -1.0"),
         ({"steps": "0"}, "steps is 0; it must be at least 1"),
-        ({"corpus": "catalogs"}, "no corpus 'catalogs'; did you mean \"catalogues\""),
+        ({"corpus": "catalogs"}, "corpus is 'catalogs'; did you mean \"catalogues\""),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(options, message):

@@ -44,6 +44,13 @@ def test_options_override_the_preset():
         (["--mesh", "data=2,expert"], "not of the form"),
         (["--mesh", "data=2,experts=4"], 'did you mean "expert"'),
         (["--steps"], "expected one argument"),
+        (["--steps", "5", "--set", "steps=7"], "--steps 5 and --set steps=7 contradict"),
+        (["--set", "steps=5", "--set", "steps=7"], "steps is set twice, to 5 and to 7"),
+        (["--data", ""], "--data is empty"),
+        (["--data", "mine.tsv", "--languages", "3"], "--languages chooses languages of a corpus"),
+        (["--set", "optimizer=adam"], 'did you mean "adamw"'),
+        (["--set", "learning_rate=nan"], "learning_rate is nan"),
+        (["--set", "clip_norm=-1"], "clip_norm is -1.0"),
     ],
 )
 def test_bad_options(argv, message):

@@ -165,6 +165,18 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     assert "resumed at step 3" in shown.getvalue()
 
 
+def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, capsys):
+    """No update is finite. Through the command line."""
+    argv = ["--preset", "tiny-test", "--steps", "9", "--no-eval", "--workdir", str(tmp_path)]
+    rate = ["--set", "learning_rate=1e38", "--set", "warmup_steps=1", "--set", "max_skipped=3"]
+    assert main([*argv, *rate, "--set", "checkpoint_every=1"]) == 2
+    shown = capsys.readouterr()
+    assert "error[not-finite]: steps 1 to 3 were skipped" in shown.err
+    assert "the checkpoint of step 2 is kept" in shown.err
+    assert shown.out.count("skipped: loss") == 3
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
+
+
 def test_differences_name_other_text(tmp_path):
     a, b = (
         describe(MODEL, TRAIN, generate(dataclasses.replace(TRAIN, train_pairs=n)))

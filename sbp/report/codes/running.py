@@ -364,4 +364,20 @@ python -m sbp.moe.train --workdir runs/b --set experts=8
 """,
         runs=False,
     ),
+    CodePage(
+        "not-finite",
+        """
+        The loss, the gradients or the updates were infinite or NaN for `max_skipped` steps in a
+        row. Each such step is skipped on all devices: it changes neither the parameters nor the
+        state of the optimiser. The checkpoints are kept, so that the same folder resumes with
+        other data; another learning rate is another run.
+        """,
+        """
+python -m sbp.moe.train --workdir runs/a --set learning_rate=1e30
+""",
+        """
+python -m sbp.moe.train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
+""",
+        runs=False,
+    ),
 )

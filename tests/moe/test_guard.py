@@ -1,0 +1,168 @@
+"""Steps that are not finite, norms of gradients, microbatches, AdamW and schedules."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sbp
+from sbp import SbpError
+from sbp.moe.model import Batch, init_params, loss_fn
+from sbp.moe.optimizer import SCHEDULES
+from sbp.moe.presets import preset
+from sbp.moe.step import batch_shapes, gradients, init_state, make_train_step
+from sbp.moe.train import sharding_of
+from tests.moe.test_model import random_batch
+
+MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
+AXES = (("data", 2), ("expert", 4))
+
+
+def planned(train, model=MODEL):
+    mesh = sbp.make_mesh([size for _, size in AXES], [name for name, _ in AXES])
+    step = sbp.jit(make_train_step(model, train, sharding_of(AXES)), mesh)
+    return step.plan(jax.eval_shape(lambda: init_state(model, train)), batch_shapes(model))
+
+
+def poisoned(state, expert, value):
+    """The state with one weight of one expert, which one row of devices holds, set to a value."""
+    moe = state.params["encoder"]["moe"]
+    other = {**moe, "expert_in": moe["expert_in"].at[0, expert, 0, 0].set(value)}
+    encoder = {**state.params["encoder"], "moe": other}
+    return state._replace(params={**state.params, "encoder": encoder})
+
+
+def gradients_of_the_first_step(params, batch):
+    key = jax.random.fold_in(jax.random.key(TRAIN.seed + 1), 0)
+    loss = jax.grad(lambda p: loss_fn(p, batch, MODEL, key=key), has_aux=True)
+    return jax.device_get(jax.jit(loss)(params)[0])
+
+
+def norm_of(tree):
+    squares = [np.sum(np.square(np.asarray(g, np.float64))) for g in jax.tree.leaves(tree)]
+    return math.sqrt(sum(squares))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned(TRAIN)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_on_one_device_is_skipped_on_all(plan, value):
+    state = poisoned(init_state(MODEL, TRAIN), 5, value)
+    after, metrics = plan(jax.device_put(state, plan.in_shardings[0]), random_batch(MODEL, 0))
+    flags = [float(shard.data) for shard in metrics.skipped_step.addressable_shards]
+    assert flags == [1.0] * 8 and not math.isfinite(float(metrics.grad_norm))
+    assert int(after.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, after.optimizer, state.optimizer)
+
+
+def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
+    state, batch = init_state(MODEL, TRAIN), random_batch(MODEL, 0)
+    after, metrics = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    assert float(metrics.skipped_step) == 0.0
+    want = norm_of(gradients_of_the_first_step(state.params, batch))
+    np.testing.assert_allclose(metrics.grad_norm, want, rtol=1e-4)
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), after.params, state.params)
+    assert all(jax.tree.leaves(changed))
+
+
+def test_clipping_scales_all_gradients_by_one_number():
+    """Read from AdamW's second moment, which is (1 - beta2) g^2 after one step."""
+    batch = random_batch(MODEL, 0)
+    train = dataclasses.replace(TRAIN, optimizer="adamw", schedule="constant")
+    grads = gradients_of_the_first_step(init_state(MODEL, train).params, batch)
+    norm = norm_of(grads)
+    for limit, scale in ((norm / 4, 1 / 4), (2 * norm, 1.0)):
+        clipped = dataclasses.replace(train, clip_norm=limit)
+        after, metrics = jax.jit(make_train_step(MODEL, clipped))(init_state(MODEL, train), batch)
+        np.testing.assert_allclose(metrics.grad_norm, norm, rtol=1e-5)  # before clipping
+        for moment, g in zip(*map(jax.tree.leaves, (after.optimizer[0].nu, grads)), strict=True):
+            want = (1 - train.beta2) * np.square(scale * g)
+            np.testing.assert_allclose(moment, want, rtol=2e-3, atol=1e-9 * float(want.max()))
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_microbatches_add_up_to_the_batch(microbatches):
+    """Also where they have unlike numbers of real tokens; without random routing and dropout, whose
+    draws differ."""
+    with jax.enable_x64(True):
+        model = dataclasses.replace(MODEL, dtype="float64")
+        params = init_params(jax.random.key(0), model)
+        batch = random_batch(model, 3)
+        batch = Batch(*(jnp.asarray(x).at[0].set(0) for x in batch))  # a group of padding alone
+        want, metrics = jax.jit(lambda p: gradients(p, batch, model))(params)
+        got, sums = jax.jit(lambda p: gradients(p, batch, model, microbatches=microbatches))(params)
+        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+        for a, b in zip(*map(jax.tree.leaves, (sums, metrics)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_gradients_of_microbatches_are_reduced_once():
+    """Four microbatches of the same tokens send what one batch does; with a reduction in each, they
+    would send three times the gradients more."""
+    model = dataclasses.replace(MODEL, groups=32)
+    one, four = (planned(dataclasses.replace(TRAIN, accumulate=n), model) for n in (1, 4))
+    weights = sum(4 * x.size for x in jax.tree.leaves(init_state(MODEL, TRAIN).params))
+    assert four.cost.bytes_per_device - one.cost.bytes_per_device < weights / 4
+
+
+def test_a_step_of_microbatches_on_a_mesh_is_that_of_one_device():
+    train = dataclasses.replace(TRAIN, accumulate=4)
+    plan, batch = planned(train), random_batch(MODEL, 0)
+    state = init_state(MODEL, train)
+    after, got = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    single, want = jax.jit(make_train_step(MODEL, train))(state, batch)
+    np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
+    np.testing.assert_allclose(got.grad_norm, want.grad_norm, rtol=1e-4)
+    for a, b in zip(*map(jax.tree.leaves, (got.encoder, want.encoder)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(*map(jax.tree.leaves, (after.params, single.params)), strict=True):
+        assert np.mean(np.abs(np.asarray(a) - np.asarray(b))) <= 1e-4 * np.abs(b).max()
+
+
+def test_microbatches_divide_the_groups():
+    with pytest.raises(SbpError, match="accumulate is 3; it must divide the 8 groups"):
+        make_train_step(MODEL, dataclasses.replace(TRAIN, accumulate=3))
+
+
+def test_adamw_is_optaxs():
+    train = dataclasses.replace(
+        TRAIN, optimizer="adamw", schedule="constant", learning_rate=1e-3, weight_decay=0.1
+    )
+    plan, batch = planned(train), random_batch(MODEL, 0)
+    state = init_state(MODEL, train)
+    after, _ = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    grads = gradients_of_the_first_step(state.params, batch)
+    peer = optax.adamw(1e-3, 0.9, 0.98, weight_decay=0.1)
+    updates, _ = peer.update(grads, peer.init(state.params), state.params)
+    # The rate of a step is that of the ramp's end here: the preset has no ramp.
+    want = optax.apply_updates(state.params, updates)
+    for a, b, g in zip(*map(jax.tree.leaves, (after.params, want, grads)), strict=True):
+        # Where a gradient is rounding noise, so is the sign of AdamW's first update.
+        clear = np.abs(g) > 1e-3 * np.abs(g).max()
+        np.testing.assert_allclose(np.asarray(a)[clear], np.asarray(b)[clear], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("constant", {0: 0.5, 4: 2.5, 9: 5.0, 50: 5.0}),
+        ("linear", {0: 0.5, 9: 5 * 0.91, 50: 2.5, 100: 0.0}),
+        ("cosine", {25: 5 * (1 + math.cos(math.pi / 4)) / 2, 50: 2.5, 100: 0.0}),
+        ("sqrt_decay", {4: 0.25, 24: 0.5, 99: 0.5, 400: 0.25}),
+    ],
+)
+def test_schedules(name, rates):
+    train = dataclasses.replace(
+        TRAIN, schedule=name, learning_rate=5.0, warmup_steps=100, ramp_steps=10, steps=100
+    )
+    for step, rate in rates.items():
+        assert float(SCHEDULES[name](train)(step)) == pytest.approx(rate, rel=1e-5, abs=1e-6)
