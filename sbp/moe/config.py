@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sbp.errors import SbpError, nearest
+from sbp.moe.routers import ROUTERS
 
 _Bounds = Mapping[str, tuple[float, float]]
 """The least value of a field, and what it must be below."""
@@ -32,13 +33,20 @@ _MODEL_BOUNDS: _Bounds = {
     ),
     "dropout": (0, 1),
     "label_smoothing": (0, 1),
-    "aux_coefficient": (0, math.inf),
+    **dict.fromkeys(("aux_coefficient", "router_z_loss", "router_bias_rate"), (0, math.inf)),
+    **dict.fromkeys(("experts_per_token", "shared_experts"), (0, math.inf)),
     "capacity_factor_per_choice": (0, math.inf),
     "eval_capacity_factor_per_choice": (0, math.inf),
 }
 _MODEL_CHOICES = {
     "counter": ("lingvo", "paper"),
     "aux_scale": ("lingvo", "paper"),
+    "router": tuple(ROUTERS),
+    "decoder_router": ("", *ROUTERS),
+    "normalise": ("before", "after", "none"),
+    "capacity_rounding": ("router", "floor", "ceil", "round"),
+    "dispatch": ("einsum", "gather", "sort"),
+    "expert_activation": ("relu", "swiglu"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
 }
 _TRAIN_BOUNDS: _Bounds = {
@@ -109,9 +117,24 @@ class ModelConfig:
       source_length, target_length: tokens per sequence, padding included.
       groups: G.
       sequences_per_group: n; a group has S = n * length tokens.
-      capacity_factor_per_choice: slots of an expert in a group are floor(2 * S / E * this); 1.0 is
-        the paper's 2S/E. "Per choice" because other libraries count both choices in one factor.
+      router: how tokens choose experts, by its name in `ROUTERS` of `sbp/moe/routers.py`.
+      decoder_router: the same in the decoder; "" for `router`.
+      experts_per_token: choices of each token, on average in "expert_choice"; 0 for the router's
+        own number, 2 but for "switch".
+      normalise: whether the weights of "top2" and "top_k" are divided by their sum over the choices
+        "before" capacity and random routing cut any, as in the paper, "after", or not: "none".
+      router_z_loss: coefficient of the router's z-loss.
+      router_bias_rate: change of a bias of "sigmoid" in a step.
+      dispatch: how tokens come to experts: "einsum" (Algorithm 2), "gather" (section 3.2), or
+        "sort", which has no capacity.
+      shared_experts: experts that all tokens go to besides, as one of their widths together.
+      expert_activation: "relu", or "swiglu" with one weight more.
+      capacity_factor_per_choice: slots of an expert in a group are `experts_per_token` * S / E *
+        this; with top-2, 1.0 is the paper's 2S/E. "Per choice" because other libraries count all
+        choices in one factor.
       eval_capacity_factor_per_choice: the same when not training.
+      capacity_rounding: "floor", "ceil", "round", or as the "router" has it: ceil for "switch",
+        floor for the others.
       counter: "lingvo", where only dispatched second choices take a slot, or "paper", the literal
           listing.
       aux_scale: "lingvo" (E^2 times the paper's, 1.0 when balanced) or "paper".
@@ -136,8 +159,18 @@ class ModelConfig:
     target_length: int = 128
     groups: int = 128
     sequences_per_group: int = 16
+    router: str = "top2"
+    decoder_router: str = ""
+    experts_per_token: int = 0
+    normalise: str = "before"
+    router_z_loss: float = 0.0
+    router_bias_rate: float = 0.001
+    dispatch: str = "einsum"
+    shared_experts: int = 0
+    expert_activation: str = "relu"
     capacity_factor_per_choice: float = 1.0
     eval_capacity_factor_per_choice: float = 2.0
+    capacity_rounding: str = "router"
     counter: str = "lingvo"
     aux_scale: str = "lingvo"
     aux_coefficient: float = 0.01
@@ -156,16 +189,69 @@ class ModelConfig:
                 )
         if self.experts < 2 and self.experts != 0:
             faults.append(
-                f"experts is {self.experts}; top-2 gating needs at least 2 (0 makes a dense model)"
+                f"experts is {self.experts}; a router needs at least 2 (0 makes a dense model)"
             )
         faults += _unknown(self, _MODEL_CHOICES)
+        if not faults:
+            faults = _senseless(self)
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
+
+    @property
+    def choices(self) -> int:
+        """Experts of a token; on average, where experts choose."""
+        return self.experts_per_token or ROUTERS[self.router].choices
+
+    def decoder(self) -> ModelConfig:
+        """The configuration as the decoder's layers have it."""
+        return dataclasses.replace(self, router=self.decoder_router or self.router)
 
     @property
     def sequences(self) -> int:
         """Sequence pairs per batch."""
         return self.groups * self.sequences_per_group
+
+
+def _senseless(cfg: ModelConfig) -> list[str]:
+    """One fault for each pair of routing options that make no sense together."""
+    if not cfg.experts:
+        if cfg.shared_experts:
+            return ["shared_experts stand beside routed ones; set experts, or widen ffn_dim"]
+        return []
+    used = {cfg.router, cfg.decoder_router or cfg.router}
+    faults = []
+    if (cfg.decoder_router or cfg.router) == "expert_choice":
+        faults.append(
+            'an expert of "expert_choice" looks at later tokens, which a decoder must not; set'
+            ' decoder_router to another, such as "top_k"'
+        )
+    for name in sorted(used):
+        own, asked = ROUTERS[name], cfg.experts_per_token
+        if asked and own.fixed and asked != own.choices:
+            faults.append(
+                f'router "{name}" has {own.choices} experts for each token, experts_per_token is'
+                f' {asked}; "top_k" takes any number'
+            )
+        if (asked or own.choices) > cfg.experts:
+            faults.append(f"experts_per_token is {asked}, of {cfg.experts} experts")
+        if cfg.normalise != "before" and not own.normalised:
+            faults.append(
+                f'normalise is "{cfg.normalise}", but the weights of router "{name}" are what they'
+                ' are; "top2" and "top_k" have a choice'
+            )
+    if cfg.counter == "paper" and (used != {"top2"} or cfg.dispatch == "sort"):
+        faults.append(
+            'counter "paper" lets choices that random routing leaves out take slots: there are none'
+            ' but in router "top2" with a capacity'
+        )
+    if cfg.aux_scale == "paper" and "noisy_top_k" in used:
+        faults.append('aux_scale "paper" is of a product of shares; "noisy_top_k" has variances')
+    if cfg.dispatch == "sort" and "expert_choice" in used:
+        faults.append(
+            'dispatch "sort" has no capacity, and "expert_choice" is nothing else: its dispatch is'
+            ' "einsum" or "gather"'
+        )
+    return faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

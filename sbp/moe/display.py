@@ -35,13 +35,14 @@ def summarize(metrics: Metrics) -> dict[str, float]:
     tokens = sum(float(np.sum(side.tokens)) for side in sides)
     dropped = sum(float(np.sum(side.dropped_first) + np.sum(side.dropped_second)) for side in sides)
     skipped = sum(float(np.sum(side.skipped_second)) for side in sides)
+    wanted = sum(float(np.sum(side.demand)) for side in sides)
     loads = np.concatenate([np.asarray(side.load) for side in sides])
     return {
         "loss": float(metrics.loss),
         "nll": float(metrics.nll),
         "aux": float(metrics.aux),
         "accuracy": float(metrics.correct),
-        "drop": dropped / max(2.0 * tokens - skipped, 1.0),
+        "drop": dropped / max(wanted, 1.0),
         "skipped": skipped / max(tokens, 1.0),
         "imbalance": float(np.max(loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1.0))),
         "tokens": float(sides[0].tokens[0] + sides[1].tokens[0]),

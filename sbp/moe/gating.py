@@ -1,16 +1,21 @@
-"""Top-2 gating with capacity: GShard's Algorithm 1, vectorised over groups."""
+"""Gating: a router's choices under a capacity (GShard's Algorithm 1, vectorised over groups)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sbp.errors import SbpError
+from sbp.moe.config import ModelConfig
+from sbp.moe.routers import ROUTERS, Choices, Scores, balanced_bias, expert_choice, union, z_loss
 
 Array = Any  # a jax.Array inside a step, a numpy array outside
+Params = Mapping[str, jax.Array]
 
 
 class GatingMetrics(NamedTuple):
@@ -19,10 +24,11 @@ class GatingMetrics(NamedTuple):
 
     Attributes:
       tokens: real (not padding) tokens, a scalar.
-      load: [E] tokens dispatched to each expert, both choices.
-      dropped_first: first choices over capacity.
-      dropped_second: second choices over capacity.
+      load: [E] tokens dispatched to each expert.
+      dropped_first: first choices over capacity; tokens that no expert took, in expert choice.
+      dropped_second: later choices over capacity.
       skipped_second: second choices left out by random routing.
+      demand: [E] choices of each expert before capacity cuts any; `load` in expert choice.
     """
 
     tokens: Array
@@ -30,36 +36,99 @@ class GatingMetrics(NamedTuple):
     dropped_first: Array
     dropped_second: Array
     skipped_second: Array
+    demand: Array
+
+
+class RouterLosses(NamedTuple):
+    """Auxiliary losses of one MoE layer, scalars: means over groups.
+
+    Attributes:
+      balance: of an uneven load; each router has its own.
+      z: of large logits; 0 where `router_z_loss` is 0.
+    """
+
+    balance: Array
+    z: Array
 
 
 class Gating(NamedTuple):
-    """What gating decides for tokens [G, S] over E experts of C slots.
+    """What gating decides for tokens [G, S] over E experts.
+
+    A token has at most one slot of an expert.
 
     Attributes:
-      combine: [G, S, E, C] weight of each slot's output in the token's output.
-      dispatch: [G, S, E, C] 1 where the token fills the slot. Kept apart from `combine`: a weight
-        that underflows must not lose a token whose slot is taken.
-      aux: the auxiliary loss, a scalar: mean over groups.
+      taken: [G, S, E] 1 where the expert takes the token. Kept apart from `weights`: a weight that
+        underflows must not lose a token whose slot is taken.
+      place: [G, S, E] which slot of the expert, where taken.
+      weights: [G, S, E] weight of the expert's output in the token's output, where taken.
+      capacity: C, slots of an expert in a group.
+      choices: experts that take a token, at most.
+      losses: the auxiliary losses.
       metrics: counts.
     """
 
-    combine: jax.Array
-    dispatch: jax.Array
-    aux: jax.Array
+    taken: jax.Array
+    place: jax.Array
+    weights: jax.Array
+    capacity: int
+    choices: int
+    losses: RouterLosses
     metrics: GatingMetrics
 
+    def slots(self) -> tuple[jax.Array, jax.Array]:
+        """Algorithm 1's `combine` weights and `dispatch` mask, [G, S, E, C]."""
+        place = self.place.astype(jnp.int32)
+        dispatch = self.taken[..., None] * jax.nn.one_hot(
+            place, self.capacity, dtype=self.taken.dtype
+        )
+        return self.weights[..., None] * dispatch, dispatch
 
-def expert_capacity(group_size: int, experts: int, capacity_factor_per_choice: float = 1.0) -> int:
-    """Slots of one expert in one group: floor(2 * S / E * factor); GShard's fractional capacity is
-    factor 1.
+    def filled(
+        self, taken: jax.Array, place: jax.Array, weights: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Which token each slot of one group holds, S where it is empty, and its weight: [E, C]
+        both, from that group's rows [S, E]."""
+        size, experts = taken.shape
+        slot = jnp.where(taken > 0, place, self.capacity).astype(jnp.int32)
+        empty = jnp.full((experts, self.capacity), size, jnp.int32)
+        tokens = jnp.arange(size, dtype=jnp.int32)[:, None]
+        token = empty.at[jnp.arange(experts), slot].set(tokens, mode="drop")
+        expert = jnp.arange(experts)[:, None]
+        return token, weights.at[token, expert].get(mode="fill", fill_value=0)
+
+
+_ROUNDED = {"floor": math.floor, "ceil": math.ceil, "round": round}
+
+
+def expert_capacity(
+    group_size: int,
+    experts: int,
+    capacity_factor_per_choice: float = 1.0,
+    *,
+    choices: int = 2,
+    rounding: str = "floor",
+) -> int:
+    """Slots of one expert in one group: `choices` * S / E * factor, rounded; GShard's fractional
+    capacity is 2S/E, Switch's the ceiling of factor * S / E.
+
+    Arguments:
+      group_size: S.
+      experts: E.
+      capacity_factor_per_choice: slots for each choice; exact as its decimals say.
+      choices: experts of a token.
+      rounding: "floor", "ceil" or "round" (halves to even).
 
     Raises:
       SbpError: when an expert would have no slot.
+
+    >>> expert_capacity(100, 16), expert_capacity(100, 16, 1.25, choices=1, rounding="ceil")
+    (12, 8)
     """
-    capacity = math.floor(2 * group_size * capacity_factor_per_choice / experts)
+    exact = choices * group_size * Fraction(str(capacity_factor_per_choice)) / experts
+    capacity = _ROUNDED[rounding](exact)
     if capacity < 1:
         raise SbpError(
-            f"an expert has no slot: floor(2 * {group_size} tokens per group * factor"
+            f"an expert has no slot: {rounding}({choices} * {group_size} tokens per group * factor"
             f" {capacity_factor_per_choice} / {experts} experts) is 0; use larger groups, fewer"
             " experts or a larger capacity factor"
         )
@@ -67,109 +136,137 @@ def expert_capacity(group_size: int, experts: int, capacity_factor_per_choice: f
     return min(capacity, group_size)
 
 
-def top2_gating(
-    logits: jax.Array,
-    capacity: int,
-    *,
-    mask: jax.Array | None = None,
-    rnd: jax.Array | None = None,
-    counter: str = "lingvo",
-    aux_scale: str = "paper",
+def gate(
+    params: Params, x: jax.Array, mask: jax.Array, cfg: ModelConfig, *, key: jax.Array | None = None
 ) -> Gating:
-    """Route each token to its two best experts (GShard section 2.2, Algorithm 1).
-
-    In a group all first choices come before every second choice; inside a rank, tokens come in
-    order. The two weights are normalised over the pair *before* capacity and random routing.
+    """Route tokens, with the configuration's router.
 
     Arguments:
-      logits: [G, S, E], in the router's dtype.
-      capacity: C, slots per expert and group; see `expert_capacity`.
-      mask: [G, S], true for real tokens. Padding takes no slot, adds nothing to `aux` and gets a
-          zero row.
-      rnd: [G, S] uniform in [0, 1): the second choice is kept where 2 * g2 > rnd (training). None
-        keeps it always, so evaluation is deterministic.
-      counter: "lingvo": a second choice that random routing leaves out takes no slot. "paper": it
-        does, as in the literal listing, whose counters advance outside the `if`.
-      aux_scale: "paper": mean over experts of (c_e / S) * m_e. "lingvo": E^2 times that.
+      params: gate [M, E], and what the router has besides.
+      x: [G, S, M].
+      mask: [G, S], true for real tokens. Padding takes no slot and adds nothing to a loss.
+      cfg: the model.
+      key: randomness when training, None when not, so that evaluation is deterministic.
+    """
+    # The router is float32 whatever the model is: 16-bit logits change the chosen experts of
+    # several per cent of the tokens.
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    router, experts = ROUTERS[cfg.router], params["gate"].shape[-1]
+
+    def logits(name: str) -> jax.Array:
+        weight = params[name].astype(dtype)
+        return jnp.einsum("gsm,me->gse", x.astype(dtype), weight, precision="highest")
+
+    draw = None
+    if key is not None and router.draw is not None:
+        draw = router.draw(key, (*mask.shape, experts), dtype)
+    seen = Scores(
+        logits=logits("gate"),
+        real=mask.astype(dtype),
+        draw=draw,
+        noise=logits("noise") if "noise" in router.weights else None,
+        bias=params["bias"].astype(dtype) if "bias" in router.weights else None,
+    )
+    capacity = capacity_of(cfg, mask.shape[1], training=key is not None)
+    return route(seen, capacity, cfg)
+
+
+def capacity_of(cfg: ModelConfig, group_size: int, *, training: bool) -> int:
+    """Slots of an expert in a group of the model; the whole group without a capacity (`sort`)."""
+    if cfg.dispatch == "sort":
+        return group_size
+    factor = cfg.capacity_factor_per_choice if training else cfg.eval_capacity_factor_per_choice
+    rounding = cfg.capacity_rounding
+    if rounding == "router":
+        rounding = ROUTERS[cfg.router].rounding
+    return expert_capacity(group_size, cfg.experts, factor, choices=cfg.choices, rounding=rounding)
+
+
+def route(seen: Scores, capacity: int, cfg: ModelConfig) -> Gating:
+    """The configuration's router on given scores, under a capacity.
+
+    In a group all first choices come before every second choice; inside a rank, tokens come in
+    order.
     """
     if capacity < 1:
         raise SbpError(f"capacity is {capacity}; an expert needs at least one slot")
-    dtype = logits.dtype
-    real = jnp.ones(logits.shape[:2], dtype) if mask is None else mask.astype(dtype)
-    gates = jax.nn.softmax(logits, axis=-1)
-
-    first, second = _two_best(logits)
-    gate1, gate2 = jnp.sum(gates * first, axis=-1), jnp.sum(gates * second, axis=-1)
-    # gate1 is at least 1 / E, so the pair's sum needs no epsilon.
-    weight1, weight2 = gate1 / (gate1 + gate2), gate2 / (gate1 + gate2)
-
-    first, second = first * real[..., None], second * real[..., None]
-    aux = _auxiliary_loss(gates, first, real, aux_scale)
-
-    wanted = second
-    if rnd is not None:
-        kept = 2.0 * jax.lax.stop_gradient(weight2) > rnd.astype(dtype)
-        wanted = second * kept.astype(dtype)[..., None]
-
-    before1, before2 = _places(first, wanted if counter == "lingvo" else second)
-    placed1 = first * (before1 < capacity).astype(dtype)
-    placed2 = wanted * (before2 < capacity).astype(dtype)
-
-    slots1, slots2 = _slots(placed1, before1, capacity), _slots(placed2, before2, capacity)
-    combine = weight1[..., None, None] * slots1 + weight2[..., None, None] * slots2
+    z = z_loss(seen.logits, seen.real) if cfg.router_z_loss else jnp.zeros((), seen.logits.dtype)
+    choose = ROUTERS[cfg.router].choose
+    if choose is None:
+        taken, place, gates = expert_choice(seen, capacity)
+        load, none = jnp.sum(taken, axis=(0, 1)), jnp.zeros((), taken.dtype)
+        alone = seen.real * (jnp.sum(taken, axis=-1) == 0)
+        metrics = GatingMetrics(jnp.sum(seen.real), load, jnp.sum(alone), none, none, load)
+        losses = RouterLosses(none, z)
+        return Gating(taken, place, gates, capacity, load.size, losses, metrics)
+    choices = choose(seen, cfg.choices)
+    real = seen.real[..., None]
+    ranks = tuple(rank * real for rank in choices.ranks)
+    wanted = tuple(rank * real for rank in choices.wanted)
+    placed, place = _placed(wanted if cfg.counter == "lingvo" else ranks, wanted, capacity)
+    taken = union(placed)
+    weights = _normalised(choices, taken, cfg)
+    scale = 1.0 if cfg.aux_scale == "lingvo" else seen.logits.shape[-1] ** -2
     metrics = GatingMetrics(
-        tokens=jnp.sum(real),
-        load=jnp.sum(placed1 + placed2, axis=(0, 1)),
-        dropped_first=jnp.sum(first - placed1),
-        dropped_second=jnp.sum(wanted - placed2),
-        skipped_second=jnp.sum(second - wanted),
+        tokens=jnp.sum(seen.real),
+        load=jnp.sum(taken, axis=(0, 1)),
+        dropped_first=jnp.sum(wanted[0] - placed[0]),
+        dropped_second=jnp.sum(union(wanted) - wanted[0] - taken + placed[0]),
+        skipped_second=jnp.sum(union(ranks) - union(wanted)),
+        demand=jnp.sum(union(wanted), axis=(0, 1)),
     )
-    return Gating(combine=combine, dispatch=slots1 + slots2, aux=aux, metrics=metrics)
+    losses = RouterLosses(choices.balance * scale, z)
+    return Gating(taken, place, weights, capacity, len(ranks), losses, metrics)
 
 
-def _two_best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One-hot first and second choices [G, S, E] of logits [G, S, E].
+def _placed(
+    queues: tuple[jax.Array, ...], wanted: tuple[jax.Array, ...], capacity: int
+) -> tuple[list[jax.Array], jax.Array]:
+    """The choices of each rank that find a slot, and the slots' numbers [G, S, E].
 
-    The second choice is the best of the rest by logit. To set the first choice's *gate* to zero and
-    take argmax returns expert 0 where the softmax is saturated, even if expert 0 was the first
-    choice.
+    The number of a slot is how many tokens took the expert before. Choices of earlier ranks beyond
+    capacity are counted too; that changes nothing, since no later choice fits then either way.
     """
-    dtype, experts = logits.dtype, logits.shape[-1]
-    first = jax.nn.one_hot(jnp.argmax(logits, axis=-1), experts, dtype=dtype)
-    rest = jnp.where(first > 0, -jnp.inf, logits)
-    return first, jax.nn.one_hot(jnp.argmax(rest, axis=-1), experts, dtype=dtype)
+    placed, place, before = [], 0.0, 0.0
+    for queue, rank in zip(queues, wanted, strict=True):
+        ahead = jnp.cumsum(queue, axis=1) - queue + before
+        placed.append(rank * (ahead < capacity).astype(rank.dtype))
+        place = place + placed[-1] * ahead
+        before = before + jnp.sum(queue, axis=1, keepdims=True)
+    return placed, jnp.asarray(place)
 
 
-def _places(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Slot numbers [G, S, E] of first and second choices: how many tokens took the expert before.
+def _normalised(choices: Choices, taken: jax.Array, cfg: ModelConfig) -> jax.Array:
+    """Weights [G, S, E], divided by their sum over a token's choices: over those it made
+    (`normalise` is "before"), over those that are left after random routing and capacity ("after"),
+    or not at all ("none", and routers that normalise by themselves)."""
+    gates = choices.gates
+    if not ROUTERS[cfg.router].normalised or cfg.normalise == "none":
+        return gates
+    if cfg.normalise == "before":
+        return gates / jnp.sum(gates * union(choices.ranks), axis=-1, keepdims=True)
+    kept = jnp.sum(gates * taken, axis=-1, keepdims=True)
+    return gates / jnp.where(kept > 0, kept, 1.0)
 
-    Second choices come after all first ones. First choices beyond capacity are counted too; that
-    changes nothing, since no second choice fits then either way.
+
+def balance_biases(
+    params: Any, old: Any, sides: Mapping[str, GatingMetrics], cfg: ModelConfig
+) -> Any:
+    """Parameters with the biases of `sigmoid` routers moved towards an even load; see
+    `balanced_bias`. They are parameters that no optimiser changes.
+
+    Arguments:
+      params: of the model, after the optimiser's update.
+      old: the same before it.
+      sides: counts of the step, of "encoder" and "decoder".
+      cfg: the model.
     """
-    before = jnp.cumsum(first, axis=1) - first
-    return before, jnp.cumsum(second, axis=1) - second + jnp.sum(first, axis=1, keepdims=True)
-
-
-def _auxiliary_loss(
-    gates: jax.Array, first: jax.Array, real: jax.Array, aux_scale: str
-) -> jax.Array:
-    """Mean over groups of (1/E) sum_e (c_e / S) * m_e, with S the group's real tokens (Algorithm 1,
-    line 13).
-
-    c_e counts first choices before capacity cuts any; it carries no gradient, which flows through
-    m_e alone.
-    """
-    experts = gates.shape[-1]
-    tokens = jnp.maximum(jnp.sum(real, axis=1), 1.0)[:, None]
-    fraction = jnp.sum(first, axis=1) / tokens
-    mean_gate = jnp.sum(gates * real[..., None], axis=1) / tokens
-    aux = jnp.mean(jnp.sum(fraction * mean_gate, axis=-1)) / experts
-    return aux * experts**2 if aux_scale == "lingvo" else aux
-
-
-def _slots(placed: jax.Array, before: jax.Array, capacity: int) -> jax.Array:
-    """[G, S, E, C] one-hot of the slot that each placed choice fills, from placed and before [G, S,
-    E]."""
-    position = jnp.sum(placed * before, axis=-1).astype(jnp.int32)
-    slot = jax.nn.one_hot(position, capacity, dtype=placed.dtype)
-    return placed[..., None] * slot[..., None, :]
+    for side, counts in sides.items():
+        moe = old[side].get("moe", {})
+        if "bias" in moe:
+            bias = balanced_bias(moe["bias"], counts.demand, cfg.router_bias_rate)
+            params = {
+                **params,
+                side: {**params[side], "moe": {**params[side]["moe"], "bias": bias}},
+            }
+    return params

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.moe.config import ModelConfig
-from sbp.moe.experts import moe_feed_forward
-from sbp.moe.gating import GatingMetrics
+from sbp.moe.experts import EXPERT_WEIGHTS, moe_feed_forward
+from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import attention, dropout, feed_forward, rms_norm, subkey
+from sbp.moe.routers import ROUTERS
 from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -118,14 +119,30 @@ class _Draw:
             "w_out": self.uniform(hidden, pairs, hidden, m),
         }
 
-    def experts(self, pairs: int) -> Tree:
+    def experts(self, pairs: int, router: str) -> Tree:
         m, e, h = self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
         return {
             "norm": self.ones(pairs, m),
             "gate": self.uniform(m, pairs, m, e),
             "expert_in": self.uniform(m, pairs, e, m, h),
             "expert_out": self.uniform(h, pairs, e, h, m),
+            **self.experts_besides(pairs, router),
         }
+
+    def experts_besides(self, pairs: int, router: str) -> Tree:
+        """What other experts than the paper's have, and other routers."""
+        cfg, m, h = self.cfg, self.cfg.model_dim, self.cfg.expert_dim
+        dtype, tree, shared = jnp.promote_types(cfg.dtype, jnp.float32), {}, h * cfg.shared_experts
+        for name in ROUTERS[router].weights:
+            shape = (cfg.experts,) if name == "bias" else (m, cfg.experts)
+            tree[name] = jnp.zeros((pairs, *shape), dtype)
+        names = ("in", "linear") if cfg.expert_activation == "swiglu" else ("in",)
+        if "linear" in names:
+            tree["expert_linear"] = self.uniform(m, pairs, cfg.experts, m, h)
+        if shared:
+            tree |= {f"shared_{name}": self.uniform(m, pairs, m, shared) for name in names}
+            tree["shared_out"] = self.uniform(shared, pairs, shared, m)
+        return tree
 
     def stack(self, pairs: int, *, cross: bool) -> Tree:
         """Layer pairs of one side."""
@@ -136,7 +153,7 @@ class _Draw:
             "attention2": self.attention(pairs),
         }
         if cfg.experts:
-            tree["moe"] = self.experts(pairs)
+            tree["moe"] = self.experts(pairs, (cfg.decoder() if cross else cfg).router)
         else:
             tree["wide"] = self.feed_forward(pairs, 2 * cfg.expert_dim)
         if cross:
@@ -152,7 +169,7 @@ def stacked_dims(params: Tree) -> Tree:
         names = [getattr(entry, "key", "") for entry in path]
         if names[0] not in ("encoder", "decoder"):
             return 0
-        return 2 if names[-1] in ("expert_in", "expert_out") else 1
+        return 2 if names[-1] in EXPERT_WEIGHTS else 1
 
     return jax.tree_util.tree_map_with_path(count, params)
 
@@ -206,7 +223,7 @@ class _Stack:
     sharding: Sharding
     memory: Memory | None = None
 
-    def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+    def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
         """All layers.
 
         Arguments:
@@ -214,7 +231,7 @@ class _Stack:
           x: [G, S, M].
 
         Returns:
-          x [G, S, M]; auxiliary losses [L]; counts stacked on dim 0.
+          x [G, S, M]; auxiliary losses, leaves [L]; counts stacked on dim 0.
         """
         remat = self.cfg.remat and self.key is not None
         body = jax.checkpoint(self._pair) if remat else self._pair
@@ -224,7 +241,7 @@ class _Stack:
 
     def _pair(
         self, x: jax.Array, layer: tuple[Tree, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, GatingMetrics]]:
+    ) -> tuple[jax.Array, tuple[RouterLosses, GatingMetrics]]:
         p, index = layer
         place = subkey(self.key, index)
         x = self._attend(x, p, "1", subkey(place, 0))
@@ -237,20 +254,19 @@ class _Stack:
 
     def _experts(
         self, x: jax.Array, p: Tree, place: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array, GatingMetrics]:
+    ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
         """The MoE layer, or what a dense model has in its place."""
         mask = (self.tokens != PAD).reshape(x.shape[:2])
         if not self.cfg.experts:
             wide = p["wide"]
             none = jnp.zeros((), jnp.float32)
             tokens = jnp.sum(mask.astype(jnp.float32))
-            metrics = GatingMetrics(tokens, jnp.zeros((1,), jnp.float32), none, none, none)
-            return feed_forward(wide, rms_norm(x, wide["norm"])), none, metrics
-        rnd = None
-        if place is not None:
-            rnd = jax.random.uniform(jax.random.fold_in(place, 3), x.shape[:2])
-        normed, sharding = rms_norm(x, p["moe"]["norm"]), self.sharding
-        return moe_feed_forward(p["moe"], normed, mask, self.cfg, rnd=rnd, sharding=sharding)
+            load = jnp.zeros((1,), jnp.float32)
+            metrics = GatingMetrics(tokens, load, none, none, none, load)
+            y = feed_forward(wide, rms_norm(x, wide["norm"]))
+            return y, RouterLosses(none, none), metrics
+        normed, key, sharding = rms_norm(x, p["moe"]["norm"]), subkey(place, 3), self.sharding
+        return moe_feed_forward(p["moe"], normed, mask, self.cfg, key=key, sharding=sharding)
 
     def _attend(self, x: jax.Array, p: Tree, name: str, place: jax.Array | None) -> jax.Array:
         """Attention to the side's own tokens, causal in a decoder, and then to its memory."""
@@ -281,9 +297,9 @@ def encode(
     *,
     key: jax.Array | None = None,
     sharding: Sharding = PLAIN,
-) -> tuple[jax.Array, jax.Array, GatingMetrics]:
-    """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses [L] and counts; `key` given
-    means training."""
+) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
+    """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses of each layer and counts; `key`
+    given means training."""
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding)
     side = _Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding)
     x, aux, metrics = side.run(params["encoder"], x)
@@ -298,11 +314,12 @@ def decode(
     *,
     key: jax.Array | None = None,
     sharding: Sharding = PLAIN,
-) -> tuple[jax.Array, jax.Array, GatingMetrics]:
-    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses [L] and counts."""
+) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
+    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts."""
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding)
     place = subkey(key, 3)
-    side = _Stack(cfg=cfg, tokens=target_in, key=place, sharding=sharding, memory=memory)
+    own = cfg.decoder()
+    side = _Stack(cfg=own, tokens=target_in, key=place, sharding=sharding, memory=memory)
     x, aux, metrics = side.run(params["decoder"], x)
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
     return (x @ params["logits"]) * cfg.model_dim**-0.5, aux, metrics
@@ -350,13 +367,16 @@ def loss_fn(
     # Smoothing mixes in the uniform distribution over the whole vocabulary.
     smoothed = nll + cfg.label_smoothing * (gold - jnp.mean(logits, axis=-1))
     loss = jnp.sum(smoothed * real) / tokens
-    aux = jnp.concatenate([encoder_aux, decoder_aux]) / microbatches
-    total = loss + cfg.aux_coefficient * jnp.sum(aux).astype(loss.dtype)
+    aux = jax.tree.map(
+        lambda *sides: jnp.concatenate(sides) / microbatches, encoder_aux, decoder_aux
+    )
+    total = loss + cfg.aux_coefficient * jnp.sum(aux.balance).astype(loss.dtype)
+    total = total + cfg.router_z_loss * jnp.sum(aux.z).astype(loss.dtype)
     hits = (jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype) * real
     metrics = Metrics(
         loss=loss,
         nll=jnp.sum(nll * real) / tokens,
-        aux=jnp.mean(aux),
+        aux=jnp.mean(aux.balance),
         correct=jnp.sum(hits) / tokens,
         encoder=encoder,
         decoder=decoder,

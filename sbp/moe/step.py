@@ -11,6 +11,7 @@ import optax
 
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.gating import balance_biases
 from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn, stacked_dims
 from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor
 from sbp.moe.sharding import PLAIN, Sharding
@@ -122,11 +123,14 @@ def make_train_step(
             scale = jnp.minimum(1.0, train.clip_norm / jnp.maximum(norm, train.clip_norm))
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         updates, opt = optimizer.update(grads, state.optimizer, state.params)
+        new = jax.tree.map(jnp.add, state.params, updates)
+        sides = {"encoder": metrics.encoder, "decoder": metrics.decoder}
+        new = balance_biases(new, state.params, sides, model)
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(norm)
         finite &= jnp.isfinite(optax.tree.norm(updates))
         params, opt = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
-            (jax.tree.map(jnp.add, state.params, updates), opt),
+            (new, opt),
             (state.params, state.optimizer),
         )
         metrics = metrics._replace(grad_norm=norm, skipped_step=1.0 - finite)

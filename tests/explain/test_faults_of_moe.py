@@ -11,30 +11,28 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.moe import model as moe_model
-from sbp.moe.gating import expert_capacity, top2_gating
+from sbp.moe.gating import gate
 from sbp.moe.presets import preset
 from sbp.moe.sharding import Sharding
 from sbp.moe.step import batch_shapes
 from tests.explain.expected import check_wording
 
 
-def wrong_layer(params, x, mask, cfg, *, rnd=None, sharding):
+def wrong_layer(params, x, mask, cfg, *, key=None, sharding):
     """`sbp.moe.experts.moe_feed_forward` with one annotation too many: dispatched tokens are split
     on their slots, not on their experts."""
-    capacity = expert_capacity(
-        x.shape[1], params["gate"].shape[-1], cfg.eval_capacity_factor_per_choice
-    )
-    gating = top2_gating(jnp.einsum("gsm,me->gse", x, params["gate"]), capacity, mask=mask, rnd=rnd)
+    gating = gate(params, x, mask, cfg, key=key)
+    combine, dispatch = gating.slots()
     expert_in, expert_out = (
         sharding.split_experts(params["expert_in"]),
         sharding.split_experts(params["expert_out"]),
     )
-    dispatched = jnp.einsum("gsec,gsm->egcm", gating.dispatch.astype(x.dtype), x)
+    dispatched = jnp.einsum("gsec,gsm->egcm", dispatch.astype(x.dtype), x)
     dispatched = sbp.annotate(dispatched, expert=sbp.S(1))
     hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched, expert_in))  # the fault
     outputs = jnp.einsum("egch,ehm->gecm", hidden, expert_out)
-    combined = jnp.einsum("gsec,gecm->gsm", gating.combine.astype(x.dtype), outputs)
-    return sharding.split_groups(combined), gating.aux, gating.metrics
+    combined = jnp.einsum("gsec,gecm->gsm", combine.astype(x.dtype), outputs)
+    return sharding.split_groups(combined), gating.losses, gating.metrics
 
 
 @pytest.mark.parametrize("boxing", ["explicit", "reduce"])

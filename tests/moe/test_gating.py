@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sbp.errors import SbpError
-from sbp.moe.gating import expert_capacity, top2_gating
+from sbp.moe.gating import expert_capacity
+from tests.moe.routing import routed
 from tests.slices import sliced
 
 
@@ -79,7 +80,7 @@ LOOPS = [
 def test_equals_the_sequential_loop(counter, size, experts, capacity, training):
     for seed in range(4):
         logits, rnd, mask = random_case(seed, size=size, experts=experts)
-        got = top2_gating(
+        got = routed(
             jnp.asarray(logits),
             capacity,
             mask=jnp.asarray(mask),
@@ -107,7 +108,7 @@ def test_equals_the_sequential_loop(counter, size, experts, capacity, training):
 def test_slots_hold_one_token_each_and_fill_from_zero():
     logits, rnd, mask = random_case(7, size=40)
     dispatch = np.asarray(
-        top2_gating(jnp.asarray(logits), 6, mask=jnp.asarray(mask), rnd=jnp.asarray(rnd)).dispatch
+        routed(jnp.asarray(logits), 6, mask=jnp.asarray(mask), rnd=jnp.asarray(rnd)).dispatch
     )
     used = dispatch.sum(1)
     assert used.max() <= 1
@@ -121,7 +122,7 @@ def test_paper_counters_dispatch_a_subset():
         logits, rnd, _ = random_case(seed, size=64, experts=8, scale=4.0)
         a, b = (
             np.asarray(
-                top2_gating(jnp.asarray(logits), 8, rnd=jnp.asarray(rnd), counter=c).dispatch
+                routed(jnp.asarray(logits), 8, rnd=jnp.asarray(rnd), counter=c).dispatch
             ).sum(-1)
             for c in ("lingvo", "paper")
         )
@@ -134,13 +135,13 @@ def test_first_choices_outrank_second_ones():
     # Token 0 wants expert 0 then 1; token 1 wants expert 1 then 0. One slot each: a token-major
     # order would give both to token 0.
     logits = jnp.asarray([[[2.0, 1.0], [1.0, 2.0]]])
-    dispatch = np.asarray(top2_gating(logits, 1).dispatch)[0, :, :, 0]
+    dispatch = np.asarray(routed(logits, 1).dispatch)[0, :, :, 0]
     np.testing.assert_array_equal(dispatch, [[1, 0], [0, 1]])
 
 
 def test_overflow_gives_zero_rows():
     logits = jnp.tile(jnp.asarray([5.0, 4.0, -9.0]), (2, 10, 1))
-    got = top2_gating(logits, 3)
+    got = routed(logits, 3)
     rows = np.asarray(got.combine).sum((2, 3))
     assert (np.asarray(got.dispatch).sum((1, 3))[:, :2] == 3).all()
     np.testing.assert_allclose(rows[:, :3], 1.0, rtol=1e-6)
@@ -150,12 +151,10 @@ def test_overflow_gives_zero_rows():
 def test_groups_are_independent():
     logits, rnd, mask = map(jnp.asarray, random_case(1))
     order = jnp.asarray([2, 0, 1])
-    whole = top2_gating(logits, 4, mask=mask, rnd=rnd)
-    moved = top2_gating(logits[order], 4, mask=mask[order], rnd=rnd[order])
+    whole = routed(logits, 4, mask=mask, rnd=rnd)
+    moved = routed(logits[order], 4, mask=mask[order], rnd=rnd[order])
     np.testing.assert_array_equal(whole.combine[order], moved.combine)
-    jac = jax.jacobian(lambda x: top2_gating(x, 4, mask=mask, rnd=rnd).combine.sum((1, 2, 3)))(
-        logits
-    )
+    jac = jax.jacobian(lambda x: routed(x, 4, mask=mask, rnd=rnd).combine.sum((1, 2, 3)))(logits)
     for g in range(3):
         assert (np.asarray(jac[g])[np.arange(3) != g] == 0).all()
 
@@ -164,11 +163,11 @@ def test_aux_of_uniform_routing_and_independence_from_capacity_and_rnd():
     experts = 4
     logits = jnp.asarray(1e-3 * np.tile(np.eye(experts, dtype=np.float32), (2, 3, 1)))
     for scale, value in (("paper", 1 / experts**2), ("lingvo", 1.0)):
-        aux = top2_gating(logits, 1, aux_scale=scale).aux
+        aux = routed(logits, 1, aux_scale=scale).aux
         np.testing.assert_allclose(aux, value, rtol=1e-3)
     logits, rnd, _ = random_case(3)
     auxes = {
-        float(top2_gating(jnp.asarray(logits), c, rnd=r).aux)
+        float(routed(jnp.asarray(logits), c, rnd=r).aux)
         for c in (1, 4, 20)
         for r in (None, jnp.asarray(rnd))
     }
@@ -181,7 +180,7 @@ def test_aux_gradient_flows_to_the_gate_through_the_mean_alone():
         x, w = rng.standard_normal((2, 12, 6)), rng.standard_normal((6, 4))
 
         def aux(w):
-            return top2_gating(jnp.einsum("gsm,me->gse", jnp.asarray(x), w), 4).aux
+            return routed(jnp.einsum("gsm,me->gse", jnp.asarray(x), w), 4).aux
 
         grad = np.asarray(jax.grad(aux)(jnp.asarray(w)))
         assert grad.dtype == np.float64
@@ -201,9 +200,9 @@ def test_random_routing_keeps_the_second_choice_with_probability_two_g2():
     for g2 in (0.05, 0.2, 0.45):
         logits = jnp.broadcast_to(jnp.log(jnp.asarray([1 - g2, g2])), (n // 10, 10, 2))
         rnd = jax.random.uniform(jax.random.key(0), (n // 10, 10))
-        kept = 1 - float(top2_gating(logits, 10, rnd=rnd).metrics.skipped_second) / n
+        kept = 1 - float(routed(logits, 10, rnd=rnd).metrics.skipped_second) / n
         assert abs(kept - 2 * g2) < 5 * np.sqrt(2 * g2 * (1 - 2 * g2) / n) + 1e-3
-        assert top2_gating(logits, 10).metrics.skipped_second == 0
+        assert routed(logits, 10).metrics.skipped_second == 0
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def test_random_routing_keeps_the_second_choice_with_probability_two_g2():
 )
 def test_saturated_and_tied_gates(row, first, second):
     logits = jnp.asarray([[row]], jnp.float32)
-    got = top2_gating(logits, 2)
+    got = routed(logits, 2)
     np.testing.assert_array_equal(
         np.asarray(got.dispatch).sum(-1)[0, 0].nonzero()[0], sorted((first, second))
     )
@@ -225,7 +224,7 @@ def test_saturated_and_tied_gates(row, first, second):
     # The slot of the second choice is taken even where its weight is zero: dispatch is not derived
     # from combine.
     assert np.asarray(got.dispatch).sum() == 2
-    grads = jax.grad(lambda x: top2_gating(x, 2).combine.sum())(logits)
+    grads = jax.grad(lambda x: routed(x, 2).combine.sum())(logits)
     assert np.isfinite(grads).all()
 
 
@@ -233,8 +232,8 @@ def test_padding_changes_nothing_for_real_tokens():
     logits, rnd, _ = random_case(5, size=16)
     pad = np.random.default_rng(0).standard_normal((3, 8, 5)).astype(np.float32)
     mask = np.concatenate([np.ones((3, 16), bool), np.zeros((3, 8), bool)], axis=1)
-    plain = top2_gating(jnp.asarray(logits), 4, rnd=jnp.asarray(rnd))
-    padded = top2_gating(
+    plain = routed(jnp.asarray(logits), 4, rnd=jnp.asarray(rnd))
+    padded = routed(
         jnp.asarray(np.concatenate([logits, pad], 1)),
         4,
         mask=jnp.asarray(mask),
@@ -247,7 +246,7 @@ def test_padding_changes_nothing_for_real_tokens():
 
 
 def test_a_group_of_padding_alone_is_finite():
-    got = top2_gating(jnp.zeros((1, 4, 3)), 2, mask=jnp.zeros((1, 4), bool))
+    got = routed(jnp.zeros((1, 4, 3)), 2, mask=jnp.zeros((1, 4), bool))
     assert float(got.aux) == 0 and (np.asarray(got.combine) == 0).all()
 
 
@@ -263,4 +262,4 @@ def test_capacity_of_nothing_is_refused():
     with pytest.raises(SbpError, match="no slot"):
         expert_capacity(512, 2048)
     with pytest.raises(SbpError, match="at least one slot"):
-        top2_gating(jnp.zeros((1, 4, 2)), 0)
+        routed(jnp.zeros((1, 4, 2)), 0)

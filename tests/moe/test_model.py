@@ -74,14 +74,16 @@ def test_moe_layer_equals_a_loop_over_tokens(training):
         "expert_in": rng.standard_normal((e, m, h)),
         "expert_out": rng.standard_normal((e, h, m)),
     }
-    x, mask, rnd = rng.standard_normal((g, s, m)), rng.random((g, s)) < 0.9, rng.random((g, s))
+    x, mask = rng.standard_normal((g, s, m)), rng.random((g, s)) < 0.9
     with jax.enable_x64(True):
+        key = jax.random.key(3)
+        rnd = np.asarray(jax.random.uniform(key, (g, s)))
         y, _, _ = moe_feed_forward(
             jax.tree.map(jnp.asarray, p),
             jnp.asarray(x),
             jnp.asarray(mask),
             cfg,
-            rnd=jnp.asarray(rnd) if training else None,
+            key=key if training else None,
             sharding=PLAIN,
         )
     want = np.zeros_like(x)

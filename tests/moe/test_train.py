@@ -187,10 +187,13 @@ def test_differences_name_other_text(tmp_path):
 
 def test_summary_recounts_drops():
     side = GatingMetrics(
-        *(np.asarray(x, np.float32) for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0]))
+        *(
+            np.asarray(x, np.float32)
+            for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0], [[9.0, 3.0]])
+        )
     )
     values = summarize(Metrics(1.0, 0.9, 1.1, 0.5, side, side))  # pyright: ignore[reportArgumentType]  # floats serve
     assert values["tokens"] == 20
-    assert values["drop"] == pytest.approx(8 / (40 - 16))
+    assert values["drop"] == pytest.approx(8 / 24)
     assert values["imbalance"] == 1.5
     assert load_bars(np.asarray([1.0, 1.0, 2.0, 0.0])) == "▅▅█▁"
