@@ -12,6 +12,7 @@ from typing import NoReturn
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
 from sbp.moe.presets import PRESETS, preset
+from sbp.moe.sharding import AXES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,8 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
     """Read `data=2,expert=4`.
 
     Raises:
-      SbpError: `unknown-option` for a text of another form or axes other than data and expert.
+      SbpError: `unknown-option` for a text of another form, `unknown-axis` for other axes than
+        `AXES`.
     """
     axes = []
     for part in text.split(","):
@@ -150,9 +152,10 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
             raise SbpError(
                 f"mesh {text!r} is not of the form data=2,expert=4", code="unknown-option"
             )
-        if name not in ("data", "expert"):
+        if name not in AXES:
             raise SbpError(
-                f"no mesh axis {name!r} in this program{nearest(name, ('data', 'expert'))}",
+                f"no mesh axis {name!r} in this program{nearest(name, AXES)}; there are"
+                f" {', '.join(AXES)}",
                 code="unknown-axis",
             )
         axes.append((name, int(size)))

@@ -47,5 +47,28 @@ class Sharding(NamedTuple):
         return self.experts(x, "expert", *[None] * (x.ndim - 1))
 
 
+AXES = ("pod", "data", "expert", "model")
+"""Names of mesh axes, outer first by custom: two of data parallelism, one that splits the experts,
+and one of tensor parallelism."""
+
+
+def sharding_of(mesh: Sequence[tuple[str, int]]) -> Sharding:
+    """The annotations on a mesh: groups are split on every axis but `model`, experts on `expert`.
+
+    Nothing is said of `model`: what is split there, as heads, hidden units or the vocabulary, is
+    inferred.
+
+    Arguments:
+      mesh: name and size of each axis.
+
+    >>> sharding_of((("data", 2), ("expert", 4), ("model", 2))).groups.type("group", None)
+    data:S(0) expert:S(0)
+    """
+    names = tuple(name for name, _ in mesh)
+    return Sharding.over(
+        [name for name in names if name != "model"], [name for name in names if name == "expert"]
+    )
+
+
 PLAIN = Sharding.over((), ())
 """No annotation: a program for one device."""

@@ -22,8 +22,8 @@ import sbp
 from sbp.errors import SbpError
 from sbp.moe.options import Run, parse_args
 from sbp.moe.presets import PRESETS
+from sbp.moe.sharding import sharding_of
 from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
-from sbp.moe.train import sharding_of
 
 
 class Published(NamedTuple):

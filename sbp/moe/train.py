@@ -33,16 +33,10 @@ from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
 from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args
-from sbp.moe.sharding import Sharding
+from sbp.moe.sharding import sharding_of
 from sbp.moe.sources import load
 from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
-
-
-def sharding_of(mesh: Sequence[tuple[str, int]]) -> Sharding:
-    """Groups on every axis, experts on `expert` where the mesh has it."""
-    names = tuple(name for name, _ in mesh)
-    return Sharding.over(names, [name for name in names if name == "expert"])
 
 
 def simulate_devices(count: int) -> None:

@@ -14,8 +14,8 @@ from sbp import SbpError
 from sbp.moe.model import Batch, init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES
 from sbp.moe.presets import preset
+from sbp.moe.sharding import sharding_of
 from sbp.moe.step import batch_shapes, gradients, init_state, make_train_step
-from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train

@@ -7,8 +7,8 @@ import numpy as np
 
 import sbp
 from sbp.moe.presets import preset
+from sbp.moe.sharding import sharding_of
 from sbp.moe.step import batch_shapes, init_state, make_train_step
-from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
 
 AXES = (("data", 2), ("expert", 4))

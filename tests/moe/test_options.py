@@ -4,7 +4,7 @@ import pytest
 
 from sbp.errors import SbpError
 from sbp.moe.options import parse_args, parse_mesh
-from sbp.moe.train import sharding_of
+from sbp.moe.sharding import sharding_of
 
 
 def test_options_override_the_preset():

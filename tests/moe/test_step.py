@@ -10,8 +10,8 @@ import pytest
 
 import sbp
 from sbp.moe.presets import preset
+from sbp.moe.sharding import sharding_of
 from sbp.moe.step import batch_shapes, init_state, make_train_step
-from sbp.moe.train import sharding_of
 from tests.moe.test_model import random_batch
 from tests.slices import EXHAUSTIVE, sliced
 
