@@ -19,9 +19,18 @@ from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.step import TrainState
 
-_FREE = ("steps", "checkpoint_every", "heldout_per_language", "data", "eval_data", "max_skipped")
-"""Options of a run that a resumed one may change: they alter neither the state nor what comes
-next."""
+_FREE = (
+    "steps",
+    "checkpoint_every",
+    "heldout_per_language",
+    "data",
+    "eval_data",
+    "max_skipped",
+    "zero",
+    "sequence_parallel",
+)
+"""Options of a run that a resumed one may change: they alter neither the state nor what comes next,
+but where it lies."""
 
 
 def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str, Any]:

@@ -68,6 +68,7 @@ _TRAIN_BOUNDS: _Bounds = {
         ("learning_rate", "ramp_steps", "power", "clip_norm", "weight_decay"), (0, math.inf)
     ),
     **dict.fromkeys(("beta1", "beta2"), (0, 1)),
+    "zero": (0, 4),
     "seed": (0, 2**32),
 }
 _TRAIN_CHOICES = {
@@ -271,6 +272,9 @@ class TrainConfig:
       clip_norm: gradients are scaled down to this norm of all of them together; 0 for never.
       accumulate: microbatches of a step, which divide the groups; gradients are reduced over
         devices once.
+      zero: stage of ZeRO: 1 and 2 split the optimiser's state over the devices, 3 the parameters
+        too; 0 leaves both to the planner.
+      sequence_parallel: split the tokens of each group on the mesh axis `model`, between layers.
       max_skipped: steps in a row with a loss or gradients that are not finite, each of which
         changes nothing, after which training stops.
       seed: of the parameters, the dropout, the routing and the order of the data.
@@ -299,6 +303,8 @@ class TrainConfig:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     accumulate: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
     max_skipped: int = 10
     seed: int = 0
     languages: int = 20

@@ -12,7 +12,7 @@ from typing import NoReturn
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
 from sbp.moe.presets import PRESETS, preset
-from sbp.moe.sharding import AXES
+from sbp.moe.sharding import AXES, Sharding, sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,11 @@ class Run:
     workdir: Path
     tensorboard: bool
     evaluate: bool
+
+    @property
+    def sharding(self) -> Sharding:
+        """The annotations of the step on the run's mesh."""
+        return sharding_of(self.mesh, sequence_parallel=self.train.sequence_parallel)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,9 +1,11 @@
-"""The paper's annotations: which mesh axes split the groups, and which split the experts."""
+"""The paper's annotations: which mesh axes split the groups, and which split the experts; and how
+weights and the optimiser's state lie between steps, where the user asks for more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,7 +21,8 @@ class Sharding(NamedTuple):
     one of them at a time.
 
     Attributes:
-      groups: maps the dim `group` to the mesh axes that split it, outer first.
+      groups: maps the dim `group` to the mesh axes that split it, outer first, and the dim `token`
+        to others for sequence parallelism.
       experts: maps the dim `expert` to the mesh axes that split it, outer first.
     """
 
@@ -27,20 +30,24 @@ class Sharding(NamedTuple):
     experts: sbp.Layout
 
     @classmethod
-    def over(cls, groups: Sequence[str], experts: Sequence[str]) -> Sharding:
-        """Groups split over some mesh axes and experts over others; no axes leave a dim free.
+    def over(
+        cls, groups: Sequence[str], experts: Sequence[str], tokens: Sequence[str] = ()
+    ) -> Sharding:
+        """Groups split over some mesh axes, experts over others, and tokens of a group over others;
+        no axes leave a dim free.
 
         >>> Sharding.over(("data", "expert"), ("expert",)).experts.type("expert", None)
         expert:S(0)
         """
+        split = {"group": groups, "token": tokens}
         return cls(
-            sbp.Layout({"group": groups} if groups else None),
+            sbp.Layout({dim: axes for dim, axes in split.items() if axes} or None),
             sbp.Layout({"expert": experts} if experts else None),
         )
 
     def split_groups(self, x: jax.Array) -> jax.Array:
-        """Pins dim 0 of tokens [G, ...], the groups."""
-        return self.groups(x, "group", *[None] * (x.ndim - 1))
+        """Pins the dims 0 and 1 of tokens [G, S, ...], the groups and their tokens."""
+        return self.groups(x, "group", "token", *[None] * (x.ndim - 2))
 
     def split_experts(self, x: jax.Array) -> jax.Array:
         """Pins dim 0 of a weight or of dispatched tokens [E, ...], the experts."""
@@ -52,22 +59,98 @@ AXES = ("pod", "data", "expert", "model")
 and one of tensor parallelism."""
 
 
-def sharding_of(mesh: Sequence[tuple[str, int]]) -> Sharding:
+Mesh = Sequence[tuple[str, int]]
+"""Name and size of each axis, outer first."""
+
+
+def sharding_of(mesh: Mesh, *, sequence_parallel: bool = False) -> Sharding:
     """The annotations on a mesh: groups are split on every axis but `model`, experts on `expert`.
 
-    Nothing is said of `model`: what is split there, as heads, hidden units or the vocabulary, is
-    inferred.
-
     Arguments:
-      mesh: name and size of each axis.
+      mesh: its axes.
+      sequence_parallel: split the tokens of a group on `model`, between the layers.
 
     >>> sharding_of((("data", 2), ("expert", 4), ("model", 2))).groups.type("group", None)
     data:S(0) expert:S(0)
     """
     names = tuple(name for name, _ in mesh)
+    model = [name for name in names if name == "model"]
     return Sharding.over(
-        [name for name in names if name != "model"], [name for name in names if name == "expert"]
+        [name for name in names if name != "model"],
+        [name for name in names if name == "expert"],
+        model if sequence_parallel else (),
     )
+
+
+LeafType = Callable[[Any, jax.ShapeDtypeStruct], str | None]
+"""The type of a leaf from its path and its shape; None leaves it free."""
+
+_WEIGHTS: Mapping[str, tuple[str | None, ...]] = {
+    **dict.fromkeys(("query", "key", "value"), ("layer", None, "heads", None)),
+    "output": ("layer", "heads", None, None),
+    "w_in": ("layer", None, "hidden"),
+    "w_out": ("layer", "hidden", None),
+    "expert_in": ("layer", "expert", None, "hidden"),
+    "expert_out": ("layer", "expert", "hidden", None),
+    **dict.fromkeys(("source_embedding", "target_embedding"), ("vocab", None)),
+    "logits": (None, "vocab"),
+}
+"""The dims of each kind of weight by name."""
+
+_SPLIT_BY = {"heads": "model", "hidden": "model", "vocab": "model", "expert": "expert"}
+"""The mesh axis that splits a dim."""
+
+
+def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
+    """How parameters, or moments that are shaped like them, lie between steps: an entry of
+    `in_types`.
+
+    Tensor parallelism: heads, hidden units and vocabularies are split on `model`, where the mesh
+    has it and it divides them. Nothing is said of the other axes unless `spread`.
+
+    Arguments:
+      mesh: its axes.
+      spread: split each leaf over all axes: experts on `expert`, and on the axes that are left its
+        largest dim that they divide (ZeRO; Rajbhandari et al., 2020).
+
+    >>> leaf = jax.ShapeDtypeStruct((3, 16, 64), "float32")
+    >>> path = (jax.tree_util.DictKey("w_in"),)
+    >>> leaf_types((("data", 2), ("model", 2)))(path, leaf)
+    'data:? model:S(2)'
+    >>> leaf_types((("data", 2), ("model", 2)), spread=True)(path, leaf)
+    'data:S(1) model:S(2)'
+    """
+    sizes = dict(mesh)
+    known = {"model", "expert"} if spread else {"model"}
+
+    def type_of(path: Any, leaf: jax.ShapeDtypeStruct) -> str | None:
+        dims = _WEIGHTS.get(getattr(path[-1], "key", ""), ())
+        atoms: dict[str, int] = {}
+        if len(dims) == len(leaf.shape):  # factored moments have fewer
+            for dim, name in enumerate(dims):
+                axis = _SPLIT_BY.get(name or "", "")
+                if axis in known & set(sizes) and leaf.shape[dim] % sizes[axis] == 0:
+                    atoms[axis] = dim
+        left = [axis for axis in sizes if axis not in atoms]
+        if not spread:
+            return _text(atoms, left, "?") if atoms else None
+        ways = math.prod(sizes[axis] for axis in left)
+        fits = {
+            size: dim
+            for dim, size in reversed(list(enumerate(leaf.shape)))
+            if dim not in atoms.values() and size > 1 and size % ways == 0
+        }
+        if fits:
+            atoms |= dict.fromkeys(left, fits[max(fits)])
+        return _text(atoms, [axis for axis in sizes if axis not in atoms], "B")
+
+    return type_of
+
+
+def _text(split: Mapping[str, int], others: Sequence[str], atom: str) -> str:
+    """A type as text: some axes split dims, the others have one atom."""
+    atoms = {axis: f"S({dim})" for axis, dim in split.items()} | dict.fromkeys(others, atom)
+    return " ".join(f"{axis}:{atoms[axis]}" for axis in sorted(atoms))
 
 
 PLAIN = Sharding.over((), ())

@@ -14,7 +14,7 @@ from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.gating import balance_biases
 from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn, stacked_dims
 from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor
-from sbp.moe.sharding import PLAIN, Sharding
+from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types
 
 Tree = Any
 
@@ -22,7 +22,7 @@ Tree = Any
 class TrainState(NamedTuple):
     """All that a step reads and writes; the random keys follow from the seed and the step."""
 
-    step: jax.Array
+    step: Any
     params: Tree
     optimizer: Tree
 
@@ -41,6 +41,17 @@ def init_state(model: ModelConfig, train: TrainConfig) -> TrainState:
     """The state before the first step, from `train.seed`."""
     params = init_params(jax.random.key(train.seed), model)
     return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(model, train).init(params))
+
+
+def state_types(train: TrainConfig, mesh: Mesh) -> TrainState:
+    """The entry of `in_types` for the state: how it lies between steps.
+
+    ZeRO (Rajbhandari et al., 2020): stage 1 splits the state of the optimiser, stage 3 the
+    parameters too. Gradients are never kept, and are reduced to the split in which the update
+    reads them: that is stage 2.
+    """
+    params = leaf_types(mesh, spread=train.zero == 3)
+    return TrainState(None, params, leaf_types(mesh, spread=train.zero > 0))
 
 
 def batch_shapes(model: ModelConfig) -> Batch:

@@ -22,8 +22,7 @@ import sbp
 from sbp.errors import SbpError
 from sbp.moe.options import Run, parse_args
 from sbp.moe.presets import PRESETS
-from sbp.moe.sharding import sharding_of
-from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
+from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step, state_types
 
 
 class Published(NamedTuple):
@@ -118,9 +117,10 @@ def study(run: Run, hardware: str) -> Study:
     """
     names, sizes = zip(*run.mesh, strict=True)
     mesh = AbstractMesh(sizes, names)
-    step = make_train_step(run.model, run.train, sharding_of(run.mesh))
+    step = make_train_step(run.model, run.train, run.sharding)
     state: TrainState = jax.eval_shape(lambda: init_state(run.model, run.train))
-    plan = sbp.jit(step, mesh, hardware=hardware, donate_argnums=(0,)).plan(
+    types = state_types(run.train, run.mesh)
+    plan = sbp.jit(step, mesh, in_types=(types, None), hardware=hardware, donate_argnums=(0,)).plan(
         state, batch_shapes(run.model)
     )
     return Study(

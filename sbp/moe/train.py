@@ -33,9 +33,8 @@ from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
 from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args
-from sbp.moe.sharding import sharding_of
 from sbp.moe.sources import load
-from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step
+from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step, state_types
 from sbp.moe.tokenizer import Tokenizer
 
 
@@ -98,7 +97,10 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     started = time.monotonic()
     mesh = make_mesh(run.mesh)
     step = sbp.jit(
-        make_train_step(run.model, run.train, sharding_of(run.mesh)), mesh, donate_argnums=(0,)
+        make_train_step(run.model, run.train, run.sharding),
+        mesh,
+        in_types=(state_types(run.train, run.mesh), None),
+        donate_argnums=(0,),
     )
     plan = step.plan(state_shapes(run), batch_shapes(run.model))
     console.print(plan.report().short())
@@ -117,7 +119,7 @@ def plan_heldout(
     """Plan the loss of the model on some held-out batches, with its weights where `plan` has
     them."""
     shardings = plan.in_shardings[0].params
-    loss = plan_loss(run.model, sharding_of(run.mesh), state_shapes(run).params, shardings)
+    loss = plan_loss(run.model, run.sharding, state_shapes(run).params, shardings)
     return lambda state: loss(state.params, batches)
 
 
