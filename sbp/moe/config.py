@@ -48,6 +48,8 @@ _MODEL_CHOICES = {
     "dispatch": ("einsum", "gather", "sort"),
     "expert_activation": ("relu", "swiglu"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
+    "param_dtype": ("float32", "bfloat16"),
+    "rounding": ("nearest", "stochastic"),
 }
 _TRAIN_BOUNDS: _Bounds = {
     **dict.fromkeys(
@@ -143,7 +145,12 @@ class ModelConfig:
       dropout: rate on embeddings, residual branches and attention weights.
       label_smoothing: probability mass spread over the target vocabulary.
       remat: recompute a layer pair in the backward pass.
-      dtype: of parameters and activations; the router is float32, or float64 when this is.
+      dtype: of activations and products. Norms, softmax, router and loss compute in float32, or in
+        float64 when this is; weights are cast where they are used.
+      param_dtype: of parameters, between steps; float64 when `dtype` is. The statistics and updates
+        of the optimiser are float32.
+      rounding: "nearest", or "stochastic" for parameters of bfloat16: up or down at random, so that
+        updates smaller than half a step of the type are not lost.
     """
 
     model_dim: int = 1024
@@ -179,6 +186,8 @@ class ModelConfig:
     label_smoothing: float = 0.1
     remat: bool = True
     dtype: str = "float32"
+    param_dtype: str = "float32"
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
         faults = _out_of_bounds(self, _MODEL_BOUNDS)
@@ -206,6 +215,21 @@ class ModelConfig:
     def decoder(self) -> ModelConfig:
         """The configuration as the decoder's layers have it."""
         return dataclasses.replace(self, router=self.decoder_router or self.router)
+
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype of parameters between steps."""
+        return "float64" if self.dtype == "float64" else self.param_dtype
+
+    @property
+    def precision(self) -> str:
+        """What computes in which dtype, as a line."""
+        wide = "float64" if self.dtype == "float64" else "float32"
+        rounded = ", rounded at random" if self.rounding == "stochastic" else ""
+        return (
+            f"activations and products {self.dtype}; norms, softmax, router, loss and optimiser"
+            f" {wide}; parameters {self.weight_dtype}{rounded}"
+        )
 
     @property
     def sequences(self) -> int:

@@ -7,6 +7,7 @@ D, H hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,34 @@ import jax.numpy as jnp
 Params = Mapping[str, jax.Array]
 
 
+def wide_dtype(dtype: Any) -> jnp.dtype:
+    """The dtype of statistics over values of a dtype.
+
+    >>> wide_dtype("bfloat16"), wide_dtype("float64")
+    (dtype('float32'), dtype('float64'))
+    """
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+_WIDE = ("norm", "gate", "noise", "bias")
+"""Weights that are used as they are: of norms and routers."""
+
+
+def cast_weights(params: Any, dtype: Any) -> Any:
+    """The weights of a layer in the dtype in which it computes, but those of norms and routers."""
+
+    def cast(path: tuple[Any, ...], w: jax.Array) -> jax.Array:
+        return w if path[-1].key in _WIDE else w.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, params)
+
+
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     """Scale-only root-mean-square norm over the last dim, as lingvo's GShard models have it
-    (epsilon 1e-6)."""
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+    (epsilon 1e-6); in float32 at least."""
+    wide = x.astype(wide_dtype(x.dtype))
+    y = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6) * scale
+    return y.astype(x.dtype)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -63,10 +88,11 @@ def attention(
     q = jnp.einsum("gntm,mad->gnatd", queries, params["query"])
     k = jnp.einsum("gnum,mad->gnaud", keys, params["key"])
     v = jnp.einsum("gnum,mad->gnaud", keys, params["value"])
-    scores = jnp.einsum("gnatd,gnaud->gnatu", q, k)
+    wide = wide_dtype(x.dtype)
+    scores = jnp.einsum("gnatd,gnaud->gnatu", q, k, preferred_element_type=wide)
     # A finite minimum: a row of padding alone stays finite (uniform), where -inf would give NaN.
     scores = jnp.where(allowed[:, :, None], scores, jnp.asarray(-1e9, scores.dtype))
-    weights = dropout(jax.nn.softmax(scores, axis=-1), rate, key)
+    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(x.dtype), rate, key)
     mixed = jnp.einsum("gnatu,gnaud->gnatd", weights, v)
     return jnp.einsum("gnatd,adm->gntm", mixed, params["output"]).reshape(groups, size, width)
 

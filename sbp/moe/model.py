@@ -14,7 +14,15 @@ import numpy as np
 from sbp.moe.config import ModelConfig
 from sbp.moe.experts import EXPERT_WEIGHTS, moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
-from sbp.moe.layers import attention, dropout, feed_forward, rms_norm, subkey
+from sbp.moe.layers import (
+    attention,
+    cast_weights,
+    dropout,
+    feed_forward,
+    rms_norm,
+    subkey,
+    wide_dtype,
+)
 from sbp.moe.routers import ROUTERS
 from sbp.moe.sharding import PLAIN, Sharding
 
@@ -91,14 +99,15 @@ class _Draw:
     keys: Iterator[jax.Array]
 
     def ones(self, *shape: int) -> jax.Array:
-        return jnp.ones(shape, self.cfg.dtype)
+        return jnp.ones(shape, wide_dtype(self.cfg.weight_dtype))
 
     def normal(self, stddev: float, *shape: int) -> jax.Array:
-        return stddev * jax.random.normal(next(self.keys), shape, jnp.dtype(self.cfg.dtype))
+        dtype = jnp.dtype(self.cfg.weight_dtype)
+        return stddev * jax.random.normal(next(self.keys), shape, dtype)
 
     def uniform(self, fan_in: int, *shape: int) -> jax.Array:
         limit = math.sqrt(3.0 / fan_in)
-        dtype = jnp.dtype(self.cfg.dtype)
+        dtype = jnp.dtype(self.cfg.weight_dtype)
         return jax.random.uniform(next(self.keys), shape, dtype, -limit, limit)
 
     def attention(self, pairs: int) -> Tree:
@@ -123,7 +132,7 @@ class _Draw:
         m, e, h = self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
         return {
             "norm": self.ones(pairs, m),
-            "gate": self.uniform(m, pairs, m, e),
+            "gate": self.uniform(m, pairs, m, e).astype(wide_dtype(self.cfg.weight_dtype)),
             "expert_in": self.uniform(m, pairs, e, m, h),
             "expert_out": self.uniform(h, pairs, e, h, m),
             **self.experts_besides(pairs, router),
@@ -132,7 +141,7 @@ class _Draw:
     def experts_besides(self, pairs: int, router: str) -> Tree:
         """What other experts than the paper's have, and other routers."""
         cfg, m, h = self.cfg, self.cfg.model_dim, self.cfg.expert_dim
-        dtype, tree, shared = jnp.promote_types(cfg.dtype, jnp.float32), {}, h * cfg.shared_experts
+        dtype, tree, shared = wide_dtype(cfg.weight_dtype), {}, h * cfg.shared_experts
         for name in ROUTERS[router].weights:
             shape = (cfg.experts,) if name == "bias" else (m, cfg.experts)
             tree[name] = jnp.zeros((pairs, *shape), dtype)
@@ -187,7 +196,7 @@ def embed(
 ) -> jax.Array:
     """Rows of the table plus positions: tokens [G, n, T] to [G, S, M]."""
     groups, sequences, length = tokens.shape
-    x = jnp.take(table, tokens, axis=0)
+    x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
     x = x + jnp.asarray(positions(length, cfg.model_dim), x.dtype)
     x = sharding.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
     return dropout(x, cfg.dropout, key)
@@ -242,7 +251,7 @@ class _Stack:
     def _pair(
         self, x: jax.Array, layer: tuple[Tree, jax.Array]
     ) -> tuple[jax.Array, tuple[RouterLosses, GatingMetrics]]:
-        p, index = layer
+        p, index = cast_weights(layer[0], x.dtype), layer[1]
         place = subkey(self.key, index)
         x = self._attend(x, p, "1", subkey(place, 0))
         dense = feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"]))
@@ -322,7 +331,10 @@ def decode(
     side = _Stack(cfg=own, tokens=target_in, key=place, sharding=sharding, memory=memory)
     x, aux, metrics = side.run(params["decoder"], x)
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
-    return (x @ params["logits"]) * cfg.model_dim**-0.5, aux, metrics
+    logits = jnp.matmul(
+        x, params["logits"].astype(x.dtype), preferred_element_type=wide_dtype(x.dtype)
+    )
+    return logits * cfg.model_dim**-0.5, aux, metrics
 
 
 def loss_fn(

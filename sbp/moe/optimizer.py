@@ -136,6 +136,32 @@ def adafactor(
     return Optimizer(init, update)
 
 
+def round_at_random(key: jax.Array, values: Tree, like: Tree) -> Tree:
+    """Stochastic rounding of float32 values to bfloat16: up or down with the probability that makes
+    the mean exact (Gupta et al., 2015).
+
+    Arguments:
+      key: randomness; each leaf draws with its own.
+      values: a tree of float32.
+      like: a tree of the results' dtypes; values of another dtype than bfloat16 stay.
+    """
+
+    def one(index: int, x: jax.Array, old: jax.Array) -> jax.Array:
+        if old.dtype != jnp.bfloat16:
+            return x
+        # bfloat16 is the high half of float32: a random low half carries into it.
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        low = jax.random.bits(jax.random.fold_in(key, index), x.shape, jnp.uint32) >> 16
+        raised = jax.lax.bitcast_convert_type((bits + low) & jnp.uint32(0xFFFF0000), jnp.float32)
+        return jnp.where(jnp.isfinite(x), raised, x).astype(jnp.bfloat16)
+
+    leaves, tree = jax.tree.flatten(values)
+    others = jax.tree.leaves(like)
+    return tree.unflatten(
+        [one(i, x, old) for i, (x, old) in enumerate(zip(leaves, others, strict=True))]
+    )
+
+
 def _mapped(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any:
     """A function mapped over `depth` leading dims."""
     for _ in range(depth):

@@ -88,9 +88,9 @@ LeafType = Callable[[Any, jax.ShapeDtypeStruct], str | None]
 _WEIGHTS: Mapping[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("query", "key", "value"), ("layer", None, "heads", None)),
     "output": ("layer", "heads", None, None),
-    "w_in": ("layer", None, "hidden"),
-    "w_out": ("layer", "hidden", None),
-    "expert_in": ("layer", "expert", None, "hidden"),
+    **dict.fromkeys(("w_in", "shared_in", "shared_linear"), ("layer", None, "hidden")),
+    **dict.fromkeys(("w_out", "shared_out"), ("layer", "hidden", None)),
+    **dict.fromkeys(("expert_in", "expert_linear"), ("layer", "expert", None, "hidden")),
     "expert_out": ("layer", "expert", "hidden", None),
     **dict.fromkeys(("source_embedding", "target_embedding"), ("vocab", None)),
     "logits": (None, "vocab"),

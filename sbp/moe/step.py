@@ -12,8 +12,9 @@ import optax
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.gating import balance_biases
+from sbp.moe.layers import wide_dtype
 from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn, stacked_dims
-from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor
+from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor, round_at_random
 from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types
 
 Tree = Any
@@ -40,7 +41,13 @@ def make_optimizer(model: ModelConfig, train: TrainConfig) -> Optimizer:
 def init_state(model: ModelConfig, train: TrainConfig) -> TrainState:
     """The state before the first step, from `train.seed`."""
     params = init_params(jax.random.key(train.seed), model)
-    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(model, train).init(params))
+    moments = make_optimizer(model, train).init(_wide(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, moments)
+
+
+def _wide(tree: Tree) -> Tree:
+    """A tree in the dtype in which the optimiser computes."""
+    return jax.tree.map(lambda w: w.astype(wide_dtype(w.dtype)), tree)
 
 
 def state_types(train: TrainConfig, mesh: Mesh) -> TrainState:
@@ -129,14 +136,18 @@ def make_train_step(
             key=key,
             sharding=sharding,
         )
+        grads, old = _wide(grads), _wide(state.params)
         norm = optax.tree.norm(grads)
         if train.clip_norm:
             scale = jnp.minimum(1.0, train.clip_norm / jnp.maximum(norm, train.clip_norm))
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
-        updates, opt = optimizer.update(grads, state.optimizer, state.params)
-        new = jax.tree.map(jnp.add, state.params, updates)
+        updates, opt = optimizer.update(grads, state.optimizer, old)
+        new = jax.tree.map(jnp.add, old, updates)
         sides = {"encoder": metrics.encoder, "decoder": metrics.decoder}
-        new = balance_biases(new, state.params, sides, model)
+        new = balance_biases(new, old, sides, model)
+        if model.rounding == "stochastic":
+            new = round_at_random(jax.random.fold_in(key, model.groups), new, state.params)
+        new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state.params)
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(norm)
         finite &= jnp.isfinite(optax.tree.norm(updates))
         params, opt = jax.tree.map(

@@ -104,6 +104,7 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     )
     plan = step.plan(state_shapes(run), batch_shapes(run.model))
     console.print(plan.report().short())
+    console.print(f"precision: {run.model.precision}", highlight=False)
     console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
     return plan
 

@@ -1,0 +1,159 @@
+"""What computes in which dtype: against float64, and where 16 bits would lose."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp.moe.layers import attention, rms_norm
+from sbp.moe.model import init_params, loss_fn
+from sbp.moe.optimizer import round_at_random
+from sbp.moe.presets import preset
+from sbp.moe.sharding import sharding_of
+from sbp.moe.step import batch_shapes, init_state, make_train_step, state_types
+from tests.moe.test_model import random_batch
+
+MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
+MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
+AXES = (("data", 2), ("expert", 4))
+
+
+def dtypes(tree):
+    return {str(leaf.dtype) for leaf in jax.tree.leaves(tree)}
+
+
+def test_parameters_and_statistics_are_float32_under_bfloat16_activations():
+    state = jax.eval_shape(lambda: init_state(MIXED, TRAIN))
+    assert dtypes(state.params) == {"float32"}
+    assert dtypes(state.optimizer) == {"float32", "int32"}
+    loss, metrics = jax.eval_shape(
+        lambda: loss_fn(init_params(jax.random.key(0), MIXED), random_batch(MIXED), MIXED)
+    )
+    assert loss.dtype == metrics.nll.dtype == jnp.float32
+
+
+def test_products_take_bfloat16_alone():
+    """All products of the forward pass but those of routers and of positions to slots."""
+    params, batch = init_params(jax.random.key(0), MIXED), random_batch(MIXED)
+    found = set()
+
+    def look(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                found.add(tuple(str(v.aval.dtype) for v in equation.invars))
+            for sub in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda p: hasattr(p, "jaxpr")
+            ):
+                if hasattr(sub, "jaxpr"):
+                    look(sub.jaxpr)
+
+    look(jax.make_jaxpr(lambda p: loss_fn(p, batch, MIXED)[0])(params).jaxpr)
+    assert found == {("bfloat16", "bfloat16"), ("float32", "float32")}
+
+
+def test_a_norm_of_bfloat16_has_the_statistic_of_float64():
+    """A sum of 4096 squares in bfloat16 would stop growing at 256 of them."""
+    x = jnp.full((1, 4096), 3.0, jnp.bfloat16).at[0, 0].set(5.0)
+    wide = np.asarray(x, np.float64)
+    want = wide / np.sqrt(np.mean(wide**2) + 1e-6)
+    np.testing.assert_allclose(
+        np.asarray(rms_norm(x, jnp.ones(4096)), np.float64), want, rtol=2**-8
+    )
+
+
+def test_softmax_of_bfloat16_sums_to_one_over_many_places():
+    """Equal scores over 2048 places: each weight is 2**-11, and values are found again."""
+    eye = jnp.ones((1, 1, 1), jnp.bfloat16)
+    params = dict.fromkeys(("query", "key", "value", "output"), eye)
+    x = jnp.zeros((1, 1, 1), jnp.bfloat16)
+    memory = jnp.ones((1, 2048, 1), jnp.bfloat16)
+    allowed = jnp.ones((1, 1, 1, 2048), bool)
+    np.testing.assert_allclose(
+        float(attention(params, x, memory, allowed)[0, 0, 0]), 1.0, rtol=2**-7
+    )
+
+
+def test_the_loss_of_mixed_precision_is_that_of_float64_within_bfloat16():
+    batch = random_batch(MODEL, 1)
+    params = init_params(jax.random.key(0), MIXED)
+    mixed, _ = jax.jit(lambda p: loss_fn(p, batch, MIXED))(params)
+    with jax.enable_x64(True):
+        wide = dataclasses.replace(MODEL, dtype="float64")
+        exact = jax.tree.map(lambda w: jnp.asarray(np.asarray(w), jnp.float64), params)
+        want, _ = jax.jit(lambda p: loss_fn(p, batch, wide))(exact)
+    assert float(mixed) != float(want)
+    np.testing.assert_allclose(float(mixed), float(want), rtol=0.02)
+
+
+def moved(model, steps=3):
+    """The part of the weights of dense layers that a very small rate changes."""
+    train = dataclasses.replace(TRAIN, learning_rate=2e-4, warmup_steps=1, ramp_steps=0)
+    step, state = jax.jit(make_train_step(model, train)), init_state(model, train)
+    before = np.asarray(state.params["encoder"]["dense"]["w_in"], np.float32)
+    for seed in range(steps):
+        state, metrics = step(state, random_batch(model, seed))
+        assert float(metrics.skipped_step) == 0
+    after = state.params["encoder"]["dense"]["w_in"]
+    assert after.dtype == model.weight_dtype
+    return float(np.mean(np.asarray(after, np.float32) != before))
+
+
+def test_small_updates_move_masters_of_float32_and_not_those_of_bfloat16():
+    short = dataclasses.replace(MIXED, param_dtype="bfloat16")
+    assert moved(MIXED) > 0.95
+    assert moved(short) < 0.3
+    assert moved(short) < moved(dataclasses.replace(short, rounding="stochastic"))
+
+
+def test_rounding_at_random_is_right_in_the_mean_and_never_further_than_one_step():
+    x = jnp.asarray([1.0 + 2**-10, -3.0 - 2**-9, 2.0**-130, 0.0, 1.5, 255.9], jnp.float32)
+    like = jnp.zeros(len(x), jnp.bfloat16)
+    draws = jax.vmap(lambda k: round_at_random(k, x, like))(
+        jax.random.split(jax.random.key(0), 40_000)
+    )
+    assert draws.dtype == jnp.bfloat16
+    wide = np.asarray(draws, np.float64)
+    step = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(np.asarray(x, np.float64)), 1e-300))) - 7)
+    assert (np.abs(wide - np.asarray(x, np.float64)) < step).all()
+    np.testing.assert_allclose(
+        wide.mean(axis=0), np.asarray(x, np.float64), atol=float(step.max()) * 0.01
+    )
+    assert (wide[:, 4] == 1.5).all()  # what bfloat16 has stays
+
+
+def test_rounding_keeps_what_is_not_finite_and_other_dtypes():
+    x = jnp.asarray([jnp.inf, -jnp.inf, jnp.nan, 3.39e38], jnp.float32)
+    got = np.asarray(round_at_random(jax.random.key(0), x, jnp.zeros(4, jnp.bfloat16)), np.float32)
+    assert got[0] == np.inf and got[1] == -np.inf and np.isnan(got[2])
+    assert round_at_random(jax.random.key(0), x, x) is x
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh(rounding):
+    """Rounding draws the same bits on every mesh, so weights differ where sums do: rarely."""
+    model = dataclasses.replace(MODEL, param_dtype="bfloat16", rounding=rounding)
+    mesh = sbp.make_mesh([size for _, size in AXES], [name for name, _ in AXES])
+    step = make_train_step(model, TRAIN, sharding_of(AXES))
+    types = (state_types(TRAIN, AXES), None)
+    plan = sbp.jit(step, mesh, in_types=types).plan(
+        jax.eval_shape(lambda: init_state(model, TRAIN)), batch_shapes(model)
+    )
+    state, batch = init_state(model, TRAIN), random_batch(model, 0)
+    got, _ = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    want, _ = jax.jit(make_train_step(model, TRAIN))(state, batch)
+    pairs = [
+        (np.asarray(a), np.asarray(b))
+        for a, b in zip(*map(jax.tree.leaves, (got.params, want.params)), strict=True)
+        if a.dtype == jnp.bfloat16
+    ]
+    assert np.mean(np.concatenate([(a == b).ravel() for a, b in pairs])) > 0.98
+
+
+def test_the_policy_is_said():
+    assert MIXED.precision == (
+        "activations and products bfloat16; norms, softmax, router, loss and optimiser float32;"
+        " parameters float32"
+    )
