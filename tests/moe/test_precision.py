@@ -67,7 +67,7 @@ def test_a_norm_of_bfloat16_has_the_statistic_of_float64():
 def test_softmax_of_bfloat16_sums_to_one_over_many_places():
     """Equal scores over 2048 places: each weight is 2**-11, and values are found again."""
     eye = jnp.ones((1, 1, 1), jnp.bfloat16)
-    params = dict.fromkeys(("query", "key", "value", "output"), eye)
+    params: dict[str, jax.Array] = {name: eye for name in ("query", "key", "value", "output")}
     x = jnp.zeros((1, 1, 1), jnp.bfloat16)
     memory = jnp.ones((1, 2048, 1), jnp.bfloat16)
     allowed = jnp.ones((1, 1, 1, 2048), bool)
