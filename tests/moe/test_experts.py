@@ -16,8 +16,7 @@ from sbp.moe import experts
 from sbp.moe.config import ModelConfig
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.routers import ROUTERS, balanced_bias
-from sbp.moe.sharding import PLAIN, Sharding
-from sbp.moe.train import sharding_of
+from sbp.moe.sharding import PLAIN, Sharding, sharding_of
 from tests.moe import loops
 from tests.slices import sliced
 
