@@ -6,7 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import orbax.checkpoint as ocp
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.corpus import Corpus
+from sbp.moe.fingerprint import fingerprints
 from sbp.moe.step import TrainState
 
 _FREE = (
@@ -98,15 +100,18 @@ def _usable(workdir: Path) -> int:
     return held
 
 
+_SECTIONS = ("model", "train", "corpus")
+
+
 def _saved(sidecar: Path) -> dict[str, Any]:
-    """The configuration that a folder's checkpoints belong to.
+    """The configuration in a file.
 
     Raises:
       SbpError: `bad-checkpoint` for a file that is none.
     """
     try:
         saved = json.loads(sidecar.read_text("utf-8"))
-        if not all(isinstance(saved[name], dict) for name in ("model", "train", "corpus")):
+        if not all(isinstance(saved[name], dict) for name in _SECTIONS):
             raise ValueError(sidecar)
     except (OSError, ValueError, KeyError, TypeError):
         raise SbpError(
@@ -116,11 +121,26 @@ def _saved(sidecar: Path) -> dict[str, Any]:
     return saved
 
 
+def _digest(run: Mapping[str, Any]) -> str:
+    text = json.dumps(run, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _run_of(checkpoint: Path) -> dict[str, Any] | None:
+    """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
+    try:
+        saved = json.loads((checkpoint / "run" / "metadata").read_text("utf-8"))
+        whole = saved["digest"] == _digest(saved["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return saved["run"] if whole else None
+
+
 class Checkpoints:
     """The checkpoints in one folder; the newest two are kept, each written whole or not at all.
 
-    From opening to `close`, no other run can open the folder. The first checkpoint binds the folder
-    to its configuration.
+    From opening to `close`, no other run can open the folder. A checkpoint has in itself what it
+    belongs to (model, options, text, vocabularies) and a checksum of each array.
     """
 
     def __init__(self, workdir: Path, description: Mapping[str, Any]) -> None:
@@ -131,9 +151,10 @@ class Checkpoints:
               is in it, or it cannot be written.
         """
         self._lock: int | None = _usable(workdir)
-        self._sidecar, self._description = workdir / "config.json", description
+        self._workdir, self._description = workdir, dict(description)
+        self._folder = workdir / "checkpoints"
         try:
-            self._open(workdir / "checkpoints")
+            self._open()
         except BaseException:
             os.close(self._lock)
             raise
@@ -144,27 +165,56 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, folder: Path) -> None:
-        started = folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
-        if started and (lines := differences(_saved(self._sidecar), self._description)):
+    def _open(self) -> None:
+        if self._steps() and (lines := differences(self._bound(), self._description)):
             raise SbpError(
-                f"{folder.parent} holds a run of another configuration; choose another --workdir,"
+                f"{self._workdir} holds a run of another configuration; choose another --workdir,"
                 " or move this one away:",
                 code="bad-checkpoint",
                 details=lines,
             )
         try:
             self._manager = ocp.CheckpointManager(
-                folder.absolute(),
+                self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
                     max_to_keep=2, create=True, enable_async_checkpointing=False
                 ),
             )
         except OSError as error:
             raise SbpError(
-                f"cannot write to {folder}: {error.strerror}; choose another --workdir",
+                f"cannot write to {self._folder}: {error.strerror}; choose another --workdir",
                 code="bad-checkpoint",
             ) from None
+
+    def _steps(self) -> list[int]:
+        """Steps that have a checkpoint, newest first."""
+        if not self._folder.is_dir():
+            return []
+        names = (path.name for path in self._folder.iterdir())
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def _bound(self) -> dict[str, Any]:
+        """The configuration that the checkpoints belong to: of the newest that can be read, else
+        of the folder."""
+        for step in self._steps():
+            if run := _run_of(self._folder / str(step)):
+                return run
+        return _saved(self._workdir / "config.json")
+
+    def bind(self, name: str, content: Mapping[str, str]) -> None:
+        """Add what the checkpoints of this run belong to besides: digests by name.
+
+        Raises:
+          SbpError: `bad-checkpoint` where those that are here belong to something else.
+        """
+        if self._steps() and (old := self._bound().get(name)) and old != content:
+            other = [key for key in content if old.get(key) != content[key]]
+            raise SbpError(
+                f"the {name} {' and '.join(other)} in {self._workdir} is not that of its"
+                " checkpoints; put the file of the run back, or choose another --workdir",
+                code="bad-checkpoint",
+            )
+        self._description[name] = dict(content)
 
     @property
     def latest(self) -> int | None:
@@ -172,42 +222,112 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, iterator_state: Mapping[str, Any]) -> None:
-        """Write a checkpoint of `state` at its own step, unless it is there."""
+        """Write a checkpoint of `state` at its own step, unless it is there.
+
+        Raises:
+          SbpError: `bad-checkpoint` where it cannot be written, as on a full disk. The checkpoints
+            before it are kept.
+        """
         step = int(state.step)
         if step == self.latest:
             return
-        if self.latest is None:
-            text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
-            write_whole(self._sidecar, text.encode())
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(dict(iterator_state))
-            ),
-        )
+        data = dict(iterator_state)
+        run = {**self._description, "checksums": fingerprints(state), "data": data}
+        try:
+            if self.latest is None:
+                text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
+                write_whole(self._workdir / "config.json", text.encode())
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    data=ocp.args.JsonSave(data),
+                    run=ocp.args.JsonSave({"run": run, "digest": _digest(run)}),
+                ),
+            )
+        except (OSError, ValueError) as error:  # tensorstore's errors are ValueErrors
+            kept = f"step {self.latest} is kept" if self.latest is not None else "none is there yet"
+            why = str(error).splitlines()[0]
+            raise SbpError(
+                f"cannot write the checkpoint of step {step} to {self._folder}: {why}; {kept}",
+                code="bad-checkpoint",
+            ) from None
 
-    def restore(self, shapes: TrainState, shardings: Any) -> tuple[TrainState, dict[str, Any]]:
-        """Read the newest checkpoint, each leaf straight to its sharding.
+    def restore(
+        self, shapes: TrainState, shardings: Any, say: Callable[[str], None] = print
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Read the newest checkpoint that is whole, each leaf straight to its sharding. One that is
+        damaged is moved to `damaged-<step>` in the folder of the run.
 
         Arguments:
           shapes: the state as ShapeDtypeStructs.
           shardings: a tree like it, for this run's mesh, whatever mesh wrote the checkpoint.
+          say: is called with a line about each checkpoint that is damaged or cannot be verified.
 
         Returns:
           The state and the state of the data iterator.
+
+        Raises:
+          SbpError: `bad-checkpoint` where every one is damaged; then none is moved.
         """
         target = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
             shardings,
         )
-        read = self._manager.restore(
-            self.latest,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore()
-            ),
+        damaged: list[str] = []
+        for step in self._steps():
+            try:
+                found = self._read(step, target, say)
+            except _DamagedError as error:
+                damaged.append(f"the checkpoint of step {step} is damaged: {error}")
+                continue
+            for line in damaged:
+                say(f"{line}; that of step {step} is used")
+            self._set_aside([s for s in self._steps() if s > step])
+            return found
+        raise SbpError(
+            f"no checkpoint in {self._folder} can be read; choose another --workdir:",
+            code="bad-checkpoint",
+            details=damaged,
         )
-        return read["state"], read["data"]
+
+    def _read(
+        self, step: int, target: TrainState, say: Callable[[str], None]
+    ) -> tuple[TrainState, dict[str, Any]]:
+        checkpoint = self._folder / str(step)
+        run = _run_of(checkpoint)
+        if run is None and (checkpoint / "run").exists():
+            raise _DamagedError("what it belongs to cannot be read")
+        if run is None:
+            say(f"the checkpoint of step {step} has no checksums: it is of an older version")
+        try:
+            read = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore()
+                ),
+            )
+            state, data = read["state"], dict(read["data"])
+        except Exception as error:  # whatever the libraries raise over damaged files
+            why = str(error).strip().splitlines() or [type(error).__name__]
+            raise _DamagedError(why[0]) from None
+        if run is not None:
+            sums, found = run["checksums"], fingerprints(state)
+            if wrong := [path for path, digits in found.items() if sums.get(path) != digits]:
+                raise _DamagedError(f"the content of {wrong[0]} has changed")
+            data = run["data"]
+        return state, data
+
+    def _set_aside(self, steps: Sequence[int]) -> None:
+        """Move checkpoints out of the way of those that will be written."""
+        for step in steps:
+            aside = self._workdir / f"damaged-{step}"
+            if aside.exists():
+                shutil.rmtree(aside)
+            (self._folder / str(step)).rename(aside)
+        if steps:
+            self._manager.reload()
 
     def close(self) -> None:
         """Release the folder; twice does nothing more."""
@@ -215,3 +335,7 @@ class Checkpoints:
             self._manager.close()
             os.close(self._lock)
             self._lock = None
+
+
+class _DamagedError(Exception):
+    """A checkpoint that cannot be read, or is not what was written."""

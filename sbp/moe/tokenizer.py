@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,6 +75,11 @@ class Tokenizer:
                 f"{path} is damaged; delete it, and the same vocabulary is trained anew",
                 code="bad-checkpoint",
             ) from None
+
+    @property
+    def digest(self) -> str:
+        """Tells this vocabulary from others."""
+        return hashlib.blake2b(self.model, digest_size=8).hexdigest()
 
     def __len__(self) -> int:
         return self._pieces.vocab_size()

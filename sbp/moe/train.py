@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -154,7 +155,8 @@ def fit(
     if checkpoints.latest is None:
         state = jax.jit(lambda: init_state(run.model, run.train), out_shardings=shardings)()
     else:
-        state, where = checkpoints.restore(state_shapes(run), shardings)
+        say = partial(console.print, highlight=False, markup=False)
+        state, where = checkpoints.restore(state_shapes(run), shardings, say)
         data.set_state(where)
         console.print(f"resumed at step {int(state.step)}", highlight=False)
 
@@ -280,6 +282,7 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     started = time.monotonic()
     resumes = checkpoints.latest is not None
     source, target = tokenizers(corpus, run.model, run.workdir, resumes=resumes)
+    checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)
     _show_corpus(console, corpus, encoded)
     console.print(

@@ -1,0 +1,191 @@
+"""Checkpoints that are damaged, in part, exchanged, or cannot be written."""
+
+import dataclasses
+import json
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp import SbpError
+from sbp.moe.checkpoint import Checkpoints
+from sbp.moe.fingerprint import fingerprints
+from sbp.moe.presets import preset
+from sbp.moe.step import init_state
+from tests.slices import EXHAUSTIVE
+
+MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
+RUN = {"model": {"experts": 8}, "train": {"seed": 0}, "corpus": {"digest": "a"}}
+
+
+def state_at(step):
+    state = init_state(MODEL, dataclasses.replace(TRAIN, seed=step))
+    return jax.device_get(state._replace(step=np.int32(step)))
+
+
+STATES = {step: state_at(step) for step in (2, 4)}
+SHAPES = jax.eval_shape(lambda: STATES[2])
+PLACES = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), SHAPES)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the checkpoints of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder, RUN) as checkpoints:
+        for step, state in STATES.items():
+            checkpoints.save(state, {"next_index": step})
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def restored(folder):
+    """The state, the place in the data, and what was said."""
+    said = []
+    with Checkpoints(folder, RUN) as checkpoints:
+        state, data = checkpoints.restore(SHAPES, PLACES, said.append)
+    return jax.device_get(state), data, said
+
+
+def assert_same(state, want):
+    jax.tree.map(np.testing.assert_array_equal, state, want)
+
+
+def test_an_undamaged_checkpoint_is_read_in_silence(folder):
+    state, data, said = restored(folder)
+    assert_same(state, STATES[4])
+    assert (data, said) == ({"next_index": 4}, [])
+
+
+def test_a_flipped_bit_is_never_read(folder, tmp_path):
+    """Bits at random places of the newest checkpoint, arrays in half of them: the state is the one
+    that was saved, or the one before it, and that is said."""
+    rng, fell_back = random.Random(0), 0
+    files = sorted(p for p in (folder / "checkpoints" / "4").rglob("*") if p.stat().st_size)
+    files = [p.relative_to(folder) for p in files if p.is_file()]
+    largest = max(files, key=lambda p: (folder / p).stat().st_size)
+    trials = 24 if EXHAUSTIVE else 8
+    for trial in range(trials):
+        copy = shutil.copytree(folder, tmp_path / f"{trial}")
+        path = copy / (largest if trial % 2 else rng.choice(files))
+        content = bytearray(path.read_bytes())
+        place = rng.randrange(8 * len(content))
+        content[place // 8] ^= 1 << place % 8
+        path.write_bytes(content)
+        state, data, said = restored(copy)
+        step = int(state.step)
+        assert_same(state, STATES[step])
+        assert data == {"next_index": step}
+        if step == 2:
+            fell_back += 1
+            assert "the checkpoint of step 4 is damaged" in said[0]
+            assert "that of step 2 is used" in said[0]
+            assert (copy / "damaged-4").is_dir()
+    assert fell_back >= trials // 2
+
+
+def test_training_goes_on_after_a_damaged_checkpoint(folder):
+    shutil.rmtree(folder / "checkpoints" / "4" / "state")
+    with Checkpoints(folder, RUN) as checkpoints:
+        state, _ = checkpoints.restore(SHAPES, PLACES, lambda line: None)
+        assert int(state.step) == 2 and checkpoints.latest == 2
+        checkpoints.save(STATES[4], {"next_index": 4})
+    assert_same(restored(folder)[0], STATES[4])
+
+
+def test_where_all_are_damaged_they_are_named_and_stay(folder):
+    for step in (2, 4):
+        (folder / "checkpoints" / str(step) / "run" / "metadata").write_text("{}")
+    with pytest.raises(SbpError, match=r"no checkpoint in .* can be read") as caught:
+        restored(folder)
+    assert "step 4" in str(caught.value) and "step 2" in str(caught.value)
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "4"]
+
+
+def test_a_checkpoint_knows_its_run_without_the_file_beside_it(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(SbpError, match="another configuration") as caught:
+        Checkpoints(folder, {**RUN, "model": {"experts": 4}})
+    assert "model.experts: checkpoint 8, now 4" in str(caught.value)
+    Checkpoints(folder, RUN).close()
+
+
+def test_another_vocabulary_is_refused_by_name(tmp_path):
+    words = {"source": "aa", "target": "bb"}
+    with Checkpoints(tmp_path, RUN) as checkpoints:
+        checkpoints.bind("vocabulary", words)
+        checkpoints.save(STATES[2], {})
+    with Checkpoints(tmp_path, RUN) as checkpoints:
+        checkpoints.bind("vocabulary", words)
+        with pytest.raises(SbpError, match=r"the vocabulary target in .* is not that of its"):
+            checkpoints.bind("vocabulary", {**words, "target": "cc"})
+
+
+def test_a_checkpoint_without_checksums_is_read_and_said(folder):
+    for step in (2, 4):
+        shutil.rmtree(folder / "checkpoints" / str(step) / "run")
+    state, _, said = restored(folder)
+    assert_same(state, STATES[4])
+    assert said == ["the checkpoint of step 4 has no checksums: it is of an older version"]
+
+
+def test_a_disk_that_is_full_keeps_what_is_there(folder, monkeypatch):
+    with Checkpoints(folder, RUN) as checkpoints:
+
+        def full(*args, **kwargs):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints._manager, "save", full)
+            with pytest.raises(SbpError, match=r"No space left .*; step 4 is kept") as caught:
+                checkpoints.save(state_at(6), {})
+    assert caught.value.code == "bad-checkpoint"
+    assert_same(restored(folder)[0], STATES[4])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "float64"])
+def test_checksums_show_any_change_of_one_element(dtype):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x = np.asarray(jnp.asarray(rng.integers(0, 100, (5, 7)), dtype))
+        before = fingerprints({"x": x})
+        for place in np.ndindex(*x.shape):
+            y = x.copy()
+            y[place] += np.asarray(1, y.dtype)
+            assert fingerprints({"x": y}) != before
+        swapped = x.copy()
+        swapped[0, 0], swapped[4, 6] = x[4, 6], x[0, 0]
+        assert (x[0, 0] == x[4, 6]) or fingerprints({"x": swapped}) != before
+
+
+def test_checksums_are_those_of_a_formula_and_the_same_on_every_mesh():
+    """In Python integers, by the published finaliser of MurmurHash3."""
+    x = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
+
+    def odd(place, seed):
+        h = (place + 0x9E3779B9 * seed) % 2**32
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            h = (h ^ (h >> shift)) * factor % 2**32
+        return h | 1
+
+    words = [int(w) for w in x.ravel().view(np.uint32)]
+    sums = [sum(w * odd(i, seed) for i, w in enumerate(words)) % 2**32 for seed in (1, 2)]
+    want = {"['x']": "".join(f"{s:08x}" for s in sums)}
+    assert fingerprints({"x": x}) == want
+    for sizes in ((8,), (2, 4)):
+        mesh = sbp.make_mesh(sizes, ("a", "b")[: len(sizes)])
+        for spec in (("a",), (None, "a") if sizes == (2, 4) else ("a",)):
+            place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+            assert fingerprints({"x": jax.device_put(x, place)}) == want
+
+
+def test_the_configuration_is_written_beside_the_checkpoints(saved):
+    assert json.loads((saved / "config.json").read_text()) == RUN
