@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -87,6 +88,8 @@ def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
         second.save(init_state(MODEL, TRAIN)._replace(step=np.int32(1)), {})
     with pytest.raises(SbpError, match="another configuration"):
         Checkpoints(tmp_path, describe(MODEL, TRAIN, corpus))
+    # Checkpoints of older versions did not know their run by themselves.
+    shutil.rmtree(tmp_path / "checkpoints" / "1" / "run")
     older = json.loads((tmp_path / "config.json").read_text())
     del older["train"]["corpus"]
     (tmp_path / "config.json").write_text(json.dumps(older))
