@@ -13,8 +13,10 @@ from sbp.moe.config import ModelConfig, override
 from sbp.moe.gating import expert_capacity, gate
 from sbp.moe.presets import preset
 from sbp.moe.routers import ROUTERS, balanced_bias
+from sbp.moe.step import init_state, make_train_step
 from tests.moe import loops
 from tests.moe.routing import routed
+from tests.moe.test_model import random_batch
 
 SIZES = [(24, 5, 4), (16, 2, 1), (40, 16, 5), (8, 3, 8)]
 
@@ -213,6 +215,23 @@ def test_biases_even_out_the_load():
     np.testing.assert_allclose(np.asarray(of(bias).combine).sum((2, 3)), 1, rtol=1e-5)
     slope = jax.grad(lambda b: of(b).combine.sum())(bias)
     assert not np.any(slope)
+
+
+def test_a_training_step_moves_biases_by_the_load_alone():
+    """Neither decay nor a gradient changes them: each moves by the rate, towards the mean load."""
+    shown = preset("tiny-test")
+    model = dataclasses.replace(shown.model, router="sigmoid", router_bias_rate=0.25, remat=False)
+    train = dataclasses.replace(shown.train, optimizer="adamw", weight_decay=0.5)
+    state = init_state(model, train)
+    step = jax.jit(make_train_step(model, train))
+    want = {side: np.zeros((1, 8)) for side in ("encoder", "decoder")}
+    for seed in range(2):
+        state, metrics = step(state, random_batch(model, seed))
+        for side, bias in want.items():
+            demand = np.asarray(getattr(metrics, side).demand)
+            bias += 0.25 * np.sign(demand.mean(-1, keepdims=True) - demand)
+            np.testing.assert_array_equal(state.params[side]["moe"]["bias"], bias)
+            assert np.any(bias)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
