@@ -3,73 +3,65 @@ tables."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from types import TracebackType
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from sbp.moe.evaluate import MODEL, Evaluation
-from sbp.moe.model import Metrics
+from sbp.moe.metrics import Values
 
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDEST = 32
+"""Bars of one layer: of more experts, neighbours share one."""
 
 
 def load_bars(load: np.ndarray) -> str:
-    """One bar per expert; a full bar is twice the even share or more."""
+    """One bar per expert; a full bar is twice the even share or more.
+
+    >>> load_bars(np.asarray([1.0, 1.0, 2.0, 0.0]))
+    '▅▅█▁'
+    """
+    if len(load) > _WIDEST:
+        load = np.asarray([part.mean() for part in np.array_split(load, _WIDEST)])
     share = load / max(load.sum(), 1.0) * len(load)
     return "".join(_BARS[min(7, int(s * 4))] for s in share)
 
 
-def summarize(metrics: Metrics) -> dict[str, float]:
-    """Scalars of one step, from host arrays: loss, nll, aux, accuracy, drop rates and load
-    imbalance.
-
-    `drop` is the fraction of wanted choices that found no slot; choices that random routing left
-    out were not wanted. `imbalance` is the busiest expert's load over the even share, worst layer.
-    """
-    sides = (metrics.encoder, metrics.decoder)
-    tokens = sum(float(np.sum(side.tokens)) for side in sides)
-    dropped = sum(float(np.sum(side.dropped_first) + np.sum(side.dropped_second)) for side in sides)
-    skipped = sum(float(np.sum(side.skipped_second)) for side in sides)
-    wanted = sum(float(np.sum(side.demand)) for side in sides)
-    loads = np.concatenate([np.asarray(side.load) for side in sides])
-    return {
-        "loss": float(metrics.loss),
-        "nll": float(metrics.nll),
-        "aux": float(metrics.aux),
-        "accuracy": float(metrics.correct),
-        "drop": dropped / max(wanted, 1.0),
-        "skipped": skipped / max(tokens, 1.0),
-        "imbalance": float(np.max(loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1.0))),
-        "tokens": float(sides[0].tokens[0] + sides[1].tokens[0]),
-        "grad_norm": float(metrics.grad_norm),
-        "skipped_step": float(metrics.skipped_step),
-    }
-
-
 class TrainingDisplay:
-    """A live progress bar on a terminal, a line now and then elsewhere."""
+    """A live view on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console, first: int, steps: int, line_every: int = 50) -> None:
         self._console, self._steps, self._line_every = console, steps, line_every
         self._progress = Progress(
             TextColumn("step {task.completed:>5.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[health]}"),
+            BarColumn(bar_width=30),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
-            disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=steps, completed=first, health="")
-        self._first, self._tokens = first, 0.0
-        self._counted_from: float | None = None
+        self._task = self._progress.add_task("", total=steps, completed=first)
+        self._tokens = self._seconds = 0.0
+        self._timed = 0
+        self._heldout = ""
+        self._live = Live(self._progress, console=console, refresh_per_second=4)
 
     def __enter__(self) -> TrainingDisplay:
-        self._progress.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(
@@ -78,50 +70,65 @@ class TrainingDisplay:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._live.stop()
 
-    def update(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Show the state after `step` steps.
-
-        Returns:
-          The scalars shown, with `tokens_per_second` (source and target, without padding) since the
-          first step.
-        """
-        values = summarize(metrics)
-        now = time.monotonic()
-        if self._counted_from is None:
-            # The first step compiles; the rate and the remaining time leave it out.
-            self._counted_from, self._first = now, step
-        else:
-            self._tokens += values["tokens"]
-        elapsed = max(now - self._counted_from, 1e-9)
-        values["tokens_per_second"] = self._tokens / elapsed
-        load = load_bars(
-            np.sum(np.concatenate([metrics.encoder.load, metrics.decoder.load]), axis=0)
-        )
-        health = (
-            f"loss {values['loss']:.3f}  aux {values['aux']:.2f}  load {load}  drop"
-            f" {values['drop']:.1%}  {values['tokens_per_second']:,.0f} tokens/s"
-        )
-        self._progress.update(self._task, completed=step, health=health)
-        if not self._console.is_terminal and (step % self._line_every == 0 or step == self._steps):
-            eta = elapsed / max(step - self._first, 1) * (self._steps - step)
+    def update(self, step: int, values: Values) -> None:
+        """Show the numbers of a step, as `sbp.moe.metrics.summarize` and `Speed` name them."""
+        number = {name: value for name, value in values.items() if not isinstance(value, list)}
+        if "seconds" in number:  # the first step compiles; rates and the remaining time omit it
+            self._tokens += number["tokens"]
+            self._seconds += number["seconds"]
+            self._timed += 1
+        speed = f"{self._tokens / max(self._seconds, 1e-9):,.0f} tokens/s"
+        if number["skipped_step"]:
             self._console.print(
-                f"step {step:>5}/{self._steps}  {health}  ETA {eta:.0f} s",
+                f"step {step:>5}/{self._steps}  skipped: loss {number['loss']:g}, norm of the"
+                f" gradients {number['grad_norm']:g}",
+                highlight=False,
+            )
+        if self._console.is_terminal:
+            self._progress.update(self._task, completed=step)
+            self._live.update(self._dashboard(number, values, speed))
+        elif step % self._line_every == 0 or step == self._steps:
+            left = self._seconds / max(self._timed, 1) * (self._steps - step)
+            parts = [f"loss {number['loss']:.3f}", *self._experts(values), speed]
+            self._console.print(
+                f"step {step:>5}/{self._steps}  {'  '.join(parts)}  ETA {left:.0f} s",
                 highlight=False,
                 soft_wrap=True,
             )
-        if values["skipped_step"]:
-            self._progress.console.print(
-                f"step {step:>5}/{self._steps}  skipped: loss {values['loss']:g}, norm of the"
-                f" gradients {values['grad_norm']:g}",
-                highlight=False,
-            )
-        return values
+
+    def _dashboard(self, number: Mapping[str, float], values: Values, speed: str) -> Group:
+        """The progress bar with four lines, three for a dense model."""
+        training = [
+            f"loss {number['loss']:.3f}{self._heldout}",
+            f"accuracy {number['accuracy']:.1%}",
+            f"gradient norm {number['grad_norm']:.3g}",
+            f"learning rate {number['learning_rate']:.3g}",
+            f"skipped steps {number['skipped_steps']:.0f}",
+        ]
+        if "mfu" in number:
+            speed += f"   {number['flops_per_second'] / 1e9:,.1f} GFLOP/s   MFU {number['mfu']:.1%}"
+        lines = ["   ".join(training), speed, "   ".join(self._experts(values))]
+        return Group(self._progress, *(Text(f"  {line}") for line in lines if line))
+
+    def _experts(self, values: Values) -> list[str]:
+        """What the MoE layers do; nothing for a dense model."""
+        loads = [np.asarray(load) for name, load in values.items() if name.endswith("/load")]
+        if not loads:
+            return []
+        unused = sum(int(np.sum(load == 0)) for load in loads)
+        return [
+            f"aux {values['aux']:.2f}",
+            f"load {' '.join(map(load_bars, loads))}",
+            f"drop {values['drop']:.1%}",
+            *([f"unused experts {unused}"] if unused else []),
+        ]
 
     def heldout(self, step: int, nll: float) -> None:
         """Show the loss on held-out text after `step` steps, in nats per target token."""
-        self._progress.console.print(
+        self._heldout = f" (held-out {nll:.3f})"
+        self._console.print(
             f"step {step:>5}/{self._steps}  held-out loss {nll:.3f}", highlight=False
         )
 

@@ -29,6 +29,7 @@ class GatingMetrics(NamedTuple):
       dropped_second: later choices over capacity.
       skipped_second: second choices left out by random routing.
       demand: [E] choices of each expert before capacity cuts any; `load` in expert choice.
+      entropy: of the softmax of each real token's logits, in nats, summed.
     """
 
     tokens: Array
@@ -37,6 +38,7 @@ class GatingMetrics(NamedTuple):
     dropped_second: Array
     skipped_second: Array
     demand: Array
+    entropy: Array
 
 
 class RouterLosses(NamedTuple):
@@ -191,12 +193,12 @@ def route(seen: Scores, capacity: int, cfg: ModelConfig) -> Gating:
     if capacity < 1:
         raise SbpError(f"capacity is {capacity}; an expert needs at least one slot")
     z = z_loss(seen.logits, seen.real) if cfg.router_z_loss else jnp.zeros((), seen.logits.dtype)
-    choose = ROUTERS[cfg.router].choose
+    choose, entropy = ROUTERS[cfg.router].choose, _entropy(seen)
     if choose is None:
         taken, place, gates = expert_choice(seen, capacity)
         load, none = jnp.sum(taken, axis=(0, 1)), jnp.zeros((), taken.dtype)
         alone = seen.real * (jnp.sum(taken, axis=-1) == 0)
-        metrics = GatingMetrics(jnp.sum(seen.real), load, jnp.sum(alone), none, none, load)
+        metrics = GatingMetrics(jnp.sum(seen.real), load, jnp.sum(alone), none, none, load, entropy)
         losses = RouterLosses(none, z)
         return Gating(taken, place, gates, capacity, load.size, losses, metrics)
     choices = choose(seen, cfg.choices)
@@ -214,9 +216,16 @@ def route(seen: Scores, capacity: int, cfg: ModelConfig) -> Gating:
         dropped_second=jnp.sum(union(wanted) - wanted[0] - taken + placed[0]),
         skipped_second=jnp.sum(union(ranks) - union(wanted)),
         demand=jnp.sum(union(wanted), axis=(0, 1)),
+        entropy=entropy,
     )
     losses = RouterLosses(choices.balance * scale, z)
     return Gating(taken, place, weights, capacity, len(ranks), losses, metrics)
+
+
+def _entropy(seen: Scores) -> jax.Array:
+    """Entropy of the softmax over the experts, in nats, summed over real tokens."""
+    logs = jax.nn.log_softmax(jax.lax.stop_gradient(seen.logits), axis=-1)
+    return -jnp.sum(jnp.exp(logs) * logs * seen.real[..., None])
 
 
 def _placed(

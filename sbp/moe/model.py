@@ -58,6 +58,9 @@ class Metrics(NamedTuple):
       encoder, decoder: counts, stacked over that side's MoE layers [L] or [L, E].
       grad_norm: of all gradients together, before clipping; of a training step only.
       skipped_step: 1 where a training step changed nothing, since a value was not finite.
+      skipped_steps: how many of all steps so far did.
+      learning_rate: of the step.
+      layer_aux: auxiliary loss of each MoE layer, the encoder's first.
     """
 
     loss: Array
@@ -68,6 +71,9 @@ class Metrics(NamedTuple):
     decoder: GatingMetrics
     grad_norm: Array = 0.0
     skipped_step: Array = 0.0
+    skipped_steps: Array = 0.0
+    learning_rate: Array = 0.0
+    layer_aux: Array = ()
 
 
 def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
@@ -271,7 +277,7 @@ class _Stack:
             none = jnp.zeros((), jnp.float32)
             tokens = jnp.sum(mask.astype(jnp.float32))
             load = jnp.zeros((1,), jnp.float32)
-            metrics = GatingMetrics(tokens, load, none, none, none, load)
+            metrics = GatingMetrics(tokens, load, none, none, none, load, none)
             y = feed_forward(wide, rms_norm(x, wide["norm"]))
             return y, RouterLosses(none, none), metrics
         normed, key, sharding = rms_norm(x, p["moe"]["norm"]), subkey(place, 3), self.sharding
@@ -392,5 +398,6 @@ def loss_fn(
         correct=jnp.sum(hits) / tokens,
         encoder=encoder,
         decoder=decoder,
+        layer_aux=aux.balance,
     )
     return total, metrics

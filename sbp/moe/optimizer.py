@@ -71,10 +71,12 @@ class AdafactorState(NamedTuple):
 
 
 class Optimizer(NamedTuple):
-    """An optax.GradientTransformation: `init(params)`, `update(grads, state, params)`."""
+    """An optax.GradientTransformation: `init(params)`, `update(grads, state, params)`; and
+    `updates(state)`, how many it has done."""
 
     init: Callable[[Tree], Tree]
     update: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+    updates: Callable[[Tree], jax.Array]
 
 
 def adafactor(
@@ -133,7 +135,7 @@ def adafactor(
         )
         return updates, AdafactorState(state.updates + 1, states.v_row, states.v_col, states.v)
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, lambda state: state.updates)
 
 
 def round_at_random(key: jax.Array, values: Tree, like: Tree) -> Tree:

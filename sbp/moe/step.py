@@ -33,7 +33,7 @@ def make_optimizer(model: ModelConfig, train: TrainConfig) -> Optimizer:
     schedule = SCHEDULES[train.schedule](train)
     if train.optimizer == "adamw":
         adamw = optax.adamw(schedule, train.beta1, train.beta2, weight_decay=train.weight_decay)
-        return Optimizer(adamw.init, adamw.update)
+        return Optimizer(adamw.init, adamw.update, lambda state: state[0].count)
     shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
     return adafactor(stacked_dims(shapes), schedule, min_dim_to_factor=train.min_dim_to_factor)
 
@@ -122,7 +122,7 @@ def make_train_step(
             f"accumulate is {train.accumulate}; it must divide the {model.groups} groups",
             code="unknown-option",
         )
-    optimizer = make_optimizer(model, train)
+    optimizer, schedule = make_optimizer(model, train), SCHEDULES[train.schedule](train)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # A key of its own for every step, from the seed: a resumed run draws what an uninterrupted
@@ -155,7 +155,12 @@ def make_train_step(
             (new, opt),
             (state.params, state.optimizer),
         )
-        metrics = metrics._replace(grad_norm=norm, skipped_step=1.0 - finite)
+        metrics = metrics._replace(
+            grad_norm=norm,
+            skipped_step=1.0 - finite,
+            skipped_steps=(state.step + 1 - optimizer.updates(opt)).astype(jnp.float32),
+            learning_rate=jnp.asarray(schedule(optimizer.updates(state.optimizer)), jnp.float32),
+        )
         return TrainState(state.step + 1, params, opt), metrics
 
     return train_step

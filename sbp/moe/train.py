@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.display import TrainingDisplay, show_evaluation
 from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
 from sbp.moe.heldout import plan_loss, sample
+from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args
 from sbp.moe.sources import load
@@ -160,13 +161,19 @@ def fit(
         data.set_state(where)
         console.print(f"resumed at step {int(state.step)}", highlight=False)
 
-    writer = _tensorboard(run)
     stop = _StopSignal()
     first, skipped = int(state.step), 0
-    with stop, TrainingDisplay(console, first, run.train.steps) as display:
+    speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
+    view = TrainingDisplay(console, first, run.train.steps)
+    log = MetricsLog(run.workdir, first, tensorboard=run.tensorboard)
+    with stop, log, view as display:
         for step in range(first + 1, run.train.steps + 1):
-            state, metrics = plan(state, next(data))
-            values = display.update(step, jax.device_get(metrics))
+            batch, started = next(data), time.monotonic()
+            state, metrics = plan(state, batch)
+            values = summarize(jax.device_get(metrics))
+            if step > first + 1:  # the first step compiles
+                values |= speed.rates(values["tokens"], time.monotonic() - started)
+            display.update(step, values)
             skipped = skipped + 1 if values["skipped_step"] else 0
             if skipped == run.train.max_skipped:
                 raise _not_finite(run, checkpoints.latest, step, values)
@@ -174,19 +181,15 @@ def fit(
             if due and heldout:
                 values["heldout_nll"] = heldout(state)
                 display.heldout(step, values["heldout_nll"])
-            if writer:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, step)
+            log.write(step, values)
             if due or stop.signal:
                 checkpoints.save(state, data.get_state())
             if stop.signal:
                 break
-    if writer:
-        writer.close()
     return state, stop.signal
 
 
-def _not_finite(run: Run, saved: int | None, step: int, values: Mapping[str, float]) -> SbpError:
+def _not_finite(run: Run, saved: int | None, step: int, values: Values) -> SbpError:
     """What to say when too many steps in a row changed nothing."""
     kept = (
         "no checkpoint is saved yet" if saved is None else f"the checkpoint of step {saved} is kept"
@@ -218,14 +221,6 @@ class _StopSignal:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
-
-
-def _tensorboard(run: Run) -> Any:
-    if not run.tensorboard:
-        return None
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(run.workdir / "log"))
 
 
 def _show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:

@@ -16,9 +16,6 @@ from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, differences
 from sbp.moe.corpus import generate
 from sbp.moe.data import encode_pairs
-from sbp.moe.display import load_bars, summarize
-from sbp.moe.gating import GatingMetrics
-from sbp.moe.model import Metrics
 from sbp.moe.options import parse_args
 from sbp.moe.presets import preset
 from sbp.moe.step import init_state, make_train_step
@@ -186,17 +183,3 @@ def test_differences_name_other_text(tmp_path):
         for n in (50, 51)
     )
     assert [line.split(":")[0] for line in differences(a, b)] == ["corpus.digest"]
-
-
-def test_summary_recounts_drops():
-    side = GatingMetrics(
-        *(
-            np.asarray(x, np.float32)
-            for x in ([10.0], [[6.0, 2.0]], [1.0], [3.0], [8.0], [[9.0, 3.0]])
-        )
-    )
-    values = summarize(Metrics(1.0, 0.9, 1.1, 0.5, side, side))  # pyright: ignore[reportArgumentType]  # floats serve
-    assert values["tokens"] == 20
-    assert values["drop"] == pytest.approx(8 / 24)
-    assert values["imbalance"] == 1.5
-    assert load_bars(np.asarray([1.0, 1.0, 2.0, 0.0])) == "▅▅█▁"

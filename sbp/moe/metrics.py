@@ -1,0 +1,188 @@
+"""What a run reports of each step, by name, and where it is kept: `metrics.jsonl`, and TensorBoard
+on request."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp.machine.table import hardware_of_kind
+from sbp.moe.checkpoint import write_whole
+from sbp.moe.config import ModelConfig
+from sbp.moe.flops import step_flops, utilisation
+from sbp.moe.model import Metrics
+
+Values = Mapping[str, Any]
+"""Numbers of a step by name; a list has one number for each expert."""
+
+FILE = "metrics.jsonl"
+
+
+def summarize(metrics: Metrics) -> dict[str, Any]:
+    """Numbers of one step by name, from host arrays.
+
+    Returns:
+      `loss`, `nll`, `accuracy`, `tokens` (source and target, without padding), `grad_norm`,
+      `learning_rate`, `skipped_step` and `skipped_steps`; of a model with experts also `aux`;
+      `drop`, the share of wanted choices that found no slot (those that random routing left out
+      were not wanted); `skipped`, those left out, for each token; `imbalance`, the busiest expert's
+      load over the even share, worst layer; and what `layers` gives.
+    """
+    sides = (metrics.encoder, metrics.decoder)
+    values: dict[str, Any] = {
+        "loss": float(metrics.loss),
+        "nll": float(metrics.nll),
+        "accuracy": float(metrics.correct),
+        "tokens": float(sides[0].tokens[0] + sides[1].tokens[0]),
+        "grad_norm": float(metrics.grad_norm),
+        "learning_rate": float(metrics.learning_rate),
+        "skipped_step": float(metrics.skipped_step),
+        "skipped_steps": float(metrics.skipped_steps),
+    }
+    if all(np.shape(side.load)[-1] == 1 for side in sides):  # a dense model
+        return values
+    tokens = sum(float(np.sum(side.tokens)) for side in sides)
+    dropped = sum(float(np.sum(side.dropped_first) + np.sum(side.dropped_second)) for side in sides)
+    skipped = sum(float(np.sum(side.skipped_second)) for side in sides)
+    wanted = sum(float(np.sum(side.demand)) for side in sides)
+    loads = np.concatenate([np.asarray(side.load) for side in sides])
+    return values | {
+        "aux": float(metrics.aux),
+        "drop": dropped / max(wanted, 1.0),
+        "skipped": skipped / max(tokens, 1.0),
+        "imbalance": float(np.max(loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1.0))),
+        **layers(metrics),
+    }
+
+
+def layers(metrics: Metrics) -> dict[str, Any]:
+    """What each MoE layer did, by names such as `encoder/0/drop`.
+
+    Arguments:
+      metrics: of one step, as host arrays, of a model with experts.
+
+    Returns:
+      For each layer of a side, from 0: `load`, the tokens of each expert; `unused`, how many
+      experts have none; `drop`, the share of wanted choices that found no slot; `entropy` of the
+      router's softmax, the mean over tokens, in nats: log E where it knows nothing; `aux`.
+    """
+    values: dict[str, Any] = {}
+    aux = iter(np.asarray(metrics.layer_aux))
+    for name, side in (("encoder", metrics.encoder), ("decoder", metrics.decoder)):
+        for i, load in enumerate(np.asarray(side.load, np.float64)):
+            dropped = float(side.dropped_first[i] + side.dropped_second[i])
+            values |= {
+                f"{name}/{i}/load": load.tolist(),
+                f"{name}/{i}/unused": float(np.sum(load == 0)),
+                f"{name}/{i}/drop": dropped / max(float(np.sum(side.demand[i])), 1.0),
+                f"{name}/{i}/entropy": float(side.entropy[i] / max(side.tokens[i], 1.0)),
+                f"{name}/{i}/aux": float(next(aux)),
+            }
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What turns seconds of a step into rates.
+
+    Attributes:
+      flops: operations that the model needs in a step.
+      peak: operations per second of all devices together.
+    """
+
+    flops: float
+    peak: float
+
+    @classmethod
+    def of(cls, model: ModelConfig, devices: Iterable[jax.Device]) -> Speed:
+        """The speed of a model on some devices, whose peak is that of `sbp hardware`."""
+        itemsize = np.dtype(model.dtype).itemsize
+        peaks = [
+            hardware_of_kind(device.device_kind, device.platform).product_flops_per_second(itemsize)
+            for device in devices
+        ]
+        return cls(flops=step_flops(model), peak=sum(peaks))
+
+    def rates(self, tokens: float, seconds: float) -> dict[str, float]:
+        """Rates of a step: tokens (source and target, without padding) and operations per second,
+        and the model FLOPs utilisation."""
+        return {
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "flops_per_second": self.flops / seconds,
+            "mfu": utilisation(self.flops, seconds, self.peak),
+        }
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """The steps that a run has reported, in order; a line that was cut ends them."""
+    return [json.loads(line) for line in _whole_lines(workdir / FILE)]
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    """The lines of a file that are JSON objects with a step, up to the first that is none."""
+    if not path.exists():
+        return
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        try:
+            if not isinstance(json.loads(line)["step"], int):
+                return
+        except (ValueError, KeyError, TypeError):
+            return
+        yield line
+
+
+class MetricsLog:
+    """Appends one JSON object for each step to `<workdir>/metrics.jsonl`."""
+
+    def __init__(self, workdir: Path, first: int, *, tensorboard: bool = False) -> None:
+        """Open the file of a run, new or old.
+
+        Arguments:
+          workdir: the folder of the run.
+          first: steps done. What the file has of later steps, which no checkpoint kept, is left
+            out.
+          tensorboard: also write the numbers as curves to `<workdir>/log`.
+        """
+        path = workdir / FILE
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= first]
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
+        self._file = path.open("a", encoding="utf-8")
+        self._writer: Any = None
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(workdir / "log"), purge_step=first + 1)
+
+    def write(self, step: int, values: Values) -> None:
+        """Keep the numbers of a step; those that are not finite are null in the file."""
+        finite = {name: _finite(value) for name, value in values.items()}
+        print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
+        if self._writer is None:
+            return
+        for name, value in values.items():
+            if isinstance(value, list):
+                self._writer.add_histogram(name, np.asarray(value), step)
+            else:
+                self._writer.add_scalar(name, value, step)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return value
+    return value if math.isfinite(value) else None
