@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Params = Mapping[str, jax.Array]
 
@@ -100,3 +101,11 @@ def attention(
 def feed_forward(params: Params, x: jax.Array) -> jax.Array:
     """Dense feed-forward: relu(x @ w_in) @ w_out, for x [G, S, M]; no biases."""
     return jax.nn.relu(x @ params["w_in"]) @ params["w_out"]
+
+
+def positions(length: int, width: int) -> np.ndarray:
+    """Sinusoidal position signal [T, M] (sines, then cosines; wavelengths 2 pi to 10 000 * 2 pi),
+    float64."""
+    rates = 10_000.0 ** -(np.arange(width // 2) / max(width // 2 - 1, 1))
+    angles = np.arange(length)[:, None] * rates[None, :]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sbp.moe.config import ModelConfig
 from sbp.moe.experts import EXPERT_WEIGHTS, moe_feed_forward
@@ -19,6 +18,7 @@ from sbp.moe.layers import (
     cast_weights,
     dropout,
     feed_forward,
+    positions,
     rms_norm,
     subkey,
     wide_dtype,
@@ -187,14 +187,6 @@ def stacked_dims(params: Tree) -> Tree:
         return 2 if names[-1] in EXPERT_WEIGHTS else 1
 
     return jax.tree_util.tree_map_with_path(count, params)
-
-
-def positions(length: int, width: int) -> np.ndarray:
-    """Sinusoidal position signal [T, M] (sines, then cosines; wavelengths 2 pi to 10 000 * 2 pi),
-    float64."""
-    rates = 10_000.0 ** -(np.arange(width // 2) / max(width // 2 - 1, 1))
-    angles = np.arange(length)[:, None] * rates[None, :]
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
 
 
 def embed(
