@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from sbp.machine.table import hardware_of_kind
@@ -101,7 +100,7 @@ class Speed:
     peak: float
 
     @classmethod
-    def of(cls, model: ModelConfig, devices: Iterable[jax.Device]) -> Speed:
+    def of(cls, model: ModelConfig, devices: Iterable[Any]) -> Speed:
         """The speed of a model on some devices, whose peak is that of `sbp hardware`."""
         itemsize = np.dtype(model.dtype).itemsize
         peaks = [
