@@ -27,7 +27,7 @@ CASES = (
     "data=2,expert=4 --set zero=2",
     "data=2,expert=2 --set zero=3",
     "data=2,expert=2,model=2 --set zero=3",
-    "data=4 --set zero=3 --set optimizer=adamw --set schedule=constant",
+    "data=4 --set zero=3 --set optimizer=adamw --set schedule=constant --set learning_rate=0.001",
 )
 
 
