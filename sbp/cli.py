@@ -1,11 +1,12 @@
-"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp
---version`."""
+"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp train`,
+`sbp plan`, `sbp --version`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
@@ -24,6 +25,12 @@ _WORDS = Kind(
 )
 
 
+_PROGRAMS: Mapping[str, str] = {"train": "sbp.moe.train", "plan": "sbp.moe.study"}
+"""Commands with a command line of their own, imported when asked for: they need the `moe` extra."""
+
+_COMMANDS = ("explain", "signatures", "hardware", *_PROGRAMS)
+
+
 @takes("sbp.cli.main", argv=_WORDS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
@@ -34,9 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, or 2 when the arguments do not fit.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _PROGRAMS:
+        return importlib.import_module(_PROGRAMS[words[0]]).main(words[1:])
     parser = _parser()
+    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+        hint = nearest(words[0], _COMMANDS)
+        print(f"error[unknown-option]: no command {words[0]!r}{hint}", file=sys.stderr)
+        return 2
     try:
-        options = parser.parse_args(argv)
+        options = parser.parse_args(words)
     except SystemExit as stop:  # argparse has said why
         return int(stop.code or 0)
     console = Console(highlight=False)
@@ -81,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "hardware", help="the device kinds that costs can be counted on, with their figures"
     )
+    commands.add_parser("train", help="train the GShard MoE Transformer (sbp train --help)")
+    commands.add_parser("plan", help="types and price of a training step, without training it")
     return parser
 
 

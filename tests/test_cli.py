@@ -89,7 +89,7 @@ def test_every_sample_holds_its_primitive():
         (["explain", "no-signatur"], 'did you mean "no-signature"?'),
         (["signatures", "dot_genral"], 'did you mean "dot_general"?'),
         (["signatures", "zzz"], "`sbp signatures` lists those that have one"),
-        (["explian"], "invalid choice"),
+        (["explian"], 'did you mean "explain"'),
         (["--versoin"], "unrecognized arguments"),
     ],
 )

@@ -75,19 +75,26 @@ class _Batches:
     """Random access to whole batches, so that a batch costs one fancy index and not one Python
     object per sentence.
 
-    Epoch e visits the pairs in an order of its own, drawn from (seed, e).
+    Epoch e visits the pairs in an order of its own, drawn from (seed, e) once.
     """
 
     def __init__(self, encoded: Encoded, cfg: ModelConfig, seed: int) -> None:
         self._encoded, self._cfg, self._seed = encoded, cfg, seed
         self._per_epoch = max(1, len(encoded.source) // cfg.sequences)
+        # Of the epoch that is read: a batch then costs no pass over the corpus.
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return 2**31 - 1
 
     def __getitem__(self, index: int) -> Batch:
         epoch, place = divmod(int(index), self._per_epoch)
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._encoded.source))
+        last, order = self._order
+        if last != epoch:
+            order = np.random.default_rng((self._seed, epoch)).permutation(
+                len(self._encoded.source)
+            )
+            self._order = epoch, order
         rows = order[place * self._cfg.sequences : (place + 1) * self._cfg.sequences]
         return make_batch(self._encoded.source[rows], self._encoded.target[rows], self._cfg)
 
