@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
@@ -42,19 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status: 0, or 2 when the arguments do not fit.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in _PROGRAMS:
-        return importlib.import_module(_PROGRAMS[words[0]]).main(words[1:])
-    parser = _parser()
-    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
-        hint = nearest(words[0], _COMMANDS)
-        print(f"error[unknown-option]: no command {words[0]!r}{hint}", file=sys.stderr)
-        return 2
     try:
-        options = parser.parse_args(words)
-    except SystemExit as stop:  # argparse has said why
-        return int(stop.code or 0)
-    console = Console(highlight=False)
-    try:
+        if words and words[0] in _PROGRAMS:
+            return _program(words[0])(words[1:])
+        if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+            hint = nearest(words[0], _COMMANDS)
+            raise SbpError(f"no command {words[0]!r}{hint}", code="unknown-option")
+        parser = _parser()
+        try:
+            options = parser.parse_args(words)
+        except SystemExit as stop:  # argparse has said why
+            return int(stop.code or 0)
+        console = Console(highlight=False)
         match options.command:
             case "explain":
                 _explain(console, options.code)
@@ -71,6 +70,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         sys.stderr.close()
     return 0
+
+
+def _program(name: str) -> Callable[[Sequence[str]], int]:
+    """The command line of a program.
+
+    Raises:
+      SbpError: `unknown-option` where a library of the extra is not installed.
+    """
+    try:
+        return importlib.import_module(_PROGRAMS[name]).main
+    except ModuleNotFoundError as error:
+        raise SbpError(
+            f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[moe]'",
+            code="unknown-option",
+        ) from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """The command line, and the examples of every code."""
 
 import linecache
+import sys
 import warnings
 
 import pytest
@@ -98,3 +99,14 @@ def test_bad_arguments(argv, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_plan_prints_a_model_beside_the_paper(capsys):
+    assert main(["plan", "--preset", "gshard-12l-512e", "--hardware", "tpu-v3"]) == 0
+    assert "0.30 measured" in capsys.readouterr().out
+
+
+def test_a_program_without_its_libraries_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sbp.moe.train", None)
+    assert main(["train"]) == 2
+    assert "install the extra: pip install 'sbp-jax[moe]'" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """What a training step of a model costs on a mesh of devices that are not here: parameters, memory,
 modelled time, and the figures of the GShard paper beside them.
 
-python -m sbp.moe.study --preset gshard-36l-2048e --hardware tpu-v3
+sbp plan --preset gshard-36l-2048e --hardware tpu-v3
 """
 
 from __future__ import annotations
@@ -193,8 +193,15 @@ def _seconds(said: Published) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line: the options of a training run, and `--hardware`."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--hardware", default="tpu-v3")
+    parser = argparse.ArgumentParser(
+        prog="sbp plan",
+        description="Types, price and memory of a training step, without devices.",
+        epilog="Other options are those of sbp train, such as --preset, --mesh and --set.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--hardware", default="tpu-v3", help="a device kind, as sbp hardware lists them"
+    )
     args, rest = parser.parse_known_args(argv)
     try:
         found = study(parse_args(rest), args.hardware)

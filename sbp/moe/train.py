@@ -153,14 +153,9 @@ def fit(
     """
     data = batches(encoded, run.model, run.train.seed)
     shardings = plan.in_shardings[0]
-    if checkpoints.latest is None:
-        state = jax.jit(lambda: init_state(run.model, run.train), out_shardings=shardings)()
-    else:
-        say = partial(console.print, highlight=False, markup=False)
-        state, where = checkpoints.restore(state_shapes(run), shardings, say)
+    state, where = _begin(run, checkpoints, shardings, console)
+    if where:
         data.set_state(where)
-        console.print(f"resumed at step {int(state.step)}", highlight=False)
-
     stop = _StopSignal()
     first, skipped = int(state.step), 0
     speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
@@ -176,6 +171,7 @@ def fit(
             display.update(step, values)
             skipped = skipped + 1 if values["skipped_step"] else 0
             if skipped == run.train.max_skipped:
+                log.write(step, values)
                 raise _not_finite(run, checkpoints.latest, step, values)
             due = step % run.train.checkpoint_every == 0 or step == run.train.steps
             if due and heldout:
@@ -187,6 +183,18 @@ def fit(
             if stop.signal:
                 break
     return state, stop.signal
+
+
+def _begin(
+    run: Run, checkpoints: Checkpoints, shardings: Any, console: Console
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state to go on from, of the newest checkpoint or the first, and the place in the data."""
+    if checkpoints.latest is None:
+        return jax.jit(lambda: init_state(run.model, run.train), out_shardings=shardings)(), {}
+    say = partial(console.print, highlight=False, markup=False)
+    state, where = checkpoints.restore(state_shapes(run), shardings, say)
+    say(f"resumed at step {int(state.step)}")
+    return state, where
 
 
 def _not_finite(run: Run, saved: int | None, step: int, values: Values) -> SbpError:
