@@ -238,7 +238,11 @@ class ModelConfig:
 
 
 def _senseless(cfg: ModelConfig) -> list[str]:
-    """One fault for each pair of routing options that make no sense together."""
+    """One fault for each pair of options that make no sense together."""
+    if cfg.dtype == "float64" and cfg.param_dtype != "float32":
+        return [f"param_dtype is {cfg.param_dtype}, but parameters are float64 where dtype is"]
+    if cfg.rounding == "stochastic" and cfg.param_dtype != "bfloat16":
+        return ['rounding "stochastic" is for param_dtype "bfloat16"; float32 rounds as it is']
     if not cfg.experts:
         if cfg.shared_experts:
             return ["shared_experts stand beside routed ones; set experts, or widen ffn_dim"]

@@ -16,16 +16,14 @@ def fingerprints(tree: Any) -> dict[str, str]:
 
     Computed on the devices that hold the array, from integers alone, so that it is the same on
     every mesh. Each word is multiplied by odd numbers that depend on its place, and the products
-    are added modulo 2**32, twice: a change of one word always shows, other damage with a
-    probability of 1 - 2**-62.
+    are added modulo 2**32, twice: a change of one word always shows, other damage almost
+    surely.
 
     >>> fingerprints({"w": jnp.zeros(3)}) == fingerprints({"w": jnp.ones(3)})
     False
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    sums = jax.device_get(
-        jax.jit(lambda arrays: [_sums(x) for x in arrays])([x for _, x in leaves])
-    )
+    sums = jax.device_get(_all_sums([x for _, x in leaves]))
     return {
         jax.tree_util.keystr(path): "".join(f"{int(s):08x}" for s in np.asarray(two))
         for (path, _), two in zip(leaves, sums, strict=True)
@@ -53,3 +51,6 @@ def _odd(place: jax.Array, seed: int) -> jax.Array:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         h = (h ^ (h >> shift)) * jnp.uint32(factor)
     return h | jnp.uint32(1)
+
+
+_all_sums = jax.jit(lambda arrays: [_sums(x) for x in arrays])

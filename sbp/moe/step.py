@@ -146,7 +146,8 @@ def make_train_step(
         sides = {"encoder": metrics.encoder, "decoder": metrics.decoder}
         new = balance_biases(new, old, sides, model)
         if model.rounding == "stochastic":
-            new = round_at_random(jax.random.fold_in(key, model.groups), new, state.params)
+            own = jax.random.fold_in(jax.random.key(train.seed + 2), state.step)
+            new = round_at_random(own, new, state.params)
         new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state.params)
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(norm)
         finite &= jnp.isfinite(optax.tree.norm(updates))

@@ -152,6 +152,19 @@ def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh(rounding):
     assert np.mean(np.concatenate([(a == b).ravel() for a, b in pairs])) > 0.98
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounding": "stochastic"}, 'rounding "stochastic" is for param_dtype "bfloat16"'),
+        ({"dtype": "float64", "param_dtype": "bfloat16"}, "parameters are float64"),
+        ({"rounding": "random"}, "rounding is 'random'"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(sbp.SbpError, match=message):
+        dataclasses.replace(MODEL, **options)
+
+
 def test_the_policy_is_said():
     assert MIXED.precision == (
         "activations and products bfloat16; norms, softmax, router, loss and optimiser float32;"
