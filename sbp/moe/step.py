@@ -90,7 +90,8 @@ def gradients(
 
     def one(part: Batch, index: jax.Array | int) -> tuple[Tree, Metrics]:
         own = None if key is None else jax.random.fold_in(key, index)
-        return grad(params, part, model, key=own, sharding=sharding, share=share)
+        grads, metrics = grad(params, part, model, key=own, sharding=sharding, share=share)
+        return _wide(grads), metrics  # added up in the optimiser's dtype
 
     def turn(sums: tuple[Tree, Metrics], turn: tuple[Batch, jax.Array]) -> Any:
         return jax.tree.map(jnp.add, sums, one(*turn)), None

@@ -13,7 +13,7 @@ from sbp.moe.model import init_params, loss_fn
 from sbp.moe.optimizer import round_at_random
 from sbp.moe.presets import preset
 from sbp.moe.sharding import sharding_of
-from sbp.moe.step import batch_shapes, init_state, make_train_step, state_types
+from sbp.moe.step import batch_shapes, gradients, init_state, make_train_step, state_types
 from tests.moe.test_model import random_batch
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
@@ -106,6 +106,15 @@ def test_small_updates_move_masters_of_float32_and_not_those_of_bfloat16():
     assert moved(MIXED) > 0.95
     assert moved(short) < 0.3
     assert moved(short) < moved(dataclasses.replace(short, rounding="stochastic"))
+
+
+def test_gradients_of_microbatches_are_added_in_float32():
+    short = dataclasses.replace(MIXED, param_dtype="bfloat16")
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), short))
+    grads, _ = jax.eval_shape(
+        lambda p: gradients(p, random_batch(short), short, microbatches=4), params
+    )
+    assert dtypes(grads) == {"float32"}
 
 
 def test_rounding_at_random_is_right_in_the_mean_and_never_further_than_one_step():
