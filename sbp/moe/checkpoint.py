@@ -300,7 +300,7 @@ class Checkpoints:
         if run is None and (checkpoint / "run").exists():
             raise _DamagedError("what it belongs to cannot be read")
         if run is None:
-            say(f"the checkpoint of step {step} has no checksums: it is of an older version")
+            say(f"the checkpoint of step {step} has no checksums, so it is not verified")
         try:
             read = self._manager.restore(
                 step,

@@ -26,6 +26,20 @@ class Run:
     tensorboard: bool
     evaluate: bool
 
+    def __post_init__(self) -> None:
+        axes = [name for name, _ in self.mesh]
+        if self.train.sequence_parallel and "model" not in axes:
+            raise SbpError(
+                "sequence_parallel splits tokens on the mesh axis model, which --mesh has not",
+                code="unknown-option",
+            )
+        if self.model.dispatch == "sort" and "model" in axes:
+            raise SbpError(
+                'dispatch "sort" does not split experts on the mesh axis model; leave the axis out'
+                ' of --mesh, or take "einsum"',
+                code="unknown-option",
+            )
+
     @property
     def sharding(self) -> Sharding:
         """The annotations of the step on the run's mesh."""

@@ -205,8 +205,8 @@ def _not_finite(run: Run, saved: int | None, step: int, values: Values) -> SbpEr
     return SbpError(
         f"steps {step - run.train.max_skipped + 1} to {step} were skipped: the loss, the gradients"
         f" or the updates were not finite (loss {values['loss']:g}, norm of the gradients"
-        f" {values['grad_norm']:g}); {kept}. Lower learning_rate, set clip_norm, or raise"
-        " ramp_steps or max_skipped",
+        f" {values['grad_norm']:g}); {kept}. Lower learning_rate, set clip_norm or raise"
+        " ramp_steps in another --workdir, or raise max_skipped in this one",
         code="not-finite",
     )
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sbp.moe.config import ModelConfig
 from sbp.moe.gating import GatingMetrics, RouterLosses, route
@@ -51,3 +52,13 @@ def routed(
     gating = route(seen, capacity, cfg)
     combine, dispatch = gating.slots()
     return Routed(combine, dispatch, gating.losses.balance, gating.losses, gating.metrics)
+
+
+def assert_same_counts(got: GatingMetrics, want: GatingMetrics) -> None:
+    """Counts are equal; the entropy, a sum of floats, is within rounding."""
+    for name in GatingMetrics._fields:
+        a, b = np.asarray(getattr(got, name)), np.asarray(getattr(want, name))
+        if name == "entropy":
+            np.testing.assert_allclose(a, b, rtol=1e-12 if b.dtype == np.float64 else 1e-5)
+        else:
+            np.testing.assert_array_equal(a, b)

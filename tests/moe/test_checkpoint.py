@@ -65,6 +65,8 @@ def test_an_undamaged_checkpoint_is_read_in_silence(folder):
     assert (data, said) == ({"next_index": 4}, [])
 
 
+# A failed read leaves tasks of orbax behind, which complain when they are collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_flipped_bit_is_never_read(folder, tmp_path):
     """Bits at random places of the newest checkpoint, arrays in half of them: the state is the one
     that was saved, or the one before it, and that is said."""
@@ -134,7 +136,7 @@ def test_a_checkpoint_without_checksums_is_read_and_said(folder):
         shutil.rmtree(folder / "checkpoints" / str(step) / "run")
     state, _, said = restored(folder)
     assert_same(state, STATES[4])
-    assert said == ["the checkpoint of step 4 has no checksums: it is of an older version"]
+    assert said == ["the checkpoint of step 4 has no checksums, so it is not verified"]
 
 
 def test_a_disk_that_is_full_keeps_what_is_there(folder, monkeypatch):

@@ -47,6 +47,8 @@ def test_options_override_the_preset():
         (["--steps", "5", "--set", "steps=7"], "--steps 5 and --set steps=7 contradict"),
         (["--set", "steps=5", "--set", "steps=7"], "steps is set twice, to 5 and to 7"),
         (["--data", ""], "--data is empty"),
+        (["--set", "sequence_parallel=true"], "which --mesh has not"),
+        (["--mesh", "model=2", "--set", "dispatch=sort"], "leave the axis out of --mesh"),
         (["--data", "mine.tsv", "--languages", "3"], "--languages chooses languages of a corpus"),
         (["--set", "optimizer=adam"], 'did you mean "adamw"'),
         (["--set", "learning_rate=nan"], "learning_rate is nan"),
