@@ -59,6 +59,8 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
         default = {f.name: f.default for f in fields(kind)} if kind else {}
         old, new = saved.get(section, {}), wanted[section]
         for name in sorted({*old, *new}):
+            if name in _FREE and not (name in old and name in new):
+                continue  # one of the two is not bound to it
             before = old.get(name, default.get(name))
             if before != new.get(name):
                 lines.append(f"{section}.{name}: checkpoint {before!r}, now {new.get(name)!r}")

@@ -53,11 +53,11 @@ def moe_feed_forward(
     outputs = DISPATCHES[cfg.dispatch](weights, x, gating, sharding)
     if cfg.shared_experts:
         shared = {name: params[f"shared_{name.removeprefix('expert_')}"] for name in weights}
-        outputs = outputs + feed_forward(shared, x, jnp.matmul)
+        outputs = outputs + expert(shared, x, jnp.matmul)
     return sharding.split_groups(outputs), gating.losses, gating.metrics
 
 
-def feed_forward(weights: Params, x: jax.Array, into: Dot, out: Dot | None = None) -> jax.Array:
+def expert(weights: Params, x: jax.Array, into: Dot, out: Dot | None = None) -> jax.Array:
     """An expert: relu(x W_in) W_out, or SwiGLU, (silu(x W_in) * x W_linear) W_out, where it has
     that weight (Shazeer 2020).
 
@@ -77,7 +77,7 @@ def feed_forward(weights: Params, x: jax.Array, into: Dot, out: Dot | None = Non
 
 def _each_expert(weights: Params, dispatched: jax.Array) -> jax.Array:
     """Each expert on its slots: [E, G, C, M] to [G, E, C, M]."""
-    return feed_forward(
+    return expert(
         weights,
         dispatched,
         lambda x, w: jnp.einsum("egcm,emh->egch", x, w),
@@ -126,13 +126,13 @@ def by_sort(weights: Params, x: jax.Array, gating: Gating, sharding: Sharding) -
 
     def own(x: jax.Array, taken: jax.Array, gates: jax.Array, weights: Params) -> jax.Array:
         rows, count = x.reshape(-1, x.shape[-1]), min(gating.choices, taken.shape[-1])
-        mine, expert = jax.lax.top_k(taken, count)
-        gate = jnp.take_along_axis(gates, expert, axis=-1) * mine
+        mine, chosen = jax.lax.top_k(taken, count)
+        gate = jnp.take_along_axis(gates, chosen, axis=-1) * mine
         # Places without a token come last, behind all experts.
-        expert = jnp.where(mine > 0, expert, taken.shape[-1]).ravel()
-        order = jnp.argsort(expert)
-        sizes = jnp.bincount(expert, length=taken.shape[-1])
-        out = feed_forward(
+        chosen = jnp.where(mine > 0, chosen, taken.shape[-1]).ravel()
+        order = jnp.argsort(chosen)
+        sizes = jnp.bincount(chosen, length=taken.shape[-1])
+        out = expert(
             weights, rows[order // count], lambda rows, w: jax.lax.ragged_dot(rows, w, sizes)
         )
         out = jnp.where((mine > 0).ravel()[order, None], out, 0)

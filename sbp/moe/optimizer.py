@@ -14,17 +14,13 @@ from sbp.moe.config import TrainConfig
 Tree = Any
 
 
-def sqrt_decay(
-    learning_rate: float = 1.0, warmup_steps: int = 10_000, ramp_steps: int = 0
-) -> Callable[[Any], Any]:
+def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Callable[[Any], Any]:
     """The schedule learning_rate / sqrt(max(step, warmup_steps)): flat, then square-root decay
     (GShard appendix A.2).
 
     Arguments:
       learning_rate: 1.0 in the paper.
       warmup_steps: 10 000 in the paper, so 0.01 until then.
-      ramp_steps: a linear ramp from zero over the first steps, which short runs with a high rate
-          need; 0 for none.
 
     Returns:
       A function from the step (from 0) to the rate.
@@ -32,14 +28,13 @@ def sqrt_decay(
 
     def schedule(step: Any) -> Any:
         step = jnp.asarray(step, jnp.float32)
-        rate = learning_rate * jax.lax.rsqrt(jnp.maximum(step, float(warmup_steps)))
-        return rate * jnp.minimum(1.0, (step + 1.0) / ramp_steps) if ramp_steps else rate
+        return learning_rate * jax.lax.rsqrt(jnp.maximum(step, float(warmup_steps)))
 
     return schedule
 
 
 def _ramped(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any]:
-    """A schedule behind a linear ramp from zero."""
+    """A schedule behind a linear ramp from zero, which short runs with a high rate need."""
 
     def rate(step: Any) -> Any:
         ramp = (jnp.asarray(step, jnp.float32) + 1.0) / max(train.ramp_steps, 1)
@@ -49,7 +44,7 @@ def _ramped(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any
 
 
 SCHEDULES: Mapping[str, Callable[[TrainConfig], Callable[[Any], Any]]] = {
-    "sqrt_decay": lambda t: sqrt_decay(t.learning_rate, t.warmup_steps, t.ramp_steps),
+    "sqrt_decay": lambda t: _ramped(t, sqrt_decay(t.learning_rate, t.warmup_steps)),
     "constant": lambda t: _ramped(t, optax.constant_schedule(t.learning_rate)),
     "linear": lambda t: _ramped(t, optax.linear_schedule(t.learning_rate, 0.0, t.steps)),
     "cosine": lambda t: _ramped(t, optax.cosine_decay_schedule(t.learning_rate, t.steps)),
@@ -154,8 +149,12 @@ def round_at_random(key: jax.Array, values: Tree, like: Tree) -> Tree:
         # bfloat16 is the high half of float32: a random low half carries into it.
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         low = jax.random.bits(jax.random.fold_in(key, index), x.shape, jnp.uint32) >> 16
-        raised = jax.lax.bitcast_convert_type((bits + low) & jnp.uint32(0xFFFF0000), jnp.float32)
-        return jnp.where(jnp.isfinite(x), raised, x).astype(jnp.bfloat16)
+        high = jnp.uint32(0xFFFF0000)
+        raised = jax.lax.bitcast_convert_type((bits + low) & high, jnp.float32)
+        # Next to the largest number, up would be infinite.
+        cut = jax.lax.bitcast_convert_type(bits & high, jnp.float32)
+        rounded = jnp.where(jnp.isfinite(raised), raised, cut)
+        return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
     leaves, tree = jax.tree.flatten(values)
     others = jax.tree.leaves(like)

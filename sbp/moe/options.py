@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+import jax
 
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
@@ -39,11 +41,77 @@ class Run:
                 ' of --mesh, or take "einsum"',
                 code="unknown-option",
             )
+        if self.model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+            raise SbpError(
+                "JAX computes dtype float64 in float32; set JAX_ENABLE_X64=1, or another dtype",
+                code="unknown-option",
+            )
 
     @property
     def sharding(self) -> Sharding:
         """The annotations of the step on the run's mesh."""
         return sharding_of(self.mesh, sequence_parallel=self.train.sequence_parallel)
+
+
+def undivided(run: Run) -> list[str]:
+    """One line for each dim that tensor parallelism would split and cannot."""
+    model = run.model
+    ways = dict(run.mesh).get("model", 1)
+    names = ("heads", "ffn_dim", "expert_dim", "source_vocab", "target_vocab")
+    return [
+        f"{name} is {size}, which {ways} does not divide: it is not split on the mesh axis model"
+        for name in names
+        if (size := getattr(model, name)) % ways
+    ]
+
+
+_Read = Callable[[ModelConfig, TrainConfig], bool]
+
+
+def _sigmoid(model: ModelConfig, train: TrainConfig) -> bool:
+    return bool(model.experts) and "sigmoid" in (model.router, model.decoder_router)
+
+
+_READ: Mapping[str, tuple[str, _Read]] = {
+    **dict.fromkeys(
+        ("beta1", "beta2", "weight_decay"), ("optimizer adamw", lambda m, t: t.optimizer == "adamw")
+    ),
+    "min_dim_to_factor": ("optimizer adafactor", lambda m, t: t.optimizer == "adafactor"),
+    "warmup_steps": ("schedule sqrt_decay", lambda m, t: t.schedule == "sqrt_decay"),
+    "router_bias_rate": ("router sigmoid", _sigmoid),
+    **dict.fromkeys(
+        ("capacity_factor_per_choice", "eval_capacity_factor_per_choice", "capacity_rounding"),
+        ("experts and dispatch einsum or gather", lambda m, t: m.experts and m.dispatch != "sort"),
+    ),
+    **dict.fromkeys(
+        (
+            "router",
+            "decoder_router",
+            "experts_per_token",
+            "normalise",
+            "router_z_loss",
+            "dispatch",
+            "expert_activation",
+            "aux_coefficient",
+        ),
+        ("experts", lambda m, t: bool(m.experts)),
+    ),
+}
+"""Options that something reads only beside others: beside which, and whether that is so."""
+
+
+def _refuse_unread(options: Iterable[str], model: ModelConfig, train: TrainConfig) -> None:
+    """Refuse what the user set and nothing would read.
+
+    Raises:
+      SbpError: `unknown-option`.
+    """
+    for name in options:
+        if name in _READ and not _READ[name][1](model, train):
+            raise SbpError(
+                f"{name} does nothing here: only runs with {_READ[name][0]} read it; leave it out",
+                code="unknown-option",
+            )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,6 +180,11 @@ def parse_args(argv: Sequence[str]) -> Run:
     model_fields = {f.name for f in dataclasses.fields(ModelConfig)}
     train_fields = {f.name for f in dataclasses.fields(TrainConfig)}
     options: dict[str, str] = {}
+    for name in ("mesh", "workdir"):
+        if getattr(args, name) == "":
+            raise SbpError(
+                f"--{name} is empty; give it a value, or leave it out", code="unknown-option"
+            )
     for text in args.set:
         name, equals, value = text.partition("=")
         if not equals or name not in model_fields | train_fields:
@@ -133,9 +206,12 @@ def parse_args(argv: Sequence[str]) -> Run:
         )
     if options.get("corpus") == "catalogues":
         options = {**chosen.sentences, **options}
+    model = override(chosen.model, {k: v for k, v in options.items() if k in model_fields})
+    train = override(chosen.train, {k: v for k, v in options.items() if k in train_fields})
+    _refuse_unread(options, model, train)
     return Run(
-        model=override(chosen.model, {k: v for k, v in options.items() if k in model_fields}),
-        train=override(chosen.train, {k: v for k, v in options.items() if k in train_fields}),
+        model=model,
+        train=train,
         mesh=parse_mesh(args.mesh) if args.mesh else chosen.mesh,
         workdir=Path(args.workdir or f"runs/{args.preset}"),
         tensorboard=args.tensorboard,

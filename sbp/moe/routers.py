@@ -88,7 +88,11 @@ def top2(seen: Scores, k: int = 2) -> Choices:
 
 
 def top_k(seen: Scores, k: int) -> Choices:
-    """The k largest gates of a softmax over all experts; k = 1 is Switch (Fedus et al. 2021)."""
+    """The k largest gates of a softmax over all experts.
+
+    Without normalisation, k = 1 is Switch (Fedus et al. 2021); with it, the one weight is always 1,
+    and the router learns from the auxiliary losses alone.
+    """
     gates = jax.nn.softmax(seen.logits, axis=-1)
     ranks = best(seen.logits, k)
     return Choices(ranks, ranks, gates, balance_loss(gates, union(ranks) / k, seen.real))

@@ -3,7 +3,6 @@ weights and the optimiser's state lie between steps, where the user asks for mor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -110,8 +109,8 @@ def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
 
     Arguments:
       mesh: its axes.
-      spread: split each leaf over all axes: experts on `expert`, and on the axes that are left its
-        largest dim that they divide (ZeRO; Rajbhandari et al., 2020).
+      spread: split each leaf over all axes that divide it: experts on `expert`, then for each axis
+        that is left the largest dim of what a device has (ZeRO; Rajbhandari et al., 2020).
 
     >>> leaf = jax.ShapeDtypeStruct((3, 16, 64), "float32")
     >>> path = (jax.tree_util.DictKey("w_in"),)
@@ -134,14 +133,12 @@ def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
         left = [axis for axis in sizes if axis not in atoms]
         if not spread:
             return _text(atoms, left, "?") if atoms else None
-        ways = math.prod(sizes[axis] for axis in left)
-        fits = {
-            size: dim
-            for dim, size in reversed(list(enumerate(leaf.shape)))
-            if dim not in atoms.values() and size > 1 and size % ways == 0
-        }
-        if fits:
-            atoms |= dict.fromkeys(left, fits[max(fits)])
+        shard = [1 if dim in atoms.values() else size for dim, size in enumerate(leaf.shape)]
+        for axis in left:
+            fits = [dim for dim, size in enumerate(shard) if size > 1 and size % sizes[axis] == 0]
+            if fits:
+                atoms[axis] = max(fits, key=lambda dim: shard[dim])
+                shard[atoms[axis]] //= sizes[axis]
         return _text(atoms, [axis for axis in sizes if axis not in atoms], "B")
 
     return type_of

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import sbp
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.gating import balance_biases
 from sbp.moe.layers import wide_dtype
 from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn, stacked_dims
 from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor, round_at_random
-from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types
+from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types, sharding_of
 
 Tree = Any
 
@@ -166,3 +167,34 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt), metrics
 
     return train_step
+
+
+def state_shapes(model: ModelConfig, train: TrainConfig) -> TrainState:
+    """Shapes of the state of a run."""
+    return jax.eval_shape(lambda: init_state(model, train))
+
+
+def plan_train_step(
+    model: ModelConfig, train: TrainConfig, mesh: Any, hardware: str | None = None
+) -> sbp.Plan:
+    """Type and price the step of a run on a mesh, from shapes alone. The state is donated.
+
+    Arguments:
+      model: the model.
+      train: the training run.
+      mesh: a mesh with axes of `sharding.AXES`, or an abstract one to plan without devices.
+      hardware: a device kind of `sbp.HARDWARE`; None for that of the mesh.
+
+    Raises:
+      SbpError: where the step has no typing, or the device kind is unknown.
+    """
+    axes = tuple(mesh.shape.items())
+    sharding = sharding_of(axes, sequence_parallel=train.sequence_parallel)
+    step = sbp.jit(
+        make_train_step(model, train, sharding),
+        mesh,
+        in_types=(state_types(train, axes), None),
+        hardware=hardware,
+        donate_argnums=(0,),
+    )
+    return step.plan(state_shapes(model, train), batch_shapes(model))

@@ -22,7 +22,7 @@ import sbp
 from sbp.errors import SbpError
 from sbp.moe.options import Run, parse_args
 from sbp.moe.presets import PRESETS
-from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step, state_types
+from sbp.moe.step import TrainState, plan_train_step, state_shapes
 
 
 class Published(NamedTuple):
@@ -117,12 +117,8 @@ def study(run: Run, hardware: str) -> Study:
     """
     names, sizes = zip(*run.mesh, strict=True)
     mesh = AbstractMesh(sizes, names)
-    step = make_train_step(run.model, run.train, run.sharding)
-    state: TrainState = jax.eval_shape(lambda: init_state(run.model, run.train))
-    types = state_types(run.train, run.mesh)
-    plan = sbp.jit(step, mesh, in_types=(types, None), hardware=hardware, donate_argnums=(0,)).plan(
-        state, batch_shapes(run.model)
-    )
+    state = state_shapes(run.model, run.train)
+    plan = plan_train_step(run.model, run.train, mesh, hardware)
     return Study(
         devices=math.prod(sizes),
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params)),

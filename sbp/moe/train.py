@@ -34,9 +34,9 @@ from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
 from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
-from sbp.moe.options import Run, parse_args
+from sbp.moe.options import Run, parse_args, undivided
 from sbp.moe.sources import load
-from sbp.moe.step import TrainState, batch_shapes, init_state, make_train_step, state_types
+from sbp.moe.step import TrainState, init_state, plan_train_step, state_shapes
 from sbp.moe.tokenizer import Tokenizer
 
 
@@ -97,23 +97,13 @@ def plan_step(run: Run, console: Console) -> StepPlan:
       SbpError: when the mesh is larger than the devices, or the step has no typing on it.
     """
     started = time.monotonic()
-    mesh = make_mesh(run.mesh)
-    step = sbp.jit(
-        make_train_step(run.model, run.train, run.sharding),
-        mesh,
-        in_types=(state_types(run.train, run.mesh), None),
-        donate_argnums=(0,),
-    )
-    plan = step.plan(state_shapes(run), batch_shapes(run.model))
+    plan = plan_train_step(run.model, run.train, make_mesh(run.mesh))
     console.print(plan.report().short())
     console.print(f"precision: {run.model.precision}", highlight=False)
+    for line in undivided(run):
+        console.print(line, highlight=False)
     console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
     return plan
-
-
-def state_shapes(run: Run) -> TrainState:
-    """Shapes of the run's state."""
-    return jax.eval_shape(lambda: init_state(run.model, run.train))
 
 
 def plan_heldout(
@@ -122,7 +112,7 @@ def plan_heldout(
     """Plan the loss of the model on some held-out batches, with its weights where `plan` has
     them."""
     shardings = plan.in_shardings[0].params
-    loss = plan_loss(run.model, run.sharding, state_shapes(run).params, shardings)
+    loss = plan_loss(run.model, run.sharding, state_shapes(run.model, run.train).params, shardings)
     return lambda state: loss(state.params, batches)
 
 
@@ -192,7 +182,7 @@ def _begin(
     if checkpoints.latest is None:
         return jax.jit(lambda: init_state(run.model, run.train), out_shardings=shardings)(), {}
     say = partial(console.print, highlight=False, markup=False)
-    state, where = checkpoints.restore(state_shapes(run), shardings, say)
+    state, where = checkpoints.restore(state_shapes(run.model, run.train), shardings, say)
     say(f"resumed at step {int(state.step)}")
     return state, where
 

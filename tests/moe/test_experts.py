@@ -228,7 +228,7 @@ def alone(cfg):
 
 @pytest.mark.parametrize(
     ("router", "dispatch", "axes"),
-    sliced(CASES, 0.08, laws=0.5, seed=3),
+    sliced(CASES, 0.08, laws=0.25, seed=3),
     ids=lambda a: a if isinstance(a, str) else "x".join(str(n) for _, n in a),
 )
 def test_training_on_meshes_equals_one_device(router, dispatch, axes):

@@ -9,24 +9,21 @@ import numpy as np
 import optax
 import pytest
 
-import sbp
 from sbp import SbpError
 from sbp.moe.model import Batch, init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES
 from sbp.moe.presets import preset
-from sbp.moe.sharding import sharding_of
-from sbp.moe.step import batch_shapes, gradients, init_state, make_train_step
+from sbp.moe.step import gradients, init_state, make_train_step
 from tests.moe.routing import assert_same_counts
 from tests.moe.test_model import random_batch
+from tests.moe.test_step import planned_step
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 AXES = (("data", 2), ("expert", 4))
 
 
 def planned(train, model=MODEL):
-    mesh = sbp.make_mesh([size for _, size in AXES], [name for name, _ in AXES])
-    step = sbp.jit(make_train_step(model, train, sharding_of(AXES)), mesh)
-    return step.plan(jax.eval_shape(lambda: init_state(model, train)), batch_shapes(model))
+    return planned_step(model, train, AXES)
 
 
 def poisoned(state, expert, value):
@@ -56,7 +53,9 @@ def plan():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_on_one_device_is_skipped_on_all(plan, value):
     state = poisoned(init_state(MODEL, TRAIN), 5, value)
-    after, metrics = plan(jax.device_put(state, plan.in_shardings[0]), random_batch(MODEL, 0))
+    after, metrics = plan(
+        jax.device_put(jax.device_get(state), plan.in_shardings[0]), random_batch(MODEL, 0)
+    )
     flags = [float(shard.data) for shard in metrics.skipped_step.addressable_shards]
     assert flags == [1.0] * 8 and not math.isfinite(float(metrics.grad_norm))
     assert int(after.step) == 1
@@ -66,7 +65,7 @@ def test_a_step_that_is_not_finite_on_one_device_is_skipped_on_all(plan, value):
 
 def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
     state, batch = init_state(MODEL, TRAIN), random_batch(MODEL, 0)
-    after, metrics = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    after, metrics = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
     assert float(metrics.skipped_step) == 0.0
     want = norm_of(gradients_of_the_first_step(state.params, batch))
     np.testing.assert_allclose(metrics.grad_norm, want, rtol=1e-4)
@@ -119,7 +118,7 @@ def test_a_step_of_microbatches_on_a_mesh_is_that_of_one_device():
     train = dataclasses.replace(TRAIN, accumulate=4)
     plan, batch = planned(train), random_batch(MODEL, 0)
     state = init_state(MODEL, train)
-    after, got = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    after, got = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
     single, want = jax.jit(make_train_step(MODEL, train))(state, batch)
     np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
     np.testing.assert_allclose(got.grad_norm, want.grad_norm, rtol=1e-4)
@@ -139,7 +138,7 @@ def test_adamw_is_optaxs():
     )
     plan, batch = planned(train), random_batch(MODEL, 0)
     state = init_state(MODEL, train)
-    after, _ = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    after, _ = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
     grads = gradients_of_the_first_step(state.params, batch)
     peer = optax.adamw(1e-3, 0.9, 0.98, weight_decay=0.1)
     updates, _ = peer.update(grads, peer.init(state.params), state.params)

@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from sbp.moe.optimizer import adafactor, sqrt_decay
+from sbp.moe.config import TrainConfig
+from sbp.moe.optimizer import SCHEDULES, adafactor, sqrt_decay
 
 
 def steps(optimizer: Any, params: Any, seeds: Any = range(3)) -> tuple[Any, Any]:
@@ -89,7 +90,8 @@ def test_schedule_values():
     rate = sqrt_decay()
     for step, value in ((1, 0.01), (10_000, 0.01), (40_000, 0.005), (1_000_000, 0.001)):
         np.testing.assert_allclose(rate(step), value, rtol=1e-6)
-    ramped = sqrt_decay(2.0, 100, ramp_steps=10)
+    train = TrainConfig(learning_rate=2.0, warmup_steps=100, ramp_steps=10)
+    ramped = SCHEDULES["sqrt_decay"](train)
     np.testing.assert_allclose(
         [ramped(0), ramped(4), ramped(9), ramped(400)], [0.02, 0.1, 0.2, 0.1], rtol=1e-6
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from sbp.errors import SbpError
-from sbp.moe.options import parse_args, parse_mesh
+from sbp.moe.options import parse_args, parse_mesh, undivided
 from sbp.moe.sharding import sharding_of
 
 
@@ -47,6 +47,13 @@ def test_options_override_the_preset():
         (["--steps", "5", "--set", "steps=7"], "--steps 5 and --set steps=7 contradict"),
         (["--set", "steps=5", "--set", "steps=7"], "steps is set twice, to 5 and to 7"),
         (["--data", ""], "--data is empty"),
+        (["--workdir", ""], "--workdir is empty"),
+        (["--set", "dtype=float64"], "set JAX_ENABLE_X64=1"),
+        (["--set", "weight_decay=0.1"], "only runs with optimizer adamw read it"),
+        (["--set", "schedule=cosine", "--set", "warmup_steps=9"], "with schedule sqrt_decay"),
+        (["--set", "router_bias_rate=0.1"], "only runs with router sigmoid"),
+        (["--set", "dispatch=sort", "--set", "capacity_rounding=ceil"], "einsum or gather"),
+        (["--preset", "tiny-mt-dense", "--set", "router=switch"], "only runs with experts"),
         (["--set", "sequence_parallel=true"], "which --mesh has not"),
         (["--mesh", "model=2", "--set", "dispatch=sort"], "leave the axis out of --mesh"),
         (["--data", "mine.tsv", "--languages", "3"], "--languages chooses languages of a corpus"),
@@ -63,3 +70,28 @@ def test_bad_options(argv, message):
 
 def test_parse_mesh():
     assert parse_mesh("data=2,expert=4") == (("data", 2), ("expert", 4))
+
+
+def test_options_that_something_reads_are_taken():
+    run = parse_args(
+        [
+            "--set",
+            "optimizer=adamw",
+            "--set",
+            "weight_decay=0.1",
+            "--set",
+            "decoder_router=sigmoid",
+            "--set",
+            "router_bias_rate=0.1",
+            "--set",
+            "capacity_rounding=ceil",
+        ]
+    )
+    assert (run.train.weight_decay, run.model.router_bias_rate) == (0.1, 0.1)
+
+
+def test_what_tensor_parallelism_cannot_split_is_said():
+    run = parse_args(["--mesh", "model=8"])  # 4 heads, and all else in powers of two
+    heads = "heads is 4, which 8 does not divide: it is not split on the mesh axis model"
+    assert heads in undivided(run)
+    assert not undivided(parse_args(["--mesh", "data=3,expert=5"]))

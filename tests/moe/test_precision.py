@@ -12,9 +12,9 @@ from sbp.moe.layers import attention, rms_norm
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.optimizer import round_at_random
 from sbp.moe.presets import preset
-from sbp.moe.sharding import sharding_of
-from sbp.moe.step import batch_shapes, gradients, init_state, make_train_step, state_types
+from sbp.moe.step import gradients, init_state, make_train_step
 from tests.moe.test_model import random_batch
+from tests.moe.test_step import planned_step
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
@@ -36,14 +36,14 @@ def test_parameters_and_statistics_are_float32_under_bfloat16_activations():
 
 
 def test_products_take_bfloat16_alone():
-    """All products of the forward pass but those of routers and of positions to slots."""
+    """All products of the forward pass but those of the two routers, tokens times [M, E]."""
     params, batch = init_params(jax.random.key(0), MIXED), random_batch(MIXED)
-    found = set()
+    found = []
 
     def look(jaxpr):
         for equation in jaxpr.eqns:
             if equation.primitive.name == "dot_general":
-                found.add(tuple(str(v.aval.dtype) for v in equation.invars))
+                found.append([v.aval for v in (*equation.invars, *equation.outvars)])
             for sub in jax.tree.leaves(
                 list(equation.params.values()), is_leaf=lambda p: hasattr(p, "jaxpr")
             ):
@@ -51,7 +51,13 @@ def test_products_take_bfloat16_alone():
                     look(sub.jaxpr)
 
     look(jax.make_jaxpr(lambda p: loss_fn(p, batch, MIXED)[0])(params).jaxpr)
-    assert found == {("bfloat16", "bfloat16"), ("float32", "float32")}
+    short = [avals for avals in found if {a.dtype for a in avals[:2]} == {jnp.dtype("bfloat16")}]
+    others = [avals for avals in found if avals not in short]
+    # Of a pair of layers 4 x 6 products of attention, with cross-attention twice as many, two of
+    # the dense layer, four of the MoE layer besides the router's; and the logits.
+    assert len(short) == 2 * 6 + 4 * 6 + 2 * (2 + 4) + 1
+    assert [[a.dtype for a in avals] for avals in others] == [[jnp.float32] * 3] * 2
+    assert all(avals[2].shape[-1] == MIXED.experts for avals in others)
 
 
 def test_a_norm_of_bfloat16_has_the_statistic_of_float64():
@@ -137,21 +143,34 @@ def test_rounding_keeps_what_is_not_finite_and_other_dtypes():
     x = jnp.asarray([jnp.inf, -jnp.inf, jnp.nan, 3.39e38], jnp.float32)
     got = np.asarray(round_at_random(jax.random.key(0), x, jnp.zeros(4, jnp.bfloat16)), np.float32)
     assert got[0] == np.inf and got[1] == -np.inf and np.isnan(got[2])
+    many = jnp.full(100_000, 3.39e38, jnp.float32)  # above the largest number of bfloat16
+    assert np.isfinite(round_at_random(jax.random.key(0), many, many.astype(jnp.bfloat16))).all()
     assert round_at_random(jax.random.key(0), x, x) is x
+
+
+def test_rounding_draws_the_same_bits_on_every_mesh():
+    rng = np.random.default_rng(0)
+    x = {"a": rng.standard_normal((8, 6)), "b": rng.standard_normal(24)}
+    x = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), x)
+    like = jax.tree.map(lambda v: v.astype(jnp.bfloat16), x)
+    key = jax.random.key(3)
+    want = jax.jit(round_at_random)(key, x, like)
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (want, like)), strict=True))
+    for sizes in ((8,), (2, 4)):
+        names = ("data", "expert")[: len(sizes)]
+        split = " ".join(f"{name}:S(0)" for name in names)
+        types = (None, split, split)
+        got = sbp.jit(round_at_random, sbp.make_mesh(sizes, names), in_types=types)(key, x, like)
+        jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh(rounding):
     """Rounding draws the same bits on every mesh, so weights differ where sums do: rarely."""
     model = dataclasses.replace(MODEL, param_dtype="bfloat16", rounding=rounding)
-    mesh = sbp.make_mesh([size for _, size in AXES], [name for name, _ in AXES])
-    step = make_train_step(model, TRAIN, sharding_of(AXES))
-    types = (state_types(TRAIN, AXES), None)
-    plan = sbp.jit(step, mesh, in_types=types).plan(
-        jax.eval_shape(lambda: init_state(model, TRAIN)), batch_shapes(model)
-    )
+    plan = planned_step(model, TRAIN, AXES)
     state, batch = init_state(model, TRAIN), random_batch(model, 0)
-    got, _ = plan(jax.device_put(state, plan.in_shardings[0]), batch)
+    got, _ = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
     want, _ = jax.jit(make_train_step(model, TRAIN))(state, batch)
     pairs = [
         (np.asarray(a), np.asarray(b))
