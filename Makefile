@@ -27,7 +27,7 @@ NEWEST := .venv-newest
 PY := $(VENV)/bin/python
 TEST_JOBS ?= 2
 EXHAUSTIVE ?= 1
-SLICED_TESTS = $(shell grep -rl 'from tests.slices import' tests --include='test_*.py')
+SLICED_TESTS = $(shell grep -rl 'pytest.mark.laws' tests --include='test_*.py')
 
 PYENV := $(HOME)/.pyenv/versions
 PYTHONS := python3.11 python3.12 python3.13 python3 python $(PYENV)/3.11*/bin/python $(PYENV)/3.1[2-9]*/bin/python
@@ -53,7 +53,7 @@ test: lint
 	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 laws: $(VENV)/.installed
-	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(SLICED_TESTS) $(PYTEST_ARGS)
+	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal -m laws $(SLICED_TESTS) $(PYTEST_ARGS)
 
 test-newest:
 	@python=$$($(call first-python,"$(NEWEST)/bin/python" $(NEWER_PYTHONS),12)); \

@@ -22,6 +22,8 @@ from tests.fuzz.source import arguments, file_source, function_source, load
 from tests.fuzz.worker import in_the_same_way
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 SLICE = sliced(range(1000, 1024), 1 / 3)
 COVERAGE = 250
 MESHES = ((2,), (8,), (2, 4), (4, 2), (2, 2, 2))

@@ -12,6 +12,8 @@ from tests.fuzz.misuse import Use, judge, misuses
 from tests.fuzz.uses import uses
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 EVERY = [m for use in uses() for m in misuses(use)]
 
 

@@ -21,6 +21,8 @@ from sbp.plan.ir import Box
 from sbp.plan.lower import lower
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 
 def chain(u, v, w):
     return (u @ v) @ w

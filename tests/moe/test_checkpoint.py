@@ -65,6 +65,7 @@ def test_an_undamaged_checkpoint_is_read_in_silence(folder):
     assert (data, said) == ({"next_index": 4}, [])
 
 
+@pytest.mark.laws
 # A failed read leaves tasks of orbax behind, which complain when they are collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_flipped_bit_is_never_read(folder, tmp_path):

@@ -226,6 +226,7 @@ def alone(cfg):
     return args, jax.device_get(jax.jit(training(cfg, PLAIN))(*args))
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(
     ("router", "dispatch", "axes"),
     sliced(CASES, 0.08, laws=0.25, seed=3),

@@ -74,6 +74,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(
     ("counter", "size", "experts", "capacity", "training"), sliced(LOOPS, 2 / 5)
 )

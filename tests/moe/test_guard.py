@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,9 @@ def poisoned(state, expert, value):
     return state._replace(params={**state.params, "encoder": encoder})
 
 
-def gradients_of_the_first_step(params, batch):
+@cache
+def gradients_of_the_first_step():
+    params, batch = init_state(MODEL, TRAIN).params, random_batch(MODEL, 0)
     key = jax.random.fold_in(jax.random.key(TRAIN.seed + 1), 0)
     loss = jax.grad(lambda p: loss_fn(p, batch, MODEL, key=key), has_aux=True)
     return jax.device_get(jax.jit(loss)(params)[0])
@@ -67,17 +70,18 @@ def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
     state, batch = init_state(MODEL, TRAIN), random_batch(MODEL, 0)
     after, metrics = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
     assert float(metrics.skipped_step) == 0.0
-    want = norm_of(gradients_of_the_first_step(state.params, batch))
+    want = norm_of(gradients_of_the_first_step())
     np.testing.assert_allclose(metrics.grad_norm, want, rtol=1e-4)
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), after.params, state.params)
     assert all(jax.tree.leaves(changed))
 
 
+@pytest.mark.slow
 def test_clipping_scales_all_gradients_by_one_number():
     """Read from AdamW's second moment, which is (1 - beta2) g^2 after one step."""
     batch = random_batch(MODEL, 0)
     train = dataclasses.replace(TRAIN, optimizer="adamw", schedule="constant")
-    grads = gradients_of_the_first_step(init_state(MODEL, train).params, batch)
+    grads = gradients_of_the_first_step()
     norm = norm_of(grads)
     for limit, scale in ((norm / 4, 1 / 4), (2 * norm, 1.0)):
         clipped = dataclasses.replace(train, clip_norm=limit)
@@ -88,21 +92,27 @@ def test_clipping_scales_all_gradients_by_one_number():
             np.testing.assert_allclose(moment, want, rtol=2e-3, atol=1e-9 * float(want.max()))
 
 
-@pytest.mark.parametrize("microbatches", [2, 4, 8])
-def test_microbatches_add_up_to_the_batch(microbatches):
-    """Also where they have unlike numbers of real tokens; without random routing and dropout, whose
+@cache
+def gradients_of_a_batch(microbatches):
+    """Of a batch whose first group is padding alone. Without random routing and dropout, whose
     draws differ."""
     with jax.enable_x64(True):
         model = dataclasses.replace(MODEL, dtype="float64")
         params = init_params(jax.random.key(0), model)
-        batch = random_batch(model, 3)
-        batch = Batch(*(jnp.asarray(x).at[0].set(0) for x in batch))  # a group of padding alone
-        want, metrics = jax.jit(lambda p: gradients(p, batch, model))(params)
-        got, sums = jax.jit(lambda p: gradients(p, batch, model, microbatches=microbatches))(params)
-        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-        for a, b in zip(*map(jax.tree.leaves, (sums, metrics)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9)
+        batch = Batch(*(jnp.asarray(x).at[0].set(0) for x in random_batch(model, 3)))
+        step = jax.jit(lambda p: gradients(p, batch, model, microbatches=microbatches))
+        return jax.device_get(step(params))
+
+
+@pytest.mark.parametrize("microbatches", [2, 8])
+def test_microbatches_add_up_to_the_batch(microbatches):
+    """Also where they have unlike numbers of real tokens."""
+    want, metrics = gradients_of_a_batch(1)
+    got, sums = gradients_of_a_batch(microbatches)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    for a, b in zip(*map(jax.tree.leaves, (sums, metrics)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
 def test_gradients_of_microbatches_are_reduced_once():
@@ -114,6 +124,7 @@ def test_gradients_of_microbatches_are_reduced_once():
     assert four.cost.bytes_per_device - one.cost.bytes_per_device < weights / 4
 
 
+@pytest.mark.slow
 def test_a_step_of_microbatches_on_a_mesh_is_that_of_one_device():
     train = dataclasses.replace(TRAIN, accumulate=4)
     plan, batch = planned(train), random_batch(MODEL, 0)
@@ -132,6 +143,7 @@ def test_microbatches_divide_the_groups():
         make_train_step(MODEL, dataclasses.replace(TRAIN, accumulate=3))
 
 
+@pytest.mark.slow
 def test_adamw_is_optaxs():
     train = dataclasses.replace(
         TRAIN, optimizer="adamw", schedule="constant", learning_rate=1e-3, weight_decay=0.1
@@ -139,7 +151,7 @@ def test_adamw_is_optaxs():
     plan, batch = planned(train), random_batch(MODEL, 0)
     state = init_state(MODEL, train)
     after, _ = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
-    grads = gradients_of_the_first_step(state.params, batch)
+    grads = gradients_of_the_first_step()
     peer = optax.adamw(1e-3, 0.9, 0.98, weight_decay=0.1)
     updates, _ = peer.update(grads, peer.init(state.params), state.params)
     # The rate of a step is that of the ramp's end here: the preset has no ramp.

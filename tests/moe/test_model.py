@@ -167,6 +167,7 @@ def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
     np.testing.assert_allclose(loss_fn(params, batch, smoothed)[1].loss, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_are_deterministic_and_remat_changes_nothing():
     cfg = dataclasses.replace(CFG, dropout=0.1)
     train = preset("tiny-test").train

@@ -62,12 +62,15 @@ def assert_equal_to_one_device(run, steps):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * float(np.abs(b).max()))
 
 
-@pytest.mark.parametrize("case", sliced(CASES, 2 / 16, laws=6 / 16, seed=7))
+@pytest.mark.laws
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sliced(CASES, 2 / 16, laws=6 / 16, seed=66))
 def test_three_steps_equal_one_device(case):
     """`make laws` leaves out ten of the cases."""
     assert_equal_to_one_device(run_of(case), 3)
 
 
+@pytest.mark.laws
 @pytest.mark.skipif(not EXHAUSTIVE, reason="`make laws` runs it")
 def test_twenty_steps_equal_one_device():
     """Dropout and random routing included."""

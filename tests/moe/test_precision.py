@@ -1,6 +1,7 @@
 """What computes in which dtype: against float64, and where 16 bits would lose."""
 
 import dataclasses
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,7 @@ def test_the_loss_of_mixed_precision_is_that_of_float64_within_bfloat16():
     np.testing.assert_allclose(float(mixed), float(want), rtol=0.02)
 
 
+@cache
 def moved(model, steps=3):
     """The part of the weights of dense layers that a very small rate changes."""
     train = dataclasses.replace(TRAIN, learning_rate=2e-4, warmup_steps=1, ramp_steps=0)
@@ -107,6 +109,7 @@ def moved(model, steps=3):
     return float(np.mean(np.asarray(after, np.float32) != before))
 
 
+@pytest.mark.slow
 def test_small_updates_move_masters_of_float32_and_not_those_of_bfloat16():
     short = dataclasses.replace(MIXED, param_dtype="bfloat16")
     assert moved(MIXED) > 0.95
@@ -164,6 +167,7 @@ def test_rounding_draws_the_same_bits_on_every_mesh():
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh(rounding):
     """Rounding draws the same bits on every mesh, so weights differ where sums do: rarely."""

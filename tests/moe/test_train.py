@@ -165,6 +165,7 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     assert "resumed at step 3" in shown.getvalue()
 
 
+@pytest.mark.slow
 def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, capsys):
     """No update is finite. Through the command line."""
     argv = ["--preset", "tiny-test", "--steps", "9", "--no-eval", "--workdir", str(tmp_path)]

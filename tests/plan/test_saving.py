@@ -14,6 +14,8 @@ from sbp.plan import fit
 from sbp.plan.program import Program
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 LAYERS, BATCH, WIDTH, HIDDEN = 4, 16, 32, 64
 
 

@@ -25,6 +25,8 @@ from tests.run.conversions import BYTES_ONLY, Conversions, Shape, atoms_of, mesh
 from tests.run.ways import cheapest, steps, types_of
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 EVEN, PRIME, SMALL, EMPTY = (8, 8, 8), (5, 7, 3), (3, 2, 1), (0, 5, 2)
 SHAPES = [EVEN, PRIME, SMALL, EMPTY]
 FLOAT, HALF, INT, BOOL = (

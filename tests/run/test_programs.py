@@ -9,6 +9,8 @@ import sbp
 from tests.run.programs import CASES, MESHES, NAMES, Case, arguments, assert_same, function_of
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 _WANTED = {}
 
 

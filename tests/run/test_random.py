@@ -13,6 +13,8 @@ import sbp
 from tests.run.programs import MESHES, NAMES, assert_same
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 
 def draws(key, x):
     a, b, c = jax.random.split(key, 3)

@@ -11,6 +11,8 @@ import sbp
 from tests.shardmap.drawn import AXIS, SHAPES, N, draw_body, is_right, outcome, split_dim
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 SEEDS = sliced(range(120), 1 / 3)
 NOTED = {15: "S(1)", 56: "S(0)"}
 """Draws in which a psum adds the shards of a split value element by element, which a user may mean:

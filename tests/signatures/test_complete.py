@@ -19,6 +19,8 @@ from sbp.signatures.rule import names
 from sbp.types import P, S
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 SIZE = 48
 
 KINDS = 6

@@ -18,6 +18,8 @@ from sbp.signatures.rule import ROUNDED_PARTS
 from sbp.types import B, S
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 
 def test_every_rule_has_samples_and_every_sample_a_rule():
     assert sorted(SAMPLES) == sorted(known_primitives())

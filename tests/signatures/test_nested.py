@@ -25,6 +25,8 @@ from sbp.trace.join_slices import join_slices_p
 from sbp.types import MONOIDS, B, P, S
 from tests.slices import sliced
 
+pytestmark = pytest.mark.laws
+
 WINDOWS_OF = lax.GatherDimensionNumbers(
     offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1)
 )
