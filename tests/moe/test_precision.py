@@ -168,10 +168,9 @@ def test_rounding_draws_the_same_bits_on_every_mesh():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh(rounding):
+def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh():
     """Rounding draws the same bits on every mesh, so weights differ where sums do: rarely."""
-    model = dataclasses.replace(MODEL, param_dtype="bfloat16", rounding=rounding)
+    model = dataclasses.replace(MODEL, param_dtype="bfloat16", rounding="stochastic")
     plan = planned_step(model, TRAIN, AXES)
     state, batch = init_state(model, TRAIN), random_batch(model, 0)
     got, _ = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
