@@ -1,51 +1,214 @@
-"""Greedy decoding."""
+"""Decoding with a cache: greedy and beam search.
+
+Dims besides the model's: k hypotheses of a sentence, U slots of a cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
-from sbp.moe.model import BOS, EOS, PAD, Memory, decode, encode
+from sbp.moe.layers import KeysValues, cast_weights, keys_values, positions, rms_norm, wide_dtype
+from sbp.moe.model import BOS, EOS, PAD, Cache, Memory, Stack, embed, encode, logits_of
 from sbp.moe.sharding import PLAIN, Sharding
 
 
-def make_greedy_decoder(
-    cfg: ModelConfig, sharding: Sharding = PLAIN
-) -> Callable[[Any, jax.Array], jax.Array]:
-    """A function from (parameters, source [G, n, T_source]) to target ids [G, n, T_target], PAD
-    behind EOS.
+class Hypotheses(NamedTuple):
+    """Translations of a batch, the best of each sentence first.
 
-    Each step runs the decoder over the whole prefix again: the group's capacity then cuts the same
-    tokens as it would with the target given, and no cache has to follow routing.
+    Attributes:
+      tokens: [G, n, k, T] ids, PAD behind EOS; PAD alone where there are fewer than k.
+      scores: [G, n, k] log-probability / `length_norm`; -inf where there are fewer than k.
     """
 
-    def greedy(params: Any, source: jax.Array) -> jax.Array:
-        memory, _, _ = encode(params, source, cfg, sharding=sharding)
-        places = jnp.arange(cfg.target_length)
-        # A group filled up with padding has nothing to say: it starts, and stays, at PAD.
-        alive = jnp.any(source != PAD, axis=-1)
-        first = jnp.where(alive, BOS, PAD)[..., None] * (places == 0)
+    tokens: jax.Array
+    scores: jax.Array
 
-        def step(
-            carry: tuple[jax.Array, jax.Array], place: jax.Array
-        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-            target_in, alive = carry
-            logits, _, _ = decode(params, Memory(memory, source), target_in, cfg, sharding=sharding)
-            ids = jnp.argmax(logits, axis=-1).reshape(target_in.shape)
-            # One-hot instead of a dynamic slice: a select is local however the tensor is split.
-            here = jnp.sum(jnp.where(places == place, ids, 0), axis=-1)
-            token = jnp.where(alive, here, PAD)
-            alive = alive & (token != EOS) & (token != PAD)
-            written = jnp.where(
-                (places == place + 1) & alive[..., None], token[..., None], target_in
+
+class _Beam(NamedTuple):
+    """What one step of the search hands to the next.
+
+    Attributes:
+      open: hypotheses that go on: the log-probabilities are their scores, -inf where there is none.
+      last: [G, n, k] their last tokens.
+      visible: [G, n, k, U] the slots of the cache with their tokens.
+      closed: the best that have ended.
+      cache: keys and values.
+    """
+
+    open: Hypotheses
+    last: jax.Array
+    visible: jax.Array
+    closed: Hypotheses
+    cache: Cache
+
+
+def length_norm(length: Any, alpha: float) -> Any:
+    """What log-probabilities are divided by: ((5 + length) / 6) ** alpha (GNMT, Wu et al. 2016,
+    equation 14), with EOS counted.
+
+    >>> length_norm(7, 1.0)
+    2.0
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+def dropless(cfg: ModelConfig) -> ModelConfig:
+    """The model with a slot of each expert for each token of a group: what becomes of a sentence
+    does not depend on those beside it."""
+    return dataclasses.replace(cfg, eval_capacity_factor_per_choice=float(max(cfg.experts, 1)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class BeamSearch:
+    """Beam search (GNMT, Wu et al. 2016, section 7, without the coverage penalty).
+
+    In a step, the k best extensions of all open hypotheses are kept; those that end with EOS, or
+    are as long as the model's targets, are closed. The search of a sentence ends when no open
+    hypothesis can come among the k best closed ones. A beam of 1 is greedy decoding. PAD and BOS
+    are never said.
+
+    A step has no capacity: each token finds its experts. Neither has the encoder, unless its
+    experts choose (router "expert_choice").
+
+    Attributes:
+      cfg: the model.
+      sharding: the mesh axes of groups and experts.
+      beam: k.
+      alpha: of `length_norm`, at least 0.
+      reorder: keep a cache for each hypothesis and permute it with the hypotheses. Without, the
+        hypotheses of a sentence share one cache, with k slots for each step, and what is permuted
+        is a mask of the slots that each one sees (GShard, appendix A.1).
+    """
+
+    cfg: ModelConfig
+    sharding: Sharding = PLAIN
+    beam: int = 1
+    alpha: float = 0.6
+    reorder: bool = False
+
+    def __call__(self, params: Any, source: jax.Array) -> Hypotheses:
+        """Translate sources [G, n, T_source]; one of padding alone has no hypothesis."""
+        cfg = self.cfg if self.cfg.router == "expert_choice" else dropless(self.cfg)
+        values, _, _ = encode(params, source, cfg, sharding=self.sharding)
+        memory = Memory(values, source)
+        length, signal = self.cfg.target_length, positions(self.cfg.target_length, cfg.model_dim)
+
+        def goes_on(beam: _Beam) -> jax.Array:
+            # Log-probabilities only fall, and no norm is larger than the last one.
+            hope = jnp.max(beam.open.scores, axis=-1) / length_norm(length, self.alpha)
+            left = hope > jnp.min(beam.closed.scores, axis=-1)
+            return (beam.cache.place < length) & jnp.any(left)
+
+        def step(beam: _Beam) -> _Beam:
+            here = jnp.asarray(signal)[beam.cache.place]
+            x = embed(params["target_embedding"], beam.last, cfg, None, self.sharding, here)
+            logits, visible, cache = self._decode(params, x, beam, memory)
+            return self._extend(beam, logits, visible, cache)
+
+        return jax.lax.while_loop(goes_on, step, self._start(params, memory)).closed
+
+    def _start(self, params: Any, memory: Memory) -> _Beam:
+        """Before the first step: BOS is the one open hypothesis of a sentence."""
+        cfg, k, length = self.cfg, self.beam, self.cfg.target_length
+        (groups, sequences, _), dtype = memory.tokens.shape, jnp.dtype(cfg.dtype)
+        own = params["decoder"]["attention1"]["key"].shape[0], groups
+        own += (
+            (sequences * k, cfg.heads, length)
+            if self.reorder
+            else (
+                sequences,
+                cfg.heads,
+                length * k,
             )
-            return (written, alive), token
+        )
+        empty = jnp.zeros((*own, cfg.head_dim), dtype)
 
-        _, tokens = jax.lax.scan(step, (first.astype(jnp.int32), alive), places)
-        return jnp.moveaxis(tokens, 0, -1)
+        def seen(layer: Any) -> Any:
+            weights = cast_weights(layer, dtype)
+            return {name: keys_values(w, memory.values, sequences) for name, w in weights.items()}
 
-    return greedy
+        cross = {name: params["decoder"][name] for name in ("cross1", "cross2")}
+        names = ("attention1", "attention2")
+        cache = Cache(
+            {name: KeysValues(empty, empty) for name in names},
+            jax.lax.map(seen, cross),
+            jnp.zeros((), jnp.int32),
+        )
+        first = jnp.any(memory.tokens != PAD, axis=-1)[..., None] & (jnp.arange(k) == 0)
+        none = jnp.full((groups, sequences, k), -jnp.inf, wide_dtype(dtype))
+        tokens = jnp.full((groups, sequences, k, length), PAD, jnp.int32)
+        return _Beam(
+            open=Hypotheses(tokens, jnp.where(first, 0.0, none)),
+            last=jnp.where(first, BOS, PAD).astype(jnp.int32),
+            visible=jnp.zeros((groups, sequences, k, length * k), bool),
+            closed=Hypotheses(tokens, none),
+            cache=cache,
+        )
+
+    def _decode(
+        self, params: Any, x: jax.Array, beam: _Beam, memory: Memory
+    ) -> tuple[jax.Array, jax.Array, Cache]:
+        """Logits [G, n, k, V] of what follows the last tokens, embedded as `x` [G, n * k, M]; the
+        slots that the hypotheses see, their last tokens included; the cache with these."""
+        (groups, sequences, k, slots), place = beam.visible.shape, beam.cache.place
+        slot = jnp.arange(slots) - place * k
+        visible = beam.visible | (slot == jnp.arange(k)[:, None])
+        shown = visible
+        if self.reorder:
+            past = jnp.arange(self.cfg.target_length) <= place
+            shown = jnp.broadcast_to(past, (groups, sequences * k, 1, past.size))
+        stack = Stack(
+            cfg=dropless(self.cfg.decoder()),
+            tokens=beam.last,
+            key=None,
+            sharding=self.sharding,
+            memory=memory,
+            visible=shown,
+        )
+        x, cache = stack.step(params["decoder"], x, beam.cache)
+        logits = logits_of(params, rms_norm(x, params["decoder_norm"]), self.cfg)
+        return logits.reshape(groups, sequences, k, -1), visible, cache
+
+    def _extend(self, beam: _Beam, logits: jax.Array, visible: jax.Array, cache: Cache) -> _Beam:
+        """The k best of all extensions by a token."""
+        k, vocabulary = self.beam, logits.shape[-1]
+        logits = jnp.where(jnp.arange(vocabulary) == PAD, -jnp.inf, logits)
+        logits = jnp.where(jnp.arange(vocabulary) == BOS, -jnp.inf, logits)
+        logs = beam.open.scores[..., None] + jax.nn.log_softmax(logits, axis=-1)
+        logs, index = jax.lax.top_k(logs.reshape(*logs.shape[:2], -1), k)
+        parent, token = index // vocabulary, index % vocabulary
+        steps, place = jnp.arange(self.cfg.target_length), beam.cache.place
+        tokens = _rows(beam.open.tokens, parent)
+        tokens = jnp.where(steps == place, token[..., None], tokens)
+        ends = (token == EOS) | (place == self.cfg.target_length - 1)
+        scores = jnp.where(ends, logs / length_norm(place + 1, self.alpha), -jnp.inf)
+        scores = jnp.concatenate([beam.closed.scores, scores], axis=-1)
+        scores, kept = jax.lax.top_k(scores, k)
+        closed = _rows(jnp.concatenate([beam.closed.tokens, tokens], axis=2), kept)
+        closed = jnp.where((scores > -jnp.inf)[..., None], closed, PAD)
+        logs = jnp.where(ends, -jnp.inf, logs)
+        if self.reorder:
+            cache = cache._replace(own=jax.tree.map(lambda x: _permuted(x, parent), cache.own))
+        return _Beam(
+            open=Hypotheses(tokens, logs),
+            last=jnp.where(logs > -jnp.inf, token, PAD),
+            visible=_rows(visible, parent),
+            closed=Hypotheses(closed, scores),
+            cache=cache,
+        )
+
+
+def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows of each sentence: [G, n, K, ..] by [G, n, k] to [G, n, k, ..]."""
+    return jnp.take_along_axis(x, index[..., None], axis=2)
+
+
+def _permuted(x: jax.Array, parent: jax.Array) -> jax.Array:
+    """A cache [L, G, n * k, A, T, D] of hypotheses with the caches of their parents [G, n, k]."""
+    rows = x.reshape(*x.shape[:1], *parent.shape, *x.shape[3:])
+    return jnp.take_along_axis(rows, parent[None, ..., None, None, None], axis=3).reshape(x.shape)

@@ -14,7 +14,7 @@ import sacrebleu
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
 from sbp.moe.counting import CountingTranslator
-from sbp.moe.decode import make_greedy_decoder
+from sbp.moe.decode import BeamSearch
 from sbp.moe.model import PAD
 from sbp.moe.tokenizer import Tokenizer, pad_rows
 
@@ -113,14 +113,15 @@ def translate(
     """
     ids = source.encode(texts)
     fits = [i for i, row in enumerate(ids) if len(row) <= cfg.source_length]
-    decoder = jax.jit(make_greedy_decoder(cfg))
+    search = jax.jit(BeamSearch(cfg=cfg))
     found: list[str | None] = [None] * len(texts)
     lead = (cfg.groups, cfg.sequences_per_group, cfg.source_length)
     for start in range(0, len(fits), cfg.sequences):
         rows = fits[start : start + cfg.sequences]
         batch = pad_rows([ids[i] for i in rows], cfg.source_length)
         batch = np.pad(batch, ((0, cfg.sequences - len(rows)), (0, 0)), constant_values=PAD)
-        said = np.asarray(decoder(params, batch.reshape(lead))).reshape(cfg.sequences, -1)
+        said = np.asarray(search(params, batch.reshape(lead)).tokens[:, :, 0])
+        said = said.reshape(cfg.sequences, -1)
         for i, text in zip(rows, target.decode(said[: len(rows)]), strict=True):
             found[i] = text
     return found

@@ -7,7 +7,7 @@ D, H hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +60,27 @@ def subkey(key: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
     return None if key is None else jax.random.fold_in(key, index)
 
 
+class KeysValues(NamedTuple):
+    """What attention looks at, both [G, n, A, T', D]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+def keys_values(params: Params, memory: jax.Array, sequences: int) -> KeysValues:
+    """Keys and values of tokens [G, S', M], with n sequences in a group."""
+    groups, size, width = memory.shape
+    rows = memory.reshape(groups, sequences, size // sequences, width)
+    return KeysValues(
+        jnp.einsum("gnum,mad->gnaud", rows, params["key"]),
+        jnp.einsum("gnum,mad->gnaud", rows, params["value"]),
+    )
+
+
 def attention(
     params: Params,
     x: jax.Array,
-    memory: jax.Array,
+    memory: KeysValues,
     allowed: jax.Array,
     *,
     rate: float = 0.0,
@@ -74,9 +91,9 @@ def attention(
     There is no 1/sqrt(D): it is folded into the initial scale of `query`.
 
     Arguments:
-      params: query, key, value [M, A, D], output [A, D, M].
+      params: query [M, A, D], output [A, D, M].
       x: [G, S, M] queries.
-      memory: [G, S', M] keys and values.
+      memory: keys and values of T' tokens of each sequence.
       allowed: [G, n, T or 1, T'], true where a query may look; n is the sequences per group.
       rate, key: dropout on the attention weights.
 
@@ -85,16 +102,13 @@ def attention(
     """
     (groups, size, width), sequences = x.shape, allowed.shape[1]
     queries = x.reshape(groups, sequences, size // sequences, width)
-    keys = memory.reshape(groups, sequences, memory.shape[1] // sequences, width)
     q = jnp.einsum("gntm,mad->gnatd", queries, params["query"])
-    k = jnp.einsum("gnum,mad->gnaud", keys, params["key"])
-    v = jnp.einsum("gnum,mad->gnaud", keys, params["value"])
     wide = wide_dtype(x.dtype)
-    scores = jnp.einsum("gnatd,gnaud->gnatu", q, k, preferred_element_type=wide)
+    scores = jnp.einsum("gnatd,gnaud->gnatu", q, memory.keys, preferred_element_type=wide)
     # A finite minimum: a row of padding alone stays finite (uniform), where -inf would give NaN.
     scores = jnp.where(allowed[:, :, None], scores, jnp.asarray(-1e9, scores.dtype))
     weights = dropout(jax.nn.softmax(scores, axis=-1).astype(x.dtype), rate, key)
-    mixed = jnp.einsum("gnatu,gnaud->gnatd", weights, v)
+    mixed = jnp.einsum("gnatu,gnaud->gnatd", weights, memory.values)
     return jnp.einsum("gnatd,adm->gntm", mixed, params["output"]).reshape(groups, size, width)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,19 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
+from sbp.moe.draw import Draw
 from sbp.moe.experts import EXPERT_WEIGHTS, moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
+    KeysValues,
     attention,
     cast_weights,
     dropout,
     feed_forward,
+    keys_values,
     positions,
     rms_norm,
     subkey,
     wide_dtype,
 )
-from sbp.moe.routers import ROUTERS
 from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -85,7 +86,7 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
       `decoder_norm` [M]. Scales follow lingvo: tables 1, query (M * D)^-0.5, key and value M^-0.5,
       output (A * D)^-0.5, feed-forward, gate and experts uniform of variance 1 / fan_in.
     """
-    draw, m = _Draw(cfg=cfg, keys=iter(jax.random.split(key, 64))), cfg.model_dim
+    draw, m = Draw(cfg=cfg, keys=iter(jax.random.split(key, 64))), cfg.model_dim
     return {
         "source_embedding": draw.normal(1.0, cfg.source_vocab, m),
         "target_embedding": draw.normal(1.0, cfg.target_vocab, m),
@@ -95,85 +96,6 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
         "decoder_norm": draw.ones(m),
         "logits": draw.normal(1.0, m, cfg.target_vocab),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draw:
-    """Draws parameters of a model, each with the next key."""
-
-    cfg: ModelConfig
-    keys: Iterator[jax.Array]
-
-    def ones(self, *shape: int) -> jax.Array:
-        return jnp.ones(shape, wide_dtype(self.cfg.weight_dtype))
-
-    def normal(self, stddev: float, *shape: int) -> jax.Array:
-        dtype = jnp.dtype(self.cfg.weight_dtype)
-        return stddev * jax.random.normal(next(self.keys), shape, dtype)
-
-    def uniform(self, fan_in: int, *shape: int) -> jax.Array:
-        limit = math.sqrt(3.0 / fan_in)
-        dtype = jnp.dtype(self.cfg.weight_dtype)
-        return jax.random.uniform(next(self.keys), shape, dtype, -limit, limit)
-
-    def attention(self, pairs: int) -> Tree:
-        m, a, d = self.cfg.model_dim, self.cfg.heads, self.cfg.head_dim
-        return {
-            "norm": self.ones(pairs, m),
-            "query": self.normal((m * d) ** -0.5, pairs, m, a, d),
-            "key": self.normal(m**-0.5, pairs, m, a, d),
-            "value": self.normal(m**-0.5, pairs, m, a, d),
-            "output": self.normal((a * d) ** -0.5, pairs, a, d, m),
-        }
-
-    def feed_forward(self, pairs: int, hidden: int) -> Tree:
-        m = self.cfg.model_dim
-        return {
-            "norm": self.ones(pairs, m),
-            "w_in": self.uniform(m, pairs, m, hidden),
-            "w_out": self.uniform(hidden, pairs, hidden, m),
-        }
-
-    def experts(self, pairs: int, router: str) -> Tree:
-        m, e, h = self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
-        return {
-            "norm": self.ones(pairs, m),
-            "gate": self.uniform(m, pairs, m, e).astype(wide_dtype(self.cfg.weight_dtype)),
-            "expert_in": self.uniform(m, pairs, e, m, h),
-            "expert_out": self.uniform(h, pairs, e, h, m),
-            **self.experts_besides(pairs, router),
-        }
-
-    def experts_besides(self, pairs: int, router: str) -> Tree:
-        """What other experts than the paper's have, and other routers."""
-        cfg, m, h = self.cfg, self.cfg.model_dim, self.cfg.expert_dim
-        dtype, tree, shared = wide_dtype(cfg.weight_dtype), {}, h * cfg.shared_experts
-        for name in ROUTERS[router].weights:
-            shape = (cfg.experts,) if name == "bias" else (m, cfg.experts)
-            tree[name] = jnp.zeros((pairs, *shape), dtype)
-        names = ("in", "linear") if cfg.expert_activation == "swiglu" else ("in",)
-        if "linear" in names:
-            tree["expert_linear"] = self.uniform(m, pairs, cfg.experts, m, h)
-        if shared:
-            tree |= {f"shared_{name}": self.uniform(m, pairs, m, shared) for name in names}
-            tree["shared_out"] = self.uniform(shared, pairs, shared, m)
-        return tree
-
-    def stack(self, pairs: int, *, cross: bool) -> Tree:
-        """Layer pairs of one side."""
-        cfg = self.cfg
-        tree = {
-            "attention1": self.attention(pairs),
-            "dense": self.feed_forward(pairs, cfg.ffn_dim),
-            "attention2": self.attention(pairs),
-        }
-        if cfg.experts:
-            tree["moe"] = self.experts(pairs, (cfg.decoder() if cross else cfg).router)
-        else:
-            tree["wide"] = self.feed_forward(pairs, 2 * cfg.expert_dim)
-        if cross:
-            tree["cross1"], tree["cross2"] = self.attention(pairs), self.attention(pairs)
-        return tree
 
 
 def stacked_dims(params: Tree) -> Tree:
@@ -190,12 +112,19 @@ def stacked_dims(params: Tree) -> Tree:
 
 
 def embed(
-    table: jax.Array, tokens: Array, cfg: ModelConfig, key: jax.Array | None, sharding: Sharding
+    table: jax.Array,
+    tokens: Array,
+    cfg: ModelConfig,
+    key: jax.Array | None,
+    sharding: Sharding,
+    signal: jax.Array | None = None,
 ) -> jax.Array:
-    """Rows of the table plus positions: tokens [G, n, T] to [G, S, M]."""
+    """Rows of the table plus positions, 0 to T - 1 unless `signal` [M] is given: tokens [G, n, T]
+    to [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
-    x = x + jnp.asarray(positions(length, cfg.model_dim), x.dtype)
+    signal = jnp.asarray(positions(length, cfg.model_dim)) if signal is None else signal
+    x = x + signal.astype(x.dtype)
     x = sharding.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
     return dropout(x, cfg.dropout, key)
 
@@ -212,8 +141,32 @@ class Memory(NamedTuple):
     tokens: Array
 
 
+class Cache(NamedTuple):
+    """Keys and values that a decoder keeps from step to step: by name of the attention, of one
+    layer pair, or of all stacked on dim 0.
+
+    Attributes:
+      own: of the target tokens so far, [G, n, A, slots, D].
+      memory: of the source, which stay as they are.
+      place: the step, which says the slots that are written next.
+    """
+
+    own: Mapping[str, KeysValues]
+    memory: Mapping[str, KeysValues]
+    place: jax.Array
+
+    def write(self, name: str, new: KeysValues) -> KeysValues:
+        """The cache of one attention with the keys and values of this step."""
+        size = new.keys.shape[3]
+        return jax.tree.map(
+            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, self.place * size, 3),
+            self.own[name],
+            new,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stack:
+class Stack:
     """Layer pairs (attention, dense feed-forward; attention, MoE) of one side, under one scan.
 
     Attributes:
@@ -222,6 +175,7 @@ class _Stack:
       key: randomness of dropout and routing; None evaluates.
       sharding: the mesh axes of groups and experts.
       memory: the encoder's output, which a decoder attends to; None for an encoder.
+      visible: in a step of decoding, the slots of the cache that each token attends to.
     """
 
     cfg: ModelConfig
@@ -229,6 +183,7 @@ class _Stack:
     key: jax.Array | None
     sharding: Sharding
     memory: Memory | None = None
+    visible: Array | None = None
 
     def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
         """All layers.
@@ -243,21 +198,32 @@ class _Stack:
         remat = self.cfg.remat and self.key is not None
         body = jax.checkpoint(self._pair) if remat else self._pair
         layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
-        x, (aux, metrics) = jax.lax.scan(body, x, (params, layers))
+        x, (aux, metrics, _) = jax.lax.scan(body, x, (params, layers))
         return x, aux, metrics
 
+    def step(self, params: Tree, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """All layers on the tokens of one step of decoding [G, S, M], and the cache after it."""
+
+        def pair(x: jax.Array, layer: tuple[Tree, Any, Any]) -> tuple[jax.Array, Any]:
+            x, (_, _, own) = self._pair(x, (layer[0], 0), Cache(*layer[1:], cache.place))
+            return x, own
+
+        x, own = jax.lax.scan(pair, x, (params, cache.own, cache.memory))
+        return x, Cache(own, cache.memory, cache.place + 1)
+
     def _pair(
-        self, x: jax.Array, layer: tuple[Tree, jax.Array]
-    ) -> tuple[jax.Array, tuple[RouterLosses, GatingMetrics]]:
+        self, x: jax.Array, layer: tuple[Tree, jax.Array | int], cache: Cache | None = None
+    ) -> tuple[jax.Array, tuple[RouterLosses, GatingMetrics, Mapping[str, KeysValues]]]:
         p, index = cast_weights(layer[0], x.dtype), layer[1]
         place = subkey(self.key, index)
-        x = self._attend(x, p, "1", subkey(place, 0))
+        x, first = self._attend(x, p, "1", subkey(place, 0), cache)
         dense = feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"]))
         x = self._residual(x, dense, subkey(place, 1))
-        x = self._attend(x, p, "2", subkey(place, 2))
+        x, second = self._attend(x, p, "2", subkey(place, 2), cache)
         y, aux, metrics = self._experts(x, p, place)
         x = self.sharding.split_groups(self._residual(x, y, subkey(place, 4)))
-        return x, (aux, metrics)
+        own = {"attention1": first, "attention2": second} if cache is not None else {}
+        return x, (aux, metrics, own)
 
     def _experts(
         self, x: jax.Array, p: Tree, place: jax.Array | None
@@ -275,23 +241,38 @@ class _Stack:
         normed, key, sharding = rms_norm(x, p["moe"]["norm"]), subkey(place, 3), self.sharding
         return moe_feed_forward(p["moe"], normed, mask, self.cfg, key=key, sharding=sharding)
 
-    def _attend(self, x: jax.Array, p: Tree, name: str, place: jax.Array | None) -> jax.Array:
-        """Attention to the side's own tokens, causal in a decoder, and then to its memory."""
+    def _attend(
+        self, x: jax.Array, p: Tree, name: str, place: jax.Array | None, cache: Cache | None
+    ) -> tuple[jax.Array, KeysValues]:
+        """Attention to the side's own tokens, causal in a decoder, and then to its memory; and the
+        keys and values of the own tokens, those of the steps before included."""
         weights, rate = p[f"attention{name}"], self.cfg.dropout
-        normed = rms_norm(x, weights["norm"])
-        allowed = (self.tokens != PAD)[:, :, None, :]
-        if self.memory is not None:
-            steps = jnp.arange(self.tokens.shape[-1])
-            allowed = allowed & (steps[:, None] >= steps[None, :])
-        branch = attention(weights, normed, normed, allowed, rate=rate, key=subkey(place, 0))
+        normed, allowed = rms_norm(x, weights["norm"]), self._visible()
+        own = keys_values(weights, normed, allowed.shape[1])
+        if cache is not None:
+            own = cache.write(f"attention{name}", own)
+        branch = attention(weights, normed, own, allowed, rate=rate, key=subkey(place, 0))
         x = self._residual(x, branch, subkey(place, 1))
         if self.memory is None:
-            return x
-        weights = p[f"cross{name}"]
-        values, allowed = self.memory.values, (self.memory.tokens != PAD)[:, :, None, :]
+            return x, own
+        weights, allowed = p[f"cross{name}"], (self.memory.tokens != PAD)[:, :, None, :]
         normed = rms_norm(x, weights["norm"])
-        branch = attention(weights, normed, values, allowed, rate=rate, key=subkey(place, 2))
-        return self._residual(x, branch, subkey(place, 3))
+        if cache is not None:
+            seen = cache.memory[f"cross{name}"]
+        else:
+            seen = keys_values(weights, self.memory.values, allowed.shape[1])
+        branch = attention(weights, normed, seen, allowed, rate=rate, key=subkey(place, 2))
+        return self._residual(x, branch, subkey(place, 3)), own
+
+    def _visible(self) -> jax.Array:
+        """[G, n, T or 1, T'] which own tokens each token may look at."""
+        if self.visible is not None:
+            return self.visible
+        allowed = (self.tokens != PAD)[:, :, None, :]
+        if self.memory is None:
+            return allowed
+        steps = jnp.arange(self.tokens.shape[-1])
+        return allowed & (steps[:, None] >= steps[None, :])
 
     def _residual(self, x: jax.Array, branch: jax.Array, place: jax.Array | None) -> jax.Array:
         return x + dropout(branch, self.cfg.dropout, place)
@@ -308,7 +289,7 @@ def encode(
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses of each layer and counts; `key`
     given means training."""
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding)
-    side = _Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding)
+    side = Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding)
     x, aux, metrics = side.run(params["encoder"], x)
     return rms_norm(x, params["encoder_norm"]), aux, metrics
 
@@ -326,13 +307,18 @@ def decode(
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding)
     place = subkey(key, 3)
     own = cfg.decoder()
-    side = _Stack(cfg=own, tokens=target_in, key=place, sharding=sharding, memory=memory)
+    side = Stack(cfg=own, tokens=target_in, key=place, sharding=sharding, memory=memory)
     x, aux, metrics = side.run(params["decoder"], x)
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
+    return logits_of(params, x, cfg), aux, metrics
+
+
+def logits_of(params: Tree, x: jax.Array, cfg: ModelConfig) -> jax.Array:
+    """Logits [G, S, V] of the decoder's output [G, S, M], after its norm."""
     logits = jnp.matmul(
         x, params["logits"].astype(x.dtype), preferred_element_type=wide_dtype(x.dtype)
     )
-    return logits * cfg.model_dim**-0.5, aux, metrics
+    return logits * cfg.model_dim**-0.5
 
 
 def loss_fn(

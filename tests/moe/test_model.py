@@ -9,7 +9,6 @@ import pytest
 
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, override
-from sbp.moe.decode import make_greedy_decoder
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.layers import dropout
 from sbp.moe.model import (
@@ -205,29 +204,6 @@ def test_dropout_keeps_the_mean():
     assert set(np.unique(y).round(5)) == {0.0, np.float32(1 / 0.9).round(5)}
     assert abs(y.mean() - 1) < 0.02
     assert dropout(x, 0.1, None) is x
-
-
-def test_greedy_decoding_equals_a_loop():
-    params = init_params(jax.random.key(3), CFG)
-    params["logits"] = params["logits"].at[:, EOS].add(0.5)
-    source = random_batch(CFG).source.copy()
-    source[1, 1] = PAD
-    got = np.asarray(make_greedy_decoder(CFG)(params, source))
-    memory, _, _ = encode(params, source, CFG)
-    target_in = np.where(
-        (source != PAD).any(-1)[..., None], [BOS, *[PAD] * (CFG.target_length - 1)], PAD
-    ).astype(np.int32)
-    want = np.zeros_like(target_in)
-    done = ~(source != PAD).any(-1)
-    for t in range(CFG.target_length):
-        logits, _, _ = decode(params, Memory(memory, source), target_in, CFG)
-        token = np.asarray(logits.argmax(-1)).reshape(target_in.shape)[..., t]
-        want[..., t] = np.where(done, PAD, token)
-        done |= (token == EOS) | (token == PAD)
-        if t + 1 < CFG.target_length:
-            target_in[..., t + 1] = np.where(done, PAD, token)
-    np.testing.assert_array_equal(got, want)
-    assert (got[1, 1] == PAD).all()
 
 
 def test_a_dense_model_has_the_layers_of_two_experts():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe.layers import attention, rms_norm
+from sbp.moe.layers import attention, keys_values, rms_norm
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.optimizer import round_at_random
 from sbp.moe.presets import preset
@@ -76,7 +76,7 @@ def test_softmax_of_bfloat16_sums_to_one_over_many_places():
     eye = jnp.ones((1, 1, 1), jnp.bfloat16)
     params: dict[str, jax.Array] = {name: eye for name in ("query", "key", "value", "output")}
     x = jnp.zeros((1, 1, 1), jnp.bfloat16)
-    memory = jnp.ones((1, 2048, 1), jnp.bfloat16)
+    memory = keys_values(params, jnp.ones((1, 2048, 1), jnp.bfloat16), 1)
     allowed = jnp.ones((1, 1, 1, 2048), bool)
     np.testing.assert_allclose(
         float(attention(params, x, memory, allowed)[0, 0, 0]), 1.0, rtol=2**-7
