@@ -1,5 +1,5 @@
 """The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp train`,
-`sbp plan`, `sbp --version`."""
+`sbp plan`, `sbp translate`, `sbp evaluate`, `sbp --version`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ _WORDS = Kind(
 )
 
 
-_PROGRAMS: Mapping[str, str] = {"train": "sbp.moe.train", "plan": "sbp.moe.study"}
-"""Commands with a command line of their own, imported when asked for: they need the `moe` extra."""
+_PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "train": ("sbp.moe.train", "main"),
+    "plan": ("sbp.moe.study", "main"),
+    "translate": ("sbp.moe.commands", "translate"),
+    "evaluate": ("sbp.moe.commands", "evaluate_run"),
+}
+"""Commands with a command line of their own, a module and its function, imported when asked for:
+they need the `moe` extra."""
 
 _COMMANDS = ("explain", "signatures", "hardware", *_PROGRAMS)
 
@@ -79,7 +85,8 @@ def _program(name: str) -> Callable[[Sequence[str]], int]:
       SbpError: `unknown-option` where a library of the extra is not installed.
     """
     try:
-        return importlib.import_module(_PROGRAMS[name]).main
+        module, function = _PROGRAMS[name]
+        return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise SbpError(
             f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[moe]'",
@@ -111,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("train", help="train the GShard MoE Transformer (sbp train --help)")
     commands.add_parser("plan", help="types and price of a training step, without training it")
+    commands.add_parser("translate", help="translate text with a trained model")
+    commands.add_parser("evaluate", help="score a trained model on a test set")
     return parser
 
 

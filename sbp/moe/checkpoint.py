@@ -35,20 +35,32 @@ _FREE = (
 but where it lies."""
 
 
-def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
-
-    The digest also catches another version of the library that renders the embedded corpus. The
-    mesh is absent on purpose: results do not depend on it, and a run may resume on another one.
-    """
+def text_digest(corpus: Corpus) -> str:
+    """Tells training text from other text, as another version of the library that renders the
+    embedded corpus makes it."""
     digest = hashlib.blake2b(digest_size=8)
     for pair in corpus.train:
         digest.update(f"{pair.source}\t{pair.target}\t{pair.language}\n".encode())
+    return digest.hexdigest()
+
+
+def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
+
+    The section `free` has the options that it is not bound to. The mesh is absent on purpose:
+    results do not depend on it, and a run may resume on another one.
+    """
     free = set(_FREE)
     if train.schedule in ("linear", "cosine"):  # they end at the last step
         free -= {"steps"}
-    options = {k: v for k, v in asdict(train).items() if k not in free}
-    return {"model": asdict(model), "train": options, "corpus": {"digest": digest.hexdigest()}}
+    every = asdict(train)
+    options = {k: v for k, v in every.items() if k not in free}
+    return {
+        "model": asdict(model),
+        "train": options,
+        "corpus": {"digest": text_digest(corpus)},
+        "free": {k: v for k, v in every.items() if k in free},
+    }
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -128,7 +140,7 @@ def _digest(run: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _run_of(checkpoint: Path) -> dict[str, Any] | None:
+def run_of(checkpoint: Path) -> dict[str, Any] | None:
     """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
     try:
         saved = json.loads((checkpoint / "run" / "metadata").read_text("utf-8"))
@@ -136,6 +148,27 @@ def _run_of(checkpoint: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return saved["run"] if whole else None
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    names = (path.name for path in folder.iterdir())
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def bound(workdir: Path) -> dict[str, Any]:
+    """The configuration that the checkpoints of a run belong to: of the newest that can be read,
+    else of the folder.
+
+    Raises:
+      SbpError: `bad-checkpoint` where none can be read.
+    """
+    for step in saved_steps(workdir / "checkpoints"):
+        if run := run_of(workdir / "checkpoints" / str(step)):
+            return run
+    return _saved(workdir / "config.json")
 
 
 class Checkpoints:
@@ -168,7 +201,9 @@ class Checkpoints:
         self.close()
 
     def _open(self) -> None:
-        if self._steps() and (lines := differences(self._bound(), self._description)):
+        if saved_steps(self._folder) and (
+            lines := differences(bound(self._workdir), self._description)
+        ):
             raise SbpError(
                 f"{self._workdir} holds a run of another configuration; choose another --workdir,"
                 " or move this one away:",
@@ -188,28 +223,13 @@ class Checkpoints:
                 code="bad-checkpoint",
             ) from None
 
-    def _steps(self) -> list[int]:
-        """Steps that have a checkpoint, newest first."""
-        if not self._folder.is_dir():
-            return []
-        names = (path.name for path in self._folder.iterdir())
-        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
-
-    def _bound(self) -> dict[str, Any]:
-        """The configuration that the checkpoints belong to: of the newest that can be read, else
-        of the folder."""
-        for step in self._steps():
-            if run := _run_of(self._folder / str(step)):
-                return run
-        return _saved(self._workdir / "config.json")
-
     def bind(self, name: str, content: Mapping[str, str]) -> None:
         """Add what the checkpoints of this run belong to besides: digests by name.
 
         Raises:
           SbpError: `bad-checkpoint` where those that are here belong to something else.
         """
-        if self._steps() and (old := self._bound().get(name)) and old != content:
+        if saved_steps(self._folder) and (old := bound(self._workdir).get(name)) and old != content:
             other = [key for key in content if old.get(key) != content[key]]
             raise SbpError(
                 f"the {name} {' and '.join(other)} in {self._workdir} is not that of its"
@@ -278,7 +298,7 @@ class Checkpoints:
             shardings,
         )
         damaged: list[str] = []
-        for step in self._steps():
+        for step in saved_steps(self._folder):
             try:
                 found = self._read(step, target, say)
             except _DamagedError as error:
@@ -286,7 +306,7 @@ class Checkpoints:
                 continue
             for line in damaged:
                 say(f"{line}; that of step {step} is used")
-            self._set_aside([s for s in self._steps() if s > step])
+            self._set_aside([s for s in saved_steps(self._folder) if s > step])
             return found
         raise SbpError(
             f"no checkpoint in {self._folder} can be read; choose another --workdir:",
@@ -298,7 +318,7 @@ class Checkpoints:
         self, step: int, target: TrainState, say: Callable[[str], None]
     ) -> tuple[TrainState, dict[str, Any]]:
         checkpoint = self._folder / str(step)
-        run = _run_of(checkpoint)
+        run = run_of(checkpoint)
         if run is None and (checkpoint / "run").exists():
             raise _DamagedError("what it belongs to cannot be read")
         if run is None:

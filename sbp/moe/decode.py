@@ -16,6 +16,9 @@ from sbp.moe.layers import KeysValues, cast_weights, keys_values, positions, rms
 from sbp.moe.model import BOS, EOS, PAD, Cache, Memory, Stack, embed, encode, logits_of
 from sbp.moe.sharding import PLAIN, Sharding
 
+ALPHA = 0.8
+"""Of `length_norm`, as in lingvo's GShard models."""
+
 
 class Hypotheses(NamedTuple):
     """Translations of a batch, the best of each sentence first.
@@ -88,7 +91,7 @@ class BeamSearch:
     cfg: ModelConfig
     sharding: Sharding = PLAIN
     beam: int = 1
-    alpha: float = 0.6
+    alpha: float = ALPHA
     reorder: bool = False
 
     def __call__(self, params: Any, source: jax.Array) -> Hypotheses:
@@ -186,7 +189,8 @@ class BeamSearch:
         tokens = _rows(beam.open.tokens, parent)
         tokens = jnp.where(steps == place, token[..., None], tokens)
         ends = (token == EOS) | (place == self.cfg.target_length - 1)
-        scores = jnp.where(ends, logs / length_norm(place + 1, self.alpha), -jnp.inf)
+        said = (place + 1).astype(logs.dtype)  # an int32 would make the norm float32
+        scores = jnp.where(ends, logs / length_norm(said, self.alpha), -jnp.inf)
         scores = jnp.concatenate([beam.closed.scores, scores], axis=-1)
         scores, kept = jax.lax.top_k(scores, k)
         closed = _rows(jnp.concatenate([beam.closed.tokens, tokens], axis=2), kept)

@@ -3,7 +3,7 @@ tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from sbp.moe.evaluate import MODEL, Evaluation
+from sbp.moe.evaluate import MODEL, Evaluation, Quality, Score
 from sbp.moe.metrics import Values
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -133,10 +133,18 @@ class TrainingDisplay:
         )
 
 
-def show_evaluation(console: Console, result: Evaluation) -> None:
-    """Print the scores by held-out set and by languages beside the baselines, and samples."""
+def show_evaluation(console: Console, result: Evaluation, *, languages: bool = False) -> None:
+    """Print the scores by held-out set and by languages beside the baselines, and samples.
+
+    Arguments:
+      console: where to print.
+      result: the scores.
+      languages: of each language too, not of groups of them alone.
+    """
     console.print(_by_set(result))
-    console.print(_by_languages(result))
+    console.print(_by_languages(result.groups))
+    if languages:
+        console.print(_by_languages(result.languages))
     samples = Table(title="sample translations", title_justify="left")
     for name in ("", "source", "reference", "translation"):
         samples.add_column(name)
@@ -174,20 +182,20 @@ def _by_set(result: Evaluation) -> Table:
                 str(score.sentences) if first else "",
                 f"{quality.exact:.1f}",
                 f"{quality.chrf:.1f}",
-                "-" if quality.bleu is None else f"{quality.bleu:.1f}",
+                _bleu(quality),
                 style="bold" if first else "",
             )
         table.add_section()
     return table
 
 
-def _by_languages(result: Evaluation) -> Table:
+def _by_languages(scores: Sequence[Score]) -> Table:
     table = Table(title="all sets by language, most training text first", title_justify="left")
     table.add_column("languages")
-    for name in ("sentences", "exact %", "chrF", "best baseline"):
+    for name in ("sentences", "exact %", "chrF", "best baseline", "BLEU"):
         table.add_column(name, justify="right")
     table.add_column("")
-    for score in result.groups:
+    for score in scores:
         best = score.systems[score.baseline]
         table.add_row(
             Text(score.name),
@@ -195,6 +203,11 @@ def _by_languages(result: Evaluation) -> Table:
             f"{score.model.exact:.1f}",
             f"{score.model.chrf:.1f}",
             f"{best.chrf:.1f}",
+            _bleu(score.model),
             Text(" ".join(score.languages[:6]) + " .." * (len(score.languages) > 6)),
         )
     return table
+
+
+def _bleu(quality: Quality) -> str:
+    return "-" if quality.bleu is None else f"{quality.bleu:.1f}"

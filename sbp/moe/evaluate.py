@@ -5,18 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 import numpy as np
 import sacrebleu
 
-from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
 from sbp.moe.counting import CountingTranslator
-from sbp.moe.decode import BeamSearch
-from sbp.moe.model import PAD
-from sbp.moe.tokenizer import Tokenizer, pad_rows
 
 MODEL = "model"
 """What the model's translations are called beside those of the baselines."""
@@ -96,37 +90,6 @@ class Evaluation:
     signatures: tuple[str, ...]
 
 
-def translate(
-    params: Any, texts: Sequence[str], source: Tokenizer, target: Tokenizer, cfg: ModelConfig
-) -> list[str | None]:
-    """Greedy translations; runs on one device.
-
-    Arguments:
-      params: parameters as host or single-device arrays.
-      texts: what to translate.
-      source: the source vocabulary.
-      target: the target vocabulary.
-      cfg: the model.
-
-    Returns:
-      A translation of each text; None for a text of more than `cfg.source_length` tokens.
-    """
-    ids = source.encode(texts)
-    fits = [i for i, row in enumerate(ids) if len(row) <= cfg.source_length]
-    search = jax.jit(BeamSearch(cfg=cfg))
-    found: list[str | None] = [None] * len(texts)
-    lead = (cfg.groups, cfg.sequences_per_group, cfg.source_length)
-    for start in range(0, len(fits), cfg.sequences):
-        rows = fits[start : start + cfg.sequences]
-        batch = pad_rows([ids[i] for i in rows], cfg.source_length)
-        batch = np.pad(batch, ((0, cfg.sequences - len(rows)), (0, 0)), constant_values=PAD)
-        said = np.asarray(search(params, batch.reshape(lead)).tokens[:, :, 0])
-        said = said.reshape(cfg.sequences, -1)
-        for i, text in zip(rows, target.decode(said[: len(rows)]), strict=True):
-            found[i] = text
-    return found
-
-
 def language_groups(languages: Sequence[str], groups: int = 4) -> list[tuple[str, tuple[str, ...]]]:
     """Split languages, ordered by training text, into equal groups named by rank."""
     parts: list[list[int]] = [
@@ -150,8 +113,13 @@ def baselines(train: Iterable[Pair], pairs: Sequence[Pair]) -> dict[str, list[st
     return {
         "templates": [numbers.translate(pair) for pair in pairs],
         "templates, names": [both.translate(pair) for pair in pairs],
-        "copying": [pair.source for pair in pairs],
+        **copying(pairs),
     }
+
+
+def copying(pairs: Sequence[Pair]) -> dict[str, list[str]]:
+    """The sources as translations of themselves."""
+    return {"copying": [pair.source for pair in pairs]}
 
 
 def evaluate(

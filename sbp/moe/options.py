@@ -114,13 +114,30 @@ def _refuse_unread(options: Iterable[str], model: ModelConfig, train: TrainConfi
             )
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
+    """Errors of usage are `unknown-option`."""
+
     def error(self, message: str) -> NoReturn:
         raise SbpError(f"{message}; see --help", code="unknown-option")
 
+    def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The options of a command line.
 
-def _parser() -> _Parser:
-    parser = _Parser(
+        Raises:
+          SbpError: `unknown-option` for one that does not exist, with the nearest name.
+        """
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            raise SbpError(
+                f"no option {unknown[0]!r}{nearest(unknown[0].split('=')[0], known)}",
+                code="unknown-option",
+            )
+        return args
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="python -m sbp.moe.train",
         description="Train the GShard MoE Transformer and measure its translations.",
         allow_abbrev=False,
@@ -168,14 +185,7 @@ def parse_args(argv: Sequence[str]) -> Run:
       SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
           nearest name.
     """
-    parser = _parser()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = [option for action in parser._actions for option in action.option_strings]
-        raise SbpError(
-            f"no option {unknown[0]!r}{nearest(unknown[0].split('=')[0], known)}",
-            code="unknown-option",
-        )
+    args = _parser().parse_all(argv)
     chosen = preset(args.preset)
     model_fields = {f.name for f in dataclasses.fields(ModelConfig)}
     train_fields = {f.name for f in dataclasses.fields(TrainConfig)}

@@ -29,8 +29,9 @@ from sbp.moe.checkpoint import Checkpoints, describe, write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
+from sbp.moe.decode import BeamSearch
 from sbp.moe.display import TrainingDisplay, show_evaluation
-from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate, translate
+from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate
 from sbp.moe.heldout import plan_loss, sample
 from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
@@ -38,6 +39,7 @@ from sbp.moe.options import Run, parse_args, undivided
 from sbp.moe.sources import load
 from sbp.moe.step import TrainState, init_state, plan_train_step, state_shapes
 from sbp.moe.tokenizer import Tokenizer
+from sbp.moe.translator import Translator, plan_search
 
 
 def simulate_devices(count: int) -> None:
@@ -234,20 +236,22 @@ def _show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
     console.print("\n".join(lines), highlight=False, markup=False)
 
 
-def score(
-    run: Run, corpus: Corpus, params: Any, source: Tokenizer, target: Tokenizer
-) -> Evaluation:
-    """Translate the held-out sets with the model and with each baseline, and compare.
+def translator(
+    run: Run, plan: StepPlan, params: Any, source: Tokenizer, target: Tokenizer
+) -> Translator:
+    """Greedy decoding on the training mesh, with the parameters where the step has them."""
+    shardings = plan.in_shardings[0].params
+    search = BeamSearch(cfg=run.model, sharding=run.sharding)
+    types = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    found = plan_search(search, mesh, jax.eval_shape(lambda: params), types)
+    return Translator(plan=found, params=params, source=source, target=target, cfg=run.model)
 
-    Arguments:
-      run: the options of the run.
-      corpus: its text.
-      params: parameters as host arrays.
-      source: the source vocabulary.
-      target: the target vocabulary.
-    """
+
+def score(corpus: Corpus, translator: Translator) -> Evaluation:
+    """Translate the held-out sets with the model and with each baseline, and compare."""
     pairs = corpus.heldout_pairs
-    said = translate(params, [pair.source for pair in pairs], source, target, run.model)
+    said = translator([pair.source for pair in pairs])
     systems = {MODEL: said, **baselines(corpus.train, pairs)}
     return evaluate(corpus.heldout, systems, corpus.languages)
 
@@ -293,7 +297,7 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
         line = f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
         return 128 + stopped, f"{line} resumes"
     if run.evaluate:
-        result = score(run, corpus, jax.device_get(state.params), source, target)
+        result = score(corpus, translator(run, plan, state.params, source, target))
         save_evaluation(result, run.workdir / "evaluation.json")
         show_evaluation(console, result)
     return 0, f"done; checkpoint in {run.workdir}"

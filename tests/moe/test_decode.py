@@ -7,9 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+import sbp
 from sbp.moe.decode import BeamSearch
 from sbp.moe.model import BOS, EOS, PAD, Memory, decode, encode, init_params
-from tests.moe.test_model import CFG, random_batch
+from sbp.moe.sharding import leaf_types, sharding_of
+from tests.moe.test_model import CFG, QUICK, random_batch
+from tests.slices import sliced
 
 # A capacity that would drop most tokens: decoding must not have it.
 MODEL = dataclasses.replace(CFG, dtype="float64", eval_capacity_factor_per_choice=0.25)
@@ -35,11 +38,11 @@ def scorer(cfg, params):
         cfg, groups=1, sequences_per_group=1, eval_capacity_factor_per_choice=float(cfg.experts)
     )
 
-    @jax.jit
-    def logits(source, prefix):
+    def everything(source, prefix):
         memory, _, _ = encode(params, source, alone)
         return decode(params, Memory(memory, source), prefix, alone)[0][0]
 
+    logits = jax.jit(everything, compiler_options=QUICK)
     found = {}
 
     def logs(source, prefix):
@@ -80,6 +83,18 @@ def numpy_beam(logs, source, length, beam, alpha):
     return sorted(closed, key=lambda h: -h[1])[:beam]
 
 
+def on_one_device(search):
+    return jax.jit(search, compiler_options=QUICK)
+
+
+def assert_same_hypotheses(found, want):
+    """Of one sentence: the same texts in the same order, with the same scores."""
+    tokens, scores = (np.asarray(x) for x in found)
+    assert [said(row) for row in tokens[: len(want)]] == [ids for ids, _ in want]
+    np.testing.assert_allclose(scores[: len(want)], [score for _, score in want], rtol=1e-9)
+    assert (scores[len(want) :] == -np.inf).all() and (tokens[len(want) :] == PAD).all()
+
+
 def said(row):
     """A row of ids without what follows EOS, which must be PAD."""
     ids = tuple(int(i) for i in row)
@@ -97,7 +112,7 @@ def model():
 
 def test_a_beam_of_one_is_greedy(model):
     params, source, logs = model
-    found = jax.jit(BeamSearch(cfg=MODEL))(params, source)
+    found = on_one_device(BeamSearch(cfg=MODEL))(params, source)
     lengths = set()
     for g, n in itertools.product(range(MODEL.groups), range(MODEL.sequences_per_group)):
         want = []
@@ -106,3 +121,81 @@ def test_a_beam_of_one_is_greedy(model):
         assert [i for i in said(found.tokens[g, n, 0]) if i] == want
         lengths.add(len(want))
     assert lengths == {0, 2, 4}  # none is as long as the model's targets
+
+
+def numpy_hypotheses(logs, source, beam, alpha):
+    """For each sentence of a batch; none for a place that is not filled."""
+    length = MODEL.target_length
+    return {
+        place: numpy_beam(logs, source[place], length, beam, alpha) if source[place].any() else []
+        for place in np.ndindex(*source.shape[:2])
+    }
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_beams_equal_a_search_without_a_cache(model, reorder):
+    """Both caches; n-best lists and scores in float64, for each sentence by itself."""
+    params, source, logs = model
+    found = on_one_device(BeamSearch(cfg=MODEL, beam=4, alpha=1.5, reorder=reorder))(params, source)
+    want = numpy_hypotheses(logs, source, beam=4, alpha=1.5)
+    for place, best in want.items():
+        assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
+    # The norm decides: without it, others are best.
+    assert [[ids for ids, _ in h] for h in want.values()] != [
+        [ids for ids, _ in h] for h in numpy_hypotheses(logs, source, beam=4, alpha=0.0).values()
+    ]
+
+
+MESHES = [
+    (("data", 2), ("expert", 2)),
+    (("data", 4), ("model", 2)),
+    (("pod", 2), ("expert", 4)),
+    (("expert", 2), ("model", 2)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", sliced(MESHES, 0.25))
+@pytest.mark.parametrize("reorder", [False, True])
+def test_beams_on_a_mesh_equal_a_search_without_a_cache(model, mesh, reorder):
+    params, source, logs = model
+    search = BeamSearch(cfg=MODEL, sharding=sharding_of(mesh), beam=3, reorder=reorder)
+    names, sizes = zip(*mesh, strict=True)
+    plan = sbp.jit(search, sbp.make_mesh(sizes, names), in_types=(leaf_types(mesh), None))
+    found = plan(params, source)
+    for place, best in numpy_hypotheses(logs, source, beam=3, alpha=search.alpha).items():
+        assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
+
+
+@pytest.mark.slow
+def test_a_beam_that_keeps_all_finds_the_best_of_all_texts():
+    """Exhaustive search over a vocabulary of three words and EOS."""
+    with jax.enable_x64(True):
+        cfg = dataclasses.replace(MODEL, groups=1, target_vocab=6, target_length=3)
+        params, source = weights(cfg, seed=1), random_batch(cfg).source
+        logs = scorer(cfg, params)
+        words, every = [t for t in range(6) if t not in (PAD, BOS)], []
+        for length in (1, 2, 3):
+            for ids in itertools.product(words, repeat=length):
+                if EOS in ids[:-1] or (length < 3 and ids[-1] != EOS):
+                    continue  # it goes on behind EOS, or stops without
+                total = sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(length))
+                every.append((ids, total / norm(length, 0.8)))
+        assert len(every) == 1 + 3 + 9 * 4
+        every.sort(key=lambda h: -h[1])
+        found = on_one_device(BeamSearch(cfg=cfg, beam=36))(params, source)
+        assert_same_hypotheses((found.tokens[0, 0], found.scores[0, 0]), every[:36])
+
+
+def test_only_the_reordering_beam_moves_keys_and_values(model):
+    """Appendix A.1: the flattened beam permutes masks; its program has no gather on a cache, whose
+    last dim is the width of a head."""
+    params, source, _ = model
+
+    def gathers(reorder):
+        search = BeamSearch(cfg=MODEL, beam=3, reorder=reorder)
+        lines = jax.jit(search).lower(params, source).as_text().splitlines()
+        return [line for line in lines if "gather" in line and f"x{MODEL.head_dim}xf64" in line]
+
+    assert not gathers(reorder=False)
+    assert gathers(reorder=True)

@@ -1,0 +1,191 @@
+"""The commands `sbp translate` and `sbp evaluate`: what a trained model says, from a checkpoint."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from sbp.errors import SbpError, nearest
+from sbp.moe.checkpoint import text_digest
+from sbp.moe.corpus import Corpus, by_count, read_tsv
+from sbp.moe.decode import ALPHA, BeamSearch
+from sbp.moe.display import show_evaluation
+from sbp.moe.evaluate import MODEL, baselines, copying, evaluate
+from sbp.moe.options import CommandParser, Run, parse_mesh
+from sbp.moe.saved import SavedRun, open_run
+from sbp.moe.sharding import leaf_types
+from sbp.moe.sources import load
+from sbp.moe.train import make_mesh, simulate_devices
+from sbp.moe.translator import Translator, plan_search
+
+
+def _parser(name: str, description: str, beam: int) -> CommandParser:
+    """The options that both commands have."""
+    parser = CommandParser(prog=f"sbp {name}", description=description, allow_abbrev=False)
+    parser.add_argument("--workdir", required=True, help="folder of a training run")
+    parser.add_argument(
+        "--mesh", default="data=1", help="axes and sizes, outer first (default data=1: one device)"
+    )
+    parser.add_argument(
+        "--beam",
+        type=int,
+        default=beam,
+        help=f"hypotheses of a sentence (default {beam}); 1 is greedy",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=ALPHA,
+        help="scores are divided by ((5 + length) / 6) ** alpha (default %(default)s)",
+    )
+    return parser
+
+
+def _translator(args: Namespace, saved: SavedRun) -> Translator:
+    """The model of a run on the mesh of the options."""
+    if args.beam < 1:
+        raise SbpError(f"--beam is {args.beam}; it must be at least 1", code="unknown-option")
+    if not 0 <= args.alpha < math.inf:
+        raise SbpError(
+            f"--alpha is {args.alpha}; it must be at least 0 and a finite number",
+            code="unknown-option",
+        )
+    run = Run(
+        model=saved.model,
+        train=dataclasses.replace(saved.train, sequence_parallel=False),
+        mesh=parse_mesh(args.mesh),
+        workdir=saved.workdir,
+        tensorboard=False,
+        evaluate=True,
+    )
+    simulate_devices(math.prod(size for _, size in run.mesh))
+    search = BeamSearch(cfg=run.model, sharding=run.sharding, beam=args.beam, alpha=args.alpha)
+    plan = plan_search(search, make_mesh(run.mesh), saved.shapes, leaf_types(run.mesh))
+    params = saved.params(plan.in_shardings[0], _say)
+    return Translator(
+        plan=plan, params=params, source=saved.source, target=saved.target, cfg=run.model
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def translate(argv: Sequence[str]) -> int:
+    """The command line of `sbp translate`: a line of text in, a line of translation out.
+
+    Raises:
+      SbpError: `bad-checkpoint` without a checkpoint; `bad-corpus` for text that cannot be read or
+        is longer than the model's; `unknown-option` for other options and languages.
+    """
+    parser = _parser("translate", "Translates text, one sentence on each line.", beam=4)
+    parser.add_argument("--to", help="the language to translate to; a run has one")
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="UTF-8 text; - for standard input"
+    )
+    args = parser.parse_all(argv)
+    saved = open_run(Path(args.workdir))
+    if args.to is not None:
+        _known_language(args.to, saved)
+    name, lines = _lines(args.file)
+    _refuse_long(saved, name, lines)
+    texts = list(dict.fromkeys(line for line in lines if line.strip()))
+    found = dict(zip(texts, _translator(args, saved)(texts), strict=True))
+    for line in lines:
+        print(found[line] if line.strip() else "")
+    return 0
+
+
+def _known_language(language: str, saved: SavedRun) -> None:
+    """Refuse a language that the model does not say."""
+    if saved.train.data:
+        raise SbpError(
+            "the text of this run does not say which language its translations are in; leave out"
+            " --to",
+            code="unknown-option",
+        )
+    if language != "en":
+        raise SbpError(
+            f"this model does not translate to {language!r}{nearest(language, ['en'])}",
+            code="unknown-option",
+        )
+
+
+def _lines(file: str) -> tuple[str, list[str]]:
+    """What the text is called, and its lines."""
+    name = "standard input" if file == "-" else file
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise SbpError(f"cannot read {name}: {error.strerror}", code="bad-corpus") from None
+    lines = []
+    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        try:
+            lines.append(line.decode("utf-8").rstrip("\r"))
+        except UnicodeDecodeError as error:
+            raise SbpError(
+                f"{name}:{number}: byte {error.start + 1} is not UTF-8; save the text as UTF-8",
+                code="bad-corpus",
+            ) from None
+    return name, lines[:-1] if lines[-1] == "" else lines
+
+
+def _refuse_long(saved: SavedRun, name: str, lines: Sequence[str]) -> None:
+    """Refuse text that the model would not read to its end."""
+    most = saved.model.source_length
+    for number, ids in enumerate(saved.source.encode(lines), start=1):
+        if len(ids) > most:
+            raise SbpError(
+                f"{name}:{number}: the sentence has {len(ids)} pieces; this model takes {most}."
+                " Split it, or train a model with a larger source_length",
+                code="bad-corpus",
+            )
+
+
+def evaluate_run(argv: Sequence[str]) -> int:
+    """The command line of `sbp evaluate`: scores by test set and by language.
+
+    Raises:
+      SbpError: `bad-checkpoint` without a checkpoint; `bad-corpus` for text that cannot be read or
+        is not that of the run; `unknown-option` for other options.
+    """
+    parser = _parser("evaluate", "Scores the translations of a test set.", beam=1)
+    parser.add_argument(
+        "--eval-data",
+        help="a test set: UTF-8, source <tab> target <tab> language per line; the run's own"
+        " held-out sets when left out",
+    )
+    parser.add_argument("--data", help="the run's own text, where it has moved")
+    args = parser.parse_all(argv)
+    saved = open_run(Path(args.workdir))
+    corpus = _test_set(args, saved)
+    translator = _translator(args, saved)
+    pairs = corpus.heldout_pairs
+    others = copying(pairs) if args.eval_data else baselines(corpus.train, pairs)
+    said = translator([pair.source for pair in pairs])
+    result = evaluate(corpus.heldout, {MODEL: said, **others}, corpus.languages)
+    show_evaluation(Console(), result, languages=True)
+    return 0
+
+
+def _test_set(args: Namespace, saved: SavedRun) -> Corpus:
+    """The user's test set, or the text of the run with its held-out sets."""
+    if args.eval_data:
+        pairs = read_tsv(args.eval_data)
+        return Corpus(train=(), heldout={"test set": pairs}, languages=by_count(pairs))
+    train = dataclasses.replace(saved.train, data=args.data or saved.train.data)
+    corpus = load(train, _say)
+    if text_digest(corpus) != saved.corpus:
+        raise SbpError(
+            f"the training text of {saved.workdir} is another one now, so its held-out sets are"
+            " not known; give its text (--data), or a test set (--eval-data)",
+            code="bad-corpus",
+        )
+    return corpus
