@@ -167,6 +167,31 @@ def test_beams_on_a_mesh_equal_a_search_without_a_cache(model, mesh, reorder):
         assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
 
 
+VARIANTS = [
+    {"experts": 0},
+    {"dispatch": "gather"},
+    {"dispatch": "sort"},
+    {"router": "switch"},
+    {"router": "noisy_top_k"},
+    {"router": "sigmoid", "experts_per_token": 3, "expert_activation": "swiglu"},
+    {"router": "top_k", "experts_per_token": 1, "shared_experts": 1},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", sliced(VARIANTS, 0.3), ids=str)
+def test_beams_of_other_models_equal_a_search_without_a_cache(variant):
+    with jax.enable_x64(True):
+        cfg = dataclasses.replace(MODEL, **variant)
+        params, source = weights(cfg), sources(cfg)
+        mesh = (("expert", 2),)
+        search = BeamSearch(cfg=cfg, sharding=sharding_of(mesh), beam=3)
+        plan = sbp.jit(search, sbp.make_mesh([2], ["expert"]), in_types=(leaf_types(mesh), None))
+        found, logs = plan(params, source), scorer(cfg, params)
+        for place, best in numpy_hypotheses(logs, source, beam=3, alpha=search.alpha).items():
+            assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
+
+
 @pytest.mark.slow
 def test_a_beam_that_keeps_all_finds_the_best_of_all_texts():
     """Exhaustive search over a vocabulary of three words and EOS."""
