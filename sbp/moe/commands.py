@@ -48,8 +48,8 @@ def _parser(name: str, description: str, beam: int) -> CommandParser:
     return parser
 
 
-def _translator(args: Namespace, saved: SavedRun) -> Translator:
-    """The model of a run on the mesh of the options."""
+def _translator(args: Namespace, saved: SavedRun, texts: int) -> Translator:
+    """The model of a run on the mesh of the options, with batches no larger than the texts need."""
     if args.beam < 1:
         raise SbpError(f"--beam is {args.beam}; it must be at least 1", code="unknown-option")
     if not 0 <= args.alpha < math.inf:
@@ -57,8 +57,13 @@ def _translator(args: Namespace, saved: SavedRun) -> Translator:
             f"--alpha is {args.alpha}; it must be at least 0 and a finite number",
             code="unknown-option",
         )
+    model = saved.model
+    if model.router != "expert_choice":  # whose translations depend on the batch
+        needed = max(1, -(-texts // model.groups))
+        fewer = min(model.sequences_per_group, needed)
+        model = dataclasses.replace(model, sequences_per_group=fewer)
     run = Run(
-        model=saved.model,
+        model=model,
         train=dataclasses.replace(saved.train, sequence_parallel=False),
         mesh=parse_mesh(args.mesh),
         workdir=saved.workdir,
@@ -97,7 +102,7 @@ def translate(argv: Sequence[str]) -> int:
     name, lines = _lines(args.file)
     _refuse_long(saved, name, lines)
     texts = list(dict.fromkeys(line for line in lines if line.strip()))
-    found = dict(zip(texts, _translator(args, saved)(texts), strict=True))
+    found = dict(zip(texts, _translator(args, saved, len(texts))(texts), strict=True))
     for line in lines:
         print(found[line] if line.strip() else "")
     return 0
@@ -166,8 +171,8 @@ def evaluate_run(argv: Sequence[str]) -> int:
     args = parser.parse_all(argv)
     saved = open_run(Path(args.workdir))
     corpus = _test_set(args, saved)
-    translator = _translator(args, saved)
     pairs = corpus.heldout_pairs
+    translator = _translator(args, saved, len(pairs))
     others = copying(pairs) if args.eval_data else baselines(corpus.train, pairs)
     said = translator([pair.source for pair in pairs])
     result = evaluate(corpus.heldout, {MODEL: said, **others}, corpus.languages)
