@@ -119,17 +119,9 @@ class BeamSearch:
         """Before the first step: BOS is the one open hypothesis of a sentence."""
         cfg, k, length = self.cfg, self.beam, self.cfg.target_length
         (groups, sequences, _), dtype = memory.tokens.shape, jnp.dtype(cfg.dtype)
-        own = params["decoder"]["attention1"]["key"].shape[0], groups
-        own += (
-            (sequences * k, cfg.heads, length)
-            if self.reorder
-            else (
-                sequences,
-                cfg.heads,
-                length * k,
-            )
-        )
-        empty = jnp.zeros((*own, cfg.head_dim), dtype)
+        layers = params["decoder"]["attention1"]["key"].shape[0]
+        rows, slots = (sequences * k, length) if self.reorder else (sequences, length * k)
+        empty = jnp.zeros((layers, groups, rows, cfg.heads, slots, cfg.head_dim), dtype)
 
         def seen(layer: Any) -> Any:
             weights = cast_weights(layer, dtype)
