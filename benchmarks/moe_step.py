@@ -62,7 +62,10 @@ def compile_jit(run: Run, mesh: Mesh) -> jax.stages.Compiled:
         for layout, dim in ((own.groups, "group"), (own.experts, "expert"))
     )
     constraints = Sharding(Constraint(mesh, groups), Constraint(mesh, experts))
-    state, batch = state_shapes(run.model, run.train), batch_shapes(run.model)
+    state, batch = (
+        state_shapes(run.model, run.train),
+        batch_shapes(run.model, packed=run.train.pack),
+    )
 
     def placed(path, leaf):
         stacked = "['expert_" in jax.tree_util.keystr(path) and len(leaf.shape) > 1

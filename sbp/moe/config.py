@@ -309,6 +309,7 @@ class TrainConfig:
       languages: how many of the corpus' languages to use, largest first.
       train_pairs: sentence pairs of the embedded corpus to generate.
       heldout_per_language: evaluation pairs for each language, in each held-out set.
+      pack: lay several pairs into each row of a batch, as many as fit; they do not see each other.
       power: exponent of the power law over languages; language i gets a share proportional to (i +
           1) ** -power.
       checkpoint_every: steps between checkpoints.
@@ -338,6 +339,7 @@ class TrainConfig:
     languages: int = 20
     train_pairs: int = 60_000
     heldout_per_language: int = 20
+    pack: bool = False
     power: float = 0.5
     checkpoint_every: int = 200
     corpus: str = "phrases"

@@ -13,17 +13,43 @@ from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
 from sbp.moe.model import BOS, PAD, Batch
+from sbp.moe.packing import Segments, pack
 from sbp.moe.tokenizer import Tokenizer, pad_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A corpus part as ids: source [N, T_source], target [N, T_target] ending in EOS, and which
-    pairs they are."""
+    """A corpus part as ids.
+
+    Attributes:
+      source: [N, T_source], a row for each pair, or for several of them.
+      target: [N, T_target], each pair ending in EOS.
+      kept: which pairs they are.
+      segments: which pair of its row each token is of, where rows have several.
+    """
 
     source: np.ndarray
     target: np.ndarray
     kept: tuple[int, ...]
+    segments: Segments | None = None
+
+    def packed(self, seed: int) -> Encoded:
+        """Several pairs in each row, the same in every epoch."""
+        rows = pack(self.source, self.target, seed)
+        return Encoded(
+            source=rows.source, target=rows.target, kept=self.kept, segments=rows.segments
+        )
+
+    @property
+    def filled(self) -> float:
+        """The share of the rows that is not padding."""
+        real = np.count_nonzero(self.source) + np.count_nonzero(self.target)
+        return real / (self.source.size + self.target.size)
+
+    def batch(self, rows: Any, cfg: ModelConfig) -> Batch:
+        """Some rows as a batch."""
+        segments = self.segments and Segments(*(side[rows] for side in self.segments))
+        return make_batch(self.source[rows], self.target[rows], cfg, segments)
 
 
 def encode_pairs(
@@ -54,20 +80,27 @@ def encode_pairs(
     )
 
 
-def make_batch(source: np.ndarray, target: np.ndarray, cfg: ModelConfig) -> Batch:
-    """A batch of G groups from G * n rows of ids; fewer rows are filled up with padding."""
-    missing = cfg.sequences - len(source)
-    source = np.pad(source, ((0, missing), (0, 0)), constant_values=PAD)
-    target = np.pad(target, ((0, missing), (0, 0)), constant_values=PAD)
-    first = np.where(np.arange(cfg.sequences) < cfg.sequences - missing, BOS, PAD).astype(np.int32)
-    target_in = np.concatenate([first[:, None], target[:, :-1]], axis=1)
-    # EOS is predicted, never read: what follows it is padding on both sides.
-    target_in = np.where(target == PAD, PAD, target_in)
-    lead = (cfg.groups, cfg.sequences_per_group)
+def make_batch(
+    source: np.ndarray, target: np.ndarray, cfg: ModelConfig, segments: Segments | None = None
+) -> Batch:
+    """A batch of G groups from G * n rows of ids; fewer rows are filled up with padding.
+
+    Each pair's target is shifted right behind BOS: EOS is predicted, never read.
+    """
+    numbers = np.ones_like(target) if segments is None else segments.target
+    starts = np.diff(numbers, axis=1, prepend=0) != 0
+    shifted = np.pad(target[:, :-1], ((0, 0), (1, 0)))
+    target_in = np.where(target == PAD, PAD, np.where(starts, BOS, shifted)).astype(target.dtype)
+
+    def grouped(rows: np.ndarray) -> np.ndarray:
+        filled = np.pad(rows, ((0, cfg.sequences - len(rows)), (0, 0)), constant_values=PAD)
+        return filled.reshape(cfg.groups, cfg.sequences_per_group, -1)
+
     return Batch(
-        source=source.reshape(*lead, -1),
-        target_in=target_in.reshape(*lead, -1),
-        target_out=target.reshape(*lead, -1),
+        source=grouped(source),
+        target_in=grouped(target_in),
+        target_out=grouped(target),
+        segments=Segments(*map(grouped, segments)) if segments else (),
     )
 
 
@@ -96,7 +129,7 @@ class _Batches:
             )
             self._order = epoch, order
         rows = order[place * self._cfg.sequences : (place + 1) * self._cfg.sequences]
-        return make_batch(self._encoded.source[rows], self._encoded.target[rows], self._cfg)
+        return self._encoded.batch(rows, self._cfg)
 
 
 def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetIterator[Batch]:
@@ -116,4 +149,4 @@ def evaluation_batches(encoded: Encoded, cfg: ModelConfig) -> Iterator[tuple[sli
     padding."""
     for start in range(0, len(encoded.source), cfg.sequences):
         rows = slice(start, min(start + cfg.sequences, len(encoded.source)))
-        yield rows, make_batch(encoded.source[rows], encoded.target[rows], cfg)
+        yield rows, encoded.batch(rows, cfg)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
 from sbp.moe.draw import Draw
-from sbp.moe.experts import EXPERT_WEIGHTS, moe_feed_forward
+from sbp.moe.experts import moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
     KeysValues,
@@ -25,6 +25,7 @@ from sbp.moe.layers import (
     subkey,
     wide_dtype,
 )
+from sbp.moe.packing import Segments, same_segment, signal_of
 from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -41,11 +42,13 @@ class Batch(NamedTuple):
       source: [G, n, T_source].
       target_in: [G, n, T_target], the target shifted right behind BOS.
       target_out: [G, n, T_target], what `target_in` should predict, EOS last.
+      segments: which pair each token is of, where a row has several.
     """
 
     source: Array
     target_in: Array
     target_out: Array
+    segments: Segments | tuple[()] = ()
 
 
 class Metrics(NamedTuple):
@@ -98,19 +101,6 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
     }
 
 
-def stacked_dims(params: Tree) -> Tree:
-    """For each leaf, how many leading dims stack independent weights: the layers, and for expert
-    weights the experts."""
-
-    def count(path: tuple[Any, ...], _: Any) -> int:
-        names = [getattr(entry, "key", "") for entry in path]
-        if names[0] not in ("encoder", "decoder"):
-            return 0
-        return 2 if names[-1] in EXPERT_WEIGHTS else 1
-
-    return jax.tree_util.tree_map_with_path(count, params)
-
-
 def embed(
     table: jax.Array,
     tokens: Array,
@@ -119,8 +109,8 @@ def embed(
     sharding: Sharding,
     signal: jax.Array | None = None,
 ) -> jax.Array:
-    """Rows of the table plus positions, 0 to T - 1 unless `signal` [M] is given: tokens [G, n, T]
-    to [G, S, M]."""
+    """Rows of the table plus positions, 0 to T - 1 unless `signal` [..., M] is given: tokens
+    [G, n, T] to [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
     signal = jnp.asarray(positions(length, cfg.model_dim)) if signal is None else signal
@@ -135,10 +125,12 @@ class Memory(NamedTuple):
     Attributes:
       values: [G, S', M], the encoder's output.
       tokens: [G, n, T'], the ids it was computed from, for the padding mask.
+      segments: [G, n, T'], the pair that each is of; None without packing.
     """
 
     values: Array
     tokens: Array
+    segments: Array | None = None
 
 
 class Cache(NamedTuple):
@@ -176,6 +168,7 @@ class Stack:
       sharding: the mesh axes of groups and experts.
       memory: the encoder's output, which a decoder attends to; None for an encoder.
       visible: in a step of decoding, the slots of the cache that each token attends to.
+      segments: [G, n, T], the pair that each token is of; None without packing.
     """
 
     cfg: ModelConfig
@@ -184,6 +177,7 @@ class Stack:
     sharding: Sharding
     memory: Memory | None = None
     visible: Array | None = None
+    segments: Array | None = None
 
     def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
         """All layers.
@@ -256,6 +250,8 @@ class Stack:
         if self.memory is None:
             return x, own
         weights, allowed = p[f"cross{name}"], (self.memory.tokens != PAD)[:, :, None, :]
+        if self.segments is not None:
+            allowed &= same_segment(self.segments, self.memory.segments)
         normed = rms_norm(x, weights["norm"])
         if cache is not None:
             seen = cache.memory[f"cross{name}"]
@@ -269,6 +265,8 @@ class Stack:
         if self.visible is not None:
             return self.visible
         allowed = (self.tokens != PAD)[:, :, None, :]
+        if self.segments is not None:
+            allowed &= same_segment(self.segments, self.segments)
         if self.memory is None:
             return allowed
         steps = jnp.arange(self.tokens.shape[-1])
@@ -285,11 +283,13 @@ def encode(
     *,
     key: jax.Array | None = None,
     sharding: Sharding = PLAIN,
+    segments: Array | None = None,
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses of each layer and counts; `key`
-    given means training."""
-    x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding)
-    side = Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding)
+    given means training, and `segments` [G, n, T] that rows hold several sentences."""
+    signal = signal_of(segments, cfg.model_dim)
+    x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding, signal)
+    side = Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding, segments=segments)
     x, aux, metrics = side.run(params["encoder"], x)
     return rms_norm(x, params["encoder_norm"]), aux, metrics
 
@@ -302,12 +302,20 @@ def decode(
     *,
     key: jax.Array | None = None,
     sharding: Sharding = PLAIN,
+    segments: Array | None = None,
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
-    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts."""
-    x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding)
-    place = subkey(key, 3)
-    own = cfg.decoder()
-    side = Stack(cfg=own, tokens=target_in, key=place, sharding=sharding, memory=memory)
+    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts;
+    `segments` [G, n, T] where rows hold several sentences."""
+    signal = signal_of(segments, cfg.model_dim)
+    x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding, signal)
+    side = Stack(
+        cfg=cfg.decoder(),
+        tokens=target_in,
+        key=subkey(key, 3),
+        sharding=sharding,
+        memory=memory,
+        segments=segments,
+    )
     x, aux, metrics = side.run(params["decoder"], x)
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
     return logits_of(params, x, cfg), aux, metrics
@@ -344,14 +352,18 @@ def loss_fn(
     Returns:
       The total loss, a scalar, and `Metrics`.
     """
-    memory, encoder_aux, encoder = encode(params, batch.source, cfg, key=key, sharding=sharding)
+    of_source, of_target = batch.segments or (None, None)
+    memory, encoder_aux, encoder = encode(
+        params, batch.source, cfg, key=key, sharding=sharding, segments=of_source
+    )
     logits, decoder_aux, decoder = decode(
         params,
-        Memory(memory, batch.source),
+        Memory(memory, batch.source, of_source),
         batch.target_in,
         cfg,
         key=key,
         sharding=sharding,
+        segments=of_target,
     )
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)

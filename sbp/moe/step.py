@@ -12,10 +12,12 @@ import optax
 import sbp
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.experts import EXPERT_WEIGHTS
 from sbp.moe.gating import balance_biases
 from sbp.moe.layers import wide_dtype
-from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn, stacked_dims
+from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor, round_at_random
+from sbp.moe.packing import Segments
 from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types, sharding_of
 
 Tree = Any
@@ -27,6 +29,19 @@ class TrainState(NamedTuple):
     step: Any
     params: Tree
     optimizer: Tree
+
+
+def stacked_dims(params: Tree) -> Tree:
+    """For each leaf, how many leading dims stack independent weights: the layers, and for expert
+    weights the experts."""
+
+    def count(path: tuple[Any, ...], _: Any) -> int:
+        names = [getattr(entry, "key", "") for entry in path]
+        if names[0] not in ("encoder", "decoder"):
+            return 0
+        return 2 if names[-1] in EXPERT_WEIGHTS else 1
+
+    return jax.tree_util.tree_map_with_path(count, params)
 
 
 def make_optimizer(model: ModelConfig, train: TrainConfig) -> Optimizer:
@@ -62,12 +77,12 @@ def state_types(train: TrainConfig, mesh: Mesh) -> TrainState:
     return TrainState(None, params, leaf_types(mesh, spread=train.zero > 0))
 
 
-def batch_shapes(model: ModelConfig) -> Batch:
-    """Shapes of one batch, to plan without data."""
+def batch_shapes(model: ModelConfig, *, packed: bool = False) -> Batch:
+    """Shapes of one batch, to plan without data; with segments where it is packed."""
     lead = (model.groups, model.sequences_per_group)
     source = jax.ShapeDtypeStruct((*lead, model.source_length), jnp.int32)
     target = jax.ShapeDtypeStruct((*lead, model.target_length), jnp.int32)
-    return Batch(source, target, target)
+    return Batch(source, target, target, Segments(source, target) if packed else ())
 
 
 def gradients(
@@ -197,4 +212,4 @@ def plan_train_step(
         hardware=hardware,
         donate_argnums=(0,),
     )
-    return step.plan(state_shapes(model, train), batch_shapes(model))
+    return step.plan(state_shapes(model, train), batch_shapes(model, packed=train.pack))

@@ -282,6 +282,12 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)
     _show_corpus(console, corpus, encoded)
+    if run.train.pack:
+        encoded = encoded.packed(run.train.seed)
+        console.print(
+            f"packed into {len(encoded.source):,} rows, {encoded.filled:.0%} of which are tokens",
+            highlight=False,
+        )
     console.print(
         f"vocabularies of {len(source):,} and {len(target):,} pieces"
         f" ({time.monotonic() - started:.1f} s)",

@@ -21,11 +21,10 @@ from sbp.moe.model import (
     encode,
     init_params,
     loss_fn,
-    stacked_dims,
 )
 from sbp.moe.presets import preset
 from sbp.moe.sharding import PLAIN
-from sbp.moe.step import init_state, make_train_step
+from sbp.moe.step import init_state, make_train_step, stacked_dims
 from tests.moe.test_gating import loop_gating
 
 CFG = dataclasses.replace(

@@ -1,0 +1,117 @@
+"""Several pairs in one row of a batch, against a row for each."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import sbp
+from sbp.moe.data import Encoded, batches, make_batch
+from sbp.moe.model import BOS, EOS, init_params, loss_fn
+from sbp.moe.packing import Segments, pack
+from sbp.moe.presets import preset
+from sbp.moe.sharding import PLAIN, sharding_of
+
+LONG, MANY = 16, 60
+AXES = (("data", 2), ("expert", 4))
+MODEL = dataclasses.replace(
+    preset("tiny-test").model,
+    dtype="float64",
+    source_length=LONG,
+    target_length=LONG,
+    groups=8,
+    sequences_per_group=8,
+    eval_capacity_factor_per_choice=8.0,  # of eight experts: every choice has a slot
+    aux_coefficient=0.0,  # a mean over groups, which packing changes
+)
+
+
+def rows_of(rng, count, most):
+    """Rows of ids that end in EOS, 0 behind."""
+    sizes = rng.integers(1, most + 1, count)
+    ids = rng.integers(4, 300, (count, LONG)).astype(np.int32)
+    ids[np.arange(count), sizes - 1] = EOS
+    return np.where(np.arange(LONG) < sizes[:, None], ids, 0).astype(np.int32)
+
+
+def drawn(seed):
+    rng = np.random.default_rng(seed)
+    return rows_of(rng, MANY, 7), rows_of(rng, MANY, 9)
+
+
+def pairs_in(ids, numbers):
+    """The tokens of each pair of a row, in order."""
+    return [tuple(ids[numbers == n].tolist()) for n in range(1, numbers.max(initial=0) + 1)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_pair_is_in_one_row_and_rows_have_no_gaps(seed):
+    source, target = drawn(seed)
+    packed = pack(source, target, seed)
+    found = []
+    for s, t, of_s, of_t in zip(packed.source, packed.target, *packed.segments, strict=True):
+        for ids, numbers in ((s, of_s), (t, of_t)):
+            filled = np.count_nonzero(ids)
+            assert (ids[:filled] != 0).all() and (numbers[filled:] == 0).all()
+            assert (np.diff(numbers[:filled]) >= 0).all() and numbers[0] == 1
+        found += zip(pairs_in(s, of_s), pairs_in(t, of_t), strict=True)
+    whole = [
+        tuple(tuple(x[x != 0].tolist()) for x in pair) for pair in zip(source, target, strict=True)
+    ]
+    assert sorted(found) == sorted(whole)
+    assert len(packed.source) < 0.7 * MANY
+
+
+def test_each_target_starts_behind_its_own_bos():
+    target = np.array([[7, 8, EOS, 9, EOS, 0]], np.int32)
+    numbers = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
+    cfg = dataclasses.replace(MODEL, groups=1, sequences_per_group=2)
+    batch = make_batch(target, target, cfg, Segments(numbers, numbers))
+    assert batch.target_in[0].tolist() == [[BOS, 7, 8, BOS, 9, 0], [0] * 6]
+    assert batch.segments.target[0].tolist() == [numbers[0].tolist(), [0] * 6]
+
+
+def gradients_of_the_sum(sharding=PLAIN):
+    """Loss and gradients, added up over tokens and not averaged."""
+
+    def loss(params, batch):
+        return loss_fn(params, batch, MODEL, sharding=sharding, share=(1.0, 1))[0]
+
+    return jax.value_and_grad(loss)
+
+
+@pytest.mark.slow
+def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs():
+    """M2. Pairs see neither each other nor each other's places; also on a mesh."""
+    source, target = drawn(0)
+    packed = pack(source, target, seed=0)
+    with jax.enable_x64(True):
+        params = init_params(jax.random.key(0), MODEL)
+        apart = make_batch(source, target, MODEL)
+        together = make_batch(packed.source, packed.target, MODEL, packed.segments)
+        loss, grads = jax.jit(gradients_of_the_sum())(params, apart)
+        mesh = sbp.make_mesh([2, 4], ["data", "expert"])
+        for step in (
+            jax.jit(gradients_of_the_sum()),
+            sbp.jit(gradients_of_the_sum(sharding_of(AXES)), mesh),
+        ):
+            got, slopes = step(params, together)
+            np.testing.assert_allclose(got, loss, rtol=1e-11)
+            for a, b in zip(*map(jax.tree.leaves, (slopes, grads)), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * float(np.abs(b).max()))
+
+
+def test_packed_batches_resume():
+    source, target = drawn(1)
+    cfg = dataclasses.replace(MODEL, groups=2, sequences_per_group=2)
+    encoded = Encoded(source=source, target=target, kept=tuple(range(MANY))).packed(3)
+    assert encoded.filled > 1.5 * np.mean([source != 0, target != 0])
+    first = batches(encoded, cfg, 3)
+    next(first)
+    state = first.get_state()
+    wanted = [next(first) for _ in range(20)]  # more than an epoch
+    second = batches(encoded, cfg, 3)
+    second.set_state(state)
+    for want in wanted:
+        jax.tree.map(np.testing.assert_array_equal, next(second), want)
