@@ -229,12 +229,12 @@ def alone(cfg):
 @pytest.mark.laws
 @pytest.mark.parametrize(
     ("router", "dispatch", "axes"),
-    sliced(CASES, 0.08, laws=0.25, seed=3),
+    sliced(CASES, 0.08, laws=0.15, seed=3),
     ids=lambda a: a if isinstance(a, str) else "x".join(str(n) for _, n in a),
 )
 def test_training_on_meshes_equals_one_device(router, dispatch, axes):
     """A4: in float64 losses and weights to 1e-10 and counts exactly, by every router and
-    dispatch."""
+    dispatch. `make laws` takes 15 % of the cases."""
     cfg = config(router, dispatch, expert_activation="swiglu", shared_experts=1, router_z_loss=0.1)
     with jax.enable_x64(True):
         args, want = alone(cfg)

@@ -54,13 +54,13 @@ def wanted():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "axes",
-    sliced(MESHES, 1 / 7, laws=4 / 7, seed=1),
+    sliced(MESHES, 1 / 7, laws=2 / 7, seed=1),
     ids=lambda a: "x".join(str(n) for _, n in a),
 )
 def test_one_step_on_every_mesh(axes):
     """Loss, routing and the new parameters: a wrong gradient anywhere would show in them.
 
-    `make laws` leaves out three meshes.
+    `make laws` leaves out five of the meshes.
     """
     model, train = preset("tiny-test").model, preset("tiny-test").train
     plan = planned_step(model, train, axes)
