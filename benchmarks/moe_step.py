@@ -14,6 +14,7 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.gshard_bytes import GIB, MIB, held_bytes  # sets the environment of the compiler
 
@@ -30,14 +31,10 @@ from sbp.moe.sharding import Sharding, sharding_of
 from sbp.moe.step import batch_shapes, make_train_step, plan_train_step, state_shapes
 
 
-class Constraint:
+def constraint(mesh: Mesh, axes: Sequence[str]) -> Any:
     """Stands in for a `sbp.Layout` under `jax.jit`: a sharding constraint on dim 0."""
-
-    def __init__(self, mesh: Mesh, axes: Sequence[str]) -> None:
-        self.sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)))
-
-    def __call__(self, x: jax.Array, *dims: str | None) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, self.sharding)
+    sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)))
+    return lambda x, *_: jax.lax.with_sharding_constraint(x, sharding)
 
 
 def tpu_mesh(topology: str, axes: Sequence[tuple[str, int]]) -> Mesh:
@@ -61,13 +58,13 @@ def compile_jit(run: Run, mesh: Mesh) -> jax.stages.Compiled:
         [axis for axis, _ in run.mesh if f"{axis}:" in str(layout.type(dim))]
         for layout, dim in ((own.groups, "group"), (own.experts, "expert"))
     )
-    constraints = Sharding(Constraint(mesh, groups), Constraint(mesh, experts))
+    constraints = Sharding(constraint(mesh, groups), constraint(mesh, experts))
     state, batch = (
         state_shapes(run.model, run.train),
         batch_shapes(run.model, packed=run.train.pack),
     )
 
-    def placed(path, leaf):
+    def placed(path: Any, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         stacked = "['expert_" in jax.tree_util.keystr(path) and len(leaf.shape) > 1
         spec = PartitionSpec(None, tuple(experts)) if stacked else PartitionSpec()
         return NamedSharding(mesh, spec)

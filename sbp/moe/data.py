@@ -100,7 +100,7 @@ def make_batch(
         source=grouped(source),
         target_in=grouped(target_in),
         target_out=grouped(target),
-        segments=Segments(*map(grouped, segments)) if segments else (),
+        segments=Segments(*map(grouped, segments)) if segments else None,
     )
 
 

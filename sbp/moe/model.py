@@ -25,7 +25,7 @@ from sbp.moe.layers import (
     subkey,
     wide_dtype,
 )
-from sbp.moe.packing import Segments, same_segment, signal_of
+from sbp.moe.packing import same_segment, signal_of
 from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -42,13 +42,13 @@ class Batch(NamedTuple):
       source: [G, n, T_source].
       target_in: [G, n, T_target], the target shifted right behind BOS.
       target_out: [G, n, T_target], what `target_in` should predict, EOS last.
-      segments: which pair each token is of, where a row has several.
+      segments: `Segments`, where a row has several pairs; else None.
     """
 
     source: Array
     target_in: Array
     target_out: Array
-    segments: Segments | tuple[()] = ()
+    segments: Any = None
 
 
 class Metrics(NamedTuple):
@@ -125,12 +125,12 @@ class Memory(NamedTuple):
     Attributes:
       values: [G, S', M], the encoder's output.
       tokens: [G, n, T'], the ids it was computed from, for the padding mask.
-      segments: [G, n, T'], the pair that each is of; None without packing.
+      segments: `Segments` of both sides; None without packing.
     """
 
     values: Array
     tokens: Array
-    segments: Array | None = None
+    segments: Any = None
 
 
 class Cache(NamedTuple):
@@ -250,8 +250,8 @@ class Stack:
         if self.memory is None:
             return x, own
         weights, allowed = p[f"cross{name}"], (self.memory.tokens != PAD)[:, :, None, :]
-        if self.segments is not None:
-            allowed &= same_segment(self.segments, self.memory.segments)
+        if self.segments is not None and self.memory.segments is not None:
+            allowed &= same_segment(self.segments, self.memory.segments.source)
         normed = rms_norm(x, weights["norm"])
         if cache is not None:
             seen = cache.memory[f"cross{name}"]
@@ -302,10 +302,9 @@ def decode(
     *,
     key: jax.Array | None = None,
     sharding: Sharding = PLAIN,
-    segments: Array | None = None,
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
-    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts;
-    `segments` [G, n, T] where rows hold several sentences."""
+    """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts."""
+    segments = memory.segments.target if memory.segments else None
     signal = signal_of(segments, cfg.model_dim)
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding, signal)
     side = Stack(
@@ -352,18 +351,13 @@ def loss_fn(
     Returns:
       The total loss, a scalar, and `Metrics`.
     """
-    of_source, of_target = batch.segments or (None, None)
+    own = batch.segments and batch.segments.source
     memory, encoder_aux, encoder = encode(
-        params, batch.source, cfg, key=key, sharding=sharding, segments=of_source
+        params, batch.source, cfg, key=key, sharding=sharding, segments=own
     )
+    seen = Memory(memory, batch.source, batch.segments)
     logits, decoder_aux, decoder = decode(
-        params,
-        Memory(memory, batch.source, of_source),
-        batch.target_in,
-        cfg,
-        key=key,
-        sharding=sharding,
-        segments=of_target,
+        params, seen, batch.target_in, cfg, key=key, sharding=sharding
     )
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sbp.moe.layers import positions
+
+Array = Any  # a jax.Array inside a step, a numpy array outside
 
 _OPEN = 32
 """Rows that wait for more pairs while the others are full."""
@@ -23,8 +25,8 @@ class Segments(NamedTuple):
       target: [..., T_target].
     """
 
-    source: np.ndarray | jax.Array
-    target: np.ndarray | jax.Array
+    source: Array
+    target: Array
 
 
 class Packed(NamedTuple):

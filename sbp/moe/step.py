@@ -82,7 +82,7 @@ def batch_shapes(model: ModelConfig, *, packed: bool = False) -> Batch:
     lead = (model.groups, model.sequences_per_group)
     source = jax.ShapeDtypeStruct((*lead, model.source_length), jnp.int32)
     target = jax.ShapeDtypeStruct((*lead, model.target_length), jnp.int32)
-    return Batch(source, target, target, Segments(source, target) if packed else ())
+    return Batch(source, target, target, Segments(source, target) if packed else None)
 
 
 def gradients(

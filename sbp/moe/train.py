@@ -223,6 +223,18 @@ class _StopSignal:
             signal.signal(number, handler)
 
 
+def _packed(run: Run, encoded: Encoded, console: Console) -> Encoded:
+    """The text as rows of several pairs, where the run asks for them."""
+    if not run.train.pack:
+        return encoded
+    rows = encoded.packed(run.train.seed)
+    console.print(
+        f"packed into {len(rows.source):,} rows, {rows.filled:.0%} of which are tokens",
+        highlight=False,
+    )
+    return rows
+
+
 def _show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
     """Say what is trained on, what is held out, and what is neither."""
     sets = ", ".join(f"{len(pairs):,} {name}" for name, pairs in corpus.heldout.items())
@@ -282,12 +294,7 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)
     _show_corpus(console, corpus, encoded)
-    if run.train.pack:
-        encoded = encoded.packed(run.train.seed)
-        console.print(
-            f"packed into {len(encoded.source):,} rows, {encoded.filled:.0%} of which are tokens",
-            highlight=False,
-        )
+    encoded = _packed(run, encoded, console)
     console.print(
         f"vocabularies of {len(source):,} and {len(target):,} pieces"
         f" ({time.monotonic() - started:.1f} s)",
