@@ -1,13 +1,15 @@
 """Which cases a test takes: a seeded choice in `make test`, more of them in `make laws`.
 
 The environment variable `SBP_EXHAUSTIVE` says which: unset in `make test`, "1" in `make laws`, and
-"all" in `make laws EXHAUSTIVE=all`, which takes every case and hours.
+"all" in `make laws EXHAUSTIVE=all`, which takes every case and hours. A test that takes a slice has
+the mark `laws`.
 
 `make laws` leaves out some cases of these, and each of them says which: `tests/run/test_boxing.py`
 (`test_two_axes`, `test_three_axes`, `test_paths_are_cheapest`), `tests/moe/test_step.py`
 (`test_one_step_on_every_mesh`), `tests/moe/test_placement.py`
-(`test_three_steps_equal_one_device`) and `tests/moe/test_experts.py`
-(`test_training_on_meshes_equals_one_device`).
+(`test_three_steps_equal_one_device`), `tests/moe/test_experts.py`
+(`test_training_on_meshes_equals_one_device`) and `tests/moe/test_decode.py` (beams on meshes
+and of other models).
 """
 
 from __future__ import annotations

@@ -50,6 +50,16 @@ def test_test_modules_are_short():
     assert not found, "\n".join(found)
 
 
+def test_tests_of_which_a_part_runs_are_marked():
+    """`make laws` runs the marked ones alone."""
+    tests = (house.ROOT / "tests").rglob("test_*.py")
+    texts = {str(path.relative_to(house.ROOT)): path.read_text("utf-8") for path in tests}
+    taken = [name for name, text in texts.items() if "tests.slices import" in text]
+    unmarked = [name for name in taken if "pytest.mark.laws" not in texts[name]]
+    assert taken
+    assert not unmarked, f"{unmarked}: mark the tests that take slices with pytest.mark.laws"
+
+
 def test_names_of_test_modules_are_unique():
     """pytest imports them by their names alone."""
     found: dict[str, list[str]] = defaultdict(list)

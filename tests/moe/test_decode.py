@@ -154,10 +154,12 @@ MESHES = [
 ]
 
 
+@pytest.mark.laws
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", sliced(MESHES, 0.25))
+@pytest.mark.parametrize("mesh", sliced(MESHES, 0.25, laws=0.5))
 @pytest.mark.parametrize("reorder", [False, True])
 def test_beams_on_a_mesh_equal_a_search_without_a_cache(model, mesh, reorder):
+    """`make laws` takes half of the meshes."""
     params, source, logs = model
     search = BeamSearch(cfg=MODEL, sharding=sharding_of(mesh), beam=3, reorder=reorder)
     names, sizes = zip(*mesh, strict=True)
@@ -178,9 +180,11 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.laws
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", sliced(VARIANTS, 0.3), ids=str)
+@pytest.mark.parametrize("variant", sliced(VARIANTS, 0.3, laws=0.5), ids=str)
 def test_beams_of_other_models_equal_a_search_without_a_cache(variant):
+    """`make laws` takes half of the variants."""
     with jax.enable_x64(True):
         cfg = dataclasses.replace(MODEL, **variant)
         params, source = weights(cfg), sources(cfg)
