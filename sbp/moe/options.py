@@ -13,8 +13,12 @@ import jax
 
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
+from sbp.moe.configfile import ConfigFile, config_text, read_config
 from sbp.moe.presets import PRESETS, preset
 from sbp.moe.sharding import AXES, Sharding, sharding_of
+
+_PRESET = "tiny-mt"
+"""Where options start unless --preset says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,7 @@ class Run:
     workdir: Path
     tensorboard: bool
     evaluate: bool
+    preset: str = _PRESET
 
     def __post_init__(self) -> None:
         axes = [name for name, _ in self.mesh]
@@ -46,6 +51,18 @@ class Run:
                 "JAX computes dtype float64 in float32; set JAX_ENABLE_X64=1, or another dtype",
                 code="unknown-option",
             )
+
+    @property
+    def config(self) -> str:
+        """All options as the text of a file for `--config`."""
+        keys = {
+            "preset": self.preset,
+            "mesh": ",".join(f"{name}={size}" for name, size in self.mesh),
+            "workdir": str(self.workdir),
+            "tensorboard": self.tensorboard,
+            "evaluate": self.evaluate,
+        }
+        return config_text(keys, self.model, self.train)
 
     @property
     def sharding(self) -> Sharding:
@@ -142,8 +159,14 @@ def _parser() -> CommandParser:
         description="Train the GShard MoE Transformer and measure its translations.",
         allow_abbrev=False,
     )
+    parser.add_argument("--preset", help=f"one of {', '.join(PRESETS)} (default tiny-mt)")
     parser.add_argument(
-        "--preset", default="tiny-mt", help=f"one of {', '.join(PRESETS)} (default tiny-mt)"
+        "--config", help="a TOML file with options; those of the command line go before them"
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print all options as such a file, and train nothing",
     )
     parser.add_argument("--steps", help="optimiser steps in all")
     parser.add_argument("--languages", help="languages of the corpus, at most 100, largest first")
@@ -179,26 +202,71 @@ def _parser() -> CommandParser:
 
 
 def parse_args(argv: Sequence[str]) -> Run:
-    """Read the command line.
+    """Read the command line; `--print-config` ends the program here, as `--help` does.
 
     Raises:
       SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
           nearest name.
     """
     args = _parser().parse_all(argv)
-    chosen = preset(args.preset)
-    model_fields = {f.name for f in dataclasses.fields(ModelConfig)}
-    train_fields = {f.name for f in dataclasses.fields(TrainConfig)}
-    options: dict[str, str] = {}
+    given = _given(args)
+    file = read_config(args.config) if args.config else ConfigFile({}, {})
+    name = args.preset or file.keys.get("preset", _PRESET)
+    chosen = preset(name)
+    options = {**file.options, **given}
+    if "languages" in given and options.get("data"):
+        raise SbpError(
+            "--languages chooses languages of a corpus; with --data, all of the file are trained"
+            " on. Leave it out",
+            code="unknown-option",
+        )
+    if options.get("corpus") == "catalogues":
+        options = {**chosen.sentences, **options}
+    model, train = (
+        override(config, {k: v for k, v in options.items() if hasattr(config, k)})
+        for config in (chosen.model, chosen.train)
+    )
+    # A file may list all options, those that nothing reads too, as long as they say nothing new.
+    new = [
+        option
+        for option in file.options
+        if _value(option, model, train) != _value(option, chosen.model, chosen.train)
+    ]
+    _refuse_unread([*given, *new], model, train)
+    mesh = args.mesh or file.keys.get("mesh")
+    run = Run(
+        model=model,
+        train=train,
+        mesh=parse_mesh(mesh) if mesh else chosen.mesh,
+        workdir=Path(args.workdir or file.keys.get("workdir") or f"runs/{name}"),
+        tensorboard=args.tensorboard or file.keys.get("tensorboard", False),
+        evaluate=not args.no_eval and file.keys.get("evaluate", True),
+        preset=name,
+    )
+    if args.print_config:
+        print(run.config, end="")
+        raise SystemExit(0)
+    return run
+
+
+def _value(name: str, model: ModelConfig, train: TrainConfig) -> object:
+    """The value of an option of either configuration."""
+    return getattr(model if hasattr(model, name) else train, name)
+
+
+def _given(args: argparse.Namespace) -> dict[str, str]:
+    """The fields of both configurations that the command line sets, as text."""
     for name in ("mesh", "workdir"):
         if getattr(args, name) == "":
             raise SbpError(
                 f"--{name} is empty; give it a value, or leave it out", code="unknown-option"
             )
+    fields = {f.name for config in (ModelConfig, TrainConfig) for f in dataclasses.fields(config)}
+    options: dict[str, str] = {}
     for text in args.set:
         name, equals, value = text.partition("=")
-        if not equals or name not in model_fields | train_fields:
-            hint = nearest(name, model_fields | train_fields) if equals else "; write NAME=VALUE"
+        if not equals or name not in fields:
+            hint = nearest(name, fields) if equals else "; write NAME=VALUE"
             raise SbpError(f"no option {text!r}{hint}", code="unknown-option")
         if options.get(name, value) != value:
             raise SbpError(
@@ -208,25 +276,7 @@ def parse_args(argv: Sequence[str]) -> Run:
     for name in ("steps", "languages", "seed", "corpus", "data", "eval_data"):
         if (value := getattr(args, name)) is not None:
             _add(options, name, value)
-    if "languages" in options and "data" in options:
-        raise SbpError(
-            "--languages chooses languages of a corpus; with --data, all of the file are trained"
-            " on. Leave it out",
-            code="unknown-option",
-        )
-    if options.get("corpus") == "catalogues":
-        options = {**chosen.sentences, **options}
-    model = override(chosen.model, {k: v for k, v in options.items() if k in model_fields})
-    train = override(chosen.train, {k: v for k, v in options.items() if k in train_fields})
-    _refuse_unread(options, model, train)
-    return Run(
-        model=model,
-        train=train,
-        mesh=parse_mesh(args.mesh) if args.mesh else chosen.mesh,
-        workdir=Path(args.workdir or f"runs/{args.preset}"),
-        tensorboard=args.tensorboard,
-        evaluate=not args.no_eval,
-    )
+    return options
 
 
 def _add(options: dict[str, str], name: str, value: str) -> None:

@@ -1,0 +1,127 @@
+"""A training run as a TOML file: `--config FILE` reads one, `--print-config` writes one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from sbp.errors import SbpError, nearest
+from sbp.moe.config import ModelConfig, TrainConfig
+
+_TABLES: Mapping[str, type] = {"model": ModelConfig, "train": TrainConfig}
+"""The tables of a file, and whose fields they hold."""
+
+_KEYS: Mapping[str, type] = {
+    "preset": str,
+    "mesh": str,
+    "workdir": str,
+    "tensorboard": bool,
+    "evaluate": bool,
+}
+"""The keys before the tables."""
+
+_KINDS: Mapping[type, str] = {
+    str: "text in quotes",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
+
+
+class ConfigFile(NamedTuple):
+    """What a file says; nothing of it is required.
+
+    Attributes:
+      keys: values of `_KEYS`.
+      options: fields of the model and of the training run, as text.
+    """
+
+    keys: Mapping[str, Any]
+    options: Mapping[str, str]
+
+
+def read_config(path: str) -> ConfigFile:
+    """Read a file.
+
+    Arguments:
+      path: of a TOML file with the keys preset, mesh, workdir, tensorboard and evaluate, and the
+        tables [model] and [train].
+
+    Raises:
+      SbpError: `unknown-option` for a file that cannot be read, is not TOML, or has another key or
+        a value of another type, with the nearest name.
+    """
+    try:
+        found = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise _wrong(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _wrong(f"{path} is not TOML: {error}") from None
+    keys: dict[str, Any] = {}
+    options: dict[str, str] = {}
+    for name, value in found.items():
+        if name in _TABLES:
+            if not isinstance(value, dict):
+                raise _wrong(f"{path}: {name} is a table; write [{name}] above its options")
+            options |= {k: _text(path, name, k, v) for k, v in value.items()}
+        elif name in _KEYS:
+            if type(value) is not _KEYS[name]:
+                raise _wrong(f"{path}: {name} is {value!r}; it must be {_KINDS[_KEYS[name]]}")
+            keys[name] = value
+        else:
+            homes = [table for table, kind in _TABLES.items() if name in _fields(kind)]
+            hint = f"; it belongs under [{homes[0]}]" if homes else nearest(name, _all_names())
+            raise _wrong(f"{path}: no option {name!r}{hint}")
+    return ConfigFile(keys, options)
+
+
+def config_text(keys: Mapping[str, str | bool], model: ModelConfig, train: TrainConfig) -> str:
+    """All options of a run as TOML.
+
+    >>> from sbp.moe.presets import preset
+    >>> tiny = preset("tiny-mt")
+    >>> print(config_text({"mesh": "data=8"}, tiny.model, tiny.train)[:24])
+    mesh = "data=8"
+    <BLANKLINE>
+    [model]
+    """
+    lines = [f"{name} = {_toml(value)}" for name, value in keys.items()]
+    for table, config in (("model", model), ("train", train)):
+        lines += ["", f"[{table}]"]
+        lines += [f"{k} = {_toml(v)}" for k, v in dataclasses.asdict(config).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | bool | float) -> str:
+    """A value in TOML, whose strings and booleans are those of JSON."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _text(path: str, table: str, name: str, value: Any) -> str:
+    """The value of an option as `--set` takes it."""
+    fields = _fields(_TABLES[table])
+    if name not in fields:
+        homes = [other for other, kind in _TABLES.items() if name in _fields(kind)]
+        hint = f"; it belongs under [{homes[0]}]" if homes else nearest(name, fields)
+        raise _wrong(f"{path}: no option {name!r} under [{table}]{hint}")
+    kind = fields[name]
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise _wrong(f"{path}: {name} is {value!r} under [{table}]; it must be {_KINDS[kind]}")
+    return str(value).lower() if kind is bool else str(value)
+
+
+def _fields(config: type) -> dict[str, type]:
+    """The fields of a configuration, and their types."""
+    return get_type_hints(config)
+
+
+def _all_names() -> list[str]:
+    return [*_KEYS, *_TABLES, *(name for kind in _TABLES.values() for name in _fields(kind))]
+
+
+def _wrong(message: str) -> SbpError:
+    return SbpError(message, code="unknown-option")
