@@ -222,10 +222,9 @@ def parse_args(argv: Sequence[str]) -> Run:
         )
     if options.get("corpus") == "catalogues":
         options = {**chosen.sentences, **options}
-    model, train = (
-        override(config, {k: v for k, v in options.items() if hasattr(config, k)})
-        for config in (chosen.model, chosen.train)
-    )
+    of_model = {k: v for k, v in options.items() if hasattr(chosen.model, k)}
+    model = override(chosen.model, of_model)
+    train = override(chosen.train, {k: v for k, v in options.items() if k not in of_model})
     # A file may list all options, those that nothing reads too, as long as they say nothing new.
     new = [
         option
