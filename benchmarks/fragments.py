@@ -4,6 +4,10 @@
     python -m benchmarks.fragments --half tuned    # those that the model was tuned on; or `unseen`
     python -m benchmarks.fragments --held-out      # 24 others, on which no price was tuned
     python -m benchmarks.fragments --only softmax  # classes, one line for each fragment
+    python -m benchmarks.fragments --model fused   # by `benchmarks.fused_seconds`, not by prices
+
+`--estimates benchmarks/fragments_v5e.json` takes the compiler's estimates from a file (of libtpu
+0.0.52) instead of compiling for half an hour.
 
 Each fragment is compiled ahead of time for one v5e chip as a program of its own. The judge is the
 sum of its `estimated_cycles` (`benchmarks.hlo_time`). A seed splits the fragments of each class
@@ -28,6 +32,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import sbp
 from benchmarks.fragment_classes import CLASSES, Fragment, fragments
 from benchmarks.fragments_held_out import HELD_OUT, held_out
+from benchmarks.fused_seconds import estimated_seconds
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo_time import CHIPS, step_time
 
@@ -55,10 +60,11 @@ def estimated(fragment: Fragment, chip: Any, kept: Path | None = None) -> float:
     return found.cycles / CHIPS["v5e"].hertz
 
 
-def priced(fragment: Fragment) -> float:
-    """Our seconds of a fragment on one device."""
+def priced(fragment: Fragment, model: str) -> float:
+    """Our seconds of a fragment on one device, by a model of `--model`."""
     mesh = AbstractMesh((1,), ("d",))
-    return sbp.jit(fragment.fn, mesh, hardware="tpu-v5e").plan(*fragment.avals).cost.seconds
+    plan = sbp.jit(fragment.fn, mesh, hardware="tpu-v5e").plan(*fragment.avals)
+    return plan.cost.seconds if model == "prices" else estimated_seconds(plan.program.typing)
 
 
 def _megabytes(fragment: Fragment) -> float:
@@ -83,6 +89,12 @@ def main() -> None:
         "--held-out",
         action="store_true",
         help=f"others than these: {', '.join(make.__name__ for make in HELD_OUT)}",
+    )
+    parser.add_argument(
+        "--model",
+        choices=("prices", "fused"),
+        default="prices",
+        help="prices: by which types are chosen (default); fused: a model on trial",
     )
     parser.add_argument("--estimates", type=Path, help="a file of estimates, read and completed")
     parser.add_argument("--save", type=Path, help="a folder for the texts of the programs")
@@ -110,7 +122,7 @@ def main() -> None:
                 args.estimates.write_text(json.dumps(known, indent=1), encoding="utf-8")
         if not known[str(f)]:
             continue
-        price = priced(f)
+        price = priced(f, args.model)
         ratios[f.kind].append(price / known[str(f)])
         halves[f.unseen].append(price / known[str(f)])
         if args.only:
