@@ -1,0 +1,51 @@
+"""Parameter counts of the paper's models, from shapes alone."""
+
+import math
+
+import jax
+import pytest
+
+from sbp.moe.model import init_params
+from sbp.moe.presets import PRESETS
+
+# T4: layers, experts, heads, width of a head, and the weights that the paper says (GShard, tables 1
+# and 3; its "B" is 2**30).
+PAPER = {
+    "gshard-12l-128e": (12, 128, 16, 128, 12.5 * 2**30),
+    "gshard-36l-128e": (36, 128, 16, 128, 37 * 2**30),
+    "gshard-12l-512e": (12, 512, 16, 128, 50 * 2**30),
+    "gshard-36l-512e": (36, 512, 16, 128, 150 * 2**30),
+    "gshard-12l-2048e": (12, 2048, 16, 128, 200 * 2**30),
+    "gshard-36l-2048e": (36, 2048, 16, 128, 600 * 2**30),
+    "gshard-60l-2048e": (60, 2048, 16, 128, 1e12),
+    "gshard-96l-dense": (96, 0, 16, 64, 2.3e9),
+}
+
+
+def counted(layers, experts, heads, width):
+    """Weights of a model of width 1024, with hidden layers of 8192 and vocabularies of 64,000 and
+    32,000."""
+    wide = 2 * 1024 * 8192
+    attention = 4 * 1024 * heads * width
+    moe, dense = (layers // 2, layers // 2) if experts else (0, layers)
+    return (
+        (layers + layers // 2) * attention  # a decoder's layers have two
+        + dense * wide
+        + moe * experts * (wide + 1024)  # and a column of the router
+        + (64_000 + 2 * 32_000) * 1024
+        + (layers // 2 * (2 + 3) + 2) * 1024  # norms, of an encoder's layers and a decoder's
+    )
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_models_have_as_many_weights_as_the_papers(name):
+    *shape, said = PAPER[name]
+    model = PRESETS[name].model
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
+    held = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    assert held == counted(*shape)
+    assert held == pytest.approx(said, rel=0.04)
+
+
+def test_every_model_of_the_paper_is_listed():
+    assert set(PAPER) == {name for name in PRESETS if name.startswith("gshard-")}
