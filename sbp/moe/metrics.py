@@ -121,21 +121,20 @@ class Speed:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """The steps that a run has reported, in order; a line that was cut ends them."""
+    """The steps that a run has reported, in order; a line that is damaged is left out."""
     return [json.loads(line) for line in _whole_lines(workdir / FILE)]
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    """The lines of a file that are JSON objects with a step, up to the first that is none."""
+    """The lines of a file that are JSON objects with a step."""
     if not path.exists():
         return
     for line in path.read_text("utf-8", errors="replace").splitlines():
         try:
-            if not isinstance(json.loads(line)["step"], int):
-                return
+            if isinstance(json.loads(line)["step"], int):
+                yield line
         except (ValueError, KeyError, TypeError):
-            return
-        yield line
+            continue
 
 
 class MetricsLog:

@@ -150,6 +150,9 @@ def fit(
         data.set_state(where)
     stop = _StopSignal()
     first, skipped = int(state.step), 0
+    if first >= run.train.steps:
+        line = f"nothing to train: step {first} is done, and steps is {run.train.steps}"
+        console.print(line, highlight=False)
     speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
     view = TrainingDisplay(console, first, run.train.steps)
     log = MetricsLog(run.workdir, first, tensorboard=run.tensorboard)

@@ -322,7 +322,7 @@ def test_batches_resume_where_they_stopped(corpus, vocabularies):
 def test_batches_shift_the_target_and_fill_with_padding(corpus, vocabularies):
     encoded = encode_pairs(corpus.train[:3], vocabularies[0], vocabularies[1], MODEL)
     batch = make_batch(encoded.source, encoded.target, MODEL)
-    target_in, target_out = (x.reshape(MODEL.sequences, -1) for x in batch[1:])
+    target_in, target_out = (x.reshape(MODEL.sequences, -1) for x in batch[1:3])
     rows = len(encoded.kept)
     assert (target_in[:rows, 0] == BOS).all() and (target_in[rows:] == PAD).all()
     assert EOS not in target_in

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from sbp import SbpError
-from sbp.moe.model import Batch, init_params, loss_fn
+from sbp.moe.model import init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES
 from sbp.moe.presets import preset
 from sbp.moe.step import gradients, init_state, make_train_step
@@ -99,7 +99,7 @@ def gradients_of_a_batch(microbatches):
     with jax.enable_x64(True):
         model = dataclasses.replace(MODEL, dtype="float64")
         params = init_params(jax.random.key(0), model)
-        batch = Batch(*(jnp.asarray(x).at[0].set(0) for x in random_batch(model, 3)))
+        batch = jax.tree.map(lambda x: jnp.asarray(x).at[0].set(0), random_batch(model, 3))
         step = jax.jit(lambda p: gradients(p, batch, model, microbatches=microbatches))
         return jax.device_get(step(params))
 
@@ -115,6 +115,7 @@ def test_microbatches_add_up_to_the_batch(microbatches):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradients_of_microbatches_are_reduced_once():
     """Four microbatches of the same tokens send what one batch does; with a reduction in each, they
     would send three times the gradients more."""

@@ -127,14 +127,16 @@ def test_the_file_goes_on_behind_the_checkpoint(tmp_path):
     with MetricsLog(tmp_path, 0) as log:
         for step in range(1, 6):
             log.write(step, {"loss": float(step), "encoder/0/load": [1.0, 2.0]})
+    damaged = (tmp_path / "metrics.jsonl").read_bytes().replace(b'"step": 2', b'"st\xffp": 2')
+    (tmp_path / "metrics.jsonl").write_bytes(damaged + b"[]\n")
     # Killed while it wrote step 6; the checkpoint is of step 3.
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')
     with MetricsLog(tmp_path, 3) as log:
         log.write(4, {"loss": math.nan, "grad_norm": math.inf})
     steps = read_metrics(tmp_path)
-    assert [one["step"] for one in steps] == [1, 2, 3, 4]
+    assert [one["step"] for one in steps] == [1, 3, 4]
     assert steps[0] == {"step": 1, "loss": 1.0, "encoder/0/load": [1.0, 2.0]}
-    assert steps[3] == {"step": 4, "loss": None, "grad_norm": None}
+    assert steps[2] == {"step": 4, "loss": None, "grad_norm": None}
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

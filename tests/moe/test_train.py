@@ -163,6 +163,7 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
     # Once more has nothing left to do.
     assert go("parts")[1:] == (0, 5, [])
     assert "resumed at step 3" in shown.getvalue()
+    assert "nothing to train: step 5 is done, and steps is 5" in shown.getvalue()
 
 
 @pytest.mark.slow
