@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp import _jax
+from sbp.plan.stored import fills_lines, fuses_with_readers
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node, Operand
 
@@ -72,19 +73,8 @@ def fuses(node: Node, avals: Mapping[int, Any]) -> bool:
     """
     if node.regions or node.is_barrier:
         return False
-    traits = traits_of(node.op)
-    if traits.moves and not (traits.carries or traits.elementwise):
-        # A lookup or a sort moves elements to places that only the data say.
-        by_data = traits.indices or traits.scatters or traits.whole or traits.orderless
-        sources = [o for o in node.inputs if isinstance(o, int)]
-        if by_data or len(node.outputs) != 1 or len(sources) != 1:
-            return False
-        # A slice or padding is fused, a roll or reversal is not.
-        sizes = {math.prod(avals[v].shape) for v in (*sources, *node.outputs)}
-        return len(sizes) > 1
-    return bool(
-        traits.elementwise or traits.carries or traits.fusion != "partly" or traits.generates
-    )
+    sources = [avals[o].shape for o in node.inputs if isinstance(o, int)]
+    return fuses_with_readers(node.op, sources, [avals[o].shape for o in node.outputs])
 
 
 @dataclass(slots=True)
@@ -284,10 +274,8 @@ def is_one_hot(node: Node, avals: Mapping[int, Any]) -> bool:
     whole, _, updates = node.inputs
     if not (isinstance(whole, int) and isinstance(updates, int)):
         return False
-    shape = avals[whole].shape
     numbers = node.params["dimension_numbers"]
-    line = math.prod(shape[d] for d in numbers.scatter_dims_to_operand_dims)
-    return math.prod(avals[updates].shape) * line == math.prod(shape)
+    return fills_lines(numbers, avals[whole].shape, avals[updates].shape)
 
 
 def _continues(node: Node) -> bool:

@@ -3,11 +3,12 @@ of time under `sbp.jit` and under `jax.jit`: bytes sent, bytes held, seconds on 
 schedule.
 
     python -m benchmarks.moe_step                                    # 12 layers, 128 experts
-    python -m benchmarks.moe_step --preset gshard-36l-512e --topology v3:16x16
+    python -m benchmarks.moe_step --set dtype=bfloat16               # options of a training run
 
 Both compile one function with the paper's annotations (Lepikhin et al., 2020, section 3.2). Under
 `jax.jit` they are sharding constraints, experts lie split between steps, and all other weights and
-moments on every device. No TPU is needed, only the `libtpu` package.
+moments on every device. An expert would write more annotations: what these bring is measured on
+another model by `benchmarks.gshard_bytes`. No TPU is needed, only the `libtpu` package.
 """
 
 import argparse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -73,9 +73,7 @@ def read_config(path: str) -> ConfigFile:
                 raise _wrong(f"{path}: {name} is {value!r}; it must be {_KINDS[_KEYS[name]]}")
             keys[name] = value
         else:
-            homes = [table for table, kind in _TABLES.items() if name in _fields(kind)]
-            hint = f"; it belongs under [{homes[0]}]" if homes else nearest(name, _all_names())
-            raise _wrong(f"{path}: no option {name!r}{hint}")
+            raise _unknown(path, name, "", [*_KEYS, *_TABLES, *_home_of()])
     return ConfigFile(keys, options)
 
 
@@ -105,9 +103,7 @@ def _text(path: str, table: str, name: str, value: Any) -> str:
     """The value of an option as `--set` takes it."""
     fields = _fields(_TABLES[table])
     if name not in fields:
-        homes = [other for other, kind in _TABLES.items() if name in _fields(kind)]
-        hint = f"; it belongs under [{homes[0]}]" if homes else nearest(name, fields)
-        raise _wrong(f"{path}: no option {name!r} under [{table}]{hint}")
+        raise _unknown(path, name, f" under [{table}]", fields)
     kind = fields[name]
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise _wrong(f"{path}: {name} is {value!r} under [{table}]; it must be {_KINDS[kind]}")
@@ -119,8 +115,15 @@ def _fields(config: type) -> dict[str, type]:
     return get_type_hints(config)
 
 
-def _all_names() -> list[str]:
-    return [*_KEYS, *_TABLES, *(name for kind in _TABLES.values() for name in _fields(kind))]
+def _home_of() -> dict[str, str]:
+    """The table of each field."""
+    return {name: table for table, config in _TABLES.items() for name in _fields(config)}
+
+
+def _unknown(path: str, name: str, place: str, known: Iterable[str]) -> SbpError:
+    home = _home_of().get(name)
+    hint = f"; it belongs under [{home}]" if home else nearest(name, known)
+    return _wrong(f"{path}: no option {name!r}{place}{hint}")
 
 
 def _wrong(message: str) -> SbpError:

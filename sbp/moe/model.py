@@ -20,7 +20,6 @@ from sbp.moe.layers import (
     dropout,
     feed_forward,
     keys_values,
-    positions,
     rms_norm,
     subkey,
     wide_dtype,
@@ -107,13 +106,12 @@ def embed(
     cfg: ModelConfig,
     key: jax.Array | None,
     sharding: Sharding,
-    signal: jax.Array | None = None,
+    signal: jax.Array,
 ) -> jax.Array:
-    """Rows of the table plus positions, 0 to T - 1 unless `signal` [..., M] is given: tokens
-    [G, n, T] to [G, S, M]."""
+    """Rows of the table plus the signal [..., M] of their positions: tokens [G, n, T] to
+    [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
-    signal = jnp.asarray(positions(length, cfg.model_dim)) if signal is None else signal
     x = x + signal.astype(x.dtype)
     x = sharding.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
     return dropout(x, cfg.dropout, key)
@@ -250,8 +248,8 @@ class Stack:
         if self.memory is None:
             return x, own
         weights, allowed = p[f"cross{name}"], (self.memory.tokens != PAD)[:, :, None, :]
-        if self.segments is not None and self.memory.segments is not None:
-            allowed &= same_segment(self.segments, self.memory.segments.source)
+        if (both := self.memory.segments) is not None:
+            allowed &= same_segment(both.target, both.source)
         normed = rms_norm(x, weights["norm"])
         if cache is not None:
             seen = cache.memory[f"cross{name}"]
@@ -287,7 +285,7 @@ def encode(
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses of each layer and counts; `key`
     given means training, and `segments` [G, n, T] that rows hold several sentences."""
-    signal = signal_of(segments, cfg.model_dim)
+    signal = signal_of(source.shape[-1], cfg.model_dim, segments)
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding, signal)
     side = Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding, segments=segments)
     x, aux, metrics = side.run(params["encoder"], x)
@@ -305,7 +303,7 @@ def decode(
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts."""
     segments = memory.segments.target if memory.segments else None
-    signal = signal_of(segments, cfg.model_dim)
+    signal = signal_of(target_in.shape[-1], cfg.model_dim, segments)
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding, signal)
     side = Stack(
         cfg=cfg.decoder(),

@@ -116,10 +116,8 @@ def places(segments: jax.Array) -> jax.Array:
     return jnp.sum(same_segment(segments, segments) & before, axis=-1, dtype=jnp.int32)
 
 
-def signal_of(segments: jax.Array | None, width: int) -> jax.Array | None:
-    """The position signal of packed tokens [..., T], counted from the start of each segment:
-    [..., T, width]; None without packing."""
-    if segments is None:
-        return None
-    table = jnp.asarray(positions(segments.shape[-1], width))
-    return jnp.take(table, places(segments), axis=0)
+def signal_of(length: int, width: int, segments: jax.Array | None) -> jax.Array:
+    """The position signal of T tokens, [T, width]; of packed ones [..., T], counted from the start
+    of each segment: [..., T, width]."""
+    table = jnp.asarray(positions(length, width))
+    return table if segments is None else jnp.take(table, places(segments), axis=0)

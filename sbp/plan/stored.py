@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
 from sbp.plan.ir import Apply, Block, Box, Instruction, Register
 from sbp.signatures import traits_of
+from sbp.signatures.traits import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +56,28 @@ def fuses(instruction: Instruction, avals: Mapping[int, Any]) -> bool:
         return not instruction.bytes_sent
     if not _is_plain(instruction):
         return False
-    traits = traits_of(instruction.node.op)
+    sources = [avals[s.value].shape for s in instruction.ins if isinstance(s, Register)]
+    return fuses_with_readers(
+        instruction.node.op, sources, [avals[r.value].shape for r in instruction.outs]
+    )
+
+
+def fuses_with_readers(op: str, sources: Sequence[Shape], results: Sequence[Shape]) -> bool:
+    """Whether XLA computes an operation inside of those that read its result.
+
+    Arguments:
+      op: the operation.
+      sources: shapes of its operands that are no constants.
+      results: shapes of its results.
+    """
+    traits = traits_of(op)
     if traits.moves and not (traits.carries or traits.elementwise):
         # A lookup or a sort moves elements to places that only the data say.
         by_data = traits.indices or traits.scatters or traits.whole or traits.orderless
-        sources = [s for s in instruction.ins if isinstance(s, Register)]
-        if by_data or len(instruction.outs) != 1 or len(sources) != 1:
+        if by_data or len(results) != 1 or len(sources) != 1:
             return False
         # A slice or padding is fused, a roll or reversal is not.
-        sizes = {math.prod(avals[r.value].shape) for r in (*sources, *instruction.outs)}
-        return len(sizes) > 1
+        return len({math.prod(shape) for shape in (*sources, *results)}) > 1
     return bool(
         traits.elementwise or traits.carries or traits.fusion != "partly" or traits.generates
     )
@@ -280,10 +293,20 @@ def is_one_hot(instruction: Apply, avals: Mapping[int, Any]) -> bool:
     whole, _, updates = instruction.ins
     if not (isinstance(whole, Register) and isinstance(updates, Register)):
         return False
-    shape = avals[whole.value].shape
     numbers = instruction.node.params["dimension_numbers"]
+    return fills_lines(numbers, avals[whole.value].shape, avals[updates.value].shape)
+
+
+def fills_lines(numbers: Any, shape: Shape, updates: Shape) -> bool:
+    """Whether a scatter adds one element to each line of its first operand.
+
+    Arguments:
+      numbers: its `ScatterDimensionNumbers`.
+      shape: of the first operand.
+      updates: shape of what it adds.
+    """
     line = math.prod(shape[d] for d in numbers.scatter_dims_to_operand_dims)
-    return math.prod(avals[updates.value].shape) * line == math.prod(shape)
+    return math.prod(updates) * line == math.prod(shape)
 
 
 def _last_uses(block: Block, found: set[Register]) -> dict[Register, int]:

@@ -12,6 +12,7 @@ from sbp.moe.model import BOS, EOS, init_params, loss_fn
 from sbp.moe.packing import Segments, pack
 from sbp.moe.presets import preset
 from sbp.moe.sharding import PLAIN, sharding_of
+from tests.slices import sliced
 
 LONG, MANY = 16, 60
 AXES = (("data", 2), ("expert", 4))
@@ -72,29 +73,42 @@ def test_each_target_starts_behind_its_own_bos():
     assert batch.segments.target[0].tolist() == [numbers[0].tolist(), [0] * 6]
 
 
-def gradients_of_the_sum(sharding=PLAIN):
+VARIANTS = [
+    (AXES, {}),
+    ((("data", 2), ("model", 2)), {"experts": 0}),
+    ((("expert", 4),), {"dispatch": "sort", "expert_activation": "swiglu", "shared_experts": 1}),
+    ((("data", 2), ("expert", 2)), {"router": "switch", "dispatch": "gather"}),
+    ((("pod", 2), ("model", 2)), {"router": "sigmoid", "experts_per_token": 3}),
+]
+
+
+def gradients_of_the_sum(cfg, sharding=PLAIN):
     """Loss and gradients, added up over tokens and not averaged."""
 
     def loss(params, batch):
-        return loss_fn(params, batch, MODEL, sharding=sharding, share=(1.0, 1))[0]
+        return loss_fn(params, batch, cfg, sharding=sharding, share=(1.0, 1))[0]
 
     return jax.value_and_grad(loss)
 
 
+@pytest.mark.laws
 @pytest.mark.slow
-def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs():
+@pytest.mark.parametrize(("axes", "options"), sliced(VARIANTS, 0.2), ids=str)
+def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs(axes, options):
     """M2. Pairs see neither each other nor each other's places; also on a mesh."""
     source, target = drawn(0)
     packed = pack(source, target, seed=0)
     with jax.enable_x64(True):
-        params = init_params(jax.random.key(0), MODEL)
-        apart = make_batch(source, target, MODEL)
-        together = make_batch(packed.source, packed.target, MODEL, packed.segments)
-        loss, grads = jax.jit(gradients_of_the_sum())(params, apart)
-        mesh = sbp.make_mesh([2, 4], ["data", "expert"])
+        cfg = dataclasses.replace(MODEL, **options)
+        params = init_params(jax.random.key(0), cfg)
+        apart = make_batch(source, target, cfg)
+        together = make_batch(packed.source, packed.target, cfg, packed.segments)
+        loss, grads = jax.jit(gradients_of_the_sum(cfg))(params, apart)
+        names, sizes = zip(*axes, strict=True)
+        mesh = sbp.make_mesh(sizes, names)
         for step in (
-            jax.jit(gradients_of_the_sum()),
-            sbp.jit(gradients_of_the_sum(sharding_of(AXES)), mesh),
+            jax.jit(gradients_of_the_sum(cfg)),
+            sbp.jit(gradients_of_the_sum(cfg, sharding_of(axes)), mesh),
         ):
             got, slopes = step(params, together)
             np.testing.assert_allclose(got, loss, rtol=1e-11)
