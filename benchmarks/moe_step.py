@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args, rest = parser.parse_known_args(argv)
     run = parse_args(rest if "--preset" in rest else ["--preset", "gshard-12l-128e", *rest])
+    if run.model.experts and run.model.dispatch != "einsum":
+        raise SystemExit(f'dispatch "{run.model.dispatch}" is a region by hand of sbp; take einsum')
     mesh = tpu_mesh(args.topology, run.mesh)
     found = []
     for title, compile_step in (("jax.jit", compile_jit), ("sbp.jit", compile_sbp)):
