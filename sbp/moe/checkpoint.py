@@ -158,6 +158,12 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
+def kept(workdir: Path) -> str:
+    """Which checkpoint a run in a folder has where it ends now, in words."""
+    steps = saved_steps(workdir / "checkpoints")
+    return f"the checkpoint of step {steps[0]} is kept" if steps else "no checkpoint is there yet"
+
+
 def bound(workdir: Path) -> dict[str, Any]:
     """The configuration that the checkpoints of a run belong to: of the newest that can be read,
     else of the folder.
@@ -268,10 +274,10 @@ class Checkpoints:
                 ),
             )
         except (OSError, ValueError) as error:  # tensorstore's errors are ValueErrors
-            kept = f"step {self.latest} is kept" if self.latest is not None else "none is there yet"
             why = str(error).splitlines()[0]
             raise SbpError(
-                f"cannot write the checkpoint of step {step} to {self._folder}: {why}; {kept}",
+                f"cannot write the checkpoint of step {step} to {self._folder}: {why};"
+                f" {kept(self._workdir)}",
                 code="bad-checkpoint",
             ) from None
 

@@ -10,13 +10,11 @@ import dataclasses
 import json
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import jax
@@ -25,7 +23,7 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe, write_whole
+from sbp.moe.checkpoint import Checkpoints, describe, kept, write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
@@ -38,6 +36,7 @@ from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args, undivided
 from sbp.moe.sources import load
 from sbp.moe.step import TrainState, init_state, plan_train_step, state_shapes
+from sbp.moe.stop import StopSignal
 from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.translator import Translator, plan_search
 
@@ -148,11 +147,9 @@ def fit(
     state, where = _begin(run, checkpoints, shardings, console)
     if where:
         data.set_state(where)
-    stop = _StopSignal()
+    asked = "stops after this step, with a checkpoint; another signal ends the run at once"
+    stop = StopSignal(partial(_last_words, run), partial(console.print, asked, highlight=False))
     first, skipped = int(state.step), 0
-    if first >= run.train.steps:
-        line = f"nothing to train: step {first} is done, and steps is {run.train.steps}"
-        console.print(line, highlight=False)
     speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
     view = TrainingDisplay(console, first, run.train.steps)
     log = MetricsLog(run.workdir, first, tensorboard=run.tensorboard)
@@ -167,15 +164,16 @@ def fit(
             skipped = skipped + 1 if values["skipped_step"] else 0
             if skipped == run.train.max_skipped:
                 log.write(step, values)
-                raise _not_finite(run, checkpoints.latest, step, values)
+                raise _not_finite(run, step, values)
             due = step % run.train.checkpoint_every == 0 or step == run.train.steps
             if due and heldout:
                 values["heldout_nll"] = heldout(state)
                 display.heldout(step, values["heldout_nll"])
             log.write(step, values)
-            if due or stop.signal:
+            stopped = stop.signal  # it may come between the next two lines
+            if due or stopped:
                 checkpoints.save(state, data.get_state())
-            if stop.signal:
+            if stopped:
                 break
     return state, stop.signal
 
@@ -189,41 +187,25 @@ def _begin(
     say = partial(console.print, highlight=False, markup=False)
     state, where = checkpoints.restore(state_shapes(run.model, run.train), shardings, say)
     say(f"resumed at step {int(state.step)}")
+    if state.step >= run.train.steps:
+        say(f"nothing to train: step {int(state.step)} is done, and steps is {run.train.steps}")
     return state, where
 
 
-def _not_finite(run: Run, saved: int | None, step: int, values: Values) -> SbpError:
+def _last_words(run: Run) -> str:
+    """What to say of a run that ends at once."""
+    return f"{kept(run.workdir)}, and the same command resumes from it or begins again"
+
+
+def _not_finite(run: Run, step: int, values: Values) -> SbpError:
     """What to say when too many steps in a row changed nothing."""
-    kept = (
-        "no checkpoint is saved yet" if saved is None else f"the checkpoint of step {saved} is kept"
-    )
     return SbpError(
         f"steps {step - run.train.max_skipped + 1} to {step} were skipped: the loss, the gradients"
         f" or the updates were not finite (loss {values['loss']:g}, norm of the gradients"
-        f" {values['grad_norm']:g}); {kept}. Lower learning_rate, set clip_norm or raise"
-        " ramp_steps in another --workdir, or raise max_skipped in this one",
+        f" {values['grad_norm']:g}); {kept(run.workdir)}. Lower learning_rate, set clip_norm or"
+        " raise ramp_steps in another --workdir, or raise max_skipped in this one",
         code="not-finite",
     )
-
-
-class _StopSignal:
-    """While active, SIGINT and SIGTERM are noted instead of ending the process, so that the step
-    can be saved."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-
-    def __enter__(self) -> None:
-        self._old = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
 
 
 def _packed(run: Run, encoded: Encoded, console: Console) -> Encoded:
@@ -281,9 +263,10 @@ def train(run: Run, console: Console) -> int:
     """Do the whole job; returns the process's exit code (128 + signal when interrupted)."""
     started = time.monotonic()
     simulate_devices(math.prod(size for _, size in run.mesh))
-    corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
-    with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
-        code, line = _train(run, corpus, checkpoints, console)
+    with StopSignal(partial(_last_words, run)):
+        corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
+        with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
+            code, line = _train(run, corpus, checkpoints, console)
     line += f" ({time.monotonic() - started:.0f} s)"
     console.print(line, highlight=False, markup=False)
     return code

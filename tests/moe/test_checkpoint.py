@@ -148,7 +148,9 @@ def test_a_disk_that_is_full_keeps_what_is_there(folder, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(checkpoints._manager, "save", full)
-            with pytest.raises(SbpError, match=r"No space left .*; step 4 is kept") as caught:
+            with pytest.raises(
+                SbpError, match=r"No space left .*; the checkpoint of step 4 is kept"
+            ) as caught:
                 checkpoints.save(state_at(6), {})
     assert caught.value.code == "bad-checkpoint"
     assert_same(restored(folder)[0], STATES[4])
