@@ -14,6 +14,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "constants.md"
 
 NOT_TUNED: Mapping[str, str] = {
     "sbp/machine/": "figures of hardware, each with its source beside it",
+    "sbp/moe/paper.py": "figures of the GShard paper",
+    "sbp/moe/operators.py": "sizes of the operators whose growth table 4 of the paper gives",
     "sbp/plan/saved.py: FORMAT": "the version of a file's form",
     **dict.fromkeys(
         (f"sbp/moe/model.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),

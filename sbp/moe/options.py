@@ -14,7 +14,7 @@ import jax
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
 from sbp.moe.configfile import ConfigFile, config_text, read_config
-from sbp.moe.presets import PRESETS, preset
+from sbp.moe.presets import PRESETS, preset_name
 from sbp.moe.sharding import AXES, Sharding, sharding_of
 
 _PRESET = "tiny-mt"
@@ -211,8 +211,8 @@ def parse_args(argv: Sequence[str]) -> Run:
     args = _parser().parse_all(argv)
     given = _given(args)
     file = read_config(args.config) if args.config else ConfigFile({}, {})
-    name = args.preset or file.keys.get("preset", _PRESET)
-    chosen = preset(name)
+    name = preset_name(args.preset or file.keys.get("preset", _PRESET))
+    chosen = PRESETS[name]
     options = {**file.options, **given}
     if "languages" in given and options.get("data"):
         raise SbpError(

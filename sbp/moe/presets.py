@@ -144,19 +144,58 @@ PRESETS: Mapping[str, Preset] = {
 of 1T weights and its dense one."""
 
 
+ALIASES: Mapping[str, str] = {
+    "gshard-600b": "gshard-36l-2048e",
+    "gshard-200b": "gshard-12l-2048e",
+    "gshard-150b": "gshard-36l-512e",
+    "gshard-50b": "gshard-12l-512e",
+    "gshard-37b": "gshard-36l-128e",
+    "gshard-12.5b": "gshard-12l-128e",
+    "gshard-1t": "gshard-60l-2048e",
+    "gshard-2.3b": "gshard-96l-dense",
+    "MoE(2048E, 36L)": "gshard-36l-2048e",
+    "MoE(2048E, 12L)": "gshard-12l-2048e",
+    "MoE(512E, 36L)": "gshard-36l-512e",
+    "MoE(512E, 12L)": "gshard-12l-512e",
+    "MoE(128E, 36L)": "gshard-36l-128e",
+    "MoE(128E, 12L)": "gshard-12l-128e",
+    "MoE(2048E, 60L)": "gshard-60l-2048e",
+    "T(96L)": "gshard-96l-dense",
+}
+"""Other names of presets: the paper's, by weights and by shape."""
+
+
+def preset_name(name: str) -> str:
+    """The key of `PRESETS` that a name stands for.
+
+    Arguments:
+      name: a key of `PRESETS` or of `ALIASES`; the case and spaces of the paper's names do not
+        matter.
+
+    Raises:
+      SbpError: `unknown-option`, with the nearest name.
+
+    >>> preset_name("moe(2048e,36l)")
+    'gshard-36l-2048e'
+    """
+    if name in PRESETS:
+        return name
+    for alias, meant in ALIASES.items():
+        if name.replace(" ", "").lower() == alias.replace(" ", "").lower():
+            return meant
+    hint = nearest(name, [*PRESETS, *ALIASES]).rstrip("?") + "."
+    raise SbpError(
+        f"no preset {name!r}{hint} There are {', '.join(sorted(PRESETS))}", code="unknown-option"
+    )
+
+
 def preset(name: str) -> Preset:
     """Look up a preset.
 
     Arguments:
-      name: a key of `PRESETS`.
+      name: as for `preset_name`.
 
     Raises:
       SbpError: `unknown-option`, with the nearest name.
     """
-    if name not in PRESETS:
-        hint = nearest(name, PRESETS).rstrip("?") + "."
-        raise SbpError(
-            f"no preset {name!r}{hint} There are {', '.join(sorted(PRESETS))}",
-            code="unknown-option",
-        )
-    return PRESETS[name]
+    return PRESETS[preset_name(name)]

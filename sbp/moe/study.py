@@ -1,7 +1,7 @@
 """What a training step of a model costs on a mesh of devices that are not here: parameters, memory,
 modelled time, and the figures of the GShard paper beside them.
 
-sbp plan --preset gshard-36l-2048e --hardware tpu-v3
+sbp plan --preset gshard-600b --topology v3:32x32
 """
 
 from __future__ import annotations
@@ -19,65 +19,66 @@ from rich.console import Console
 from rich.table import Table
 
 import sbp
-from sbp.errors import SbpError
-from sbp.moe.options import Run, parse_args
+from sbp.errors import SbpError, nearest
+from sbp.moe.operators import DEVICES, TABLE4, exponent, planned
+from sbp.moe.options import CommandParser, Run, parse_args
+from sbp.moe.paper import (
+    BASELINE_BLEU,
+    LOSSES,
+    PUBLISHED,
+    Published,
+    core_years,
+    training_days,
+)
 from sbp.moe.presets import PRESETS
 from sbp.moe.step import TrainState, plan_train_step, state_shapes
+from sbp.plan.ir import Loop
+from sbp.report.facts import tensor
 
 
-class Published(NamedTuple):
-    """A row of the tables 1 and 3 of the GShard paper.
+class Topology(NamedTuple):
+    """A TPU slice.
 
     Attributes:
-      weights: parameters, in units of 2**30 (the paper's "B").
-      cores: TPU v3 cores.
-      steps_per_second: of training.
-      tokens: of a batch.
-      core_years: of training on 10**12 tokens.
-      days: the same.
-      bleu: average over 100 languages.
+      name: as the TPU compiler has it, such as "v3:32x32": a generation, and chips by torus dim.
+      hardware: the device kind, a key of `sbp.HARDWARE`.
+      devices: JAX devices: cores of v2, v3 and v7x, chips of the others.
     """
 
-    weights: float
-    cores: int
-    steps_per_second: float
-    tokens: float
-    core_years: float
-    days: float
-    bleu: float
+    name: str
+    hardware: str
+    devices: int
 
 
-PUBLISHED: Mapping[str, Published] = {
-    "gshard-36l-2048e": Published(600, 2048, 0.72, 4e6, 22.4, 4.0, 44.3),
-    "gshard-12l-2048e": Published(200, 2048, 2.15, 4e6, 7.5, 1.4, 41.3),
-    "gshard-36l-512e": Published(150, 512, 1.05, 1e6, 15.5, 11.0, 43.7),
-    "gshard-12l-512e": Published(50, 512, 3.28, 1e6, 4.9, 3.5, 40.0),
-    "gshard-36l-128e": Published(37, 128, 0.67, 1e6, 6.1, 17.3, 39.0),
-    "gshard-12l-128e": Published(12.5, 128, 2.16, 1e6, 1.9, 5.4, 36.7),
-}
-"""The MoE models of the paper's tables 1 and 3, by preset."""
+def parse_topology(text: str) -> Topology:
+    """Read `v3:32x32`.
 
+    Raises:
+      SbpError: `unknown-option` for a text of another form, a generation that `sbp.HARDWARE` has
+        not, or another number of torus dims than the generation has.
 
-def training_days(tokens: float, steps_per_second: float) -> float:
-    """Days of training on 10**12 tokens, as much as each model of the paper saw (section 4.3).
-
-    Arguments:
-      tokens: of a batch.
-      steps_per_second: of training.
-
-    >>> round(training_days(4e6, 0.72), 1)  # the paper's model of 600B parameters
-    4.0
+    >>> parse_topology("v3:32x32")
+    Topology(name='v3:32x32', hardware='tpu-v3', devices=2048)
     """
-    return 1e12 / tokens / steps_per_second / 86_400
-
-
-def core_years(days: float, cores: int) -> float:
-    """Years of one core.
-
-    >>> round(core_years(4.02, 2048), 1)
-    22.6
-    """
-    return days * cores / 365
+    generation, _, chips = text.partition(":")
+    known = [name.removeprefix("tpu-") for name in sbp.HARDWARE if name.startswith("tpu-")]
+    if generation not in known:
+        raise SbpError(
+            f"no TPU generation {generation!r}{nearest(generation, known).rstrip('?')}. There are"
+            f" {', '.join(known)}, as in v3:32x32",
+            code="unknown-option",
+        )
+    kind = sbp.HARDWARE[f"tpu-{generation}"]
+    sizes = chips.split("x")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise SbpError(f"topology {text!r} is not of the form v3:32x32", code="unknown-option")
+    if len(sizes) != kind.torus_dims:
+        raise SbpError(
+            f"topology {text!r} has {len(sizes)} dims; {generation} is a torus of"
+            f" {kind.torus_dims}",
+            code="unknown-option",
+        )
+    return Topology(text, kind.name, math.prod(map(int, sizes)) * kind.devices_per_chip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +86,19 @@ class Study:
     """The cost of a training step.
 
     Attributes:
+      run: the options.
       devices: of the mesh.
       parameters: of the whole model.
       tokens: source tokens of a batch, padding included.
-      memory: bytes that one device holds, by class.
+      memory: bytes that one device holds at the fullest moment, by class: weights of experts and
+        others, the optimiser's state, gradients with updates, activations and temporaries.
       sent: bytes that one device sends in a step.
       seconds: of a step, by the cost model.
       published: what the paper says of this model, if it does.
       plan: the plan.
     """
 
+    run: Run
     devices: int
     parameters: int
     tokens: int
@@ -105,22 +109,25 @@ class Study:
     plan: sbp.Plan
 
 
-def study(run: Run, hardware: str) -> Study:
+def study(run: Run, hardware: str | None, mesh: Any = None) -> Study:
     """Plan the training step of a run for devices that are not here.
 
     Arguments:
       run: the options of the run; a model that equals a preset of `PUBLISHED` has its figures.
-      hardware: a device kind of `sbp.HARDWARE`, such as "tpu-v3".
+      hardware: a device kind of `sbp.HARDWARE`, such as "tpu-v3"; None for that of `mesh`.
+      mesh: where to plan; None for an abstract mesh of the run's axes.
 
     Raises:
       SbpError: where the step has no typing, or the device kind is unknown.
     """
-    names, sizes = zip(*run.mesh, strict=True)
-    mesh = AbstractMesh(sizes, names)
+    if mesh is None:
+        names, sizes = zip(*run.mesh, strict=True)
+        mesh = AbstractMesh(sizes, names)
     state = state_shapes(run.model, run.train)
     plan = plan_train_step(run.model, run.train, mesh, hardware)
     return Study(
-        devices=math.prod(sizes),
+        run=run,
+        devices=mesh.size,
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params)),
         tokens=run.model.sequences * run.model.source_length,
         memory=_memory(state, plan),
@@ -134,13 +141,26 @@ def study(run: Run, hardware: str) -> Study:
 
 
 def _memory(state: TrainState, plan: sbp.Plan) -> dict[str, float]:
-    """Bytes of one device, by the classes of the paper's figure 7 and the optimiser's."""
+    """Bytes of one device at the fullest moment, by class.
+
+    The paper's figure 7 has weights and activations, the outputs of layers that both passes read.
+    Here these are the results of loops over layers. Those that are shaped like weights are
+    gradients and updates. Temporaries are all the rest, gaps between buffers included.
+    """
     held = {"experts": 0.0, "other weights": 0.0}
     placed = plan.in_shardings[0]
     for path, size in _local_bytes(state.params, placed.params):
         held["experts" if "['expert_" in path else "other weights"] += size
     held["optimiser"] = sum(size for _, size in _local_bytes(state.optimizer, placed.optimizer))
-    held["activations"] = plan.cost.peak_memory_bytes - sum(held.values())
+    held |= {"gradients, updates": 0.0, "activations": 0.0}
+    program = plan.program
+    weights = {leaf.shape for leaf in jax.tree.leaves(state.params)}
+    looped = {r for i in program.block.instructions if isinstance(i, Loop) for r in i.outs}
+    for register in looped.intersection(program.fullest):
+        is_weight = program.graph.avals[register.value].shape in weights
+        size = tensor(program, register, "").bytes_per_device
+        held["gradients, updates" if is_weight else "activations"] += size
+    held["temporaries"] = plan.cost.peak_memory_bytes - sum(held.values())
     return held
 
 
@@ -153,60 +173,175 @@ def _local_bytes(tree: Any, shardings: Any) -> list[tuple[str, float]]:
     ]
 
 
+def _row(name: str, here: float, paper: float | None, form: str = ",.0f") -> tuple[str, ...]:
+    """A line: this plan, the paper, and the first over the second."""
+    if paper is None:
+        return name, f"{here:{form}}", "-", "-"
+    return name, f"{here:{form}}", f"{paper:{form}}", f"{here / paper:.2f}"
+
+
 def table(found: Study) -> Table:
-    """The study beside the paper's figures."""
+    """The study beside the paper's tables 1, 2 and 3."""
     shown = Table(box=None, header_style="bold", title_justify="left")
     shown.add_column("")
-    shown.add_column("this plan", justify="right")
-    shown.add_column("the paper", justify="right")
-    said = found.published
+    for name in ("this plan", "the paper", "ratio"):
+        shown.add_column(name, justify="right")
+    model, said = found.run.model, found.published
+    layers = model.encoder_layers + model.decoder_layers
     days = training_days(found.tokens, 1 / found.seconds)
     rows = [
-        ("devices", f"{found.devices:,}", said and f"{said.cores:,}"),
-        ("parameters / 2^30", f"{found.parameters / 2**30:,.1f}", said and f"{said.weights:g}"),
-        ("tokens in a batch", f"{found.tokens:,}", said and f"{said.tokens:,.0f}"),
-        ("seconds of a step, modelled", f"{found.seconds:.2f}", said and _seconds(said)),
-        ("days for 10^12 tokens", f"{days:.1f}", said and f"{said.days:g}"),
-        (
+        _row("devices", found.devices, said and said.cores),
+        _row("layers", layers, said and said.layers),
+        _row("experts of a layer", model.experts, said and said.experts),
+        _row(
+            "experts of all layers",
+            model.experts * layers / 2,
+            said and said.experts * said.layers / 2,
+        ),
+        _row("parameters / 2^30", found.parameters / 2**30, said and said.weights, ",.1f"),
+        _row("tokens in a batch", found.tokens, said and said.tokens),
+        _row("steps in a second", 1 / found.seconds, said and said.steps_per_second, ".2f"),
+        _row(
+            "tokens in a second",
+            found.tokens / found.seconds,
+            said and said.tokens * said.steps_per_second,
+        ),
+        _row("days for 10^12 tokens", days, said and said.days, ".1f"),
+        _row(
             "years of one core",
-            f"{core_years(days, found.devices):.1f}",
-            said and f"{said.core_years:g}",
+            core_years(days, found.devices),
+            said and said.core_years,
+            ".1f",
         ),
-        ("GiB sent in a step, by a device", f"{found.sent / 2**30:.2f}", None),
-        *(
-            (f"GiB held: {name}", f"{size / 2**30:.2f}", None)
-            for name, size in found.memory.items()
-        ),
+        *_to_losses(found, said),
+        _row("seconds of a step, modelled", found.seconds, said and _seconds(said), ".2f"),
+        _row("GiB sent in a step, by a device", found.sent / 2**30, None, ".2f"),
+        *(_row(f"GiB held: {name}", size / 2**30, None, ".2f") for name, size in _held(found)),
     ]
-    for name, here, paper in rows:
-        shown.add_row(name, here, paper or "-")
+    for row in rows:
+        shown.add_row(*row)
+    if said:
+        above = said.bleu - BASELINE_BLEU
+        shown.add_row("BLEU, mean of 100 languages", "-", f"{said.bleu}", "-")
+        shown.add_row("BLEU above bilingual models", "-", f"{above:.1f}", "-")
     return shown
 
 
-def _seconds(said: Published) -> str:
-    return f"{1 / said.steps_per_second:.2f} measured"
+def _held(found: Study) -> list[tuple[str, float]]:
+    return [*found.memory.items(), ("all", sum(found.memory.values()))]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: the options of a training run, and `--hardware`."""
-    parser = argparse.ArgumentParser(
+def _seconds(said: Published) -> float:
+    return 1 / said.steps_per_second
+
+
+def _to_losses(found: Study, said: Published | None) -> list[tuple[str, ...]]:
+    """Days until the losses of table 2, with the tokens that the paper's model needed."""
+    if said is None:
+        return []
+    rows = []
+    for loss, billions in zip(LOSSES, said.tokens_to_loss, strict=False):
+        here = training_days(found.tokens, 1 / found.seconds, billions * 1e9)
+        paper = training_days(said.tokens, said.steps_per_second, billions * 1e9)
+        rows.append(_row(f"days to loss {loss}, {billions:g}B tokens", here, paper, ".2f"))
+    return rows
+
+
+def operators(hardware: str) -> Table:
+    """The paper's table 4 beside plans of its operators: how communication and computation of one
+    device grow with D devices, as exponents of D.
+
+    Arguments:
+      hardware: a device kind of `sbp.HARDWARE`.
+    """
+    shown = Table(
+        title="operators on D devices: exponents of D (table 4)",
+        box=None,
+        header_style="bold",
+        title_justify="left",
+    )
+    for name in ("", "collective", "sending", "the paper", "compute", "the paper"):
+        shown.add_column(name, justify="right" if name in ("sending", "compute") else "left")
+    for row in TABLE4:
+        found = [planned(row, d, hardware) for d in DEVICES]
+        asked = row.communication
+        sends = "-" if asked is None else _exponent([p.communication for p in found])
+        shown.add_row(
+            row.title,
+            ", ".join(sorted(found[-1].kinds)) or "none",
+            sends,
+            "-" if asked is None else f"{asked:g}",
+            _exponent([p.compute for p in found]),
+            f"{row.compute:g}",
+        )
+    return shown
+
+
+def _exponent(seconds: Sequence[float]) -> str:
+    return f"{abs(round(exponent(DEVICES, seconds), 2)):.2f}"
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="sbp plan",
-        description="Types, price and memory of a training step, without devices.",
+        description="Types, price and memory of a training step, without devices, beside the"
+        " figures of the GShard paper.",
         epilog="Other options are those of sbp train, such as --preset, --mesh and --set.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--hardware", default="tpu-v3", help="a device kind, as sbp hardware lists them"
+        "--hardware", help="a device kind, as sbp hardware lists them (default tpu-v3)"
     )
-    args, rest = parser.parse_known_args(argv)
+    parser.add_argument(
+        "--topology", help="a TPU slice by chips, such as v3:32x32, in the place of --hardware"
+    )
+    return parser
+
+
+def _topology(args: argparse.Namespace, run: Run) -> Topology | None:
+    """The slice of the options.
+
+    Raises:
+      SbpError: `mesh-devices` where the mesh has another number of devices; `unknown-option` where
+        the hardware is another.
+    """
+    if args.topology is None:
+        return None
+    found = parse_topology(args.topology)
+    if args.hardware not in (None, found.hardware):
+        raise SbpError(
+            f"--topology {found.name} is {found.hardware}, and --hardware says {args.hardware};"
+            " leave out --hardware",
+            code="unknown-option",
+        )
+    devices = math.prod(size for _, size in run.mesh)
+    if devices != found.devices:
+        axes = ",".join(f"{name}={size}" for name, size in run.mesh)
+        raise SbpError(
+            f"topology {found.name} has {found.devices:,} devices, and the mesh {axes} has"
+            f" {devices:,}; give --mesh with as many, or another topology",
+            code="mesh-devices",
+        )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line: the options of a training run, `--hardware` and `--topology`."""
+    args, rest = _parser().parse_known_args(argv)
     try:
-        found = study(parse_args(rest), args.hardware)
+        run = parse_args(rest)
+        place = _topology(args, run)
+        hardware = place.hardware if place else args.hardware or "tpu-v3"
+        found = study(run, hardware)
     except SbpError as error:
         print(f"error[{error.code}]: {error.message}", file=sys.stderr)
         return 2
     console = Console(highlight=False)
     console.print(table(found))
     console.print()
+    if found.published:
+        console.print(operators(hardware))
+        console.print()
     console.print(found.plan.report().short())
     return 0
 

@@ -7,8 +7,8 @@ import pytest
 
 import sbp
 from benchmarks.gshard_figure8 import FIGURE8_BANDS, figure8, figure8_ratios
-from benchmarks.gshard_table4 import DEVICES, TABLE4, exponent, planned
 from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, plan_layout
+from sbp.moe.operators import DEVICES, TABLE4, exponent, planned
 
 
 def test_gshard_figure_8():

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from sbp.moe.model import init_params
-from sbp.moe.presets import PRESETS
+from sbp.moe.presets import ALIASES, PRESETS, preset
 
 # T4: layers, experts, heads, width of a head, and the weights that the paper says (GShard, tables 1
 # and 3; its "B" is 2**30).
@@ -49,3 +49,16 @@ def test_models_have_as_many_weights_as_the_papers(name):
 
 def test_every_model_of_the_paper_is_listed():
     assert set(PAPER) == {name for name in PRESETS if name.startswith("gshard-")}
+
+
+def test_the_papers_names_stand_for_its_models():
+    """By weights, as in "gshard-600b", and by shape, as in "MoE(2048E, 36L)"."""
+    weights = {"b": 1e9, "t": 1e12}
+    for alias, name in ALIASES.items():
+        assert preset(alias) is preset(alias.lower()) is PRESETS[name]
+        if alias.startswith("gshard-"):
+            said = float(alias[len("gshard-") : -1]) * weights[alias[-1]]
+            assert PAPER[name][-1] == pytest.approx(said, rel=0.08)  # 2**30, or 10**9
+        else:
+            layers, experts = PAPER[name][:2]
+            assert alias == (f"MoE({experts}E, {layers}L)" if experts else f"T({layers}L)")

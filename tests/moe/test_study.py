@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sbp.errors import SbpError
 from sbp.moe.options import Run
+from sbp.moe.paper import PUBLISHED, core_years, training_days
 from sbp.moe.presets import preset
-from sbp.moe.study import PUBLISHED, core_years, study, table, training_days
+from sbp.moe.study import main, operators, parse_topology, study, table
 
 
 @cache
@@ -39,6 +41,25 @@ def test_the_papers_days_and_core_years_follow_from_its_steps(name):
 def test_weights_are_the_papers():
     for name, said in PUBLISHED.items():
         assert studied(name).parameters / 2**30 == pytest.approx(said.weights, rel=0.04)
+
+
+def test_the_papers_experts_are_those_of_every_other_layer():
+    """Table 1; its 36684 and 12228 are misprints of 36864 and 12288."""
+    totals = {name: said.experts * said.layers / 2 for name, said in PUBLISHED.items()}
+    assert totals["gshard-36l-2048e"] == 36864 and totals["gshard-12l-2048e"] == 12288
+    assert totals["gshard-36l-512e"] == 9216 and totals["gshard-12l-512e"] == 3072
+    assert totals["gshard-36l-128e"] == 2304 and totals["gshard-12l-128e"] == 768
+
+
+def test_classes_of_memory_add_up_to_the_peak():
+    found = studied("gshard-12l-128e")
+    assert sum(found.memory.values()) == pytest.approx(found.plan.cost.peak_memory_bytes)
+    assert all(size >= 0 for size in found.memory.values())
+    # At the end of the backward pass the gradients of all layers are there, and some updates: as
+    # many bytes as the weights but for embeddings and logits, and no more than twice as many.
+    outside = (64_000 + 2 * 32_000) * 1024 * 4
+    weights = found.memory["experts"] + found.memory["other weights"] - outside
+    assert weights < found.memory["gradients, updates"] < 2 * weights
 
 
 def test_a_device_holds_as_much_whatever_the_number_of_experts():
@@ -78,10 +99,62 @@ def test_three_times_the_depth_takes_three_times_as_long():
         assert 2.75 < deep.seconds / shallow.seconds < 3.3
 
 
+def text_of(shown):
+    page = io.StringIO()
+    Console(width=100, file=page).print(shown)
+    return page.getvalue()
+
+
 def test_the_table_has_both_sides():
-    shown = io.StringIO()
-    Console(width=80, file=shown).print(table(studied("gshard-36l-2048e")))
-    rows = {line[:34].strip(): line[34:].split() for line in shown.getvalue().splitlines()}
-    assert rows["devices"] == ["2,048", "2,048"]
-    assert rows["parameters / 2^30"] == ["576.9", "600"]
-    assert rows["seconds of a step, modelled"][1:] == ["1.39", "measured"]
+    lines = text_of(table(studied("gshard-36l-2048e"))).splitlines()
+    rows = {line[:33].strip(): line[33:].split() for line in lines}
+    assert rows["devices"] == ["2,048", "2,048", "1.00"]
+    assert rows["experts of all layers"] == ["36,864", "36,864", "1.00"]
+    assert rows["parameters / 2^30"] == ["576.9", "600.0", "0.96"]
+    assert rows["seconds of a step, modelled"][1] == "1.39"
+    assert rows["BLEU above bilingual models"] == ["-", "13.5", "-"]
+    # Table 2 at the speeds of both: 542 billion tokens at 0.72 steps of 4 million in a second.
+    to_loss = rows["days to loss 0.5, 542B tokens"]
+    assert float(to_loss[1]) == pytest.approx(542e9 / (0.72 * 4e6) / 86_400, abs=0.005)
+    assert float(to_loss[2]) == pytest.approx(float(to_loss[0]) / float(to_loss[1]), abs=0.02)
+
+
+def test_operators_stand_beside_the_papers_table_4():
+    shown = text_of(operators("tpu-v3"))
+    row = next(line for line in shown.splitlines() if line.strip().startswith("Einsum"))
+    assert row.split()[-5:] == ["all_to_all", "0.49", "0.5", "0.00", "0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"), [("v3:32x32", 2048), ("v3:8x8", 128), ("v5e:4x4", 16), ("v4:2x2x4", 16)]
+)
+def test_a_topology_says_how_many_devices_there_are(text, devices):
+    assert parse_topology(text).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("v33:2x2", 'did you mean "v3"'),
+        ("v3", "not of the form"),
+        ("v3:2x0", "not of the form"),
+        ("v3:2x2x2", "a torus of 2"),
+        ("v4:2x2", "a torus of 3"),
+    ],
+)
+def test_what_is_no_topology_is_refused(text, said):
+    with pytest.raises(SbpError, match=said):
+        parse_topology(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--topology", "v3:16x16"), "512 devices, and the mesh expert=2048 has 2,048"),
+        (("--topology", "v3:32x32", "--hardware", "tpu-v4"), "leave out --hardware"),
+        (("--preset", "gshard-600c"), 'did you mean "gshard-600b"'),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, said, capsys):
+    assert main(["--preset", "gshard-600b", *options]) == 2
+    assert said in capsys.readouterr().err
