@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from benchmarks.hlo_time import CHIPS, step_time
+from sbp.hlo.schedule import CHIPS, step_time
 from sbp.infer.cost import row_seconds
 
 ROWS = (1, 2, 8, 16, 64, 128, 256, 512)

@@ -25,8 +25,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.hlo_comm import bytes_by_kind, collectives
-from benchmarks.hlo_time import CHIPS, step_time
+from sbp.hlo.schedule import CHIPS, step_time
+from sbp.hlo.traffic import bytes_by_kind, collectives
 from sbp.moe.options import Run, parse_args
 from sbp.moe.sharding import Sharding, sharding_of
 from sbp.moe.step import batch_shapes, make_train_step, plan_train_step, state_shapes

@@ -20,6 +20,7 @@ from rich.table import Table
 
 import sbp
 from sbp.errors import SbpError, nearest
+from sbp.moe.compiled import comparison, compile_step, slice_mesh
 from sbp.moe.operators import DEVICES, TABLE4, exponent, planned
 from sbp.moe.options import CommandParser, Run, parse_args
 from sbp.moe.paper import (
@@ -295,6 +296,12 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--topology", help="a TPU slice by chips, such as v3:32x32, in the place of --hardware"
     )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the step for the topology by the TPU compiler, which needs no TPU, and"
+        " compare (minutes for the large models)",
+    )
     return parser
 
 
@@ -306,6 +313,11 @@ def _topology(args: argparse.Namespace, run: Run) -> Topology | None:
         the hardware is another.
     """
     if args.topology is None:
+        if args.compile:
+            raise SbpError(
+                "--compile is for a TPU slice; give it, as in --topology v3:32x32",
+                code="unknown-option",
+            )
         return None
     found = parse_topology(args.topology)
     if args.hardware not in (None, found.hardware):
@@ -326,24 +338,35 @@ def _topology(args: argparse.Namespace, run: Run) -> Topology | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: the options of a training run, `--hardware` and `--topology`."""
+    """The command line: the options of a training run, and those of `_parser`."""
     args, rest = _parser().parse_known_args(argv)
+    console = Console(highlight=False)
     try:
-        run = parse_args(rest)
-        place = _topology(args, run)
-        hardware = place.hardware if place else args.hardware or "tpu-v3"
-        found = study(run, hardware)
+        _show(args, parse_args(rest), console)
     except SbpError as error:
         print(f"error[{error.code}]: {error.message}", file=sys.stderr)
         return 2
-    console = Console(highlight=False)
+    return 0
+
+
+def _show(args: argparse.Namespace, run: Run, console: Console) -> None:
+    """Print what the options ask for."""
+    place = _topology(args, run)
+    hardware = place.hardware if place else args.hardware or "tpu-v3"
+    mesh = slice_mesh(place.name, run.mesh) if place and args.compile else None
+    found = study(run, hardware, mesh)
     console.print(table(found))
     console.print()
     if found.published:
         console.print(operators(hardware))
         console.print()
+    if place and args.compile:
+        chip = place.hardware.removeprefix("tpu-")
+        console.print(
+            comparison(found.plan, compile_step(found.plan, found.devices, chip, console))
+        )
+        console.print()
     console.print(found.plan.report().short())
-    return 0
 
 
 if __name__ == "__main__":

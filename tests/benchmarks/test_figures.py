@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hlo_time import CHIPS, StepTime
 from benchmarks.steps.figures import (
     Figures,
     compared,
@@ -19,6 +18,7 @@ from benchmarks.steps.figures import (
 )
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
+from sbp.hlo.schedule import CHIPS, StepTime
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.hlo_comm import collectives
-from benchmarks.hlo_time import CHIPS, step_time
+from sbp.hlo.schedule import CHIPS, step_time
+from sbp.hlo.traffic import collectives
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true

@@ -152,9 +152,16 @@ def test_what_is_no_topology_is_refused(text, said):
     [
         (("--topology", "v3:16x16"), "512 devices, and the mesh expert=2048 has 2,048"),
         (("--topology", "v3:32x32", "--hardware", "tpu-v4"), "leave out --hardware"),
+        (("--compile",), "give it, as in --topology v3:32x32"),
         (("--preset", "gshard-600c"), 'did you mean "gshard-600b"'),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, said, capsys):
     assert main(["--preset", "gshard-600b", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_without_the_tpu_compiler_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["--preset", "gshard-600b", "--topology", "v3:32x32", "--compile"]) == 2
+    assert "pip install 'sbp-jax[tpu]'" in capsys.readouterr().err
