@@ -230,12 +230,14 @@ class Executable:
         """Waits until at most one execution is in flight (simulated CPU devices only)."""
         while self._in_flight is not None and len(self._in_flight) >= 2:
             # A later call may have taken an output by donation; that call waits for it.
-            present = [
-                x
-                for x in self._in_flight.popleft()
-                if isinstance(x, jax.Array) and not x.is_deleted()
-            ]
-            jax.block_until_ready(present[:1])
+            arrays = (x for x in self._in_flight.popleft() if isinstance(x, jax.Array))
+            jax.block_until_ready(next((x for x in arrays if not _is_taken(x)), None))
+
+
+def _is_taken(x: jax.Array) -> bool:
+    """Whether a donation took an array, on some devices at least: shards of which the user has a
+    NumPy view are copied instead, and `is_deleted` looks at the first one only."""
+    return x.is_deleted() or any(shard.data.is_deleted() for shard in x.addressable_shards)
 
 
 def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
