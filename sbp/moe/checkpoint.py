@@ -1,14 +1,16 @@
-"""Checkpoints of a run: state, place in the data, and the configuration they belong to."""
+"""Checkpoints of a run: state, place in the data, and what they belong to."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
+import functools
 import json
+import logging
 import os
 import shutil
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +18,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError
-from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.corpus import Corpus
+from sbp.moe.binding import bound, differences, digest_of, kept, run_of, saved_steps, write_whole
 from sbp.moe.fingerprint import fingerprints
 from sbp.moe.step import TrainState
-
-_FREE = (
-    "steps",
-    "checkpoint_every",
-    "heldout_per_language",
-    "data",
-    "eval_data",
-    "max_skipped",
-    "zero",
-    "sequence_parallel",
-)
-"""Options of a run that a resumed one may change: they alter neither the state nor what comes next,
-but where it lies."""
-
-
-def text_digest(corpus: Corpus) -> str:
-    """Tells training text from other text, as another version of the library that renders the
-    embedded corpus makes it."""
-    digest = hashlib.blake2b(digest_size=8)
-    for pair in corpus.train:
-        digest.update(f"{pair.source}\t{pair.target}\t{pair.language}\n".encode())
-    return digest.hexdigest()
-
-
-def describe(model: ModelConfig, train: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
-
-    The section `free` has the options that it is not bound to. The mesh is absent on purpose:
-    results do not depend on it, and a run may resume on another one.
-    """
-    free = set(_FREE)
-    if train.schedule in ("linear", "cosine"):  # they end at the last step
-        free -= {"steps"}
-    every = asdict(train)
-    options = {k: v for k, v in every.items() if k not in free}
-    return {
-        "model": asdict(model),
-        "train": options,
-        "corpus": {"digest": text_digest(corpus)},
-        "free": {k: v for k, v in every.items() if k in free},
-    }
-
-
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One line per option that differs, in the order of the sections."""
-    lines = []
-    for section, kind in (("model", ModelConfig), ("train", TrainConfig), ("corpus", None)):
-        # A run of before an option was there has its default.
-        default = {f.name: f.default for f in fields(kind)} if kind else {}
-        old, new = saved.get(section, {}), wanted[section]
-        for name in sorted({*old, *new}):
-            if name in _FREE and not (name in old and name in new):
-                continue  # one of the two is not bound to it
-            before = old.get(name, default.get(name))
-            if before != new.get(name):
-                lines.append(f"{section}.{name}: checkpoint {before!r}, now {new.get(name)!r}")
-    return lines
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen in part, also where the process is killed."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def _usable(workdir: Path) -> int:
@@ -114,67 +51,40 @@ def _usable(workdir: Path) -> int:
     return held
 
 
-_SECTIONS = ("model", "train", "corpus")
+_WRITE_ERRORS = (OSError, ValueError)  # the latter are tensorstore's
 
 
-def _saved(sidecar: Path) -> dict[str, Any]:
-    """The configuration in a file.
+def _is_of_orbax(record: logging.LogRecord) -> bool:
+    frames = traceback.extract_tb(record.exc_info[2]) if record.exc_info else []
+    files = (record.pathname, *(frame.filename for frame in frames))
+    return any("orbax" in Path(file).parts for file in files)
 
-    Raises:
-      SbpError: `bad-checkpoint` for a file that is none.
+
+@functools.cache
+def quiet() -> None:
+    """Silence what orbax says of errors by itself: they reach us as exceptions.
+
+    Each of its threads logs them with a trace. Where one array fails, tensorstore goes on with the
+    others, and says of each that nobody waits for it any more.
     """
-    try:
-        saved = json.loads(sidecar.read_text("utf-8"))
-        if not all(isinstance(saved[name], dict) for name in _SECTIONS):
-            raise ValueError(sidecar)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise SbpError(
-            f"{sidecar} is not the configuration of a run; choose another --workdir",
-            code="bad-checkpoint",
-        ) from None
-    return saved
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(lambda record: not _is_of_orbax(record))
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        frames = traceback.extract_tb(unraisable.exc_traceback)
+        if not frames or frames[-1].name != "_check_closed":  # of an event loop
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
-def _digest(run: Mapping[str, Any]) -> str:
-    text = json.dumps(run, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def run_of(checkpoint: Path) -> dict[str, Any] | None:
-    """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
-    try:
-        saved = json.loads((checkpoint / "run" / "metadata").read_text("utf-8"))
-        whole = saved["digest"] == _digest(saved["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return saved["run"] if whole else None
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Steps that have a checkpoint in a folder, newest first."""
-    if not folder.is_dir():
-        return []
-    names = (path.name for path in folder.iterdir())
-    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
-
-
-def kept(workdir: Path) -> str:
-    """Which checkpoint a run in a folder has where it ends now, in words."""
-    steps = saved_steps(workdir / "checkpoints")
-    return f"the checkpoint of step {steps[0]} is kept" if steps else "no checkpoint is there yet"
-
-
-def bound(workdir: Path) -> dict[str, Any]:
-    """The configuration that the checkpoints of a run belong to: of the newest that can be read,
-    else of the folder.
-
-    Raises:
-      SbpError: `bad-checkpoint` where none can be read.
-    """
-    for step in saved_steps(workdir / "checkpoints"):
-        if run := run_of(workdir / "checkpoints" / str(step)):
-            return run
-    return _saved(workdir / "config.json")
+def _reason(error: Exception) -> str:
+    """The system's words for what went wrong in writing."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    number = str(error).partition("os_error_code='")[2].partition("'")[0]  # as tensorstore says it
+    return os.strerror(int(number)) if number.isdecimal() else type(error).__name__
 
 
 class Checkpoints:
@@ -191,6 +101,7 @@ class Checkpoints:
           SbpError: `bad-checkpoint` when it holds checkpoints of another configuration, another run
               is in it, or it cannot be written.
         """
+        quiet()
         self._lock: int | None = _usable(workdir)
         self._workdir, self._description = workdir, dict(description)
         self._folder = workdir / "checkpoints"
@@ -203,8 +114,13 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        try:
+            self.close()
+        except SbpError as unwritten:
+            if error is None:
+                raise
+            error.add_note(unwritten.message)
 
     def _open(self) -> None:
         if saved_steps(self._folder) and (
@@ -220,7 +136,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=2, create=True, enable_async_checkpointing=False
+                    max_to_keep=2, create=True, cleanup_tmp_directories=True
                 ),
             )
         except OSError as error:
@@ -250,12 +166,16 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, iterator_state: Mapping[str, Any]) -> None:
-        """Write a checkpoint of `state` at its own step, unless it is there.
+        """Begin to write a checkpoint of `state` at its own step, unless it is there.
+
+        The state may be donated as soon as this returns: a copy of it is written by other threads.
+        One checkpoint at a time is; a second call waits for the one before.
 
         Raises:
-          SbpError: `bad-checkpoint` where it cannot be written, as on a full disk. The checkpoints
-            before it are kept.
+          SbpError: `bad-checkpoint` where this one or the one before cannot be written, as on a
+            full disk. Older ones are kept.
         """
+        self.wait()
         step = int(state.step)
         if step == self.latest:
             return
@@ -270,16 +190,34 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
                     data=ocp.args.JsonSave(data),
-                    run=ocp.args.JsonSave({"run": run, "digest": _digest(run)}),
+                    run=ocp.args.JsonSave({"run": run, "digest": digest_of(run)}),
                 ),
             )
-        except (OSError, ValueError) as error:  # tensorstore's errors are ValueErrors
-            why = str(error).splitlines()[0]
-            raise SbpError(
-                f"cannot write the checkpoint of step {step} to {self._folder}: {why};"
-                f" {kept(self._workdir)}",
-                code="bad-checkpoint",
-            ) from None
+        except _WRITE_ERRORS as error:
+            raise self._unwritten(error) from None
+
+    def check(self) -> None:
+        """Raise the error of `wait` now where a checkpoint has failed; wait for nothing."""
+        if not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that was begun is written.
+
+        Raises:
+          SbpError: `bad-checkpoint` where it cannot be. Older ones are kept.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except _WRITE_ERRORS as error:
+            raise self._unwritten(error) from None
+
+    def _unwritten(self, error: Exception) -> SbpError:
+        return SbpError(
+            f"cannot write a checkpoint to {self._folder}: {_reason(error)};"
+            f" {kept(self._workdir)}. Make room or mend the folder, and the same command goes on",
+            code="bad-checkpoint",
+        )
 
     def restore(
         self, shapes: TrainState, shardings: Any, say: Callable[[str], None] = print
@@ -337,9 +275,8 @@ class Checkpoints:
                 ),
             )
             state, data = read["state"], dict(read["data"])
-        except Exception as error:  # whatever the libraries raise over damaged files
-            why = str(error).strip().splitlines() or [type(error).__name__]
-            raise _DamagedError(why[0]) from None
+        except Exception:  # whatever the libraries raise over damaged files
+            raise _DamagedError(UNREADABLE) from None
         if run is not None:
             sums, found = run["checksums"], fingerprints(state)
             if wrong := [path for path, digits in found.items() if sums.get(path) != digits]:
@@ -358,11 +295,22 @@ class Checkpoints:
             self._manager.reload()
 
     def close(self) -> None:
-        """Release the folder; twice does nothing more."""
-        if self._lock is not None:
+        """Wait for the checkpoint that was begun, and release the folder; twice does nothing more.
+
+        Raises:
+          SbpError: as `wait` does; the folder is released.
+        """
+        if self._lock is None:
+            return
+        try:
+            self.wait()
+        finally:
             self._manager.close()
             os.close(self._lock)
             self._lock = None
+
+
+UNREADABLE = "a file of it is missing or cannot be read"
 
 
 class _DamagedError(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sbp.errors import SbpError, nearest
-from sbp.moe.checkpoint import text_digest
+from sbp.moe.binding import text_digest
 from sbp.moe.corpus import Corpus, by_count, read_tsv
 from sbp.moe.decode import ALPHA, BeamSearch
 from sbp.moe.display import show_evaluation

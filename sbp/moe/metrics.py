@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sbp.machine.table import hardware_of_kind
-from sbp.moe.checkpoint import write_whole
+from sbp.moe.binding import write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.flops import step_flops, utilisation
 from sbp.moe.model import Metrics

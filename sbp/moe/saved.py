@@ -11,7 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError, nearest
-from sbp.moe.checkpoint import bound, run_of, saved_steps
+from sbp.moe.binding import bound, run_of, saved_steps
+from sbp.moe.checkpoint import UNREADABLE, quiet
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.fingerprint import fingerprints
 from sbp.moe.model import init_params
@@ -81,6 +82,7 @@ def _read(checkpoint: Path, target: Tree, say: Callable[[str], None]) -> tuple[T
     run, item = run_of(checkpoint), {"params": target}
     if run is None and (checkpoint / "run").exists():
         return None, "what it belongs to cannot be read"
+    quiet()
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             params = reader.restore(
@@ -91,8 +93,8 @@ def _read(checkpoint: Path, target: Tree, say: Callable[[str], None]) -> tuple[T
                     partial_restore=True,
                 ),
             )["params"]
-    except Exception as error:  # whatever the libraries raise over damaged files
-        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception:  # whatever the libraries raise over damaged files
+        return None, UNREADABLE
     if run is None:
         say(f"the checkpoint {checkpoint.name} has no checksums, so it is not verified")
         return params, ""

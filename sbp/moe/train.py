@@ -23,7 +23,8 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe, kept, write_whole
+from sbp.moe.binding import describe, kept, write_whole
+from sbp.moe.checkpoint import Checkpoints
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
@@ -147,8 +148,7 @@ def fit(
     state, where = _begin(run, checkpoints, shardings, console)
     if where:
         data.set_state(where)
-    asked = "stops after this step, with a checkpoint; another signal ends the run at once"
-    stop = StopSignal(partial(_last_words, run), partial(console.print, asked, highlight=False))
+    stop = StopSignal(partial(_last_words, run), partial(console.print, _ASKED, highlight=False))
     first, skipped = int(state.step), 0
     speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
     view = TrainingDisplay(console, first, run.train.steps)
@@ -158,13 +158,14 @@ def fit(
             batch, started = next(data), time.monotonic()
             state, metrics = plan(state, batch)
             values = summarize(jax.device_get(metrics))
+            checkpoints.check()
             if step > first + 1:  # the first step compiles
                 values |= speed.rates(values["tokens"], time.monotonic() - started)
             display.update(step, values)
             skipped = skipped + 1 if values["skipped_step"] else 0
             if skipped == run.train.max_skipped:
                 log.write(step, values)
-                raise _not_finite(run, step, values)
+                raise _not_finite(run, checkpoints, step, values)
             due = step % run.train.checkpoint_every == 0 or step == run.train.steps
             if due and heldout:
                 values["heldout_nll"] = heldout(state)
@@ -175,6 +176,7 @@ def fit(
                 checkpoints.save(state, data.get_state())
             if stopped:
                 break
+        checkpoints.wait()
     return state, stop.signal
 
 
@@ -192,13 +194,17 @@ def _begin(
     return state, where
 
 
+_ASKED = "stops after this step, with a checkpoint; another signal ends the run at once"
+
+
 def _last_words(run: Run) -> str:
     """What to say of a run that ends at once."""
     return f"{kept(run.workdir)}, and the same command resumes from it or begins again"
 
 
-def _not_finite(run: Run, step: int, values: Values) -> SbpError:
+def _not_finite(run: Run, checkpoints: Checkpoints, step: int, values: Values) -> SbpError:
     """What to say when too many steps in a row changed nothing."""
+    checkpoints.wait()
     return SbpError(
         f"steps {step - run.train.max_skipped + 1} to {step} were skipped: the loss, the gradients"
         f" or the updates were not finite (loss {values['loss']:g}, norm of the gradients"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sbp.cli import main
-from sbp.moe.checkpoint import Checkpoints, describe
+from sbp.moe.binding import describe
+from sbp.moe.checkpoint import Checkpoints
 from sbp.moe.corpus import generate
 from sbp.moe.decode import BeamSearch
 from sbp.moe.model import EOS

@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import signal
+import time
+from contextlib import ExitStack
+from functools import partial
 
 import jax
 import numpy as np
@@ -13,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe, differences
+from sbp.moe.binding import describe, differences
+from sbp.moe.checkpoint import Checkpoints
 from sbp.moe.corpus import generate
 from sbp.moe.data import encode_pairs
 from sbp.moe.options import parse_args
@@ -21,6 +25,7 @@ from sbp.moe.presets import preset
 from sbp.moe.step import init_state, make_train_step
 from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.train import fit, main, tokenizers
+from tests.moe.limits import files_of_at_most
 from tests.moe.test_model import QUICK
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
@@ -130,40 +135,74 @@ class OneDevice:
         return state, metrics
 
 
-def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Five steps in a folder by its name. `after` is called behind each step with its number and
+    the folder."""
     corpus = generate(TRAIN)
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=False)
-    argv = ["--preset", "tiny-test", "--steps", "5", "--set", "checkpoint_every=2"]
     step = jax.jit(make_train_step(MODEL, TRAIN), compiler_options=QUICK)
     shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
+    folder = tmp_path_factory.mktemp("trained")
+    argv = ["--preset", "tiny-test", "--steps", "5", "--set", "checkpoint_every=2"]
 
-    def go(name, kill_at=0):
-        run = parse_args([*argv, "--workdir", str(tmp_path / name)])
-        checkpoints = Checkpoints(run.workdir, describe(run.model, run.train, corpus))
-        found = tokenizers(corpus, run.model, run.workdir, resumes=checkpoints.latest is not None)
-        encoded = encode_pairs(corpus.train, *found, run.model)
+    def go(name, after=lambda number, folder: None):
+        shown = io.StringIO()
+        run = parse_args([*argv, "--workdir", str(folder / name)])
         plan = OneDevice(step, shapes)
-        plan.after = lambda number: (
-            os.kill(os.getpid(), signal.SIGTERM) if number == kill_at else None
-        )
-        state, stopped = fit(run, plan, encoded, checkpoints, console)
-        latest = checkpoints.latest
-        checkpoints.close()
-        return state, stopped, latest, plan.losses
+        plan.after = partial(after, folder=run.workdir)
+        with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
+            resumes = checkpoints.latest is not None
+            found = tokenizers(corpus, run.model, run.workdir, resumes=resumes)
+            encoded = encode_pairs(corpus.train, *found, run.model)
+            console = Console(file=shown, force_terminal=False)
+            state, stopped = fit(run, plan, encoded, checkpoints, console)
+            return state, stopped, checkpoints.latest, plan.losses, shown.getvalue()
 
-    whole, stopped, latest, losses = go("whole")
+    return go
+
+
+def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(trained):
+    def end(number, folder):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    whole, stopped, latest, losses, _ = trained("whole")
     assert (stopped, latest, len(losses)) == (0, 5, 5)
-    _, stopped, latest, first = go("parts", kill_at=3)
+    _, stopped, latest, first, _ = trained("parts", end)
     assert (stopped, latest, len(first)) == (signal.SIGTERM, 3, 3)
-    resumed, stopped, latest, rest = go("parts")
+    resumed, stopped, latest, rest, shown = trained("parts")
     assert (stopped, latest) == (0, 5)
+    assert "resumed at step 3" in shown
     assert first + rest == losses
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
     # Once more has nothing left to do.
-    assert go("parts")[1:] == (0, 5, [])
-    assert "resumed at step 3" in shown.getvalue()
-    assert "nothing to train: step 5 is done, and steps is 5" in shown.getvalue()
+    *_, latest, losses, shown = trained("parts")
+    assert (latest, losses) == (5, [])
+    assert "nothing to train: step 5 is done, and steps is 5" in shown
+
+
+def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(trained):
+    """Between the checkpoints of steps 2 and 4, in the middle of a run."""
+    whole, *_ = trained("room")
+    places = []
+    with ExitStack() as full:
+
+        def fill(number, folder):
+            while number == 3 and not (folder / "checkpoints" / "2").exists():
+                time.sleep(0.01)  # it is still being written
+            if number == 4:
+                full.enter_context(files_of_at_most(2**14))
+                places.append(folder)
+
+        with pytest.raises(SbpError, match=r"File too large; the checkpoint of step 2 is kept"):
+            trained("full", fill)
+    # Threads of this process may still write to the checkpoint that failed.
+    leave = shutil.ignore_patterns("*.orbax-checkpoint-tmp")
+    shutil.copytree(places[0], places[0].with_name("copy"), ignore=leave)
+    resumed, stopped, latest, losses, shown = trained("copy")
+    assert (stopped, latest, len(losses)) == (0, 5, 3)
+    assert "resumed at step 2" in shown
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
 @pytest.mark.slow
