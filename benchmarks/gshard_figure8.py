@@ -1,114 +1,16 @@
-"""GShard's figure 8 from a model: what one layer pair costs on 128 to 2048 TPU v3 cores, by sbp's
-hardware table and collectives.
+"""GShard's figure 8 from a model: what one layer pair costs on 128 to 2048 TPU v3 cores
+(`sbp.moe.layerpair`), and how the step of the whole model grows with depth, from plans.
 
     python -m benchmarks.gshard_figure8
-
-The pair is that of Lepikhin et al., 2020 (section 5.2, figure 8 and table 3), with as many experts
-as cores. Times of dense layers and of attention come from the efficiencies that the paper reports,
-the all-to-all's from the torus. How the step grows with depth is read from plans of the whole model
-instead.
 """
-
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
-from sbp.machine.mesh import MeshSpec
+from sbp.moe.layerpair import FIGURE8_BANDS, figure8, figure8_ratios
 from sbp.plan.program import Cost
-
-TOKENS, GROUP, M, H, HEADS, SEQUENCE = 2048, 1024, 1024, 8192, 16 * 128, 128
-"""Tokens of a core and of a group, model and hidden size, heads x size of one, tokens that attend
-to each other."""
-
-DENSE_EFFICIENCY, ATTENTION_EFFICIENCY = 0.85, 0.30
-"""Shares of the peak that the paper reports for dense layers and for attention (section 5.2)."""
-
-CUMSUM_SHARE = 0.10
-"""Share of the time on 2048 cores that goes into cumsum and other work linear in the devices: taken
-from the paper's figure 8."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPair:
-    """Seconds that a layer pair takes in a training step: attention and a dense layer, attention
-    and an MoE layer."""
-
-    devices: int
-    dense: float
-    attention: float
-    gate: float
-    all_to_all: float
-    linear: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.dense + self.attention + self.gate + self.all_to_all + self.linear
-
-
-def layer_pair(devices: int, hardware: sbp.Hardware) -> LayerPair:
-    """The pair with as many experts as devices, from floating-point operations and the all-to-all's
-    bytes; cumsum is left out."""
-    peak = hardware.product_flops_per_second(4)
-    dense = (
-        2 * 4 * 2 * M * HEADS + 3 * 2 * 2 * M * H
-    )  # two attentions' projections; one dense layer and two experts a token
-    attention = 2 * 2 * 2 * SEQUENCE * HEADS
-    gate = (
-        2 * M * devices + 2 * 2 * 2 * GROUP * M
-    )  # logits; dispatch and combine, with 2S/E slots an expert
-    trained = 3 * TOKENS  # a backward pass is two forward ones
-    payload = 4 * 2 * TOKENS * M
-    collective = MeshSpec(axes=(("d", devices),), hardware=hardware).collective("all_to_all", (0,))
-    return LayerPair(
-        devices=devices,
-        dense=trained * dense / (DENSE_EFFICIENCY * peak),
-        attention=trained * attention / (ATTENTION_EFFICIENCY * peak),
-        gate=trained * gate / peak,
-        all_to_all=4
-        * collective.of(
-            payload * (devices - 1) / devices
-        ),  # dispatch and combine, forward and backward
-    )
-
-
-def figure8(
-    hardware: sbp.Hardware = sbp.HARDWARE["tpu-v3"], devices: Sequence[int] = (128, 512, 2048)
-) -> list[LayerPair]:
-    """Layer pairs by number of devices. The part linear in that number takes `CUMSUM_SHARE` of the
-    time for the most devices."""
-    pairs = [layer_pair(d, hardware) for d in devices]
-    linear = pairs[-1].seconds * CUMSUM_SHARE / (1 - CUMSUM_SHARE)
-    return [dataclasses.replace(p, linear=linear * p.devices / devices[-1]) for p in pairs]
-
-
-FIGURE8_BANDS = {
-    "time, 2048 cores to 128": (1.5, 1.9),
-    "all-to-all share, 128 cores": (0.13, 0.19),
-    "all-to-all share, 2048 cores": (0.32, 0.40),
-    "all-to-all time, 2048 cores to 128": (3.4, 4.1),
-    "time, 2048 cores to 512": (1.3, 1.6),
-}
-"""What a cost model must give; the paper measured 1.7, 16 %, 36 %, 3.75 and, by its table 3, 1.46
-to 1.53."""
-
-
-def figure8_ratios(pairs: Sequence[LayerPair]) -> dict[str, float]:
-    """The figures that `FIGURE8_BANDS` bounds."""
-    small, middle, large = pairs
-    found = (
-        large.seconds / small.seconds,
-        small.all_to_all / small.seconds,
-        large.all_to_all / large.seconds,
-        large.all_to_all / small.all_to_all,
-        large.seconds / middle.seconds,
-    )
-    return dict(zip(FIGURE8_BANDS, found, strict=True))
-
 
 DEPTH_BAND = (2.9, 3.3)
 """Step time with 36 layers to that with 12; the paper's table 3 has 2.99 to 3.22.

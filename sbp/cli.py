@@ -27,7 +27,7 @@ _WORDS = Kind(
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "train": ("sbp.moe.train", "main"),
-    "plan": ("sbp.moe.study", "main"),
+    "plan": ("sbp.moe.costs", "main"),
     "translate": ("sbp.moe.commands", "translate"),
     "evaluate": ("sbp.moe.commands", "evaluate_run"),
 }

@@ -75,3 +75,28 @@ def core_years(days: float, cores: int) -> float:
     22.6
     """
     return days * cores / 365
+
+
+class LayerPairShare(NamedTuple):
+    """A bar of figure 8.
+
+    Attributes:
+      time: of an MoE layer and its neighbour, over that with 128 experts.
+      all_to_all: share of it for dispatch and combine.
+    """
+
+    time: float
+    all_to_all: float
+
+
+LAYER_PAIR: Mapping[int, LayerPairShare] = {
+    128: LayerPairShare(1.0, 0.16),
+    2048: LayerPairShare(1.7, 0.36),
+}
+"""Figure 8 by experts, as far as the text of section 5.2 has numbers."""
+
+RECOMPUTED: Mapping[int, float] = {12: 0.0, 24: 0.0, 36: 0.28, 60: 0.34}
+"""Share of cycles for rematerialisation by layers (section 5.1), beside figure 7."""
+
+ALL_TO_ALL_GROWTH = 9
+"""Time of an all-to-all on 2048 partitions over that on 16 (section 5.3), beside figure 9."""

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from sbp.errors import SbpError
+from sbp.moe.costs import main, parse_topology
 from sbp.moe.options import Run
 from sbp.moe.paper import PUBLISHED, core_years, training_days
 from sbp.moe.presets import preset
-from sbp.moe.study import main, operators, parse_topology, study, table
+from sbp.moe.study import operators, study, table
 
 
 @cache
@@ -153,6 +154,7 @@ def test_what_is_no_topology_is_refused(text, said):
         (("--topology", "v3:16x16"), "512 devices, and the mesh expert=2048 has 2,048"),
         (("--topology", "v3:32x32", "--hardware", "tpu-v4"), "leave out --hardware"),
         (("--compile",), "give it, as in --topology v3:32x32"),
+        (("--figures", "unused"), "--preset does nothing there"),
         (("--preset", "gshard-600c"), 'did you mean "gshard-600b"'),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbp.moe.study import main
+from sbp.moe.costs import main
 
 pytestmark = pytest.mark.tpu
 
