@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from sbp.errors import SbpError
 from sbp.moe.binding import bound, differences, digest_of, kept, run_of, saved_steps, write_whole
 from sbp.moe.fingerprint import fingerprints
+from sbp.moe.hosts import from_first, is_first, share_folder
 from sbp.moe.step import TrainState
 
 
@@ -102,7 +103,10 @@ class Checkpoints:
               is in it, or it cannot be written.
         """
         quiet()
-        self._lock: int | None = _usable(workdir)
+        held: list[int] = []
+        from_first(lambda: held.append(_usable(workdir)))
+        # The other processes of a run hold nothing that would have to be released.
+        self._lock: int | None = held[0] if held else os.open(os.devnull, os.O_RDONLY)
         self._workdir, self._description = workdir, dict(description)
         self._folder = workdir / "checkpoints"
         try:
@@ -123,6 +127,7 @@ class Checkpoints:
             error.add_note(unwritten.message)
 
     def _open(self) -> None:
+        share_folder(self._workdir)
         if saved_steps(self._folder) and (
             lines := differences(bound(self._workdir), self._description)
         ):
@@ -182,7 +187,7 @@ class Checkpoints:
         data = dict(iterator_state)
         run = {**self._description, "checksums": fingerprints(state), "data": data}
         try:
-            if self.latest is None:
+            if self.latest is None and is_first():
                 text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
                 write_whole(self._workdir / "config.json", text.encode())
             self._manager.save(
@@ -242,7 +247,7 @@ class Checkpoints:
             shardings,
         )
         damaged: list[str] = []
-        for step in saved_steps(self._folder):
+        for step in from_first(lambda: saved_steps(self._folder)):
             try:
                 found = self._read(step, target, say)
             except _DamagedError as error:
@@ -250,7 +255,8 @@ class Checkpoints:
                 continue
             for line in damaged:
                 say(f"{line}; that of step {step} is used")
-            self._set_aside([s for s in saved_steps(self._folder) if s > step])
+            from_first(lambda step=step: self._set_aside(step))
+            self._manager.reload()
             return found
         raise SbpError(
             f"no checkpoint in {self._folder} can be read; choose another --workdir:",
@@ -284,15 +290,13 @@ class Checkpoints:
             data = run["data"]
         return state, data
 
-    def _set_aside(self, steps: Sequence[int]) -> None:
-        """Move checkpoints out of the way of those that will be written."""
-        for step in steps:
+    def _set_aside(self, last: int) -> None:
+        """Move checkpoints of later steps out of the way of those that will be written."""
+        for step in [s for s in saved_steps(self._folder) if s > last]:
             aside = self._workdir / f"damaged-{step}"
             if aside.exists():
                 shutil.rmtree(aside)
             (self._folder / str(step)).rename(aside)
-        if steps:
-            self._manager.reload()
 
     def close(self) -> None:
         """Wait for the checkpoint that was begun, and release the folder; twice does nothing more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +112,14 @@ class _Batches:
     Epoch e visits the pairs in an order of its own, drawn from (seed, e) once.
     """
 
-    def __init__(self, encoded: Encoded, cfg: ModelConfig, seed: int) -> None:
+    def __init__(
+        self, encoded: Encoded, cfg: ModelConfig, seed: int, groups: np.ndarray | None
+    ) -> None:
         self._encoded, self._cfg, self._seed = encoded, cfg, seed
+        groups = np.arange(cfg.groups) if groups is None else groups
+        self._part = dataclasses.replace(cfg, groups=len(groups))
+        within = np.arange(cfg.sequences_per_group)
+        self._places = (groups[:, None] * cfg.sequences_per_group + within).ravel()
         self._per_epoch = max(1, len(encoded.source) // cfg.sequences)
         # Of the epoch that is read: a batch then costs no pass over the corpus.
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
@@ -129,16 +136,26 @@ class _Batches:
             )
             self._order = epoch, order
         rows = order[place * self._cfg.sequences : (place + 1) * self._cfg.sequences]
-        return self._encoded.batch(rows, self._cfg)
+        mine = self._places[self._places < len(rows)]  # a small corpus does not fill a batch
+        return self._encoded.batch(rows[mine], self._part)
 
 
-def batches(encoded: Encoded, cfg: ModelConfig, seed: int) -> grain.DatasetIterator[Batch]:
+def batches(
+    encoded: Encoded, cfg: ModelConfig, seed: int, groups: np.ndarray | None = None
+) -> grain.DatasetIterator[Batch]:
     """An endless iterator of numpy batches.
+
+    Arguments:
+      encoded: the text.
+      cfg: the model.
+      seed: of the order.
+      groups: numbers of the groups of each batch that are made, ascending; all when left out. What
+        a group has does not depend on it.
 
     Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never
     stopped.
     """
-    rows: Any = _Batches(encoded, cfg, seed)  # grain takes it by its protocol
+    rows: Any = _Batches(encoded, cfg, seed, groups)  # grain takes it by its protocol
     dataset = grain.MapDataset.source(rows)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(dataset.to_iter_dataset(options))

@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from sbp.errors import SbpError
 from sbp.moe.evaluate import MODEL, Evaluation, Quality, Score
 from sbp.moe.metrics import Values
 
@@ -37,6 +38,13 @@ def load_bars(load: np.ndarray) -> str:
         load = np.asarray([part.mean() for part in np.array_split(load, _WIDEST)])
     share = load / max(load.sum(), 1.0) * len(load)
     return "".join(_BARS[min(7, int(s * 4))] for s in share)
+
+
+def show_error(error: SbpError) -> None:
+    """Print an error of the user, without a traceback."""
+    Console(stderr=True).print(
+        f"error[{error.code}]: {error.message}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 class TrainingDisplay:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.moe.hosts import whole
+
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
@@ -23,7 +25,7 @@ def fingerprints(tree: Any) -> dict[str, str]:
     False
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    sums = jax.device_get(_all_sums([x for _, x in leaves]))
+    sums = whole(_all_sums([x for _, x in leaves]))
     return {
         jax.tree_util.keystr(path): "".join(f"{int(s):08x}" for s in np.asarray(two))
         for (path, _), two in zip(leaves, sums, strict=True)

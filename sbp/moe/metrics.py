@@ -140,20 +140,22 @@ def _whole_lines(path: Path) -> Iterator[str]:
 class MetricsLog:
     """Appends one JSON object for each step to `<workdir>/metrics.jsonl`."""
 
-    def __init__(self, workdir: Path, first: int, *, tensorboard: bool = False) -> None:
+    def __init__(self, workdir: Path | None, first: int, *, tensorboard: bool = False) -> None:
         """Open the file of a run, new or old.
 
         Arguments:
-          workdir: the folder of the run.
+          workdir: the folder of the run; None to keep nothing, as in all processes but one.
           first: steps done. What the file has of later steps, which no checkpoint kept, is left
             out.
           tensorboard: also write the numbers as curves to `<workdir>/log`.
         """
+        self._file, self._writer = None, None
+        if workdir is None:
+            return
         path = workdir / FILE
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= first]
         write_whole(path, "".join(f"{line}\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
-        self._writer: Any = None
         if tensorboard:
             from tensorboardX import SummaryWriter
 
@@ -161,6 +163,8 @@ class MetricsLog:
 
     def write(self, step: int, values: Values) -> None:
         """Keep the numbers of a step; those that are not finite are null in the file."""
+        if self._file is None:
+            return
         finite = {name: _finite(value) for name, value in values.items()}
         print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
         if self._writer is None:
@@ -175,7 +179,8 @@ class MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 

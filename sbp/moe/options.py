@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
 from sbp.moe.configfile import ConfigFile, config_text, read_config
+from sbp.moe.hosts import Hosts, add_options
 from sbp.moe.presets import PRESETS, preset_name
 from sbp.moe.sharding import AXES, Sharding, sharding_of
 
@@ -32,9 +34,16 @@ class Run:
     tensorboard: bool
     evaluate: bool
     preset: str = _PRESET
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     def __post_init__(self) -> None:
         axes = [name for name, _ in self.mesh]
+        if self.devices % self.hosts.processes:
+            raise SbpError(
+                f"the mesh has {self.devices} devices, and {self.hosts.processes} processes cannot"
+                " have as many each; change --mesh or --processes",
+                code="mesh-devices",
+            )
         if self.train.sequence_parallel and "model" not in axes:
             raise SbpError(
                 "sequence_parallel splits tokens on the mesh axis model, which --mesh has not",
@@ -51,6 +60,11 @@ class Run:
                 "JAX computes dtype float64 in float32; set JAX_ENABLE_X64=1, or another dtype",
                 code="unknown-option",
             )
+
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh, of all processes."""
+        return math.prod(size for _, size in self.mesh)
 
     @property
     def config(self) -> str:
@@ -198,6 +212,7 @@ def _parser() -> CommandParser:
         "--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log"
     )
     parser.add_argument("--no-eval", action="store_true", help="skip the evaluation at the end")
+    add_options(parser)
     return parser
 
 
@@ -241,6 +256,7 @@ def parse_args(argv: Sequence[str]) -> Run:
         tensorboard=args.tensorboard or file.keys.get("tensorboard", False),
         evaluate=not args.no_eval and file.keys.get("evaluate", True),
         preset=name,
+        hosts=Hosts.of(args),
     )
     if args.print_config:
         print(run.config, end="")

@@ -23,20 +23,22 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError
-from sbp.moe.binding import describe, kept, write_whole
+from sbp.moe.binding import describe, differences, kept, write_whole
 from sbp.moe.checkpoint import Checkpoints
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.decode import BeamSearch
-from sbp.moe.display import TrainingDisplay, show_evaluation
+from sbp.moe.display import TrainingDisplay, show_error, show_evaluation
 from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate
 from sbp.moe.heldout import plan_loss, sample
+from sbp.moe.hosts import agree, from_first, gathered, is_first, whole
 from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args, undivided
+from sbp.moe.part import BatchPart
 from sbp.moe.sources import load
-from sbp.moe.step import TrainState, init_state, plan_train_step, state_shapes
+from sbp.moe.step import TrainState, batch_shapes, init_state, plan_train_step, state_shapes
 from sbp.moe.stop import StopSignal
 from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.translator import Translator, plan_search
@@ -54,10 +56,16 @@ def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
     """A mesh of the devices present, or of simulated host devices where those are too few.
 
     Raises:
-      SbpError: `mesh-devices` when both are too few.
+      SbpError: `mesh-devices` when both are too few, or are not those of all processes.
     """
     names, sizes = zip(*axes, strict=True)
     need = math.prod(sizes)
+    if jax.process_count() > 1 and need != jax.device_count():
+        raise SbpError(
+            f"--mesh has {need} devices, and the {jax.process_count()} processes have"
+            f" {jax.device_count()}; give axes whose sizes multiply to {jax.device_count()}",
+            code="mesh-devices",
+        )
     host = jax.devices("cpu")
     if len(jax.devices()) < need <= len(host):
         jax.config.update("jax_default_device", host[0])
@@ -143,8 +151,8 @@ def fit(
     Raises:
       SbpError: `not-finite` where `max_skipped` steps in a row changed nothing.
     """
-    data = batches(encoded, run.model, run.train.seed)
-    shardings = plan.in_shardings[0]
+    shardings, part = plan.in_shardings[0], _part(run, plan)
+    data = batches(encoded, run.model, run.train.seed, part and part.groups)
     state, where = _begin(run, checkpoints, shardings, console)
     if where:
         data.set_state(where)
@@ -152,12 +160,12 @@ def fit(
     first, skipped = int(state.step), 0
     speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
     view = TrainingDisplay(console, first, run.train.steps)
-    log = MetricsLog(run.workdir, first, tensorboard=run.tensorboard)
+    log = MetricsLog(run.workdir if is_first() else None, first, tensorboard=run.tensorboard)
     with stop, log, view as display:
         for step in range(first + 1, run.train.steps + 1):
             batch, started = next(data), time.monotonic()
-            state, metrics = plan(state, batch)
-            values = summarize(jax.device_get(metrics))
+            state, metrics = plan(state, part.place(batch) if part else batch)
+            values = summarize(whole(metrics))
             checkpoints.check()
             if step > first + 1:  # the first step compiles
                 values |= speed.rates(values["tokens"], time.monotonic() - started)
@@ -171,13 +179,20 @@ def fit(
                 values["heldout_nll"] = heldout(state)
                 display.heldout(step, values["heldout_nll"])
             log.write(step, values)
-            stopped = stop.signal  # it may come between the next two lines
+            stopped = max(gathered(stop.signal))  # all processes stop behind the same step
             if due or stopped:
                 checkpoints.save(state, data.get_state())
             if stopped:
                 break
         checkpoints.wait()
-    return state, stop.signal
+    return state, max(gathered(stop.signal))
+
+
+def _part(run: Run, plan: StepPlan) -> BatchPart | None:
+    """What this process makes of each batch; None for all of it."""
+    if jax.process_count() == 1:
+        return None
+    return BatchPart.of(plan.in_shardings[1], batch_shapes(run.model, packed=run.train.pack))
 
 
 def _begin(
@@ -251,10 +266,9 @@ def translator(
     return Translator(plan=found, params=params, source=source, target=target, cfg=run.model)
 
 
-def score(corpus: Corpus, translator: Translator) -> Evaluation:
-    """Translate the held-out sets with the model and with each baseline, and compare."""
+def score(corpus: Corpus, said: Sequence[str | None]) -> Evaluation:
+    """Compare translations of the held-out sets with those of each baseline."""
     pairs = corpus.heldout_pairs
-    said = translator([pair.source for pair in pairs])
     systems = {MODEL: said, **baselines(corpus.train, pairs)}
     return evaluate(corpus.heldout, systems, corpus.languages)
 
@@ -268,10 +282,16 @@ def save_evaluation(result: Evaluation, path: Path) -> None:
 def train(run: Run, console: Console) -> int:
     """Do the whole job; returns the process's exit code (128 + signal when interrupted)."""
     started = time.monotonic()
-    simulate_devices(math.prod(size for _, size in run.mesh))
+    if not run.hosts.distributed:  # which has the devices that the hosts have
+        simulate_devices(run.devices // run.hosts.processes)
+    run.hosts.check()
+    if not is_first():
+        console = Console(quiet=True, force_terminal=False)
     with StopSignal(partial(_last_words, run)):
         corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
-        with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
+        described = describe(run.model, run.train, corpus)
+        agree("options or text", described, differences)
+        with Checkpoints(run.workdir, described) as checkpoints:
             code, line = _train(run, corpus, checkpoints, console)
     line += f" ({time.monotonic() - started:.0f} s)"
     console.print(line, highlight=False, markup=False)
@@ -282,7 +302,7 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     """Train and evaluate; returns the process's exit code and the last line to show."""
     started = time.monotonic()
     resumes = checkpoints.latest is not None
-    source, target = tokenizers(corpus, run.model, run.workdir, resumes=resumes)
+    source, target = from_first(lambda: tokenizers(corpus, run.model, run.workdir, resumes=resumes))
     checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)
     _show_corpus(console, corpus, encoded)
@@ -302,20 +322,24 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
         line = f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
         return 128 + stopped, f"{line} resumes"
     if run.evaluate:
-        result = score(corpus, translator(run, plan, state.params, source, target))
-        save_evaluation(result, run.workdir / "evaluation.json")
-        show_evaluation(console, result)
+        said = translator(run, plan, state.params, source, target)(
+            [pair.source for pair in corpus.heldout_pairs]
+        )
+        if is_first():
+            result = score(corpus, said)
+            save_evaluation(result, run.workdir / "evaluation.json")
+            show_evaluation(console, result)
     return 0, f"done; checkpoint in {run.workdir}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; user errors are printed without a traceback and exit with 2."""
     try:
-        return train(parse_args(sys.argv[1:] if argv is None else argv), Console())
+        run = parse_args(sys.argv[1:] if argv is None else argv)
+        with run.hosts.together(show_error):
+            return train(run, Console())
     except SbpError as error:
-        Console(stderr=True).print(
-            f"error[{error.code}]: {error.message}", markup=False, highlight=False, soft_wrap=True
-        )
+        show_error(error)
         return 2
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import sbp
 from sbp.moe.config import ModelConfig
 from sbp.moe.decode import BeamSearch
+from sbp.moe.hosts import whole
 from sbp.moe.model import PAD
 from sbp.moe.tokenizer import Tokenizer, pad_rows
 
@@ -67,8 +68,8 @@ class Translator:
             rows = fits[start : start + cfg.sequences]
             batch = pad_rows([ids[i] for i in rows], cfg.source_length)
             batch = np.pad(batch, ((0, cfg.sequences - len(rows)), (0, 0)), constant_values=PAD)
-            said = self.plan(self.params, jnp.asarray(batch.reshape(lead))).tokens
-            best = np.asarray(said)[:, :, 0].reshape(cfg.sequences, -1)
+            said = whole(self.plan(self.params, jnp.asarray(batch.reshape(lead))).tokens)
+            best = said[:, :, 0].reshape(cfg.sequences, -1)
             for i, text in zip(rows, self.target.decode(best[: len(rows)]), strict=True):
                 found[i] = text
         return found

@@ -1,0 +1,52 @@
+"""`sbp train` in two processes has the losses of one, and each goes on where the other stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils
+
+from sbp.moe.hosts import from_first, is_first
+from sbp.moe.metrics import read_metrics
+from sbp.moe.step import plan_train_step
+from sbp.moe.train import make_mesh
+from tests.multiprocess.run import ROOT
+from tests.multiprocess.training import FIRST, STEPS, STOP_AT, StoppedPlan, options, train_on
+
+pytestmark = pytest.mark.multiprocess
+
+
+def alone(*folders: Path) -> None:
+    """The part of one process, which knows nothing of the others."""
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    known = {k: v for k, v in os.environ.items() if k != "SBP_PROCESS"} | {"XLA_FLAGS": quick}
+    command = [sys.executable, "-m", "tests.multiprocess.training", *map(str, folders)]
+    subprocess.run(command, cwd=ROOT, env=known, check=True, timeout=120)
+
+
+def test_two_processes_train_as_one(tmp_path: Path):
+    """One folder: three steps by two processes, at the third of which one of them gets a signal,
+    and two by one process. Another folder: two steps by one process and three by two."""
+    if jax.process_count() != 2:
+        pytest.skip("one number of processes is enough")
+    two_first, one_first = map(Path, from_first(lambda: [str(tmp_path / k) for k in "ab"]))
+    run = options(two_first)
+    plan = plan_train_step(run.model, run.train, make_mesh(run.mesh))
+    stopped = plan if is_first() else StoppedPlan(plan, STOP_AT)
+    assert train_on(two_first, stopped) == (STOP_AT, signal.SIGTERM)
+    if is_first():
+        alone(two_first, one_first)
+    multihost_utils.sync_global_devices("one process has ended")
+    assert train_on(one_first, plan) == (STEPS, 0)
+    a, b = read_metrics(two_first), read_metrics(one_first)
+    assert [x["step"] for x in a] == [x["step"] for x in b] == list(range(1, STEPS + 1))
+    for name in ("loss", "grad_norm", "drop", "tokens"):
+        np.testing.assert_allclose([x[name] for x in a], [x[name] for x in b], rtol=2e-5)
+    assert FIRST < STOP_AT < STEPS  # each step but one is by one process in one of the folders

@@ -1,0 +1,79 @@
+"""A short training run of the smallest preset, in one process or in several, with the place where
+each is kept."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from sbp.moe.binding import describe
+from sbp.moe.checkpoint import Checkpoints
+from sbp.moe.data import encode_pairs
+from sbp.moe.hosts import from_first
+from sbp.moe.options import parse_args
+from sbp.moe.sources import load
+from sbp.moe.step import init_state, make_train_step
+from sbp.moe.train import fit, tokenizers
+
+STEPS, STOP_AT, FIRST = 5, 3, 2
+"""All steps; the one at which two processes are stopped; those that one process does first."""
+
+
+def options(folder: Path, steps: int = STEPS) -> Any:
+    """The options of a run."""
+    argv = f"--preset tiny-test --mesh expert=8 --set checkpoint_every=100 --steps {steps}"
+    return parse_args([*argv.split(), "--workdir", str(folder)])
+
+
+def train_on(folder: Path, plan: Any, steps: int = STEPS) -> tuple[int, int]:
+    """Begin or resume a run; gives the step at its end and the signal that ended it."""
+    run = options(folder, steps)
+    corpus = load(run.train, print)
+    with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
+        resumes = checkpoints.latest is not None
+        found = from_first(lambda: tokenizers(corpus, run.model, run.workdir, resumes=resumes))
+        encoded = encode_pairs(corpus.train, *found, run.model)
+        state, stopped = fit(run, plan, encoded, checkpoints, Console(file=io.StringIO()))
+        return int(state.step), stopped
+
+
+class StoppedPlan:
+    """A plan, and a signal at this process after one of its steps."""
+
+    def __init__(self, plan: Any, stop_at: int) -> None:
+        self.in_shardings = plan.in_shardings
+        self._plan, self._left = plan, stop_at
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        done = self._plan(state, batch)
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+
+class OneDevicePlan:
+    """The step on one device, without sbp, in the place of a plan."""
+
+    def __init__(self) -> None:
+        run = options(Path())
+        shapes = jax.eval_shape(lambda: init_state(run.model, run.train))
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        self.in_shardings = (jax.tree.map(lambda _: here, shapes),)
+        self._step = jax.jit(make_train_step(run.model, run.train))
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        return self._step(state, batch)
+
+
+if __name__ == "__main__":  # in one process: end the run of two, and begin one that two will end
+    plan = OneDevicePlan()
+    assert train_on(Path(sys.argv[1]), plan) == (STEPS, 0)
+    assert train_on(Path(sys.argv[2]), plan, FIRST) == (FIRST, 0)
