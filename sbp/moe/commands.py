@@ -7,6 +7,7 @@ import dataclasses
 import math
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from sbp.errors import SbpError, nearest
 from sbp.moe.binding import text_digest
 from sbp.moe.corpus import Corpus, by_count, read_tsv
 from sbp.moe.decode import ALPHA, BeamSearch
+from sbp.moe.deltas import figure6, language_deltas
 from sbp.moe.display import show_evaluation
+from sbp.moe.drawing import canvas, write_drawings
 from sbp.moe.evaluate import MODEL, baselines, copying, evaluate
 from sbp.moe.options import CommandParser, Run, parse_mesh
 from sbp.moe.saved import SavedRun, open_run
@@ -168,16 +171,63 @@ def evaluate_run(argv: Sequence[str]) -> int:
         " held-out sets when left out",
     )
     parser.add_argument("--data", help="the run's own text, where it has moved")
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="the folder of another run to compare with by language; again for more of them",
+    )
+    parser.add_argument(
+        "--figures", metavar="FOLDER", help="draw the comparison (figure 6), as PNG and HTML"
+    )
     args = parser.parse_all(argv)
+    if args.figures and not args.against:
+        raise SbpError(
+            "--figures draws a comparison; name the run to compare with (--against)",
+            code="unknown-option",
+        )
     saved = open_run(Path(args.workdir))
+    rivals = _rivals(args, saved)
     corpus = _test_set(args, saved)
     pairs = corpus.heldout_pairs
-    translator = _translator(args, saved, len(pairs))
+    sources = [pair.source for pair in pairs]
     others = copying(pairs) if args.eval_data else baselines(corpus.train, pairs)
-    said = translator([pair.source for pair in pairs])
-    result = evaluate(corpus.heldout, {MODEL: said, **others}, corpus.languages)
-    show_evaluation(Console(), result, languages=True)
+    said = {MODEL: _translator(args, saved, len(pairs))(sources)}
+    said |= {name: _translator(args, other, len(pairs))(sources) for name, other in rivals.items()}
+    result = evaluate(corpus.heldout, {**said, **others}, corpus.languages)
+    console = Console()
+    show_evaluation(console, result, languages=True)
+    if rivals:
+        text = _own_text(args, saved) if args.eval_data else corpus
+        deltas = language_deltas(result, list(rivals), Counter(p.language for p in text.train))
+        console.print(str(deltas), highlight=False, markup=False, soft_wrap=True)
+        if args.figures:
+            title = f"Figure 6 of {args.workdir}"
+            for file in write_drawings(
+                Path(args.figures), "figure6.html", title, (figure6(deltas),)
+            ):
+                console.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _rivals(args: Namespace, saved: SavedRun) -> dict[str, SavedRun]:
+    """The runs to compare with, by folder.
+
+    Raises:
+      SbpError: `bad-corpus` where one was trained on other text, whose held-out sets are not these.
+    """
+    if args.figures:
+        canvas()  # refuses before any translation
+    rivals = {name: open_run(Path(name)) for name in args.against}
+    for name, other in rivals.items():
+        if not args.eval_data and other.corpus != saved.corpus:
+            raise SbpError(
+                f"{name} was trained on other text than {saved.workdir}, so it may have seen these"
+                " held-out sets; give a test set that neither has seen (--eval-data)",
+                code="bad-corpus",
+            )
+    return rivals
 
 
 def _test_set(args: Namespace, saved: SavedRun) -> Corpus:
@@ -185,6 +235,11 @@ def _test_set(args: Namespace, saved: SavedRun) -> Corpus:
     if args.eval_data:
         pairs = read_tsv(args.eval_data)
         return Corpus(train=(), heldout={"test set": pairs}, languages=by_count(pairs))
+    return _own_text(args, saved)
+
+
+def _own_text(args: Namespace, saved: SavedRun) -> Corpus:
+    """The text of the run with its held-out sets."""
     train = dataclasses.replace(saved.train, data=args.data or saved.train.data)
     corpus = load(train, _say)
     if text_digest(corpus) != saved.corpus:

@@ -10,11 +10,13 @@ import pytest
 from sbp.cli import main
 from sbp.moe.binding import describe
 from sbp.moe.checkpoint import Checkpoints
+from sbp.moe.config import override
 from sbp.moe.corpus import generate
 from sbp.moe.decode import BeamSearch
 from sbp.moe.model import EOS
 from sbp.moe.options import parse_args
 from sbp.moe.saved import open_run
+from sbp.moe.sources import load
 from sbp.moe.step import init_state
 from sbp.moe.tokenizer import pad_rows
 from sbp.moe.train import tokenizers
@@ -79,6 +81,34 @@ def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, capsys):
     assert main([*argv, "--eval-data", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "test set" in shown and "copying" in shown and "templates" not in shown
+
+
+def test_a_run_against_its_copy_is_no_better(run, tmp_path, capsys):
+    other, file = tmp_path / "other", tmp_path / "test.tsv"
+    shutil.copytree(run[0], other)
+    file.write_text("un deux\tone two\tfr\n3 dias\t3 days\tes\n")
+    argv = ["evaluate", "--workdir", str(run[0]), "--eval-data", str(file)]
+    drawn = ["--against", str(other), "--figures", str(tmp_path / "drawn")]
+    assert main([*argv, *drawn]) == 0
+    shown = capsys.readouterr().out
+    assert "mean delta +0.00 chrF over 2 languages" in shown
+    assert {p.name for p in (tmp_path / "drawn").iterdir()} == {"figure6.png", "figure6.html"}
+
+
+def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
+    argv = ["evaluate", "--workdir", str(run[0])]
+    assert main([*argv, "--figures", str(tmp_path)]) == 2
+    assert "name the run to compare with (--against)" in capsys.readouterr().err
+    text = "".join(f"{i} mots\t{i} words\tfr\n" for i in range(200))
+    (tmp_path / "own.tsv").write_text(text)
+    train = override(RUN.train, {"data": str(tmp_path / "own.tsv")})
+    corpus = load(train, print)
+    with Checkpoints(tmp_path / "own", describe(RUN.model, train, corpus)) as checkpoints:
+        shutil.copy(run[0] / "source.model", tmp_path / "own")
+        shutil.copy(run[0] / "target.model", tmp_path / "own")
+        checkpoints.save(init_state(RUN.model, train), {"next": 0})
+    assert main([*argv, "--against", str(tmp_path / "own")]) == 2
+    assert "was trained on other text" in capsys.readouterr().err
 
 
 def test_evaluate_refuses_other_training_text(run, tmp_path, capsys):
