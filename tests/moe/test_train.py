@@ -1,34 +1,28 @@
 """The command line and the checkpoints."""
 
 import dataclasses
-import io
 import json
 import os
 import shutil
 import signal
+import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from sbp.errors import SbpError
-from sbp.moe.binding import describe, differences
+from sbp.moe.binding import describe, differences, saved_steps
 from sbp.moe.checkpoint import Checkpoints
 from sbp.moe.corpus import generate
-from sbp.moe.data import encode_pairs
-from sbp.moe.options import parse_args
-from sbp.moe.presets import preset
-from sbp.moe.step import init_state, make_train_step
+from sbp.moe.step import init_state
 from sbp.moe.tokenizer import Tokenizer
-from sbp.moe.train import fit, main, tokenizers
+from sbp.moe.train import main
+from tests.moe.killing import NEVER, Moment, assert_same_runs, kill
 from tests.moe.limits import files_of_at_most
-from tests.moe.test_model import QUICK
-
-MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
+from tests.moe.runs import MODEL, TRAIN, Training
 
 
 def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
@@ -118,91 +112,61 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-class OneDevice:
-    """The step on one device, in place of an sbp.Plan; `after` is called behind each step with its
-    number."""
-
-    def __init__(self, step, state):
-        self.in_shardings = (
-            jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), state),
-        )
-        self.step, self.after, self.losses = step, lambda number: None, []
-
-    def __call__(self, state, batch):
-        state, metrics = self.step(state, batch)
-        self.losses.append(float(metrics.loss))
-        self.after(int(state.step))
-        return state, metrics
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Five steps in a folder by its name. `after` is called behind each step with its number and
-    the folder."""
-    corpus = generate(TRAIN)
-    step = jax.jit(make_train_step(MODEL, TRAIN), compiler_options=QUICK)
-    shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
-    folder = tmp_path_factory.mktemp("trained")
-    argv = ["--preset", "tiny-test", "--steps", "5", "--set", "checkpoint_every=2"]
-
-    def go(name, after=lambda number, folder: None):
-        shown = io.StringIO()
-        run = parse_args([*argv, "--workdir", str(folder / name)])
-        plan = OneDevice(step, shapes)
-        plan.after = partial(after, folder=run.workdir)
-        with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
-            resumes = checkpoints.latest is not None
-            found = tokenizers(corpus, run.model, run.workdir, resumes=resumes)
-            encoded = encode_pairs(corpus.train, *found, run.model)
-            console = Console(file=shown, force_terminal=False)
-            state, stopped = fit(run, plan, encoded, checkpoints, console)
-            return state, stopped, checkpoints.latest, plan.losses, shown.getvalue()
-
-    return go
+def train():
+    return Training()
 
 
-def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(trained):
-    def end(number, folder):
+def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(train, tmp_path):
+    def end(number):
         if number == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    whole, stopped, latest, losses, _ = trained("whole")
-    assert (stopped, latest, len(losses)) == (0, 5, 5)
-    _, stopped, latest, first, _ = trained("parts", end)
-    assert (stopped, latest, len(first)) == (signal.SIGTERM, 3, 3)
-    resumed, stopped, latest, rest, shown = trained("parts")
-    assert (stopped, latest) == (0, 5)
-    assert "resumed at step 3" in shown
-    assert first + rest == losses
-    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
-    # Once more has nothing left to do.
-    *_, latest, losses, shown = trained("parts")
-    assert (latest, losses) == (5, [])
-    assert "nothing to train: step 5 is done, and steps is 5" in shown
+    whole = train(tmp_path / "whole", 5)
+    assert (whole.stopped, whole.latest, len(whole.losses)) == (0, 5, 5)
+    first = train(tmp_path / "parts", 5, end)
+    assert (first.stopped, first.latest, len(first.losses)) == (signal.SIGTERM, 3, 3)
+    rest = train(tmp_path / "parts", 5)
+    assert (rest.stopped, rest.latest) == (0, 5)
+    assert "resumed at step 3" in rest.shown
+    assert first.losses + rest.losses == whole.losses
+    jax.tree.map(np.testing.assert_array_equal, whole.state, rest.state)
+    nothing = train(tmp_path / "parts", 5)
+    assert (nothing.latest, nothing.losses) == (5, [])
+    assert "nothing to train: step 5 is done, and steps is 5" in nothing.shown
 
 
-def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(trained):
-    """Between the checkpoints of steps 2 and 4, in the middle of a run."""
-    whole, *_ = trained("room")
-    places = []
+def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(train, tmp_path):
+    """Between the checkpoints of steps 2 and 4."""
+    whole, folder = train(tmp_path / "room", 5), tmp_path / "full"
     with ExitStack() as full:
 
-        def fill(number, folder):
+        def fill(number):
             while number == 3 and not (folder / "checkpoints" / "2").exists():
                 time.sleep(0.01)  # it is still being written
             if number == 4:
                 full.enter_context(files_of_at_most(2**14))
-                places.append(folder)
 
         with pytest.raises(SbpError, match=r"File too large; the checkpoint of step 2 is kept"):
-            trained("full", fill)
+            train(folder, 5, fill)
     # Threads of this process may still write to the checkpoint that failed.
     leave = shutil.ignore_patterns("*.orbax-checkpoint-tmp")
-    shutil.copytree(places[0], places[0].with_name("copy"), ignore=leave)
-    resumed, stopped, latest, losses, shown = trained("copy")
-    assert (stopped, latest, len(losses)) == (0, 5, 3)
-    assert "resumed at step 2" in shown
-    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    shutil.copytree(folder, tmp_path / "copy", ignore=leave)
+    rest = train(tmp_path / "copy", 5)
+    assert (rest.stopped, rest.latest, len(rest.losses)) == (0, 5, 3)
+    assert "resumed at step 2" in rest.shown
+    jax.tree.map(np.testing.assert_array_equal, whole.state, rest.state)
+
+
+def test_a_run_that_is_killed_as_it_saves_goes_on_as_if_it_were_not(train, tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, "-m", "tests.moe.runs", str(killed), str(NEVER)]
+    train(whole, 4)  # fills the cache of compiled programs, which a kill must not damage
+    kill(command, {}, killed, Moment("begun", 0.02))
+    steps = max([0, *saved_steps(killed / "checkpoints")]) + 5
+    train(killed, steps)
+    train(whole, steps)
+    assert_same_runs(killed, whole)
 
 
 @pytest.mark.slow
