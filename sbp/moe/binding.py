@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,33 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     return lines
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What writes to a file or folder of the user's.
+
+    Raises:
+      SbpError: `bad-checkpoint` with the system's reason where that fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SbpError(
+            f"cannot write to {path}: {error.strerror}. Make room or mend the folder, or choose"
+            " another --workdir",
+            code="bad-checkpoint",
+        ) from None
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen in part, also where the process is killed."""
+    """Write a file so that it is never seen in part, also where the process is killed.
+
+    Raises:
+      SbpError: `bad-checkpoint` where it cannot be written; what it held is kept.
+    """
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+    with writing(path):
+        part.write_bytes(content)
+        part.replace(path)
 
 
 _SECTIONS = ("model", "train", "corpus")

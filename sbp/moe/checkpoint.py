@@ -18,7 +18,16 @@ import jax
 import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError
-from sbp.moe.binding import bound, differences, digest_of, kept, run_of, saved_steps, write_whole
+from sbp.moe.binding import (
+    bound,
+    differences,
+    digest_of,
+    kept,
+    run_of,
+    saved_steps,
+    write_whole,
+    writing,
+)
 from sbp.moe.fingerprint import fingerprints
 from sbp.moe.hosts import from_first, is_first, share_folder
 from sbp.moe.step import TrainState
@@ -33,14 +42,9 @@ def _usable(workdir: Path) -> int:
     Raises:
       SbpError: `bad-checkpoint` where the folder cannot be written, or another run is in it.
     """
-    try:
+    with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         held = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise SbpError(
-            f"cannot write to {workdir}: {error.strerror}; choose another --workdir",
-            code="bad-checkpoint",
-        ) from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -137,18 +141,14 @@ class Checkpoints:
                 code="bad-checkpoint",
                 details=lines,
             )
-        try:
+        with writing(self._folder):
+            self._folder.mkdir(exist_ok=True)
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=2, create=True, cleanup_tmp_directories=True
+                    max_to_keep=2, create=False, cleanup_tmp_directories=True
                 ),
             )
-        except OSError as error:
-            raise SbpError(
-                f"cannot write to {self._folder}: {error.strerror}; choose another --workdir",
-                code="bad-checkpoint",
-            ) from None
 
     def bind(self, name: str, content: Mapping[str, str]) -> None:
         """Add what the checkpoints of this run belong to besides: digests by name.
@@ -164,6 +164,21 @@ class Checkpoints:
                 code="bad-checkpoint",
             )
         self._description[name] = dict(content)
+
+    def need_room(self, shapes: TrainState) -> None:
+        """Refuse a disk that has no room for one more checkpoint of a state.
+
+        Raises:
+          SbpError: `bad-checkpoint` where it has less than the bytes of the arrays.
+        """
+        need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+        free = shutil.disk_usage(self._folder).free
+        if free < need:
+            raise SbpError(
+                f"{self._folder} has {free / 2**20:,.1f} MiB of room left, and a checkpoint takes"
+                f" {need / 2**20:,.1f} MiB; make room, or choose another --workdir",
+                code="bad-checkpoint",
+            )
 
     @property
     def latest(self) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import write_whole
+from sbp.moe.binding import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sbp.machine.table import hardware_of_kind
-from sbp.moe.binding import write_whole
+from sbp.moe.binding import write_whole, writing
 from sbp.moe.config import ModelConfig
 from sbp.moe.flops import step_flops, utilisation
 from sbp.moe.model import Metrics
@@ -155,18 +156,24 @@ class MetricsLog:
         path = workdir / FILE
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= first]
         write_whole(path, "".join(f"{line}\n" for line in kept).encode())
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path):
+            self._file = path.open("a", encoding="utf-8")
         if tensorboard:
             from tensorboardX import SummaryWriter
 
             self._writer = SummaryWriter(str(workdir / "log"), purge_step=first + 1)
 
     def write(self, step: int, values: Values) -> None:
-        """Keep the numbers of a step; those that are not finite are null in the file."""
+        """Keep the numbers of a step; those that are not finite are null in the file.
+
+        Raises:
+          SbpError: `bad-checkpoint` where they cannot be written.
+        """
         if self._file is None:
             return
         finite = {name: _finite(value) for name, value in values.items()}
-        print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
+        with writing(Path(self._file.name)):
+            print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
         if self._writer is None:
             return
         for name, value in values.items():
@@ -180,7 +187,8 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # each line was flushed, or its error raised
+                self._file.close()
         if self._writer is not None:
             self._writer.close()
 

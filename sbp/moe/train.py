@@ -302,6 +302,7 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     """Train and evaluate; returns the process's exit code and the last line to show."""
     started = time.monotonic()
     resumes = checkpoints.latest is not None
+    checkpoints.need_room(state_shapes(run.model, run.train))
     source, target = from_first(lambda: tokenizers(corpus, run.model, run.workdir, resumes=resumes))
     checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)

@@ -94,13 +94,17 @@ def test_a_flipped_bit_is_never_read(folder, tmp_path):
     assert fell_back >= trials // 2
 
 
-def test_training_goes_on_after_a_damaged_checkpoint(folder):
+def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
+    said = []
     shutil.rmtree(folder / "checkpoints" / "4" / "state")
     with Checkpoints(folder, RUN) as checkpoints:
-        state, _ = checkpoints.restore(SHAPES, PLACES, lambda line: None)
+        state, _ = checkpoints.restore(SHAPES, PLACES, said.append)
         assert int(state.step) == 2 and checkpoints.latest == 2
         checkpoints.save(STATES[4], {"next_index": 4})
     assert_same(restored(folder)[0], STATES[4])
+    missing = "a file of it is missing or cannot be read"
+    assert said == [f"the checkpoint of step 4 is damaged: {missing}; that of step 2 is used"]
+    assert "Traceback" not in capfd.readouterr().err  # of the libraries
 
 
 def test_where_all_are_damaged_they_are_named_and_stay(folder):
