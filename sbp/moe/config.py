@@ -62,6 +62,7 @@ _TRAIN_BOUNDS: _Bounds = {
             "train_pairs",
             "heldout_per_language",
             "accumulate",
+            "pipeline_microbatches",
             "max_skipped",
         ),
         (1, math.inf),
@@ -300,6 +301,8 @@ class TrainConfig:
       clip_norm: gradients are scaled down to this norm of all of them together; 0 for never.
       accumulate: microbatches of a step, which divide the groups; gradients are reduced over
         devices once.
+      pipeline_microbatches: parts of each microbatch that go through the stages of a pipeline, one
+        after the other; they divide its groups.
       zero: stage of ZeRO: 1 and 2 split the optimiser's state over the devices, 3 the parameters
         too; 0 leaves both to the planner.
       sequence_parallel: split the tokens of each group on the mesh axis `model`, between layers.
@@ -332,6 +335,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     accumulate: int = 1
+    pipeline_microbatches: int = 1
     zero: int = 0
     sequence_parallel: bool = False
     max_skipped: int = 10

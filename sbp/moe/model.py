@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from sbp.moe.layers import (
     wide_dtype,
 )
 from sbp.moe.packing import same_segment, signal_of
+from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import PLAIN, Sharding
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -187,11 +189,36 @@ class Stack:
         Returns:
           x [G, S, M]; auxiliary losses, leaves [L]; counts stacked on dim 0.
         """
+        layers = params, jnp.arange(jax.tree.leaves(params)[0].shape[0])
+        if self.sharding.pipeline is not None:
+            return self._in_stages(self.sharding.pipeline, layers, x)
+        return self._layers(layers, x)
+
+    def _layers(
+        self, layers: tuple[Tree, jax.Array], x: jax.Array
+    ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
         remat = self.cfg.remat and self.key is not None
         body = jax.checkpoint(self._pair) if remat else self._pair
-        layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
-        x, (aux, metrics, _) = jax.lax.scan(body, x, (params, layers))
+        x, (aux, metrics, _) = jax.lax.scan(body, x, layers)
         return x, aux, metrics
+
+    def _in_stages(
+        self, pipeline: Pipeline, layers: tuple[Tree, jax.Array], x: jax.Array
+    ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
+        """All layers in stages, on one microbatch after the other."""
+
+        def stage(layers: Any, x: jax.Array, beside: Any, index: jax.Array) -> Any:
+            tokens, memory, segments = beside
+            part = dataclasses.replace(
+                self, tokens=tokens, memory=memory, segments=segments, key=subkey(self.key, index)
+            )
+            x, aux, metrics = part._layers(layers, x)
+            return x, (aux, metrics)
+
+        beside = pipeline.split((self.tokens, self.memory, self.segments))
+        x, (aux, metrics) = pipeline.run(stage, layers, pipeline.split(x), beside)
+        aux = jax.tree.map(lambda a: a / pipeline.microbatches, aux)  # means over groups
+        return self.sharding.split_groups(pipeline.join(x)), aux, metrics
 
     def step(self, params: Tree, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """All layers on the tokens of one step of decoding [G, S, M], and the cache after it."""

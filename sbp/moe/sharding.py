@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 import sbp
+from sbp.moe.pipeline import Pipeline
 
 
 class Sharding(NamedTuple):
@@ -23,10 +24,12 @@ class Sharding(NamedTuple):
       groups: maps the dim `group` to the mesh axes that split it, outer first, and the dim `token`
         to others for sequence parallelism.
       experts: maps the dim `expert` to the mesh axes that split it, outer first.
+      pipeline: how layers run in stages; None for one after the other on all devices.
     """
 
     groups: sbp.Layout
     experts: sbp.Layout
+    pipeline: Pipeline | None = None
 
     @classmethod
     def over(
@@ -53,32 +56,39 @@ class Sharding(NamedTuple):
         return self.experts(x, "expert", *[None] * (x.ndim - 1))
 
 
-AXES = ("pod", "data", "expert", "model")
-"""Names of mesh axes, outer first by custom: two of data parallelism, one that splits the experts,
-and one of tensor parallelism."""
+AXES = ("pipeline", "pod", "data", "expert", "model")
+"""Names of mesh axes, outer first by custom: one that splits the layers into stages, two of data
+parallelism, one that splits the experts, and one of tensor parallelism."""
 
 
 Mesh = Sequence[tuple[str, int]]
 """Name and size of each axis, outer first."""
 
 
-def sharding_of(mesh: Mesh, *, sequence_parallel: bool = False) -> Sharding:
-    """The annotations on a mesh: groups are split on every axis but `model`, experts on `expert`.
+def sharding_of(mesh: Mesh, *, sequence_parallel: bool = False, microbatches: int = 0) -> Sharding:
+    """The annotations on a mesh: groups are split on every axis but `model` and `pipeline`, experts
+    on `expert`.
 
     Arguments:
       mesh: its axes.
       sequence_parallel: split the tokens of a group on `model`, between the layers.
+      microbatches: of a pipeline, which has a stage for each device along `pipeline`; 0 for none.
 
     >>> sharding_of((("data", 2), ("expert", 4), ("model", 2))).groups.type("group", None)
     data:S(0) expert:S(0)
     """
     names = tuple(name for name, _ in mesh)
     model = [name for name in names if name == "model"]
-    return Sharding.over(
-        [name for name in names if name != "model"],
+    sharding = Sharding.over(
+        [name for name in names if name not in ("model", "pipeline")],
         [name for name in names if name == "expert"],
         model if sequence_parallel else (),
     )
+    stages = dict(mesh).get("pipeline", 1)
+    if not microbatches or (stages == 1 and microbatches == 1):
+        return sharding
+    layout = sbp.Layout({"stage": ["pipeline"]} if "pipeline" in names else None)
+    return sharding._replace(pipeline=Pipeline(stages, microbatches, layout))
 
 
 LeafType = Callable[[Any, jax.ShapeDtypeStruct], str | None]
@@ -96,7 +106,13 @@ _WEIGHTS: Mapping[str, tuple[str | None, ...]] = {
 }
 """The dims of each kind of weight by name."""
 
-_SPLIT_BY = {"heads": "model", "hidden": "model", "vocab": "model", "expert": "expert"}
+_SPLIT_BY = {
+    "layer": "pipeline",
+    "heads": "model",
+    "hidden": "model",
+    "vocab": "model",
+    "expert": "expert",
+}
 """The mesh axis that splits a dim."""
 
 
@@ -105,7 +121,8 @@ def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
     `in_types`.
 
     Tensor parallelism: heads, hidden units and vocabularies are split on `model`, where the mesh
-    has it and it divides them. Nothing is said of the other axes unless `spread`.
+    has it and it divides them. Layers are split on `pipeline`. Nothing is said of the other axes
+    unless `spread`.
 
     Arguments:
       mesh: its axes.
@@ -120,7 +137,7 @@ def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
     'data:S(1) model:S(2)'
     """
     sizes = dict(mesh)
-    known = {"model", "expert"} if spread else {"model"}
+    known = {"model", "pipeline", "expert"} if spread else {"model", "pipeline"}
 
     def type_of(path: Any, leaf: jax.ShapeDtypeStruct) -> str | None:
         dims = _WEIGHTS.get(getattr(path[-1], "key", ""), ())

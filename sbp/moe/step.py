@@ -123,6 +123,29 @@ def gradients(
     return sums
 
 
+def _check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> None:
+    """Refuses parts of a batch, and stages, that do not divide what they are parts of."""
+    pipeline, faults = sharding.pipeline, []
+    if model.groups % train.accumulate:
+        faults.append(f"accumulate is {train.accumulate}; it must divide the {model.groups} groups")
+    elif pipeline and model.groups // train.accumulate % pipeline.microbatches:
+        faults.append(
+            f"pipeline_microbatches is {pipeline.microbatches}; it must divide the"
+            f" {model.groups // train.accumulate} groups of a microbatch"
+        )
+    for side in ("encoder", "decoder"):
+        pairs = getattr(model, f"{side}_layers") // 2
+        if pipeline and pairs % pipeline.stages:
+            faults.append(
+                f"the mesh axis pipeline has {pipeline.stages} devices; it must divide the {pairs}"
+                f" layer pairs of the {side}"
+            )
+    if pipeline and model.experts and model.dispatch != "einsum":
+        faults.append(f'dispatch is "{model.dispatch}"; in a pipeline it must be "einsum"')
+    if faults:
+        raise SbpError("; ".join(faults), code="unknown-option")
+
+
 def make_train_step(
     model: ModelConfig, train: TrainConfig, sharding: Sharding = PLAIN
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -134,11 +157,7 @@ def make_train_step(
     Raises:
       SbpError: `unknown-option` where the microbatches do not divide the groups.
     """
-    if model.groups % train.accumulate:
-        raise SbpError(
-            f"accumulate is {train.accumulate}; it must divide the {model.groups} groups",
-            code="unknown-option",
-        )
+    _check_parts(model, train, sharding)
     optimizer, schedule = make_optimizer(model, train), SCHEDULES[train.schedule](train)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -204,7 +223,11 @@ def plan_train_step(
       SbpError: where the step has no typing, or the device kind is unknown.
     """
     axes = tuple(mesh.shape.items())
-    sharding = sharding_of(axes, sequence_parallel=train.sequence_parallel)
+    sharding = sharding_of(
+        axes,
+        sequence_parallel=train.sequence_parallel,
+        microbatches=train.pipeline_microbatches,
+    )
     step = sbp.jit(
         make_train_step(model, train, sharding),
         mesh,
