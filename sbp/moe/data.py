@@ -13,9 +13,10 @@ import numpy as np
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
-from sbp.moe.model import BOS, PAD, Batch
+from sbp.moe.model import Batch
 from sbp.moe.packing import Segments, pack
 from sbp.moe.tokenizer import Tokenizer, pad_rows
+from sbp.moe.tokens import BOS, PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

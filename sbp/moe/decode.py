@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from sbp.moe.config import ModelConfig
 from sbp.moe.layers import KeysValues, cast_weights, keys_values, positions, rms_norm, wide_dtype
-from sbp.moe.model import BOS, EOS, PAD, Cache, Memory, Stack, embed, encode, logits_of
+from sbp.moe.model import embed, encode, logits_of
 from sbp.moe.sharding import PLAIN, Sharding
+from sbp.moe.stack import Cache, Memory, Stack
+from sbp.moe.tokens import BOS, EOS, PAD
 
 ALPHA = 0.8
 """Of `length_norm`, as in lingvo's GShard models."""

@@ -15,10 +15,11 @@ from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Pair
 from sbp.moe.data import encode_pairs, evaluation_batches
-from sbp.moe.model import PAD, Batch, loss_fn
+from sbp.moe.model import Batch, loss_fn
 from sbp.moe.sharding import Sharding
 from sbp.moe.step import batch_shapes
 from sbp.moe.tokenizer import Tokenizer
+from sbp.moe.tokens import PAD
 
 _BATCHES = 2
 """Batches of held-out pairs that the loss is taken of: a small share of what lies between two

@@ -16,6 +16,7 @@ from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
 from sbp.moe.configfile import ConfigFile, config_text, read_config
 from sbp.moe.hosts import Hosts, add_options
+from sbp.moe.pipeline import Pipeline
 from sbp.moe.presets import PRESETS, preset_name
 from sbp.moe.sharding import AXES, Sharding, sharding_of
 
@@ -80,8 +81,14 @@ class Run:
 
     @property
     def sharding(self) -> Sharding:
-        """The annotations of the step on the run's mesh."""
+        """The annotations on the run's mesh; those of the step have its `pipeline` besides."""
         return sharding_of(self.mesh, sequence_parallel=self.train.sequence_parallel)
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages of the step and its microbatches; None without."""
+        microbatches = self.train.pipeline_microbatches
+        return sharding_of(self.mesh, microbatches=microbatches).pipeline
 
 
 def undivided(run: Run) -> list[str]:

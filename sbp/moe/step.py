@@ -15,10 +15,11 @@ from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.experts import EXPERT_WEIGHTS
 from sbp.moe.gating import balance_biases
 from sbp.moe.layers import wide_dtype
-from sbp.moe.model import PAD, Batch, Metrics, init_params, loss_fn
+from sbp.moe.model import Batch, Metrics, init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor, round_at_random
 from sbp.moe.packing import Segments
 from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types, sharding_of
+from sbp.moe.tokens import PAD
 
 Tree = Any
 

@@ -112,6 +112,12 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     console.print(f"precision: {run.model.precision}", highlight=False)
     for line in undivided(run):
         console.print(line, highlight=False)
+    if (pipeline := run.pipeline) is not None:
+        console.print(
+            f"pipeline: {pipeline.stages} stages, {pipeline.microbatches} microbatches; a stage has"
+            f" none in {pipeline.bubble:.0%} of the turns",
+            highlight=False,
+        )
     console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
     return plan
 

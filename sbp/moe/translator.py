@@ -14,8 +14,8 @@ import sbp
 from sbp.moe.config import ModelConfig
 from sbp.moe.decode import BeamSearch
 from sbp.moe.hosts import whole
-from sbp.moe.model import PAD
 from sbp.moe.tokenizer import Tokenizer, pad_rows
+from sbp.moe.tokens import PAD
 
 Tree = Any
 

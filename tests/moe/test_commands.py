@@ -13,12 +13,12 @@ from sbp.moe.checkpoint import Checkpoints
 from sbp.moe.config import override
 from sbp.moe.corpus import generate
 from sbp.moe.decode import BeamSearch
-from sbp.moe.model import EOS
 from sbp.moe.options import parse_args
 from sbp.moe.saved import open_run
 from sbp.moe.sources import load
 from sbp.moe.step import init_state
 from sbp.moe.tokenizer import pad_rows
+from sbp.moe.tokens import EOS
 from sbp.moe.train import tokenizers
 from tests.moe.test_model import QUICK
 

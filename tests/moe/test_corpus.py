@@ -23,7 +23,6 @@ from sbp.moe.corpus import (
     read_tsv,
 )
 from sbp.moe.data import batches, encode_pairs, evaluation_batches, make_batch
-from sbp.moe.model import BOS, EOS, PAD
 from sbp.moe.phrases import (
     CURRENCIES,
     LANGUAGES,
@@ -35,6 +34,7 @@ from sbp.moe.phrases import (
 )
 from sbp.moe.presets import preset
 from sbp.moe.tokenizer import Tokenizer
+from sbp.moe.tokens import BOS, EOS, PAD
 
 TRAIN = dataclasses.replace(
     preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5

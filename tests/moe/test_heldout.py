@@ -10,11 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import sbp
 from sbp.moe.corpus import Pair, generate
 from sbp.moe.heldout import plan_loss, sample
-from sbp.moe.model import PAD, init_params, loss_fn
+from sbp.moe.model import init_params, loss_fn
 from sbp.moe.options import parse_args
 from sbp.moe.presets import preset
 from sbp.moe.sharding import sharding_of
 from sbp.moe.tokenizer import Tokenizer
+from sbp.moe.tokens import PAD
 
 RUN = parse_args(["--preset", "tiny-test", "--set", "source_length=24", "--set", "dropout=0.3"])
 

@@ -8,10 +8,11 @@ import pytest
 
 import sbp
 from sbp.moe.data import Encoded, batches, make_batch
-from sbp.moe.model import BOS, EOS, init_params, loss_fn
+from sbp.moe.model import init_params, loss_fn
 from sbp.moe.packing import Segments, pack
 from sbp.moe.presets import preset
 from sbp.moe.sharding import PLAIN, sharding_of
+from sbp.moe.tokens import BOS, EOS
 from tests.slices import sliced
 
 LONG, MANY = 16, 60
