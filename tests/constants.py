@@ -20,7 +20,7 @@ NOT_TUNED: Mapping[str, str] = {
     "sbp/moe/operators.py": "sizes of the operators whose growth table 4 of the paper gives",
     "sbp/plan/saved.py: FORMAT": "the version of a file's form",
     **dict.fromkeys(
-        (f"sbp/moe/model.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),
+        (f"sbp/moe/tokens.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),
         "the number of a token",
     ),
 }
