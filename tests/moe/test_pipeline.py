@@ -132,6 +132,7 @@ def test_two_steps_equal_one_device(case):
                 np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-9)
         for a, b in zip(*map(jax.tree.leaves, (split, whole)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * float(np.abs(b).max()))
+    assert run.pipeline is not None
     turns = run.pipeline.turns
     assert len(re.findall(rf"\b{turns} trips", str(plan))) == 4  # two sides, forward and backward
 
