@@ -48,6 +48,12 @@ def test_memory_says_which_depths_had_to_recompute():
     assert deep - middle == pytest.approx(middle - shallow, rel=0.1)
 
 
+def test_a_step_that_recomputes_holds_less():
+    """R4: less than half, of 12 layers whose activations are most of their memory."""
+    again = study(model_run(12, 128, remat=True), "tpu-v3").plan.cost.peak_memory_bytes
+    assert again < held(12).plan.cost.peak_memory_bytes / 2
+
+
 def test_the_dense_model_takes_ten_times_the_core_years():
     """Table 3: 42 days of 2048 cores for T(96L), which the paper rounds to 235.5."""
     assert core_years(42, 2048) == pytest.approx(235.5, abs=0.2)

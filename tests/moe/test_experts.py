@@ -301,6 +301,28 @@ def test_two_all_to_alls_forward_and_four_a_step(dispatch):
         assert Counter(re.findall(COMPILED, compiled))["all-to-all"] == count
 
 
+def test_three_annotations_type_the_layer_and_its_gradient():
+    """S3: with no types but the annotations, weights of experts and tokens lie split over the
+    devices, and so do their gradients; the router's weight may lie anywhere, and its gradient is
+    the one sum over devices of that size."""
+    devices = 4
+    cfg = ModelConfig(experts=16, eval_capacity_factor_per_choice=1.0)
+    mesh = sbp.make_mesh([devices], ["expert"])
+    p, x = large(cfg, 4, 1024, 64, 256)
+    plan = sbp.jit(both_ways(cfg, sharding_of((("expert", devices),))), mesh).plan(p, x)
+    (weights, tokens), _ = plan.in_types
+    loss, (slopes, slope) = plan.out_types
+    split = sbp.parse("expert:S(0)")
+    assert weights["expert_in"] == weights["expert_out"] == tokens == split
+    assert slopes["expert_in"] == slopes["expert_out"] == slope == split
+    assert loss == sbp.parse("B")
+    lines = [line for line in str(plan).splitlines() if re.search(COLLECTIVES, line)]
+    assert sum("all_to_all[" in line for line in lines) == 4
+    # What else moves: the loss, and the router's weight or its gradient, of [M, E].
+    sent = [int(found[1]) for line in lines if (found := re.search(r"  (\d+) B ", line))]
+    assert sum(sent) - 4 * max(sent) <= 2 * 64 * 16 * 4 + 64
+
+
 @pytest.mark.parametrize("choices", [1, 2, 3, 5, 6, 8])
 def test_all_gather_and_reduce_scatter_where_choices_pass_the_devices(choices):
     """C4: k copies of a token by all-to-all, or all tokens by all-gather and their outputs by

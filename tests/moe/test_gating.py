@@ -196,6 +196,28 @@ def test_aux_gradient_flows_to_the_gate_through_the_mean_alone():
             np.testing.assert_allclose(grad[index], slope, rtol=1e-6, atol=1e-9)
 
 
+def test_the_auxiliary_loss_evens_out_the_load():
+    """M12, its load: tokens that prefer one expert spread over all by descent on the auxiliary loss
+    alone. Steps with its sign turned make the load less even."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((2, 64, 8)) + 1, jnp.float32)
+
+    def unevenness(w):
+        """The coefficient of variation of the first choices."""
+        load = np.bincount(np.argmax(np.asarray(x) @ np.asarray(w), -1).ravel(), minlength=6)
+        return load.std() / load.mean()
+
+    slope = jax.jit(jax.grad(lambda w: routed(jnp.einsum("gsm,me->gse", x, w), 128).aux))
+    first = jnp.asarray(rng.standard_normal((8, 6)) / 2, jnp.float32)
+    found = {}
+    for way in (1, -1):
+        w = first
+        for _ in range(200):
+            w = w - way * 0.3 * slope(w)
+        found[way] = unevenness(w)
+    assert found[1] < 0.5 * unevenness(first) < unevenness(first) < found[-1]
+
+
 def test_random_routing_keeps_the_second_choice_with_probability_two_g2():
     n = 100_000
     for g2 in (0.05, 0.2, 0.45):
