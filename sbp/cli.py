@@ -1,5 +1,5 @@
 """The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp train`,
-`sbp plan`, `sbp translate`, `sbp evaluate`, `sbp --version`."""
+`sbp check`, `sbp plan`, `sbp translate`, `sbp evaluate`, `sbp --version`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _WORDS = Kind(
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "train": ("sbp.moe.train", "main"),
+    "check": ("sbp.moe.check", "main"),
     "plan": ("sbp.moe.costs", "main"),
     "translate": ("sbp.moe.commands", "translate"),
     "evaluate": ("sbp.moe.commands", "evaluate_run"),
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         "hardware", help="the device kinds that costs can be counted on, with their figures"
     )
     commands.add_parser("train", help="train the GShard MoE Transformer (sbp train --help)")
+    commands.add_parser("check", help="whether sbp train would begin, and the types of its step")
     commands.add_parser("plan", help="types and price of a training step, without training it")
     commands.add_parser("translate", help="translate text with a trained model")
     commands.add_parser("evaluate", help="score a trained model on a test set")

@@ -162,3 +162,41 @@ def bound(workdir: Path) -> dict[str, Any]:
         if run := run_of(workdir / "checkpoints" / str(step)):
             return run
     return _saved(workdir / "config.json")
+
+
+def same_run(workdir: Path, description: Mapping[str, Any]) -> None:
+    """Refuse a folder with checkpoints of another configuration than `describe` gives.
+
+    Raises:
+      SbpError: `bad-checkpoint`, with a line for each option that differs.
+    """
+    if saved_steps(workdir / "checkpoints") and (lines := differences(bound(workdir), description)):
+        raise SbpError(
+            f"{workdir} holds a run of another configuration; choose another --workdir, or move"
+            " this one away:",
+            code="bad-checkpoint",
+            details=lines,
+        )
+
+
+def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
+    """Refuse a folder whose checkpoints belong to other content, such as other vocabularies.
+
+    Arguments:
+      workdir: the folder.
+      name: what the content is, such as "vocabulary".
+      content: digests by name.
+
+    Raises:
+      SbpError: `bad-checkpoint`.
+    """
+    if not saved_steps(workdir / "checkpoints"):
+        return
+    old = bound(workdir).get(name)
+    if old and old != content:
+        other = [key for key in content if old.get(key) != content[key]]
+        raise SbpError(
+            f"the {name} {' and '.join(other)} in {workdir} is not that of its checkpoints; put"
+            " the file of the run back, or choose another --workdir",
+            code="bad-checkpoint",
+        )

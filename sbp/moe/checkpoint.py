@@ -19,11 +19,11 @@ import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError
 from sbp.moe.binding import (
-    bound,
-    differences,
     digest_of,
     kept,
     run_of,
+    same_content,
+    same_run,
     saved_steps,
     write_whole,
     writing,
@@ -54,6 +54,26 @@ def _usable(workdir: Path) -> int:
             code="bad-checkpoint",
         ) from None
     return held
+
+
+def need_room(folder: Path, shapes: TrainState) -> None:
+    """Refuse a disk that has no room for one more checkpoint of a state.
+
+    Arguments:
+      folder: on the disk.
+      shapes: the state as ShapeDtypeStructs.
+
+    Raises:
+      SbpError: `bad-checkpoint` where it has less than the bytes of the arrays.
+    """
+    need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise SbpError(
+            f"{folder} has {free / 2**20:,.1f} MiB of room left, and a checkpoint takes"
+            f" {need / 2**20:,.1f} MiB; make room, or choose another --workdir",
+            code="bad-checkpoint",
+        )
 
 
 _WRITE_ERRORS = (OSError, ValueError)  # the latter are tensorstore's
@@ -132,15 +152,7 @@ class Checkpoints:
 
     def _open(self) -> None:
         share_folder(self._workdir)
-        if saved_steps(self._folder) and (
-            lines := differences(bound(self._workdir), self._description)
-        ):
-            raise SbpError(
-                f"{self._workdir} holds a run of another configuration; choose another --workdir,"
-                " or move this one away:",
-                code="bad-checkpoint",
-                details=lines,
-            )
+        same_run(self._workdir, self._description)
         with writing(self._folder):
             self._folder.mkdir(exist_ok=True)
             self._manager = ocp.CheckpointManager(
@@ -156,29 +168,8 @@ class Checkpoints:
         Raises:
           SbpError: `bad-checkpoint` where those that are here belong to something else.
         """
-        if saved_steps(self._folder) and (old := bound(self._workdir).get(name)) and old != content:
-            other = [key for key in content if old.get(key) != content[key]]
-            raise SbpError(
-                f"the {name} {' and '.join(other)} in {self._workdir} is not that of its"
-                " checkpoints; put the file of the run back, or choose another --workdir",
-                code="bad-checkpoint",
-            )
+        same_content(self._workdir, name, content)
         self._description[name] = dict(content)
-
-    def need_room(self, shapes: TrainState) -> None:
-        """Refuse a disk that has no room for one more checkpoint of a state.
-
-        Raises:
-          SbpError: `bad-checkpoint` where it has less than the bytes of the arrays.
-        """
-        need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-        free = shutil.disk_usage(self._folder).free
-        if free < need:
-            raise SbpError(
-                f"{self._folder} has {free / 2**20:,.1f} MiB of room left, and a checkpoint takes"
-                f" {need / 2**20:,.1f} MiB; make room, or choose another --workdir",
-                code="bad-checkpoint",
-            )
 
     @property
     def latest(self) -> int | None:

@@ -174,12 +174,8 @@ class CommandParser(argparse.ArgumentParser):
         return args
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="python -m sbp.moe.train",
-        description="Train the GShard MoE Transformer and measure its translations.",
-        allow_abbrev=False,
-    )
+def _parser(program: str, description: str) -> CommandParser:
+    parser = CommandParser(prog=program, description=description, allow_abbrev=False)
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS)} (default tiny-mt)")
     parser.add_argument(
         "--config", help="a TOML file with options; those of the command line go before them"
@@ -223,14 +219,21 @@ def _parser() -> CommandParser:
     return parser
 
 
-def parse_args(argv: Sequence[str]) -> Run:
+_TRAIN = "Train the GShard MoE Transformer and measure its translations."
+
+
+def parse_args(argv: Sequence[str], program: str = "sbp train", description: str = _TRAIN) -> Run:
     """Read the command line; `--print-config` ends the program here, as `--help` does.
+
+    Arguments:
+      argv: the options.
+      program, description: what `--help` says.
 
     Raises:
       SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
           nearest name.
     """
-    args = _parser().parse_all(argv)
+    args = _parser(program, description).parse_all(argv)
     given = _given(args)
     file = read_config(args.config) if args.config else ConfigFile({}, {})
     name = preset_name(args.preset or file.keys.get("preset", _PRESET))

@@ -1,7 +1,7 @@
 """The main job: train the GShard MoE Transformer through the plan executor and measure its
 translations.
 
-python -m sbp.moe.train --preset tiny-mt --workdir runs/tiny-mt
+sbp train --preset tiny-mt --workdir runs/tiny-mt
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.console import Console
 import sbp
 from sbp.errors import SbpError
 from sbp.moe.binding import describe, differences, kept, write_whole
-from sbp.moe.checkpoint import Checkpoints
+from sbp.moe.checkpoint import Checkpoints, need_room
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.data import Encoded, batches, encode_pairs
@@ -74,10 +74,10 @@ def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
 
 
 def tokenizers(
-    corpus: Corpus, cfg: ModelConfig, workdir: Path, *, resumes: bool
+    corpus: Corpus, cfg: ModelConfig, workdir: Path, *, resumes: bool, keep: bool = True
 ) -> tuple[Tokenizer, Tokenizer]:
-    """The source and target vocabularies of a run: trained on its training text, or those of the
-    run that it resumes."""
+    """The source and target vocabularies of a run: trained on its training text and kept in its
+    folder (unless `keep` is false), or those of the run that it resumes."""
     found = []
     for name, size in (("source", cfg.source_vocab), ("target", cfg.target_vocab)):
         path = workdir / f"{name}.model"
@@ -85,7 +85,8 @@ def tokenizers(
             found.append(Tokenizer.load(path))
             continue
         tokenizer = Tokenizer.train((getattr(pair, name) for pair in corpus.train), size)
-        write_whole(path, tokenizer.model)
+        if keep:
+            write_whole(path, tokenizer.model)
         found.append(tokenizer)
     return found[0], found[1]
 
@@ -108,6 +109,13 @@ def plan_step(run: Run, console: Console) -> StepPlan:
     """
     started = time.monotonic()
     plan = plan_train_step(run.model, run.train, make_mesh(run.mesh))
+    show_plan(run, plan, console)
+    console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
+    return plan
+
+
+def show_plan(run: Run, plan: sbp.Plan, console: Console) -> None:
+    """Print the report of the step, what computes in which dtype, and what is not split."""
     console.print(plan.report().short())
     console.print(f"precision: {run.model.precision}", highlight=False)
     for line in undivided(run):
@@ -118,8 +126,6 @@ def plan_step(run: Run, console: Console) -> StepPlan:
             f" none in {pipeline.bubble:.0%} of the turns",
             highlight=False,
         )
-    console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
-    return plan
 
 
 def plan_heldout(
@@ -247,7 +253,7 @@ def _packed(run: Run, encoded: Encoded, console: Console) -> Encoded:
     return rows
 
 
-def _show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
+def show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
     """Say what is trained on, what is held out, and what is neither."""
     sets = ", ".join(f"{len(pairs):,} {name}" for name, pairs in corpus.heldout.items())
     lines = [
@@ -308,11 +314,11 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     """Train and evaluate; returns the process's exit code and the last line to show."""
     started = time.monotonic()
     resumes = checkpoints.latest is not None
-    checkpoints.need_room(state_shapes(run.model, run.train))
+    need_room(run.workdir, state_shapes(run.model, run.train))
     source, target = from_first(lambda: tokenizers(corpus, run.model, run.workdir, resumes=resumes))
     checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)
-    _show_corpus(console, corpus, encoded)
+    show_corpus(console, corpus, encoded)
     encoded = _packed(run, encoded, console)
     console.print(
         f"vocabularies of {len(source):,} and {len(target):,} pieces"
