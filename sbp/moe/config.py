@@ -3,102 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from sbp.errors import SbpError, nearest
+from sbp.moe.bounds import (
+    MODEL_BOUNDS,
+    MODEL_CHOICES,
+    TRAIN_BOUNDS,
+    TRAIN_CHOICES,
+    out_of_bounds,
+    unknown,
+)
 from sbp.moe.routers import ROUTERS
-
-_Bounds = Mapping[str, tuple[float, float]]
-"""The least value of a field, and what it must be below."""
-
-_MODEL_BOUNDS: _Bounds = {
-    **dict.fromkeys(
-        (
-            "model_dim",
-            "ffn_dim",
-            "expert_dim",
-            "heads",
-            "head_dim",
-            "source_vocab",
-            "target_vocab",
-            "source_length",
-            "target_length",
-            "groups",
-            "sequences_per_group",
-        ),
-        (1, math.inf),
-    ),
-    "dropout": (0, 1),
-    "label_smoothing": (0, 1),
-    **dict.fromkeys(("aux_coefficient", "router_z_loss", "router_bias_rate"), (0, math.inf)),
-    **dict.fromkeys(("experts_per_token", "shared_experts"), (0, math.inf)),
-    "capacity_factor_per_choice": (0, math.inf),
-    "eval_capacity_factor_per_choice": (0, math.inf),
-}
-_MODEL_CHOICES = {
-    "counter": ("lingvo", "paper"),
-    "aux_scale": ("lingvo", "paper"),
-    "router": tuple(ROUTERS),
-    "decoder_router": ("", *ROUTERS),
-    "normalise": ("before", "after", "none"),
-    "capacity_rounding": ("router", "floor", "ceil", "round"),
-    "dispatch": ("einsum", "gather", "sort"),
-    "expert_activation": ("relu", "swiglu"),
-    "dtype": ("float32", "bfloat16", "float16", "float64"),
-    "param_dtype": ("float32", "bfloat16"),
-    "rounding": ("nearest", "stochastic"),
-}
-_TRAIN_BOUNDS: _Bounds = {
-    **dict.fromkeys(
-        (
-            "steps",
-            "checkpoint_every",
-            "warmup_steps",
-            "min_dim_to_factor",
-            "languages",
-            "train_pairs",
-            "heldout_per_language",
-            "accumulate",
-            "pipeline_microbatches",
-            "max_skipped",
-        ),
-        (1, math.inf),
-    ),
-    **dict.fromkeys(
-        ("learning_rate", "ramp_steps", "power", "clip_norm", "weight_decay"), (0, math.inf)
-    ),
-    **dict.fromkeys(("beta1", "beta2"), (0, 1)),
-    "zero": (0, 4),
-    "seed": (0, 2**32),
-}
-_TRAIN_CHOICES = {
-    "optimizer": ("adafactor", "adamw"),
-    "schedule": ("sqrt_decay", "constant", "linear", "cosine"),
-    "corpus": ("phrases", "catalogues"),
-}
-
-
-def _out_of_bounds(config: object, bounds: _Bounds) -> list[str]:
-    """One fault for each field that is out of its bounds, or not a number."""
-    faults = []
-    for name, (least, below) in bounds.items():
-        value = getattr(config, name)
-        if not least <= value < below:  # nor is NaN
-            bound = "a finite number" if below == math.inf else f"below {below}"
-            faults.append(f"{name} is {value}; it must be at least {least} and {bound}")
-    return faults
-
-
-def _unknown(config: object, choices: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """One fault for each field whose value is none of its choices."""
-    return [
-        f"{name} is {chosen!r}{nearest(chosen, known)}; it is one of {', '.join(known)}"
-        for name, known in choices.items()
-        if (chosen := getattr(config, name)) not in known
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +109,7 @@ class ModelConfig:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        faults = _out_of_bounds(self, _MODEL_BOUNDS)
+        faults = out_of_bounds(self, MODEL_BOUNDS)
         for name in ("encoder_layers", "decoder_layers"):
             if (count := getattr(self, name)) < 2 or count % 2:
                 faults.append(
@@ -202,7 +120,7 @@ class ModelConfig:
             faults.append(
                 f"experts is {self.experts}; a router needs at least 2 (0 makes a dense model)"
             )
-        faults += _unknown(self, _MODEL_CHOICES)
+        faults += unknown(self, MODEL_CHOICES)
         if not faults:
             faults = _senseless(self)
         if faults:
@@ -351,7 +269,7 @@ class TrainConfig:
     eval_data: str = ""
 
     def __post_init__(self) -> None:
-        faults = _out_of_bounds(self, _TRAIN_BOUNDS) + _unknown(self, _TRAIN_CHOICES)
+        faults = out_of_bounds(self, TRAIN_BOUNDS) + unknown(self, TRAIN_CHOICES)
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
 

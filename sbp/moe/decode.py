@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sbp.moe.attention import KeysValues, keys_values, positions
 from sbp.moe.config import ModelConfig
-from sbp.moe.layers import KeysValues, cast_weights, keys_values, positions, rms_norm, wide_dtype
+from sbp.moe.layers import cast_weights, rms_norm, wide_dtype
 from sbp.moe.model import embed, encode, logits_of
 from sbp.moe.sharding import PLAIN, Sharding
 from sbp.moe.stack import Cache, Memory, Stack

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.moe.layers import positions
+from sbp.moe.attention import positions
 
 Array = Any  # a jax.Array inside a step, a numpy array outside
 

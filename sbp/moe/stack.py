@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sbp.moe.attention import KeysValues, attention, keys_values
 from sbp.moe.config import ModelConfig
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
-    KeysValues,
-    attention,
     cast_weights,
     dropout,
     feed_forward,
-    keys_values,
     rms_norm,
     subkey,
 )

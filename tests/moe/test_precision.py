@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe.layers import attention, keys_values, rms_norm
+from sbp.moe.attention import attention, keys_values
+from sbp.moe.layers import rms_norm
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.optimizer import round_at_random
 from sbp.moe.presets import preset
