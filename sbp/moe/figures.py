@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.progress import track
 
 import sbp
-from sbp.machine.mesh import MeshSpec
 from sbp.moe.drawing import COLOURS, Drawing, canvas, write_drawings
-from sbp.moe.layerpair import LayerPair, figure8
+from sbp.moe.layerpair import LayerPair, all_reduce_seconds, all_to_all_seconds, figure8
 from sbp.moe.options import Run
 from sbp.moe.paper import ALL_TO_ALL_GROWTH, LAYER_PAIR, RECOMPUTED
 from sbp.moe.presets import PRESETS
@@ -201,39 +200,25 @@ def figure8_drawing(pairs: Sequence[LayerPair]) -> Drawing:
     )
 
 
-def collective_seconds(kind: str, devices: int, payload: float, hardware: sbp.Hardware) -> float:
-    """Seconds of a collective of the cost model.
-
-    Arguments:
-      kind: "all_to_all" or "all_reduce".
-      devices: that take part.
-      payload: bytes that each device holds.
-      hardware: of the devices.
-    """
-    share = (devices - 1) / devices * (2 if kind == "all_reduce" else 1)
-    mesh = MeshSpec(axes=(("d", devices),), hardware=hardware)
-    return mesh.collective(kind, (0,)).of(share * payload)
+_COLLECTIVES = {"all-to-all": all_to_all_seconds, "all-reduce": all_reduce_seconds}
 
 
 def figure9(hardware: sbp.Hardware) -> Drawing:
     """Time of an all-to-all and of an all-reduce by devices."""
     figure, axes = canvas(7.0)
     rows: list[list[str]] = [[f"{count}"] for count in PARTITIONS]
-    for colour, kind in zip(COLOURS, ("all_to_all", "all_reduce"), strict=False):
+    grown: list[float] = []
+    for colour, (kind, seconds_of) in zip(COLOURS, _COLLECTIVES.items(), strict=False):
         for style, payload in zip(("o-", "s--"), PAYLOADS, strict=True):
-            found = [collective_seconds(kind, d, payload, hardware) for d in PARTITIONS]
-            label = f"{kind.replace('_', '-')}, {payload // 2**20} MiB"
+            found = [seconds_of(count, payload, hardware) for count in PARTITIONS]
+            label = f"{kind}, {payload // 2**20} MiB"
             axes.plot(PARTITIONS, [1e3 * s for s in found], style, color=colour, label=label)
-            if kind == "all_to_all":
+            grown.append(found[-1] / found[0])
+            if kind == "all-to-all":
                 said = 1e3 * found[0] * ALL_TO_ALL_GROWTH
                 axes.plot([PARTITIONS[-1]], [said], "k*", markersize=11)
             for row, seconds in zip(rows, found, strict=True):
                 row.append(f"{1e3 * seconds:.3f}")
-    grown = [
-        collective_seconds("all_to_all", PARTITIONS[-1], size, hardware)
-        / collective_seconds("all_to_all", PARTITIONS[0], size, hardware)
-        for size in PAYLOADS
-    ]
     axes.plot([], [], "k*", markersize=11, label=f"the paper: {ALL_TO_ALL_GROWTH} times the first")
     axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="milliseconds")
     axes.set_xticks(PARTITIONS, [str(count) for count in PARTITIONS])
@@ -249,11 +234,7 @@ def figure9(hardware: sbp.Hardware) -> Drawing:
         figure=figure,
         header=(
             "ms, by devices",
-            *(
-                f"{kind}, {size // 2**20} MiB"
-                for kind in ("all-to-all", "all-reduce")
-                for size in PAYLOADS
-            ),
+            *(f"{kind}, {size // 2**20} MiB" for kind in _COLLECTIVES for size in PAYLOADS),
         ),
         rows=rows,
     )

@@ -9,11 +9,14 @@ the all-to-all's from the torus.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
 import sbp
-from sbp.machine.mesh import MeshSpec
 
 TOKENS, GROUP, M, H, HEADS, SEQUENCE = 2048, 1024, 1024, 8192, 16 * 128, 128
 """Tokens of a core and of a group, model and hidden size, heads x size of one, tokens that attend
@@ -25,6 +28,44 @@ DENSE_EFFICIENCY, ATTENTION_EFFICIENCY = 0.85, 0.30
 CUMSUM_SHARE = 0.10
 """Share of the time on 2048 cores that goes into cumsum and other work linear in the devices: taken
 from the paper's figure 8."""
+
+
+def all_to_all_seconds(devices: int, payload: int, hardware: sbp.Hardware) -> float:
+    """Seconds of an all-to-all: those of a plan that splits another dim of a tensor.
+
+    Arguments:
+      devices: that take part.
+      payload: bytes that each device has of the tensor.
+      hardware: of the devices.
+    """
+    mesh = AbstractMesh((devices,), ("d",))
+    return _planned(lambda x: x, (devices, payload // 4), ("d:S(0)", "d:S(1)"), mesh, hardware)
+
+
+def all_reduce_seconds(devices: int, payload: int, hardware: sbp.Hardware) -> float:
+    """Seconds of an all-reduce: those of a plan that reduces a partial tensor.
+
+    Arguments:
+      devices, payload, hardware: as for `all_to_all_seconds`.
+    """
+
+    def reduced(x: jax.Array) -> jax.Array:
+        return sbp.replicate(sbp.partial(x, "d"))
+
+    mesh = AbstractMesh((devices,), ("d",))
+    return _planned(reduced, (payload // 4,), ("B", "B"), mesh, hardware)
+
+
+def _planned(
+    fn: Callable[[jax.Array], jax.Array],
+    shape: tuple[int, ...],
+    types: tuple[str, str],
+    mesh: AbstractMesh,
+    hardware: sbp.Hardware,
+) -> float:
+    """Seconds of the plan of a function of one array with an input and an output type."""
+    planned = sbp.jit(fn, mesh, in_types=types[:1], out_types=types[1], hardware=hardware)
+    return planned.plan(jax.ShapeDtypeStruct(shape, jnp.float32)).cost.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +99,13 @@ def layer_pair(devices: int, hardware: sbp.Hardware) -> LayerPair:
     )  # logits; dispatch and combine, with 2S/E slots an expert
     trained = 3 * TOKENS  # a backward pass is two forward ones
     payload = 4 * 2 * TOKENS * M
-    collective = MeshSpec(axes=(("d", devices),), hardware=hardware).collective("all_to_all", (0,))
     return LayerPair(
         devices=devices,
         dense=trained * dense / (DENSE_EFFICIENCY * peak),
         attention=trained * attention / (ATTENTION_EFFICIENCY * peak),
         gate=trained * gate / peak,
-        all_to_all=4
-        * collective.of(
-            payload * (devices - 1) / devices
-        ),  # dispatch and combine, forward and backward
+        # Dispatch and combine, forward and backward.
+        all_to_all=4 * all_to_all_seconds(devices, payload, hardware),
     )
 
 
