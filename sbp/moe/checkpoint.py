@@ -29,7 +29,7 @@ from sbp.moe.binding import (
     writing,
 )
 from sbp.moe.fingerprint import fingerprints
-from sbp.moe.hosts import from_first, is_first, share_folder
+from sbp.moe.hosts import from_first, gathered, is_first, share_folder
 from sbp.moe.step import TrainState
 
 
@@ -274,21 +274,23 @@ class Checkpoints:
         self, step: int, target: TrainState, say: Callable[[str], None]
     ) -> tuple[TrainState, dict[str, Any]]:
         checkpoint = self._folder / str(step)
-        run = run_of(checkpoint)
-        if run is None and (checkpoint / "run").exists():
+        run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
+        if run is None and named:
             raise _DamagedError("what it belongs to cannot be read")
         if run is None:
             say(f"the checkpoint of step {step} has no checksums, so it is not verified")
+        state, data = None, {}
+        # Each process reads its own shards, one of which may be damaged. The manager would wait for
+        # all processes where one has failed.
         try:
-            read = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore()
-                ),
+            state = ocp.StandardCheckpointHandler().restore(
+                (checkpoint / "state").absolute(), args=ocp.args.StandardRestore(target)
             )
-            state, data = read["state"], dict(read["data"])
+            data = dict(ocp.JsonCheckpointHandler().restore((checkpoint / "data").absolute()))
         except Exception:  # whatever the libraries raise over damaged files
-            raise _DamagedError(UNREADABLE) from None
+            state = None
+        if any(gathered(state is None)):
+            raise _DamagedError(UNREADABLE)
         if run is not None:
             sums, found = run["checksums"], fingerprints(state)
             if wrong := [path for path, digits in found.items() if sums.get(path) != digits]:
