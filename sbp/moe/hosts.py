@@ -151,7 +151,7 @@ class Hosts:
             )
         if faults:
             raise SbpError(
-                f"JAX cannot connect the processes: {str(faults[0]).splitlines()[0]}. Name them:"
+                f"JAX cannot connect the processes ({str(faults[0]).splitlines()[0]}). Name them:"
                 " --coordinator HOST:PORT --processes N --process I",
                 code="unknown-option" if self.distributed else "processes-differ",
             )

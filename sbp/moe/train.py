@@ -23,7 +23,7 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError
-from sbp.moe.binding import describe, differences, kept, write_whole
+from sbp.moe.binding import between_processes, describe, kept, write_whole
 from sbp.moe.checkpoint import Checkpoints, need_room
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
@@ -302,7 +302,8 @@ def train(run: Run, console: Console) -> int:
     with StopSignal(partial(_last_words, run)):
         corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
         described = describe(run.model, run.train, corpus)
-        agree("options or text", described, differences)
+        of_all = {"mesh": run.mesh, "evaluate": run.evaluate}
+        agree("options or text", {**described, "run": of_all}, between_processes)
         with Checkpoints(run.workdir, described) as checkpoints:
             code, line = _train(run, corpus, checkpoints, console)
     line += f" ({time.monotonic() - started:.0f} s)"

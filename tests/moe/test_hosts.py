@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from sbp.errors import SbpError
+from sbp.moe.binding import between_processes
 from sbp.moe.hosts import Hosts
 from sbp.moe.options import parse_args
 
@@ -54,3 +55,13 @@ def test_a_coordinator_that_does_not_answer_is_named():
     assert ended.stderr.startswith(
         f"error[processes-differ]: process 1 of 2 waited 1 seconds for the others at {address}"
     )
+
+
+def test_options_that_differ_between_processes_are_named():
+    first = {"train": {"seed": 1, "steps": 5, "data": "/a/text.tsv"}, "run": {"evaluate": True}}
+    other = {"train": {"seed": 1, "steps": 6, "data": "/b/text.tsv"}, "run": {"evaluate": False}}
+    assert between_processes(first, first) == []
+    assert between_processes(first, other) == [
+        "train.steps: 5 in process 0, 6 in this one",
+        "run.evaluate: True in process 0, False in this one",
+    ]

@@ -31,9 +31,16 @@ def alone(*folders: Path) -> None:
     subprocess.run(command, cwd=ROOT, env=known, check=True, timeout=120)
 
 
+def damage(folder: Path) -> None:
+    """Cut off half of what one process wrote."""
+    largest = max(folder.glob("d/*"), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
 def test_two_processes_train_as_one(tmp_path: Path):
     """One folder: three steps by two processes, at the third of which one of them gets a signal,
-    and two by one process. Another folder: two steps by one process and three by two."""
+    and two by one process. Another folder: two steps by one process and three by two, which then
+    find that the shards of one of them are damaged, and go on from the checkpoint before."""
     if jax.process_count() != 2:
         pytest.skip("one number of processes is enough")
     two_first, one_first = map(Path, from_first(lambda: [str(tmp_path / k) for k in "ab"]))
@@ -49,4 +56,10 @@ def test_two_processes_train_as_one(tmp_path: Path):
     assert [x["step"] for x in a] == [x["step"] for x in b] == list(range(1, STEPS + 1))
     for name in ("loss", "grad_norm", "drop", "tokens"):
         np.testing.assert_allclose([x[name] for x in a], [x[name] for x in b], rtol=2e-5)
+    if is_first():
+        damage(one_first / "checkpoints" / str(STEPS) / "state" / "ocdbt.process_1")
+    multihost_utils.sync_global_devices("a file of one process is damaged")
+    assert train_on(one_first, plan, STOP_AT) == (STOP_AT, 0)  # from the step before, in both
+    assert read_metrics(one_first)[-1]["loss"] == b[STOP_AT - 1]["loss"]
+    assert (one_first / f"damaged-{STEPS}").exists()
     assert FIRST < STOP_AT < STEPS  # each step but one is by one process in one of the folders

@@ -28,8 +28,9 @@ STEPS, STOP_AT, FIRST = 5, 3, 2
 
 def options(folder: Path, steps: int = STEPS) -> Any:
     """The options of a run."""
-    argv = f"--preset tiny-test --mesh expert=8 --set checkpoint_every=100 --steps {steps}"
-    return parse_args([*argv.split(), "--workdir", str(folder)])
+    # AdamW compiles in half the time of Adafactor.
+    fixed = "--preset tiny-test --mesh expert=8 --set checkpoint_every=100 --set optimizer=adamw"
+    return parse_args([*fixed.split(), "--steps", str(steps), "--workdir", str(folder)])
 
 
 def train_on(folder: Path, plan: Any, steps: int = STEPS) -> tuple[int, int]:
