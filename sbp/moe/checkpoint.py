@@ -279,14 +279,16 @@ class Checkpoints:
             raise _DamagedError("what it belongs to cannot be read")
         if run is None:
             say(f"the checkpoint of step {step} has no checksums, so it is not verified")
-        state, data = None, {}
+        where: Any = checkpoint.absolute()
+        state: Any = None
+        data: dict[str, Any] = {}
         # Each process reads its own shards, one of which may be damaged. The manager would wait for
         # all processes where one has failed.
         try:
             state = ocp.StandardCheckpointHandler().restore(
-                (checkpoint / "state").absolute(), args=ocp.args.StandardRestore(target)
+                where / "state", args=ocp.args.StandardRestore(target)
             )
-            data = dict(ocp.JsonCheckpointHandler().restore((checkpoint / "data").absolute()))
+            data = dict(ocp.JsonCheckpointHandler().restore(where / "data"))
         except Exception:  # whatever the libraries raise over damaged files
             state = None
         if any(gathered(state is None)):
