@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from sbp.moe.binding import between_processes, describe, kept, write_whole
 from sbp.moe.checkpoint import Checkpoints, need_room
 from sbp.moe.config import ModelConfig
 from sbp.moe.corpus import Corpus
+from sbp.moe.curves import write_curves
 from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.decode import BeamSearch
 from sbp.moe.display import TrainingDisplay, show_error, show_evaluation
@@ -311,6 +313,12 @@ def train(run: Run, console: Console) -> int:
     return code
 
 
+def _draw(run: Run) -> None:
+    """Draw the curves, in the first process."""
+    if is_first():
+        write_curves(run.workdir)
+
+
 def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console) -> tuple[int, str]:
     """Train and evaluate; returns the process's exit code and the last line to show."""
     started = time.monotonic()
@@ -331,7 +339,13 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
         console.print("no held-out pair fits the model's sequences: no held-out loss is shown")
     plan = plan_step(run, console)
     heldout = plan_heldout(run, plan, held) if held else None
-    state, stopped = fit(run, plan, encoded, checkpoints, console, heldout)
+    try:
+        state, stopped = fit(run, plan, encoded, checkpoints, console, heldout)
+    except SbpError:
+        with suppress(SbpError):  # that of the run is the one to show
+            _draw(run)
+        raise
+    _draw(run)
     if stopped:
         line = f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
         return 128 + stopped, f"{line} resumes"
