@@ -23,6 +23,7 @@ _FREE = (
     "max_skipped",
     "zero",
     "sequence_parallel",
+    "vocabulary_threads",
 )
 """Options of a run that a resumed one may change: they alter neither the state nor what comes next,
 but where it lies."""

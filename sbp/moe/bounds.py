@@ -61,6 +61,8 @@ TRAIN_BOUNDS: Bounds = {
             "accumulate",
             "pipeline_microbatches",
             "max_skipped",
+            "sampling_temperature",
+            "vocabulary_threads",
         ),
         (1, math.inf),
     ),

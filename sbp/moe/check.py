@@ -74,7 +74,9 @@ def check(run: Run, console: Console) -> None:
     same_run(run.workdir, describe(run.model, run.train, corpus))
     need_room(place, state_shapes(run.model, run.train))
     resumes = bool(saved_steps(run.workdir / "checkpoints"))
-    source, target = tokenizers(corpus, run.model, run.workdir, resumes=resumes, keep=False)
+    source, target = tokenizers(
+        corpus, run.model, run.train, run.workdir, resumes=resumes, keep=False
+    )
     same_content(run.workdir, "vocabulary", {"source": source.digest, "target": target.digest})
     show_corpus(console, corpus, encode_pairs(corpus.train, source, target, run.model))
     console.print(f"vocabularies of {len(source):,} and {len(target):,} pieces", highlight=False)

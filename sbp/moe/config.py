@@ -231,6 +231,11 @@ class TrainConfig:
       train_pairs: sentence pairs of the embedded corpus to generate.
       heldout_per_language: evaluation pairs for each language, in each held-out set.
       pack: lay several pairs into each row of a batch, as many as fit; they do not see each other.
+      sampling_temperature: T; pairs of a language with n of them are drawn with a probability
+        proportional to n ** (1 / T). 1 takes the text as it is.
+      character_coverage: share of the text's characters that the vocabularies have, 0.98 to 1.
+      byte_fallback: other characters are spelled by their bytes, not lost.
+      vocabulary_threads: threads that train a vocabulary.
       power: exponent of the power law over languages; language i gets a share proportional to (i +
           1) ** -power.
       checkpoint_every: steps between checkpoints.
@@ -262,6 +267,10 @@ class TrainConfig:
     train_pairs: int = 60_000
     heldout_per_language: int = 20
     pack: bool = False
+    sampling_temperature: float = 1.0
+    character_coverage: float = 1.0
+    byte_fallback: bool = False
+    vocabulary_threads: int = 1
     power: float = 0.5
     checkpoint_every: int = 200
     corpus: str = "phrases"
@@ -270,6 +279,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         faults = out_of_bounds(self, TRAIN_BOUNDS) + unknown(self, TRAIN_CHOICES)
+        if not 0.98 <= self.character_coverage <= 1:
+            faults.append(
+                f"character_coverage is {self.character_coverage}; SentencePiece takes 0.98 to 1"
+            )
+        if self.pack and self.sampling_temperature != 1:
+            faults.append(
+                "pack lays pairs into rows that stay as they are, so sampling_temperature cannot"
+                " draw them by language; leave out one of the two"
+            )
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
 

@@ -67,9 +67,10 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:1em auto;padding
 color:var(--ink);background:var(--page);overflow-wrap:anywhere}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr));gap:1em 2em}
 figure{margin:0;min-width:0}h2{font-size:1.1em;margin:.5em 0 0}
-.plot{display:grid;grid-template-columns:4.5em 1fr;font-size:12px}
+.plot{display:grid;grid-template-columns:5em 1fr;font-size:12px}
 .y,.x{display:flex;justify-content:space-between}.y{flex-direction:column;text-align:right;
-padding-right:.5em}.x{grid-column:2}.plot svg{width:100%;height:160px;display:block;
+white-space:nowrap;padding-right:.5em}.x{grid-column:2}
+.plot svg{width:100%;height:160px;display:block;
 border:solid var(--line);border-width:0 0 1px 1px}
 path{fill:none;stroke-width:1.6;stroke-linecap:round;vector-effect:non-scaling-stroke}
 ul{list-style:none;padding:0;margin:.3em 0;font-size:13px;display:flex;flex-wrap:wrap;gap:0 1em}
@@ -148,6 +149,11 @@ def _path(points: Sequence[Point], x: Callable[[int], float], y: Callable[[float
     return "".join(words)
 
 
+def _number(value: float) -> str:
+    """Four digits, and thousands as people write them."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
 def _said(name: str, points: Sequence[Point]) -> str:
     """A curve in words."""
     known = [(step, value) for step, value in points if value is not None]
@@ -158,8 +164,8 @@ def _said(name: str, points: Sequence[Point]) -> str:
     low, high = min(v for _, v in known), max(v for _, v in known)
     (first, start), (last, end) = known[0], known[-1]
     return (
-        f"{name}: {start:.4g} at step {first:,}, {end:.4g} at step {last:,}, between {low:.4g} and"
-        f" {high:.4g}{lost}"
+        f"{name}: {_number(start)} at step {first:,}, {_number(end)} at step {last:,}, between"
+        f" {_number(low)} and {_number(high)}{lost}"
     )
 
 
@@ -187,7 +193,8 @@ def _figure(chart: Chart) -> str:
     label = f"{chart.title}, steps {left:,} to {right:,}; in words below"
     return (
         f"<figure><h2>{html.escape(chart.title)}</h2><p>{html.escape(chart.note + means)}</p>"
-        f'<div class="plot"><div class="y"><span>{high:.4g}</span><span>{low:.4g}</span></div>'
+        f'<div class="plot"><div class="y"><span>{_number(high)}</span>'
+        f"<span>{_number(low)}</span></div>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img"'
         f' aria-label="{html.escape(label)}">{"".join(lines)}</svg>'
         f'<div class="x"><span>step {left:,}</span><span>{right:,}</span></div></div>'

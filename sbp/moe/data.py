@@ -27,12 +27,14 @@ class Encoded:
       source: [N, T_source], a row for each pair, or for several of them.
       target: [N, T_target], each pair ending in EOS.
       kept: which pairs they are.
+      languages: [N], the number of the language of each row; of rows of several pairs None.
       segments: which pair of its row each token is of, where rows have several.
     """
 
     source: np.ndarray
     target: np.ndarray
     kept: tuple[int, ...]
+    languages: np.ndarray | None = None
     segments: Segments | None = None
 
     def packed(self, seed: int) -> Encoded:
@@ -79,7 +81,51 @@ def encode_pairs(
         source=pad_rows([sources[i] for i in kept], cfg.source_length),
         target=pad_rows([targets[i] for i in kept], cfg.target_length),
         kept=kept,
+        languages=np.unique([pairs[i].language for i in kept], return_inverse=True)[1],
     )
+
+
+def language_shares(counts: np.ndarray, temperature: float) -> np.ndarray:
+    """The probability of each language, proportional to its number of pairs to the power of 1 / T
+    (GShard, section 4.2; Arivazhagan et al. 2019, section 4).
+
+    Arguments:
+      counts: [L], pairs of each language, at least 1.
+      temperature: T, at least 1: 1 takes languages by their pairs, a large one all alike.
+
+    >>> language_shares(np.asarray([100, 1]), 2.0).round(3).tolist()
+    [0.909, 0.091]
+    """
+    weights = np.exp((np.log(counts) - np.log(counts.max())) / temperature)
+    return weights / weights.sum()
+
+
+def sampled_order(
+    languages: np.ndarray, temperature: float, rng: np.random.Generator
+) -> np.ndarray:
+    """The order of an epoch in which languages have the shares of `language_shares`.
+
+    A language has its share of the N places of the epoch, rounded at random to one of the two
+    numbers beside it. Its pairs fill them in turn: no pair comes twice more often than another one
+    of its language.
+
+    Arguments:
+      languages: [N], the number of the language of each pair, from 0 without gaps.
+      temperature: T of `language_shares`.
+      rng: of the order and of the rounding.
+
+    Returns:
+      [N], numbers of pairs.
+    """
+    counts = np.bincount(languages)
+    ends = np.cumsum(language_shares(counts, temperature)) * len(languages)
+    ends[-1] = len(languages)
+    places = np.diff(np.floor(ends + rng.random()), prepend=0).astype(int)
+    chosen = []
+    for language, many in enumerate(places):
+        rows = rng.permutation(np.flatnonzero(languages == language))
+        chosen.append(np.resize(rows, many))
+    return rng.permutation(np.concatenate(chosen))
 
 
 def make_batch(
@@ -114,9 +160,15 @@ class _Batches:
     """
 
     def __init__(
-        self, encoded: Encoded, cfg: ModelConfig, seed: int, groups: np.ndarray | None
+        self,
+        encoded: Encoded,
+        cfg: ModelConfig,
+        seed: int,
+        groups: np.ndarray | None,
+        temperature: float,
     ) -> None:
         self._encoded, self._cfg, self._seed = encoded, cfg, seed
+        self._temperature = temperature
         groups = np.arange(cfg.groups) if groups is None else groups
         self._part = dataclasses.replace(cfg, groups=len(groups))
         within = np.arange(cfg.sequences_per_group)
@@ -132,9 +184,11 @@ class _Batches:
         epoch, place = divmod(int(index), self._per_epoch)
         last, order = self._order
         if last != epoch:
-            order = np.random.default_rng((self._seed, epoch)).permutation(
-                len(self._encoded.source)
-            )
+            rng, languages = np.random.default_rng((self._seed, epoch)), self._encoded.languages
+            if self._temperature == 1 or languages is None:
+                order = rng.permutation(len(self._encoded.source))
+            else:
+                order = sampled_order(languages, self._temperature, rng)
             self._order = epoch, order
         rows = order[place * self._cfg.sequences : (place + 1) * self._cfg.sequences]
         mine = self._places[self._places < len(rows)]  # a small corpus does not fill a batch
@@ -142,7 +196,12 @@ class _Batches:
 
 
 def batches(
-    encoded: Encoded, cfg: ModelConfig, seed: int, groups: np.ndarray | None = None
+    encoded: Encoded,
+    cfg: ModelConfig,
+    seed: int,
+    groups: np.ndarray | None = None,
+    *,
+    temperature: float = 1.0,
 ) -> grain.DatasetIterator[Batch]:
     """An endless iterator of numpy batches.
 
@@ -152,11 +211,12 @@ def batches(
       seed: of the order.
       groups: numbers of the groups of each batch that are made, ascending; all when left out. What
         a group has does not depend on it.
+      temperature: of the languages, see `sampled_order`; 1 takes each pair once in an epoch.
 
     Its `get_state()` is a small JSON object; after `set_state` it goes on as if it had never
     stopped.
     """
-    rows: Any = _Batches(encoded, cfg, seed, groups)  # grain takes it by its protocol
+    rows: Any = _Batches(encoded, cfg, seed, groups, temperature)  # grain takes it by its protocol
     dataset = grain.MapDataset.source(rows)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(dataset.to_iter_dataset(options))

@@ -26,12 +26,30 @@ class Tokenizer:
         self._pieces = spm.SentencePieceProcessor(model_proto=model)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """Train a unigram vocabulary of at most `vocab_size` pieces; the same texts give the same
-        model.
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        byte_fallback: bool = False,
+        coverage: float = 1.0,
+        threads: int = 1,
+    ) -> Tokenizer:
+        """Train a unigram vocabulary; the same texts give the same model.
 
-        Digits are pieces of their own, so that any number can be spelled; bytes stand in for unseen
-        characters.
+        Digits are pieces of their own, so that any number can be spelled.
+
+        Arguments:
+          texts: the training text.
+          vocab_size: the most pieces.
+          byte_fallback: characters without a piece are spelled by their UTF-8 bytes, which are 256
+            pieces; else they are lost.
+          coverage: share of the text's characters that have pieces, 0.98 to 1.
+          threads: of the training.
+
+        Raises:
+          SbpError: `bad-corpus` where the text has too few pieces, or the vocabulary too little
+            room.
         """
         out = io.BytesIO()
         try:
@@ -41,14 +59,15 @@ class Tokenizer:
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
                 model_type="unigram",
-                character_coverage=1.0,
+                character_coverage=coverage,
+                byte_fallback=byte_fallback,
                 split_digits=True,
                 normalization_rule_name="nmt_nfkc",
                 pad_id=PAD,
                 bos_id=BOS,
                 eos_id=EOS,
                 unk_id=UNK,
-                num_threads=1,
+                num_threads=threads,
                 minloglevel=2,
             )
         except RuntimeError as error:

@@ -26,7 +26,7 @@ import sbp
 from sbp.errors import SbpError
 from sbp.moe.binding import between_processes, describe, kept, write_whole
 from sbp.moe.checkpoint import Checkpoints, need_room
-from sbp.moe.config import ModelConfig
+from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.corpus import Corpus
 from sbp.moe.curves import write_curves
 from sbp.moe.data import Encoded, batches, encode_pairs
@@ -76,7 +76,13 @@ def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
 
 
 def tokenizers(
-    corpus: Corpus, cfg: ModelConfig, workdir: Path, *, resumes: bool, keep: bool = True
+    corpus: Corpus,
+    cfg: ModelConfig,
+    train: TrainConfig,
+    workdir: Path,
+    *,
+    resumes: bool,
+    keep: bool = True,
 ) -> tuple[Tokenizer, Tokenizer]:
     """The source and target vocabularies of a run: trained on its training text and kept in its
     folder (unless `keep` is false), or those of the run that it resumes."""
@@ -86,7 +92,13 @@ def tokenizers(
         if resumes and path.exists():
             found.append(Tokenizer.load(path))
             continue
-        tokenizer = Tokenizer.train((getattr(pair, name) for pair in corpus.train), size)
+        tokenizer = Tokenizer.train(
+            (getattr(pair, name) for pair in corpus.train),
+            size,
+            byte_fallback=train.byte_fallback,
+            coverage=train.character_coverage,
+            threads=train.vocabulary_threads,
+        )
         if keep:
             write_whole(path, tokenizer.model)
         found.append(tokenizer)
@@ -166,7 +178,7 @@ def fit(
       SbpError: `not-finite` where `max_skipped` steps in a row changed nothing.
     """
     shardings, part = plan.in_shardings[0], _part(run, plan)
-    data = batches(encoded, run.model, run.train.seed, part and part.groups)
+    data = _data(run, encoded, part)
     state, where = _begin(run, checkpoints, shardings, console)
     if where:
         data.set_state(where)
@@ -200,6 +212,12 @@ def fit(
                 break
         checkpoints.wait()
     return state, max(gathered(stop.signal))
+
+
+def _data(run: Run, encoded: Encoded, part: BatchPart | None) -> Any:
+    """The batches of a run, or what this process makes of them."""
+    cfg, groups = run.train, part and part.groups
+    return batches(encoded, run.model, cfg.seed, groups, temperature=cfg.sampling_temperature)
 
 
 def _part(run: Run, plan: StepPlan) -> BatchPart | None:
@@ -324,7 +342,9 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     started = time.monotonic()
     resumes = checkpoints.latest is not None
     need_room(run.workdir, state_shapes(run.model, run.train))
-    source, target = from_first(lambda: tokenizers(corpus, run.model, run.workdir, resumes=resumes))
+    source, target = from_first(
+        lambda: tokenizers(corpus, run.model, run.train, run.workdir, resumes=resumes)
+    )
     checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
     encoded = encode_pairs(corpus.train, source, target, run.model)
     show_corpus(console, corpus, encoded)

@@ -73,7 +73,7 @@ class Training:
         plan = OneDevice(self.step, self.shapes, after)
         with Checkpoints(folder, describe(run.model, run.train, self.corpus)) as checkpoints:
             resumes = checkpoints.latest is not None
-            found = tokenizers(self.corpus, run.model, folder, resumes=resumes)
+            found = tokenizers(self.corpus, run.model, run.train, folder, resumes=resumes)
             encoded = encode_pairs(self.corpus.train, *found, run.model)
             state, stopped = fit(run, plan, encoded, checkpoints, console)
             return Ended(state, stopped, checkpoints.latest, plan.losses, shown.getvalue())

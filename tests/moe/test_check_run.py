@@ -38,7 +38,7 @@ def begun(tmp_path):
     run = parse_args([*TINY, "--workdir", str(folder)])
     corpus = generate(run.train)
     with Checkpoints(folder, describe(run.model, run.train, corpus)) as checkpoints:
-        source, target = tokenizers(corpus, run.model, folder, resumes=False)
+        source, target = tokenizers(corpus, run.model, run.train, folder, resumes=False)
         checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
         checkpoints.save(init_state(run.model, run.train), {"next": 0})
     return folder

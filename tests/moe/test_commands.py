@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     corpus = generate(RUN.train)
     with Checkpoints(folder, describe(RUN.model, RUN.train, corpus)) as checkpoints:
-        source, target = tokenizers(corpus, RUN.model, folder, resumes=False)
+        source, target = tokenizers(corpus, RUN.model, RUN.train, folder, resumes=False)
         checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
         state = init_state(RUN.model, RUN.train)
         logits = (4 * state.params["logits"]).at[:, EOS].set(0)

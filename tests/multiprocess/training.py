@@ -39,7 +39,9 @@ def train_on(folder: Path, plan: Any, steps: int = STEPS) -> tuple[int, int]:
     corpus = load(run.train, print)
     with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
         resumes = checkpoints.latest is not None
-        found = from_first(lambda: tokenizers(corpus, run.model, run.workdir, resumes=resumes))
+        found = from_first(
+            lambda: tokenizers(corpus, run.model, run.train, run.workdir, resumes=resumes)
+        )
         encoded = encode_pairs(corpus.train, *found, run.model)
         state, stopped = fit(run, plan, encoded, checkpoints, Console(file=io.StringIO()))
         return int(state.step), stopped
