@@ -23,12 +23,12 @@ from tests.multiprocess.training import FIRST, STEPS, STOP_AT, StoppedPlan, opti
 pytestmark = pytest.mark.multiprocess
 
 
-def alone(*folders: Path) -> None:
-    """The part of one process, which knows nothing of the others."""
+def alone(begun: Path, ended: Path) -> subprocess.Popen[str]:
+    """Start the part of one process, which knows nothing of the others."""
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     known = {k: v for k, v in os.environ.items() if k != "SBP_PROCESS"} | {"XLA_FLAGS": quick}
-    command = [sys.executable, "-m", "tests.multiprocess.training", *map(str, folders)]
-    subprocess.run(command, cwd=ROOT, env=known, check=True, timeout=120)
+    command = [sys.executable, "-m", "tests.multiprocess.training", str(begun), str(ended)]
+    return subprocess.Popen(command, cwd=ROOT, env=known, stdin=subprocess.PIPE, text=True)
 
 
 def damage(folder: Path) -> None:
@@ -44,12 +44,14 @@ def test_two_processes_train_as_one(tmp_path: Path):
     if jax.process_count() != 2:
         pytest.skip("one number of processes is enough")
     two_first, one_first = map(Path, from_first(lambda: [str(tmp_path / k) for k in "ab"]))
+    single = alone(one_first, two_first) if is_first() else None
     run = options(two_first)
     plan = plan_train_step(run.model, run.train, make_mesh(run.mesh))
     stopped = plan if is_first() else StoppedPlan(plan, STOP_AT)
     assert train_on(two_first, stopped) == (STOP_AT, signal.SIGTERM)
-    if is_first():
-        alone(two_first, one_first)
+    if single:
+        single.communicate("\n", timeout=120)
+        assert single.returncode == 0
     multihost_utils.sync_global_devices("one process has ended")
     assert train_on(one_first, plan) == (STEPS, 0)
     a, b = read_metrics(two_first), read_metrics(one_first)

@@ -76,7 +76,8 @@ class OneDevicePlan:
         return self._step(state, batch)
 
 
-if __name__ == "__main__":  # in one process: end the run of two, and begin one that two will end
+if __name__ == "__main__":  # one process: begins a run that two end, and ends one that two begin
     plan = OneDevicePlan()
-    assert train_on(Path(sys.argv[1]), plan) == (STEPS, 0)
-    assert train_on(Path(sys.argv[2]), plan, FIRST) == (FIRST, 0)
+    assert train_on(Path(sys.argv[1]), plan, FIRST) == (FIRST, 0)
+    input()  # a line comes when the two have done their part
+    assert train_on(Path(sys.argv[2]), plan) == (STEPS, 0)
