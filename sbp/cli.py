@@ -1,5 +1,6 @@
 """The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp train`,
-`sbp check`, `sbp curves`, `sbp plan`, `sbp translate`, `sbp evaluate`, `sbp --version`."""
+`sbp check`, `sbp curves`, `sbp export`, `sbp plan`, `sbp translate`, `sbp evaluate`,
+`sbp --version`."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "train": ("sbp.moe.train", "main"),
     "check": ("sbp.moe.check", "main"),
     "curves": ("sbp.moe.curves", "main"),
+    "export": ("sbp.moe.export", "main"),
     "plan": ("sbp.moe.costs", "main"),
     "translate": ("sbp.moe.commands", "translate"),
     "evaluate": ("sbp.moe.commands", "evaluate_run"),
@@ -121,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="train the GShard MoE Transformer (sbp train --help)")
     commands.add_parser("check", help="whether sbp train would begin, and the types of its step")
     commands.add_parser("curves", help="draw the curves of a training run as an HTML page")
+    commands.add_parser("export", help="a trained model as one safetensors file")
     commands.add_parser("plan", help="types and price of a training step, without training it")
     commands.add_parser("translate", help="translate text with a trained model")
     commands.add_parser("evaluate", help="score a trained model on a test set")

@@ -21,6 +21,7 @@ from sbp.moe.deltas import figure6, language_deltas
 from sbp.moe.display import show_evaluation
 from sbp.moe.drawing import canvas, write_drawings
 from sbp.moe.evaluate import MODEL, baselines, copying, evaluate
+from sbp.moe.export import read_export
 from sbp.moe.options import CommandParser, Run, parse_mesh
 from sbp.moe.saved import SavedRun, open_run
 from sbp.moe.sharding import leaf_types
@@ -32,7 +33,9 @@ from sbp.moe.translator import Translator, plan_search
 def _parser(name: str, description: str, beam: int) -> CommandParser:
     """The options that both commands have."""
     parser = CommandParser(prog=f"sbp {name}", description=description, allow_abbrev=False)
-    parser.add_argument("--workdir", required=True, help="folder of a training run")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--workdir", help="folder of a training run")
+    model.add_argument("--from", dest="file_of", metavar="FILE", help="a file of sbp export")
     parser.add_argument(
         "--mesh", default="data=1", help="axes and sizes, outer first (default data=1: one device)"
     )
@@ -82,6 +85,11 @@ def _translator(args: Namespace, saved: SavedRun, texts: int) -> Translator:
     )
 
 
+def _open(args: Namespace) -> SavedRun:
+    """The model of the options."""
+    return read_export(Path(args.file_of)) if args.file_of else open_run(Path(args.workdir))
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
@@ -99,7 +107,7 @@ def translate(argv: Sequence[str]) -> int:
         "file", nargs="?", default="-", metavar="FILE", help="UTF-8 text; - for standard input"
     )
     args = parser.parse_all(argv)
-    saved = open_run(Path(args.workdir))
+    saved = _open(args)
     if args.to is not None:
         _known_language(args.to, saved)
     name, lines = _lines(args.file)
@@ -187,7 +195,7 @@ def evaluate_run(argv: Sequence[str]) -> int:
             "--figures draws a comparison; name the run to compare with (--against)",
             code="unknown-option",
         )
-    saved = open_run(Path(args.workdir))
+    saved = _open(args)
     rivals = _rivals(args, saved)
     corpus = _test_set(args, saved)
     pairs = corpus.heldout_pairs
@@ -203,7 +211,7 @@ def evaluate_run(argv: Sequence[str]) -> int:
         deltas = language_deltas(result, list(rivals), Counter(p.language for p in text.train))
         console.print(str(deltas), highlight=False, markup=False, soft_wrap=True)
         if args.figures:
-            title = f"Figure 6 of {args.workdir}"
+            title = f"Figure 6 of {saved.workdir}"
             for file in write_drawings(
                 Path(args.figures), "figure6.html", title, (figure6(deltas),)
             ):
