@@ -28,6 +28,9 @@ MODEL_BOUNDS: Bounds = {
         ),
         (1, math.inf),
     ),
+    "kv_heads": (0, math.inf),
+    "rotary_base": (1, math.inf),
+    "moe_every": (1, 3),
     "dropout": (0, 1),
     "label_smoothing": (0, 1),
     **dict.fromkeys(("aux_coefficient", "router_z_loss", "router_bias_rate"), (0, math.inf)),
@@ -36,6 +39,7 @@ MODEL_BOUNDS: Bounds = {
     "eval_capacity_factor_per_choice": (0, math.inf),
 }
 MODEL_CHOICES = {
+    "position": ("sinusoidal", "rotary"),
     "counter": ("lingvo", "paper"),
     "aux_scale": ("lingvo", "paper"),
     "router": tuple(ROUTERS),

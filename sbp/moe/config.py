@@ -21,7 +21,9 @@ from sbp.moe.routers import ROUTERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape of the encoder-decoder. Defaults are GShard's (paper section 4.1 and appendix A.2).
+    """Shape of the encoder-decoder, or of a decoder-only model.
+
+    Defaults are GShard's (paper section 4.1 and appendix A.2).
 
     The number of groups is a hyper-parameter of the *model*: a group routes its own tokens with its
     own capacity, so the loss depends on `groups` and never on the mesh.
@@ -31,11 +33,19 @@ class ModelConfig:
       ffn_dim: H of the dense feed-forward layers.
       expert_dim: H of each expert.
       heads, head_dim: attention heads and their width.
+      kv_heads: heads of keys and values, which divide `heads` (grouped-query attention); 0 for as
+        many.
+      position: how tokens know their places: "sinusoidal", added to their embeddings, or "rotary",
+        in attention to the own side.
+      rotary_base: of the wavelengths of "rotary".
       experts: E, experts per MoE layer; 0 for a dense model, which has layers of 2 * `expert_dim`
         in their place: as many FLOPs for a token as two experts.
-      encoder_layers, decoder_layers: feed-forward layers on each side, even: every other one is an
-      MoE layer.
-      source_vocab, target_vocab: rows of the two untied embedding tables.
+      encoder_layers, decoder_layers: feed-forward layers on each side, which `moe_every` divides.
+        No encoder layers make a decoder-only model: source and target are one row, the source as a
+        prefix, with one vocabulary.
+      moe_every: which layers are MoE layers: 2 for every other one, 1 for all.
+      source_vocab, target_vocab: rows of the two untied embedding tables; equal in a decoder-only
+        model, which has one.
       source_length, target_length: tokens per sequence, padding included.
       groups: G.
       sequences_per_group: n; a group has S = n * length tokens.
@@ -77,9 +87,13 @@ class ModelConfig:
     expert_dim: int = 8192
     heads: int = 16
     head_dim: int = 128
+    kv_heads: int = 0
+    position: str = "sinusoidal"
+    rotary_base: float = 10_000.0
     experts: int = 128
     encoder_layers: int = 6
     decoder_layers: int = 6
+    moe_every: int = 2
     source_vocab: int = 64_000
     target_vocab: int = 32_000
     source_length: int = 128
@@ -110,11 +124,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         faults = out_of_bounds(self, MODEL_BOUNDS)
-        for name in ("encoder_layers", "decoder_layers"):
-            if (count := getattr(self, name)) < 2 or count % 2:
+        for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):
+            if (count := getattr(self, name)) < least or (count % 2 and self.moe_every == 2):
                 faults.append(
-                    f"{name} is {count}; layers come in pairs (dense, MoE), so it must be even and"
-                    " positive"
+                    f"{name} is {count}; layers come in pairs (dense, MoE) unless moe_every is 1,"
+                    f" so it must be even and {'positive' if least else 'not negative'}"
                 )
         if self.experts < 2 and self.experts != 0:
             faults.append(
@@ -125,6 +139,16 @@ class ModelConfig:
             faults = _senseless(self)
         if faults:
             raise SbpError("; ".join(faults), code="unknown-option")
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def prefix_length(self) -> int:
+        """Tokens of the source that come before the target in the decoder's rows."""
+        return 0 if self.encoder_layers else self.source_length
 
     @property
     def choices(self) -> int:
@@ -162,6 +186,17 @@ def _senseless(cfg: ModelConfig) -> list[str]:
         return [f"param_dtype is {cfg.param_dtype}, but parameters are float64 where dtype is"]
     if cfg.rounding == "stochastic" and cfg.param_dtype != "bfloat16":
         return ['rounding "stochastic" is for param_dtype "bfloat16"; float32 rounds as it is']
+    if cfg.heads % cfg.key_heads:
+        return [f"kv_heads is {cfg.kv_heads}; it must divide the {cfg.heads} heads"]
+    if cfg.position == "rotary" and cfg.head_dim % 2:
+        return [f"head_dim is {cfg.head_dim}; rotary positions turn pairs, so it must be even"]
+    if not cfg.encoder_layers and cfg.source_vocab != cfg.target_vocab:
+        return [
+            f"source_vocab is {cfg.source_vocab} and target_vocab {cfg.target_vocab}; a"
+            " decoder-only model (encoder_layers 0) has one vocabulary: set both to the same"
+        ]
+    if not cfg.encoder_layers and cfg.decoder_router:
+        return ["decoder_router is for a model with an encoder; set router"]
     if not cfg.experts:
         if cfg.shared_experts:
             return ["shared_experts stand beside routed ones; set experts, or widen ffn_dim"]

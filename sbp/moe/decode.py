@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sbp.moe.attention import KeysValues, keys_values, positions
+from sbp.moe.attention import KeysValues, keys_values
 from sbp.moe.config import ModelConfig
 from sbp.moe.layers import cast_weights, rms_norm, wide_dtype
 from sbp.moe.model import embed, encode, logits_of
+from sbp.moe.packing import places, signal_of
 from sbp.moe.sharding import PLAIN, Sharding
 from sbp.moe.stack import Cache, Memory, Stack
 from sbp.moe.tokens import BOS, EOS, PAD
@@ -99,10 +100,14 @@ class BeamSearch:
 
     def __call__(self, params: Any, source: jax.Array) -> Hypotheses:
         """Translate sources [G, n, T_source]; one of padding alone has no hypothesis."""
-        cfg = self.cfg if self.cfg.router == "expert_choice" else dropless(self.cfg)
-        values, _, _ = encode(params, source, cfg, sharding=self.sharding)
-        memory = Memory(values, source)
-        length, signal = self.cfg.target_length, positions(self.cfg.target_length, cfg.model_dim)
+        cfg, memory, before = self.cfg, None, 0
+        if cfg.encoder_layers:
+            wide = cfg if cfg.router == "expert_choice" else dropless(cfg)
+            memory = Memory(encode(params, source, wide, sharding=self.sharding)[0], source)
+        else:
+            before = jnp.sum(source != PAD, axis=-1, keepdims=True, dtype=jnp.int32)
+        length = cfg.target_length
+        signal = signal_of(cfg, cfg.prefix_length + length, None)
 
         def goes_on(beam: _Beam) -> jax.Array:
             # Log-probabilities only fall, and no norm is larger than the last one.
@@ -111,55 +116,95 @@ class BeamSearch:
             return (beam.cache.place < length) & jnp.any(left)
 
         def step(beam: _Beam) -> _Beam:
-            here = jnp.asarray(signal)[beam.cache.place]
+            place = before + beam.cache.place
+            here = None if signal is None else signal[place]
             x = embed(params["target_embedding"], beam.last, cfg, None, self.sharding, here)
-            logits, visible, cache = self._decode(params, x, beam, memory)
+            logits, visible, cache = self._decode(params, x, beam, memory, place)
             return self._extend(beam, logits, visible, cache)
 
-        return jax.lax.while_loop(goes_on, step, self._start(params, memory)).closed
+        return jax.lax.while_loop(goes_on, step, self._start(params, source, memory)).closed
 
-    def _start(self, params: Any, memory: Memory) -> _Beam:
+    def _start(self, params: Any, source: jax.Array, memory: Memory | None) -> _Beam:
         """Before the first step: BOS is the one open hypothesis of a sentence."""
         cfg, k, length = self.cfg, self.beam, self.cfg.target_length
-        (groups, sequences, _), dtype = memory.tokens.shape, jnp.dtype(cfg.dtype)
-        layers = params["decoder"]["attention1"]["key"].shape[0]
-        rows, slots = (sequences * k, length) if self.reorder else (sequences, length * k)
-        empty = jnp.zeros((layers, groups, rows, cfg.heads, slots, cfg.head_dim), dtype)
-
-        def seen(layer: Any) -> Any:
-            weights = cast_weights(layer, dtype)
-            return {name: keys_values(w, memory.values, sequences) for name, w in weights.items()}
-
-        cross = {name: params["decoder"][name] for name in ("cross1", "cross2")}
-        names = ("attention1", "attention2")
-        cache = Cache(
-            {name: KeysValues(empty, empty) for name in names},
-            jax.lax.map(seen, cross),
-            jnp.zeros((), jnp.int32),
-        )
-        first = jnp.any(memory.tokens != PAD, axis=-1)[..., None] & (jnp.arange(k) == 0)
+        (groups, sequences, _), dtype = source.shape, jnp.dtype(cfg.dtype)
+        first = jnp.any(source != PAD, axis=-1)[..., None] & (jnp.arange(k) == 0)
+        visible = jnp.zeros((groups, sequences, k, length * k), bool)
+        if memory is None:
+            prefix = jnp.broadcast_to((source != PAD)[:, :, None], (*first.shape, source.shape[-1]))
+            visible = jnp.concatenate([prefix, visible], axis=-1)
         none = jnp.full((groups, sequences, k), -jnp.inf, wide_dtype(dtype))
         tokens = jnp.full((groups, sequences, k, length), PAD, jnp.int32)
         return _Beam(
             open=Hypotheses(tokens, jnp.where(first, 0.0, none)),
             last=jnp.where(first, BOS, PAD).astype(jnp.int32),
-            visible=jnp.zeros((groups, sequences, k, length * k), bool),
+            visible=visible,
             closed=Hypotheses(tokens, none),
-            cache=cache,
+            cache=self._cache(params["decoder"], source, memory, params["target_embedding"]),
         )
 
+    def _cache(
+        self, layers: Any, source: jax.Array, memory: Memory | None, table: jax.Array
+    ) -> Cache:
+        """The cache before the first step: keys and values of the encoder's output, or of the
+        source as a prefix."""
+        cfg, k, dtype = self.cfg, self.beam, jnp.dtype(self.cfg.dtype)
+        groups, sequences, length = source.shape
+        slots = cfg.prefix_length + cfg.target_length * (1 if self.reorder else k)
+        rows = sequences * k if self.reorder and memory else sequences
+        names = [name for name in layers if name.startswith("attention")]
+        count = layers[names[0]]["key"].shape[0]
+        empty = jnp.zeros((count, groups, rows, cfg.key_heads, slots, cfg.head_dim), dtype)
+        none = jnp.zeros((), jnp.int32)
+        cache = Cache({name: KeysValues(empty, empty) for name in names}, {}, none, none)
+        if memory is not None:
+
+            def seen(layer: Any) -> Any:
+                weights = cast_weights(layer, dtype)
+                return {n: keys_values(w, memory.values, sequences) for n, w in weights.items()}
+
+            cross = {name: w for name, w in layers.items() if name.startswith("cross")}
+            return cache._replace(memory=jax.lax.map(seen, cross))
+        pairs = (source != PAD).astype(jnp.int32)
+        before = jnp.arange(slots) <= jnp.arange(length)[:, None]
+        real = jnp.pad(source != PAD, ((0, 0), (0, 0), (0, slots - length)))
+        stack = Stack(
+            cfg=dropless(cfg),
+            tokens=source,
+            key=None,
+            sharding=self.sharding,
+            visible=real[:, :, None] & before,
+            places=places(pairs),
+        )
+        x = embed(table, source, cfg, None, self.sharding, signal_of(cfg, length, pairs))
+        _, cache = stack.step(layers, x, cache)
+        own = cache.own
+        if self.reorder:
+            own = jax.tree.map(lambda x: jnp.repeat(x, k, axis=2), own)
+        return cache._replace(own=own, place=none, first=none + length)
+
     def _decode(
-        self, params: Any, x: jax.Array, beam: _Beam, memory: Memory
+        self,
+        params: Any,
+        x: jax.Array,
+        beam: _Beam,
+        memory: Memory | None,
+        here: jax.Array,
     ) -> tuple[jax.Array, jax.Array, Cache]:
-        """Logits [G, n, k, V] of what follows the last tokens, embedded as `x` [G, n * k, M]; the
-        slots that the hypotheses see, their last tokens included; the cache with these."""
+        """Logits [G, n, k, V] of what follows the last tokens, embedded as `x` [G, n * k, M], at
+        the places `here`; the slots that the hypotheses see, their last tokens included; the cache
+        with these."""
         (groups, sequences, k, slots), place = beam.visible.shape, beam.cache.place
-        slot = jnp.arange(slots) - place * k
+        slot = jnp.arange(slots) - beam.cache.first - place * k
         visible = beam.visible | (slot == jnp.arange(k)[:, None])
         shown = visible
         if self.reorder:
             past = jnp.arange(self.cfg.target_length) <= place
-            shown = jnp.broadcast_to(past, (groups, sequences * k, 1, past.size))
+            past = jnp.broadcast_to(past, (groups, sequences, k, past.size))
+            prefix = beam.visible[..., : self.cfg.prefix_length]
+            shown = jnp.concatenate([prefix, past], axis=-1)
+            shown = shown.reshape(groups, sequences * k, 1, -1)
+            here = jnp.repeat(here, k, axis=1) if here.ndim else here
         stack = Stack(
             cfg=dropless(self.cfg.decoder()),
             tokens=beam.last,
@@ -167,6 +212,7 @@ class BeamSearch:
             sharding=self.sharding,
             memory=memory,
             visible=shown,
+            places=here,
         )
         x, cache = stack.step(params["decoder"], x, beam.cache)
         logits = logits_of(params, rms_norm(x, params["decoder_norm"]), self.cfg)

@@ -39,11 +39,12 @@ class Draw:
 
     def attention(self, pairs: int) -> Tree:
         m, a, d = self.cfg.model_dim, self.cfg.heads, self.cfg.head_dim
+        k = self.cfg.key_heads
         return {
             "norm": self.ones(pairs, m),
             "query": self.normal((m * d) ** -0.5, pairs, m, a, d),
-            "key": self.normal(m**-0.5, pairs, m, a, d),
-            "value": self.normal(m**-0.5, pairs, m, a, d),
+            "key": self.normal(m**-0.5, pairs, m, k, d),
+            "value": self.normal(m**-0.5, pairs, m, k, d),
             "output": self.normal((a * d) ** -0.5, pairs, a, d, m),
         }
 
@@ -80,18 +81,18 @@ class Draw:
             tree["shared_out"] = self.uniform(shared, pairs, shared, m)
         return tree
 
-    def stack(self, pairs: int, *, cross: bool) -> Tree:
-        """Layer pairs of one side."""
-        cfg = self.cfg
-        tree = {
-            "attention1": self.attention(pairs),
-            "dense": self.feed_forward(pairs, cfg.ffn_dim),
-            "attention2": self.attention(pairs),
-        }
+    def stack(self, layers: int, router: str, *, cross: bool) -> Tree:
+        """Layer pairs of one side, or layers where all have experts."""
+        cfg, tree, pairs = self.cfg, {}, layers // self.cfg.moe_every
+        if cfg.moe_every == 2:
+            tree["attention1"] = self.attention(pairs)
+            tree["dense"] = self.feed_forward(pairs, cfg.ffn_dim)
+        tree["attention2"] = self.attention(pairs)
         if cfg.experts:
-            tree["moe"] = self.experts(pairs, (cfg.decoder() if cross else cfg).router)
+            tree["moe"] = self.experts(pairs, router)
         else:
             tree["wide"] = self.feed_forward(pairs, 2 * cfg.expert_dim)
         if cross:
-            tree["cross1"], tree["cross2"] = self.attention(pairs), self.attention(pairs)
+            names = ("cross1", "cross2")[2 - cfg.moe_every :]
+            tree |= {name: self.attention(pairs) for name in names}
         return tree

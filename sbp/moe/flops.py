@@ -43,8 +43,9 @@ def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
     source, target = (cfg.sequences * n for n in (cfg.source_length, cfg.target_length))
     shapes: Any = jax.eval_shape(lambda: init_params(jax.random.key(0), cfg))
     parts["logits"] = 2.0 * target * math.prod(shapes["logits"].shape)
-    for side, tokens, own in (("encoder", source, cfg), ("decoder", target, cfg.decoder())):
-        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes[side])[0]:
+    rows = target + cfg.sequences * cfg.prefix_length
+    for side, tokens, own in (("encoder", source, cfg), ("decoder", rows, cfg.decoder())):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes.get(side, {}))[0]:
             layer, name = path[0].key, path[-1].key
             if len(leaf.shape) < 3:  # a norm of each layer
                 continue

@@ -35,12 +35,12 @@ def summarize(metrics: Metrics) -> dict[str, Any]:
       were not wanted); `skipped`, those left out, for each token; `imbalance`, the busiest expert's
       load over the even share, worst layer; and what `layers` gives.
     """
-    sides = (metrics.encoder, metrics.decoder)
+    sides = tuple(metrics.sides.values())
     values: dict[str, Any] = {
         "loss": float(metrics.loss),
         "nll": float(metrics.nll),
         "accuracy": float(metrics.correct),
-        "tokens": float(sides[0].tokens[0] + sides[1].tokens[0]),
+        "tokens": float(sum(side.tokens[0] for side in sides)),
         "grad_norm": float(metrics.grad_norm),
         "learning_rate": float(metrics.learning_rate),
         "skipped_step": float(metrics.skipped_step),
@@ -75,7 +75,7 @@ def layers(metrics: Metrics) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     aux = iter(np.asarray(metrics.layer_aux))
-    for name, side in (("encoder", metrics.encoder), ("decoder", metrics.decoder)):
+    for name, side in metrics.sides.items():
         for i, load in enumerate(np.asarray(side.load, np.float64)):
             dropped = float(side.dropped_first[i] + side.dropped_second[i])
             values |= {

@@ -1,7 +1,8 @@
-"""The GShard encoder-decoder Transformer: parameters, forward pass and loss."""
+"""The GShard Transformer, encoder-decoder or decoder-only: parameters, forward pass and loss."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +50,8 @@ class Metrics(NamedTuple):
       nll: plain cross-entropy per target token, nats.
       aux: auxiliary loss, mean over MoE layers.
       correct: fraction of target tokens predicted right.
-      encoder, decoder: counts, stacked over that side's MoE layers [L] or [L, E].
+      encoder, decoder: counts, stacked over that side's MoE layers [L] or [L, E]; `encoder` is None
+        in a decoder-only model.
       grad_norm: of all gradients together, before clipping; of a training step only.
       skipped_step: 1 where a training step changed nothing, since a value was not finite.
       skipped_steps: how many of all steps so far did.
@@ -61,13 +63,19 @@ class Metrics(NamedTuple):
     nll: Array
     aux: Array
     correct: Array
-    encoder: GatingMetrics
+    encoder: Any
     decoder: GatingMetrics
     grad_norm: Array = 0.0
     skipped_step: Array = 0.0
     skipped_steps: Array = 0.0
     learning_rate: Array = 0.0
     layer_aux: Array = ()
+
+    @property
+    def sides(self) -> Mapping[str, GatingMetrics]:
+        """The counts of each side that the model has, by its name."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: side for name, side in both.items() if side is not None}
 
 
 def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
@@ -76,16 +84,23 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
     Returns:
       A dict: `source_embedding` [Vs, M], `target_embedding` [Vt, M], `logits` [M, Vt], `encoder`
       and `decoder` (layer pairs, each leaf stacked on a leading dim), `encoder_norm` and
-      `decoder_norm` [M]. Scales follow lingvo: tables 1, query (M * D)^-0.5, key and value M^-0.5,
+      `decoder_norm` [M]; a decoder-only model has neither the encoder's nor a `source_embedding`.
+      Scales follow lingvo: tables 1, query (M * D)^-0.5, key and value M^-0.5,
       output (A * D)^-0.5, feed-forward, gate and experts uniform of variance 1 / fan_in.
     """
     draw, m = Draw(cfg=cfg, keys=iter(jax.random.split(key, 64))), cfg.model_dim
+    encoder = {}
+    if cfg.encoder_layers:
+        encoder["source_embedding"] = draw.normal(1.0, cfg.source_vocab, m)
+    target_embedding = draw.normal(1.0, cfg.target_vocab, m)
+    if cfg.encoder_layers:
+        encoder["encoder"] = draw.stack(cfg.encoder_layers, cfg.router, cross=False)
+        encoder["encoder_norm"] = draw.ones(m)
+    router = cfg.decoder().router
     return {
-        "source_embedding": draw.normal(1.0, cfg.source_vocab, m),
-        "target_embedding": draw.normal(1.0, cfg.target_vocab, m),
-        "encoder": draw.stack(cfg.encoder_layers // 2, cross=False),
-        "encoder_norm": draw.ones(m),
-        "decoder": draw.stack(cfg.decoder_layers // 2, cross=True),
+        **encoder,
+        "target_embedding": target_embedding,
+        "decoder": draw.stack(cfg.decoder_layers, router, cross=bool(encoder)),
         "decoder_norm": draw.ones(m),
         "logits": draw.normal(1.0, m, cfg.target_vocab),
     }
@@ -97,13 +112,14 @@ def embed(
     cfg: ModelConfig,
     key: jax.Array | None,
     sharding: Sharding,
-    signal: jax.Array,
+    signal: jax.Array | None,
 ) -> jax.Array:
-    """Rows of the table plus the signal [..., M] of their positions: tokens [G, n, T] to
+    """Rows of the table plus the signal [..., M] of their positions, if any: tokens [G, n, T] to
     [G, S, M]."""
     groups, sequences, length = tokens.shape
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
-    x = x + signal.astype(x.dtype)
+    if signal is not None:
+        x = x + signal.astype(x.dtype)
     x = sharding.split_groups(x.reshape(groups, sequences * length, cfg.model_dim))
     return dropout(x, cfg.dropout, key)
 
@@ -119,7 +135,7 @@ def encode(
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses of each layer and counts; `key`
     given means training, and `segments` [G, n, T] that rows hold several sentences."""
-    signal = signal_of(source.shape[-1], cfg.model_dim, segments)
+    signal = signal_of(cfg, source.shape[-1], segments)
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding, signal)
     side = Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding, segments=segments)
     x, aux, metrics = side.run(params["encoder"], x)
@@ -137,19 +153,78 @@ def decode(
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts."""
     segments = memory.segments.target if memory.segments else None
-    signal = signal_of(target_in.shape[-1], cfg.model_dim, segments)
+    signal = signal_of(cfg, target_in.shape[-1], segments)
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding, signal)
     side = Stack(
         cfg=cfg.decoder(),
         tokens=target_in,
         key=subkey(key, 3),
         sharding=sharding,
+        causal=True,
         memory=memory,
         segments=segments,
     )
     x, aux, metrics = side.run(params["decoder"], x)
     x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
     return logits_of(params, x, cfg), aux, metrics
+
+
+def continue_prefix(
+    params: Tree,
+    batch: Batch,
+    cfg: ModelConfig,
+    *,
+    key: jax.Array | None = None,
+    sharding: Sharding = PLAIN,
+) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
+    """The decoder-only model: sources, which may be padding alone, and targets of a batch, in one
+    row, to logits [G, n * T_target, V] of the targets, auxiliary losses and counts. Each token sees
+    those of its pair that come before it; padding has no place."""
+    source, target_in, segments = batch.source, batch.target_in, batch.segments
+    tokens = jnp.concatenate([source, target_in], axis=-1)
+    pairs = (tokens != PAD).astype(jnp.int32)
+    if segments is not None:
+        pairs = jnp.concatenate([segments.source, segments.target], axis=-1)
+    signal = signal_of(cfg, tokens.shape[-1], pairs)
+    x = embed(params["target_embedding"], tokens, cfg, subkey(key, 2), sharding, signal)
+    side = Stack(
+        cfg=cfg,
+        tokens=tokens,
+        key=subkey(key, 3),
+        sharding=sharding,
+        causal=True,
+        segments=pairs,
+    )
+    x, aux, metrics = side.run(params["decoder"], x)
+    x = x.reshape(*tokens.shape, cfg.model_dim)[:, :, source.shape[-1] :]
+    x = sharding.split_groups(x.reshape(x.shape[0], -1, cfg.model_dim))
+    x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
+    return logits_of(params, x, cfg), aux, metrics
+
+
+def predict(
+    params: Tree,
+    batch: Batch,
+    cfg: ModelConfig,
+    *,
+    key: jax.Array | None = None,
+    sharding: Sharding = PLAIN,
+) -> tuple[jax.Array, RouterLosses, tuple[GatingMetrics | None, GatingMetrics]]:
+    """Logits [G, S, V] of a batch's targets, auxiliary losses of all layers, counts of both
+    sides."""
+    if not cfg.encoder_layers:
+        logits, aux, decoder = continue_prefix(params, batch, cfg, key=key, sharding=sharding)
+        return logits, aux, (None, decoder)
+    own = batch.segments and batch.segments.source
+    memory, encoder_aux, encoder = encode(
+        params, batch.source, cfg, key=key, sharding=sharding, segments=own
+    )
+    seen = Memory(memory, batch.source, batch.segments)
+    logits, decoder_aux, decoder = decode(
+        params, seen, batch.target_in, cfg, key=key, sharding=sharding
+    )
+    aux = jax.tree.map(lambda *sides: jnp.concatenate(sides), encoder_aux, decoder_aux)
+    return logits, aux, (encoder, decoder)
 
 
 def logits_of(params: Tree, x: jax.Array, cfg: ModelConfig) -> jax.Array:
@@ -183,14 +258,7 @@ def loss_fn(
     Returns:
       The total loss, a scalar, and `Metrics`.
     """
-    own = batch.segments and batch.segments.source
-    memory, encoder_aux, encoder = encode(
-        params, batch.source, cfg, key=key, sharding=sharding, segments=own
-    )
-    seen = Memory(memory, batch.source, batch.segments)
-    logits, decoder_aux, decoder = decode(
-        params, seen, batch.target_in, cfg, key=key, sharding=sharding
-    )
+    logits, aux, (encoder, decoder) = predict(params, batch, cfg, key=key, sharding=sharding)
     labels = batch.target_out.reshape(logits.shape[:2])
     real = (labels != PAD).astype(logits.dtype)
     tokens, microbatches = share or (jnp.sum(real), 1)
@@ -201,9 +269,7 @@ def loss_fn(
     # Smoothing mixes in the uniform distribution over the whole vocabulary.
     smoothed = nll + cfg.label_smoothing * (gold - jnp.mean(logits, axis=-1))
     loss = jnp.sum(smoothed * real) / tokens
-    aux = jax.tree.map(
-        lambda *sides: jnp.concatenate(sides) / microbatches, encoder_aux, decoder_aux
-    )
+    aux = jax.tree.map(lambda a: a / microbatches, aux)
     total = loss + cfg.aux_coefficient * jnp.sum(aux.balance).astype(loss.dtype)
     total = total + cfg.router_z_loss * jnp.sum(aux.z).astype(loss.dtype)
     hits = (jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype) * real

@@ -95,11 +95,12 @@ def undivided(run: Run) -> list[str]:
     """One line for each dim that tensor parallelism would split and cannot."""
     model = run.model
     ways = dict(run.mesh).get("model", 1)
-    names = ("heads", "ffn_dim", "expert_dim", "source_vocab", "target_vocab")
+    names = ("heads", "key_heads", "ffn_dim", "expert_dim", "source_vocab", "target_vocab")
     return [
-        f"{name} is {size}, which {ways} does not divide: it is not split on the mesh axis model"
+        f"{name.replace('key_', 'kv_')} is {size}, which {ways} does not divide: it is not split on"
+        " the mesh axis model"
         for name in names
-        if (size := getattr(model, name)) % ways
+        if (size := getattr(model, name)) % ways and (name != "key_heads" or model.kv_heads)
     ]
 
 
@@ -116,6 +117,7 @@ _READ: Mapping[str, tuple[str, _Read]] = {
     ),
     "min_dim_to_factor": ("optimizer adafactor", lambda m, t: t.optimizer == "adafactor"),
     "warmup_steps": ("schedule sqrt_decay", lambda m, t: t.schedule == "sqrt_decay"),
+    "rotary_base": ("position rotary", lambda m, t: m.position == "rotary"),
     "router_bias_rate": ("router sigmoid", _sigmoid),
     **dict.fromkeys(
         ("capacity_factor_per_choice", "eval_capacity_factor_per_choice", "capacity_rounding"),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.moe.attention import positions
+from sbp.moe.config import ModelConfig
 
 Array = Any  # a jax.Array inside a step, a numpy array outside
 
@@ -116,8 +117,10 @@ def places(segments: jax.Array) -> jax.Array:
     return jnp.sum(same_segment(segments, segments) & before, axis=-1, dtype=jnp.int32)
 
 
-def signal_of(length: int, width: int, segments: jax.Array | None) -> jax.Array:
-    """The position signal of T tokens, [T, width]; of packed ones [..., T], counted from the start
-    of each segment: [..., T, width]."""
-    table = jnp.asarray(positions(length, width))
+def signal_of(cfg: ModelConfig, length: int, segments: jax.Array | None) -> jax.Array | None:
+    """What is added to embeddings, None with rotary positions: the position signal of T tokens,
+    [T, M]; of packed ones [..., T], counted from the start of each segment: [..., T, M]."""
+    if cfg.position == "rotary":
+        return None
+    table = jnp.asarray(positions(length, cfg.model_dim))
     return table if segments is None else jnp.take(table, places(segments), axis=0)

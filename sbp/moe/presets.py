@@ -125,6 +125,83 @@ _DENSE = Preset(
     mesh=(("data", 128), ("model", 16)),
 )
 
+# Mixtral 8x7B (Jiang et al., 2024, table 1): every layer has experts. The row of 4096 tokens is a
+# choice; the paper's context is eight times as long.
+_MIXTRAL = Preset(
+    model=ModelConfig(
+        model_dim=4096,
+        expert_dim=14336,
+        heads=32,
+        head_dim=128,
+        kv_heads=8,
+        position="rotary",
+        rotary_base=1e6,
+        experts=8,
+        encoder_layers=0,
+        decoder_layers=32,
+        moe_every=1,
+        source_vocab=32_000,
+        target_vocab=32_000,
+        source_length=2048,
+        target_length=2048,
+        groups=8,
+        sequences_per_group=1,
+        router="mixtral",
+        dispatch="sort",
+        expert_activation="swiglu",
+        dropout=0.0,
+        label_smoothing=0.0,
+        dtype="bfloat16",
+    ),
+    train=TrainConfig(optimizer="adamw", schedule="cosine", learning_rate=3e-4, ramp_steps=2000),
+    mesh=(("data", 8), ("expert", 8)),
+)
+
+# Switch-Base (Fedus et al., 2021, section 2 and table 9) has the shapes of T5-Base; positions here
+# are sinusoidal, and not T5's biases.
+_SWITCH = Preset(
+    model=ModelConfig(
+        model_dim=768,
+        ffn_dim=3072,
+        expert_dim=3072,
+        heads=12,
+        head_dim=64,
+        encoder_layers=12,
+        decoder_layers=12,
+        source_vocab=32_128,
+        target_vocab=32_128,
+        source_length=512,
+        target_length=128,
+        router="switch",
+        capacity_factor_per_choice=1.25,
+    ),
+    train=TrainConfig(steps=500_000),
+    mesh=(("expert", 128),),
+)
+
+
+def _mesh_tensorflow(heads: int, *, decoder_only: bool) -> Preset:
+    """A line of tables 2 and 3 of Mesh-TensorFlow (Shazeer et al., 2018, section 9): dense models
+    of width 1024, six layers on each side, split on a mesh as in section 9."""
+    hidden = (1024 if decoder_only else 512) * heads
+    vocabulary, length = (32_768, 128) if decoder_only else (32_512, 256)
+    model = ModelConfig(
+        experts=0,
+        ffn_dim=hidden,
+        expert_dim=hidden // 2,  # a dense layer is as wide as two experts
+        heads=heads,
+        head_dim=256 if decoder_only else 128,
+        encoder_layers=0 if decoder_only else 6,
+        source_vocab=vocabulary,
+        target_vocab=vocabulary,
+        source_length=length,
+        target_length=length,
+        groups=256,
+        sequences_per_group=1,
+    )
+    return Preset(model=model, train=TrainConfig(), mesh=(("data", 16), ("model", 32)))
+
+
 PRESETS: Mapping[str, Preset] = {
     "tiny-mt": _TINY_MT,
     "tiny-mt-dense": dataclasses.replace(
@@ -139,9 +216,21 @@ PRESETS: Mapping[str, Preset] = {
     "gshard-36l-2048e": _gshard(36, 2048),
     "gshard-60l-2048e": _gshard(60, 2048),
     "gshard-96l-dense": _DENSE,
+    "mixtral-8x7b": _MIXTRAL,
+    "switch-base": _SWITCH,
+    **{
+        f"mesh-tf-lm-{heads}h": _mesh_tensorflow(heads, decoder_only=True)
+        for heads in (4, 8, 16, 32, 64, 128, 256)
+    },
+    **{
+        f"mesh-tf-mt-{heads}h": _mesh_tensorflow(heads, decoder_only=False)
+        for heads in (4, 8, 16, 32, 64, 128)
+    },
 }
 """Every preset by name; the `gshard-` ones are the six MoE models of the paper's Table 1, its model
-of 1T weights and its dense one."""
+of 1T weights and its dense one; `mesh-tf-lm-` and `mesh-tf-mt-` are the lines of Mesh-TensorFlow's
+tables 2 and 3 by their heads. That paper does not state its vocabularies; these, multiples of 128,
+give its parameter counts."""
 
 
 ALIASES: Mapping[str, str] = {

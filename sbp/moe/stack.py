@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sbp.moe.attention import KeysValues, attention, keys_values
+from sbp.moe.attention import KeysValues, Rotary, attention, keys_values
 from sbp.moe.config import ModelConfig
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
@@ -21,7 +22,7 @@ from sbp.moe.layers import (
     rms_norm,
     subkey,
 )
-from sbp.moe.packing import same_segment
+from sbp.moe.packing import places, same_segment
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import Sharding
 from sbp.moe.tokens import PAD
@@ -52,17 +53,19 @@ class Cache(NamedTuple):
       own: of the target tokens so far, [G, n, A, slots, D].
       memory: of the source, which stay as they are.
       place: the step, which says the slots that are written next.
+      first: the slot that the first step writes; those before it are of a prefix.
     """
 
     own: Mapping[str, KeysValues]
     memory: Mapping[str, KeysValues]
     place: jax.Array
+    first: jax.Array
 
     def write(self, name: str, new: KeysValues) -> KeysValues:
         """The cache of one attention with the keys and values of this step."""
-        size = new.keys.shape[3]
+        slot = self.first + self.place * new.keys.shape[3]
         return jax.tree.map(
-            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, self.place * size, 3),
+            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, slot, 3),
             self.own[name],
             new,
         )
@@ -77,8 +80,10 @@ class Stack:
       tokens: [G, n, T] ids of the side's tokens, for the padding masks.
       key: randomness of dropout and routing; None evaluates.
       sharding: the mesh axes of groups and experts.
-      memory: the encoder's output, which a decoder attends to; None for an encoder.
+      causal: whether tokens see only those before them, as in a decoder.
+      memory: the encoder's output, which a decoder attends to; None without one.
       visible: in a step of decoding, the slots of the cache that each token attends to.
+      places: in a step of decoding, the places of the tokens, [G, n, T] or less.
       segments: [G, n, T], the pair that each token is of; None without packing.
     """
 
@@ -86,8 +91,10 @@ class Stack:
     tokens: Array
     key: jax.Array | None
     sharding: Sharding
+    causal: bool = False
     memory: Memory | None = None
     visible: Array | None = None
+    places: Array | None = None
     segments: Array | None = None
 
     def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
@@ -135,25 +142,25 @@ class Stack:
         """All layers on the tokens of one step of decoding [G, S, M], and the cache after it."""
 
         def pair(x: jax.Array, layer: tuple[Tree, Any, Any]) -> tuple[jax.Array, Any]:
-            x, (_, _, own) = self._pair(x, (layer[0], 0), Cache(*layer[1:], cache.place))
+            x, (_, _, own) = self._pair(x, (layer[0], 0), Cache(*layer[1:], *cache[2:]))
             return x, own
 
         x, own = jax.lax.scan(pair, x, (params, cache.own, cache.memory))
-        return x, Cache(own, cache.memory, cache.place + 1)
+        return x, cache._replace(own=own, place=cache.place + 1)
 
     def _pair(
         self, x: jax.Array, layer: tuple[Tree, jax.Array | int], cache: Cache | None = None
     ) -> tuple[jax.Array, tuple[RouterLosses, GatingMetrics, Mapping[str, KeysValues]]]:
         p, index = cast_weights(layer[0], x.dtype), layer[1]
-        place = subkey(self.key, index)
-        x, first = self._attend(x, p, "1", subkey(place, 0), cache)
-        dense = feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"]))
-        x = self._residual(x, dense, subkey(place, 1))
-        x, second = self._attend(x, p, "2", subkey(place, 2), cache)
+        place, own = subkey(self.key, index), {}
+        if "dense" in p:
+            x, own["attention1"] = self._attend(x, p, "1", subkey(place, 0), cache)
+            dense = feed_forward(p["dense"], rms_norm(x, p["dense"]["norm"]))
+            x = self._residual(x, dense, subkey(place, 1))
+        x, own["attention2"] = self._attend(x, p, "2", subkey(place, 2), cache)
         y, aux, metrics = self._experts(x, p, place)
         x = self.sharding.split_groups(self._residual(x, y, subkey(place, 4)))
-        own = {"attention1": first, "attention2": second} if cache is not None else {}
-        return x, (aux, metrics, own)
+        return x, (aux, metrics, own if cache is not None else {})
 
     def _experts(
         self, x: jax.Array, p: Tree, place: jax.Array | None
@@ -178,10 +185,12 @@ class Stack:
         keys and values of the own tokens, those of the steps before included."""
         weights, rate = p[f"attention{name}"], self.cfg.dropout
         normed, allowed = rms_norm(x, weights["norm"]), self._visible()
-        own = keys_values(weights, normed, allowed.shape[1])
+        rotary = self._rotary()
+        own = keys_values(weights, normed, allowed.shape[1], rotary)
         if cache is not None:
             own = cache.write(f"attention{name}", own)
-        branch = attention(weights, normed, own, allowed, rate=rate, key=subkey(place, 0))
+        drop = partial(dropout, rate=rate, key=subkey(place, 0))
+        branch = attention(weights, normed, own, allowed, rotary=rotary, drop=drop)
         x = self._residual(x, branch, subkey(place, 1))
         if self.memory is None:
             return x, own
@@ -193,7 +202,8 @@ class Stack:
             seen = cache.memory[f"cross{name}"]
         else:
             seen = keys_values(weights, self.memory.values, allowed.shape[1])
-        branch = attention(weights, normed, seen, allowed, rate=rate, key=subkey(place, 2))
+        drop = partial(dropout, rate=rate, key=subkey(place, 2))
+        branch = attention(weights, normed, seen, allowed, drop=drop)
         return self._residual(x, branch, subkey(place, 3)), own
 
     def _visible(self) -> jax.Array:
@@ -203,10 +213,22 @@ class Stack:
         allowed = (self.tokens != PAD)[:, :, None, :]
         if self.segments is not None:
             allowed &= same_segment(self.segments, self.segments)
-        if self.memory is None:
+        if not self.causal:
             return allowed
         steps = jnp.arange(self.tokens.shape[-1])
         return allowed & (steps[:, None] >= steps[None, :])
+
+    def _rotary(self) -> Rotary | None:
+        """The places of the own tokens; None where their embeddings have them."""
+        if self.cfg.position != "rotary":
+            return None
+        if self.places is not None:
+            here = jnp.atleast_1d(self.places)
+        elif self.segments is not None:
+            here = places(self.segments)
+        else:
+            here = jnp.arange(self.tokens.shape[-1])
+        return Rotary(here, self.cfg.rotary_base)
 
     def _residual(self, x: jax.Array, branch: jax.Array, place: jax.Array | None) -> jax.Array:
         return x + dropout(branch, self.cfg.dropout, place)

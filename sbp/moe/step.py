@@ -135,7 +135,7 @@ def _check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> 
             f" {model.groups // train.accumulate} groups of a microbatch"
         )
     for side in ("encoder", "decoder"):
-        pairs = getattr(model, f"{side}_layers") // 2
+        pairs = getattr(model, f"{side}_layers") // model.moe_every
         if pipeline and pairs % pipeline.stages:
             faults.append(
                 f"the mesh axis pipeline has {pipeline.stages} devices; it must divide the {pairs}"
@@ -180,8 +180,7 @@ def make_train_step(
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         updates, opt = optimizer.update(grads, state.optimizer, old)
         new = jax.tree.map(jnp.add, old, updates)
-        sides = {"encoder": metrics.encoder, "decoder": metrics.decoder}
-        new = balance_biases(new, old, sides, model)
+        new = balance_biases(new, old, metrics.sides, model)
         if model.rounding == "stochastic":
             own = jax.random.fold_in(jax.random.key(train.seed + 2), state.step)
             new = round_at_random(own, new, state.params)

@@ -85,15 +85,17 @@ def tokenizers(
     keep: bool = True,
 ) -> tuple[Tokenizer, Tokenizer]:
     """The source and target vocabularies of a run: trained on its training text and kept in its
-    folder (unless `keep` is false), or those of the run that it resumes."""
+    folder (unless `keep` is false), or those of the run that it resumes. A decoder-only
+    model has two alike, trained on both sides."""
     found = []
     for name, size in (("source", cfg.source_vocab), ("target", cfg.target_vocab)):
         path = workdir / f"{name}.model"
         if resumes and path.exists():
             found.append(Tokenizer.load(path))
             continue
+        sides = (name,) if cfg.encoder_layers else ("source", "target")
         tokenizer = Tokenizer.train(
-            (getattr(pair, name) for pair in corpus.train),
+            (getattr(pair, side) for side in sides for pair in corpus.train),
             size,
             byte_fallback=train.byte_fallback,
             coverage=train.character_coverage,

@@ -1,5 +1,6 @@
 """Parameter counts of the paper's models, from shapes alone."""
 
+import dataclasses
 import math
 
 import jax
@@ -62,3 +63,54 @@ def test_the_papers_names_stand_for_its_models():
         else:
             layers, experts = PAPER[name][:2]
             assert alias == (f"MoE({experts}E, {layers}L)" if experts else f"T({layers}L)")
+
+
+def weights_of(model):
+    """Of the parameters by name of their top entry."""
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
+    return {
+        name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+        for name, tree in params.items()
+    }
+
+
+def test_mixtral_has_the_weights_that_its_authors_publish():
+    """46.7B in all and 12.9B for a token, embedding and logits included (Jiang et al., 2024): the
+    attention, six of eight experts less, and the rest."""
+    model = PRESETS["mixtral-8x7b"].model
+    found = sum(weights_of(model).values())
+    expert = 32 * 3 * 4096 * 14336
+    attention = 32 * 2 * 4096 * 128 * (32 + 8)
+    assert found == 8 * expert + attention + 32 * 4096 * (8 + 2) + 4096 + 2 * 32_000 * 4096
+    assert f"{found / 1e9:.1f}, {(found - 6 * expert) / 1e9:.1f}" == "46.7, 12.9"
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"),
+    [(0, "0.223"), (16, "1.1"), (32, "2.0"), (64, "3.8"), (128, "7.4"), (256, "14.7")],
+)
+def test_switch_base_has_the_published_weights(experts, said):
+    """Fedus et al., 2021, tables 7 and 9, and T5-Base without experts. T5 has one table for
+    source, target and logits: two of three do not count."""
+    model = dataclasses.replace(PRESETS["switch-base"].model, experts=experts)
+    if not experts:
+        model = dataclasses.replace(model, expert_dim=model.ffn_dim // 2)
+    found = weights_of(model)
+    counted = sum(found.values()) - found["source_embedding"] - found["logits"]
+    assert f"{counted / 1e9:.{len(said.split('.')[1])}f}" == said
+
+
+MESH_TENSORFLOW = {
+    "lm": {4: "0.14", 8: "0.22", 16: "0.37", 32: "0.67", 64: "1.28", 128: "2.48", 256: "4.90"},
+    "mt": {4: "0.15", 8: "0.24", 16: "0.42", 32: "0.77", 64: "1.48", 128: "2.89"},
+}
+"""Billions of weights by heads, tables 2 and 3 of Shazeer et al., 2018."""
+
+
+@pytest.mark.parametrize("table", MESH_TENSORFLOW)
+def test_mesh_tensorflows_tables(table):
+    """Two tables count: of the tokens, shared by both sides, and of the logits."""
+    for heads, said in MESH_TENSORFLOW[table].items():
+        found = weights_of(PRESETS[f"mesh-tf-{table}-{heads}h"].model)
+        counted = sum(found.values()) - found.get("source_embedding", 0)
+        assert f"{counted / 1e9:.2f}" == said
