@@ -150,9 +150,9 @@ def show_evaluation(console: Console, result: Evaluation, *, languages: bool = F
       languages: of each language too, not of groups of them alone.
     """
     console.print(_by_set(result))
-    console.print(_by_languages(result.groups))
+    console.print(_by_languages("groups of languages", result.groups))
     if languages:
-        console.print(_by_languages(result.languages))
+        console.print(_by_languages("language", result.languages))
     samples = Table(title="sample translations", title_justify="left")
     for name in ("", "source", "reference", "translation"):
         samples.add_column(name)
@@ -197,8 +197,8 @@ def _by_set(result: Evaluation) -> Table:
     return table
 
 
-def _by_languages(scores: Sequence[Score]) -> Table:
-    table = Table(title="all sets by language, most training text first", title_justify="left")
+def _by_languages(by: str, scores: Sequence[Score]) -> Table:
+    table = Table(title=f"all sets by {by}, most training text first", title_justify="left")
     table.add_column("languages")
     for name in ("sentences", "exact %", "chrF", "best baseline", "BLEU"):
         table.add_column(name, justify="right")

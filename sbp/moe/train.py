@@ -191,7 +191,7 @@ def fit(
     log = MetricsLog(run.workdir if is_first() else None, first, tensorboard=run.tensorboard)
     with stop, log, view as display:
         for step in range(first + 1, run.train.steps + 1):
-            batch, started = next(data), time.monotonic()
+            started, batch = time.monotonic(), next(data)
             state, metrics = plan(state, part.place(batch) if part else batch)
             values = summarize(whole(metrics))
             checkpoints.check()

@@ -81,6 +81,12 @@ def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, capsys):
     assert main([*argv, "--eval-data", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "test set" in shown and "copying" in shown and "templates" not in shown
+    assert "all sets by groups of languages" in shown and "all sets by language," in shown
+    exported = str(tmp_path / "model.safetensors")
+    assert main(["export", "--workdir", str(folder), exported]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--from", exported, "--eval-data", str(file)]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_a_run_against_its_copy_is_no_better(run, tmp_path, capsys):
