@@ -18,6 +18,7 @@ from sbp.moe.binding import text_digest
 from sbp.moe.corpus import Corpus, by_count, read_tsv
 from sbp.moe.decode import ALPHA, BeamSearch
 from sbp.moe.deltas import figure6, language_deltas
+from sbp.moe.devices import make_mesh, simulate_devices
 from sbp.moe.display import show_evaluation
 from sbp.moe.drawing import canvas, write_drawings
 from sbp.moe.evaluate import MODEL, baselines, copying, evaluate
@@ -26,7 +27,6 @@ from sbp.moe.options import CommandParser, Run, parse_mesh
 from sbp.moe.saved import SavedRun, open_run
 from sbp.moe.sharding import leaf_types
 from sbp.moe.sources import load
-from sbp.moe.train import make_mesh, simulate_devices
 from sbp.moe.translator import Translator, plan_search
 
 

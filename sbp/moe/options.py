@@ -18,6 +18,7 @@ from sbp.moe.configfile import ConfigFile, config_text, read_config
 from sbp.moe.hosts import Hosts, add_options
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.presets import PRESETS, preset_name
+from sbp.moe.profiler import Window
 from sbp.moe.sharding import AXES, Sharding, sharding_of
 
 _PRESET = "tiny-mt"
@@ -36,6 +37,7 @@ class Run:
     evaluate: bool
     preset: str = _PRESET
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
+    profile: Window | None = None
 
     def __post_init__(self) -> None:
         axes = [name for name, _ in self.mesh]
@@ -216,6 +218,11 @@ def _parser(program: str, description: str) -> CommandParser:
     parser.add_argument(
         "--tensorboard", action="store_true", help="also write TensorBoard curves to <workdir>/log"
     )
+    parser.add_argument(
+        "--profile",
+        metavar="FIRST:LAST",
+        help="profile these steps into <workdir>/profile, such as 10:15",
+    )
     parser.add_argument("--no-eval", action="store_true", help="skip the evaluation at the end")
     add_options(parser)
     return parser
@@ -269,6 +276,7 @@ def parse_args(argv: Sequence[str], program: str = "sbp train", description: str
         evaluate=not args.no_eval and file.keys.get("evaluate", True),
         preset=name,
         hosts=Hosts.of(args),
+        profile=None if args.profile is None else Window.parse(args.profile, train.steps),
     )
     if args.print_config:
         print(run.config, end="")

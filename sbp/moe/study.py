@@ -143,7 +143,7 @@ def table(found: Study) -> Table:
         _row("experts of a layer", model.experts, said and said.experts),
         _row(
             "experts of all layers",
-            model.experts * layers / 2,
+            model.experts * layers / model.moe_every,
             said and said.experts * said.layers / 2,
         ),
         _row("parameters / 2^30", found.parameters / 2**30, said and said.weights, ",.1f"),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 from rich.console import Console
 
 import sbp
@@ -31,6 +28,7 @@ from sbp.moe.corpus import Corpus
 from sbp.moe.curves import write_curves
 from sbp.moe.data import Encoded, batches, encode_pairs
 from sbp.moe.decode import BeamSearch
+from sbp.moe.devices import make_mesh, simulate_devices
 from sbp.moe.display import TrainingDisplay, show_error, show_evaluation
 from sbp.moe.evaluate import MODEL, Evaluation, baselines, evaluate
 from sbp.moe.heldout import plan_loss, sample
@@ -39,40 +37,12 @@ from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.options import Run, parse_args, undivided
 from sbp.moe.part import BatchPart
+from sbp.moe.profiler import Profiler
 from sbp.moe.sources import load
 from sbp.moe.step import TrainState, batch_shapes, init_state, plan_train_step, state_shapes
 from sbp.moe.stop import StopSignal
 from sbp.moe.tokenizer import Tokenizer
 from sbp.moe.translator import Translator, plan_search
-
-
-def simulate_devices(count: int) -> None:
-    """Ask XLA for `count` simulated host devices; it listens only before the first use of any
-    device."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_force_host_platform_device_count" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
-
-
-def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
-    """A mesh of the devices present, or of simulated host devices where those are too few.
-
-    Raises:
-      SbpError: `mesh-devices` when both are too few, or are not those of all processes.
-    """
-    names, sizes = zip(*axes, strict=True)
-    need = math.prod(sizes)
-    if jax.process_count() > 1 and need != jax.device_count():
-        raise SbpError(
-            f"--mesh has {need} devices, and the {jax.process_count()} processes have"
-            f" {jax.device_count()}; give axes whose sizes multiply to {jax.device_count()}",
-            code="mesh-devices",
-        )
-    host = jax.devices("cpu")
-    if len(jax.devices()) < need <= len(host):
-        jax.config.update("jax_default_device", host[0])
-        return jax.sharding.Mesh(np.asarray(host[:need]).reshape(sizes), names)
-    return sbp.make_mesh(sizes, names)
 
 
 def tokenizers(
@@ -173,8 +143,7 @@ def fit(
       heldout: the loss on held-out text, taken with each checkpoint; None for none.
 
     Returns:
-      The state, and the signal that stopped training (0 when it ran to the end); a checkpoint of
-      the state is saved.
+      The state, which is saved, and the signal that stopped training (0 where none did).
 
     Raises:
       SbpError: `not-finite` where `max_skipped` steps in a row changed nothing.
@@ -189,11 +158,12 @@ def fit(
     speed = Speed.of(run.model, jax.tree.leaves(shardings)[0].device_set)
     view = TrainingDisplay(console, first, run.train.steps)
     log = MetricsLog(run.workdir if is_first() else None, first, tensorboard=run.tensorboard)
-    with stop, log, view as display:
+    with stop, log, Profiler(run.profile, run.workdir, first) as profiler, view as display:
         for step in range(first + 1, run.train.steps + 1):
             started, batch = time.monotonic(), next(data)
-            state, metrics = plan(state, part.place(batch) if part else batch)
-            values = summarize(whole(metrics))
+            with profiler.step(step):
+                state, metrics = plan(state, part.place(batch) if part else batch)
+                values = summarize(whole(metrics))
             checkpoints.check()
             if step > first + 1:  # the first step compiles
                 values |= speed.rates(values["tokens"], time.monotonic() - started)
