@@ -76,7 +76,6 @@ def _translator(args: Namespace, saved: SavedRun, texts: int) -> Translator:
         tensorboard=False,
         evaluate=True,
     )
-    simulate_devices(math.prod(size for _, size in run.mesh))
     search = BeamSearch(cfg=run.model, sharding=run.sharding, beam=args.beam, alpha=args.alpha)
     plan = plan_search(search, make_mesh(run.mesh), saved.shapes, leaf_types(run.mesh))
     params = saved.params(plan.in_shardings[0], _say)
@@ -86,7 +85,8 @@ def _translator(args: Namespace, saved: SavedRun, texts: int) -> Translator:
 
 
 def _open(args: Namespace) -> SavedRun:
-    """The model of the options."""
+    """The model of the options, with devices for their mesh: to read it uses one."""
+    simulate_devices(math.prod(size for _, size in parse_mesh(args.mesh)))
     return read_export(Path(args.file_of)) if args.file_of else open_run(Path(args.workdir))
 
 

@@ -204,9 +204,10 @@ def _senseless(cfg: ModelConfig) -> list[str]:
     used = {cfg.router, cfg.decoder_router or cfg.router}
     faults = []
     if (cfg.decoder_router or cfg.router) == "expert_choice":
+        name = "decoder_router" if cfg.encoder_layers else "router"
         faults.append(
             'an expert of "expert_choice" looks at later tokens, which a decoder must not; set'
-            ' decoder_router to another, such as "top_k"'
+            f' {name} to another, such as "top_k"'
         )
     for name in sorted(used):
         own, asked = ROUTERS[name], cfg.experts_per_token

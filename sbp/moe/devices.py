@@ -21,6 +21,19 @@ def simulate_devices(count: int) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
 
 
+def need_x64(dtype: str) -> None:
+    """Refuse float64 where JAX would compute it in float32.
+
+    Raises:
+      SbpError: `unknown-option`.
+    """
+    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        raise SbpError(
+            "JAX computes dtype float64 in float32; set JAX_ENABLE_X64=1, or another dtype",
+            code="unknown-option",
+        )
+
+
 def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
     """A mesh of the devices present, or of simulated host devices where those are too few.
 

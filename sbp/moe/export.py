@@ -21,6 +21,7 @@ from safetensors.flax import save
 from sbp.errors import SbpError
 from sbp.moe.binding import digest_of, write_whole
 from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.devices import need_x64
 from sbp.moe.display import show_error
 from sbp.moe.fingerprint import fingerprints
 from sbp.moe.options import CommandParser
@@ -94,7 +95,8 @@ def read_export(file: Path) -> ExportedRun:
 
     Raises:
       SbpError: `bad-checkpoint` for a file that cannot be read, is not one of `sbp export`, is
-        damaged, or is of a model that this version does not know.
+        damaged, or is of a model that this version does not know; `unknown-option` for a model in
+        float64 without x64.
     """
     try:
         with safe_open(file, framework="flax") as opened:
@@ -113,6 +115,7 @@ def read_export(file: Path) -> ExportedRun:
         raise _bad(
             f"{file} holds a model that this version of sbp does not know: {error}"
         ) from None
+    need_x64(model.dtype)
     source, target = (_vocabulary(file, arrays, about, side) for side in ("source", "target"))
     params = {name: x for name, x in arrays.items() if not name.startswith(_VOCABULARY)}
     found = fingerprints(params)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sbp.errors import SbpError
 from sbp.machine.table import hardware_of_kind
 from sbp.moe.binding import write_whole, writing
 from sbp.moe.config import ModelConfig
@@ -130,7 +131,11 @@ def _whole_lines(path: Path) -> Iterator[str]:
     """The lines of a file that are JSON objects with a step."""
     if not path.exists():
         return
-    for line in path.read_text("utf-8", errors="replace").splitlines():
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise SbpError(f"cannot read {path}: {error.strerror}", code="bad-checkpoint") from None
+    for line in text.splitlines():
         try:
             if isinstance(json.loads(line)["step"], int):
                 yield line

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import jax
-
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig, TrainConfig, override
 from sbp.moe.configfile import ConfigFile, config_text, read_config
+from sbp.moe.devices import need_x64
 from sbp.moe.hosts import Hosts, add_options
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.presets import PRESETS, preset_name
@@ -58,11 +57,7 @@ class Run:
                 ' of --mesh, or take "einsum"',
                 code="unknown-option",
             )
-        if self.model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
-            raise SbpError(
-                "JAX computes dtype float64 in float32; set JAX_ENABLE_X64=1, or another dtype",
-                code="unknown-option",
-            )
+        need_x64(self.model.dtype)
 
     @property
     def devices(self) -> int:

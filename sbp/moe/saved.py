@@ -14,6 +14,7 @@ from sbp.errors import SbpError, nearest
 from sbp.moe.binding import bound, run_of, saved_steps
 from sbp.moe.checkpoint import UNREADABLE, quiet
 from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.devices import need_x64
 from sbp.moe.fingerprint import fingerprints
 from sbp.moe.model import init_params
 from sbp.moe.step import TrainState
@@ -108,7 +109,7 @@ def open_run(workdir: Path) -> SavedRun:
 
     Raises:
       SbpError: `bad-checkpoint` where the folder has no checkpoint, or its configuration or
-        vocabularies cannot be read.
+        vocabularies cannot be read; `unknown-option` for a model in float64 without x64.
     """
     if not saved_steps(workdir / "checkpoints"):
         others = workdir.parent.iterdir() if workdir.parent.is_dir() else ()
@@ -128,6 +129,7 @@ def open_run(workdir: Path) -> SavedRun:
             f"{workdir} holds a run that this version of sbp does not know: {error}",
             code="bad-checkpoint",
         ) from None
+    need_x64(model.dtype)
     return SavedRun(
         workdir=workdir,
         model=model,

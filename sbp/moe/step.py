@@ -142,7 +142,10 @@ def _check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> 
                 f" layer pairs of the {side}"
             )
     if pipeline and model.experts and model.dispatch != "einsum":
-        faults.append(f'dispatch is "{model.dispatch}"; in a pipeline it must be "einsum"')
+        faults.append(
+            f'dispatch is "{model.dispatch}"; in a pipeline, or with pipeline_microbatches, it must'
+            ' be "einsum"'
+        )
     if faults:
         raise SbpError("; ".join(faults), code="unknown-option")
 

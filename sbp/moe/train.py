@@ -107,11 +107,11 @@ def show_plan(run: Run, plan: sbp.Plan, console: Console) -> None:
     for line in undivided(run):
         console.print(line, highlight=False)
     if (pipeline := run.pipeline) is not None:
-        console.print(
-            f"pipeline: {pipeline.stages} stages, {pipeline.microbatches} microbatches; a stage has"
-            f" none in {pipeline.bubble:.0%} of the turns",
-            highlight=False,
-        )
+        line = f"pipeline: {pipeline.microbatches} microbatches, one after the other"
+        if pipeline.stages > 1:
+            line += f", in {pipeline.stages} stages; a stage has none in {pipeline.bubble:.0%}"
+            line += " of the turns"
+        console.print(line, highlight=False)
 
 
 def plan_heldout(
@@ -218,7 +218,7 @@ _ASKED = "stops after this step, with a checkpoint; another signal ends the run 
 
 def _last_words(run: Run) -> str:
     """What to say of a run that ends at once."""
-    return f"{kept(run.workdir)}, and the same command resumes from it or begins again"
+    return f"{kept(run.workdir)}; the same command resumes the run, or begins it again"
 
 
 def _not_finite(run: Run, checkpoints: Checkpoints, step: int, values: Values) -> SbpError:

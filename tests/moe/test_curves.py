@@ -99,3 +99,9 @@ def test_a_folder_without_steps_is_refused(content, tmp_path, capsys):
     assert main(["curves", str(tmp_path)]) == 2
     assert "has no step of a run" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "curves.html").exists()
+
+
+def test_metrics_that_cannot_be_read_are_told(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert main(["curves", str(tmp_path)]) == 2
+    assert "cannot read" in capsys.readouterr().err

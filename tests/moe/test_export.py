@@ -24,8 +24,12 @@ from sbp.moe.train import tokenizers
 def run(request, tmp_path_factory):
     """The folder of a run, its parameters, and the file of `sbp export`."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    argv = ["--preset", "tiny-test", "--set", f"param_dtype={request.param}"]
-    run = parse_args(argv)
+    return (folder, *exported(folder, f"param_dtype={request.param}"))
+
+
+def exported(folder, option):
+    """The parameters of a run that is made in a folder, and the file of `sbp export`."""
+    run = parse_args(["--preset", "tiny-test", "--set", option])
     corpus = generate(run.train)
     with Checkpoints(folder, describe(run.model, run.train, corpus)) as checkpoints:
         source, target = tokenizers(corpus, run.model, run.train, folder, resumes=False)
@@ -34,7 +38,16 @@ def run(request, tmp_path_factory):
         checkpoints.save(state, {"next": 0})
     file = folder / "model.safetensors"
     assert main(["export", "--workdir", str(folder), str(file)]) == 0
-    return folder, state.params, file
+    return state.params, file
+
+
+def test_float64_without_x64_is_no_damage(tmp_path):
+    with jax.enable_x64(True):
+        _, file = exported(tmp_path, "dtype=float64")
+        assert read_export(file).model == open_run(tmp_path).model
+    for read, where in ((read_export, file), (open_run, tmp_path)):
+        with pytest.raises(SbpError, match="set JAX_ENABLE_X64=1"):
+            read(where)
 
 
 def test_a_file_reads_back_as_the_run(run):

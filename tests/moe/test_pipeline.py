@@ -151,7 +151,7 @@ def test_two_steps_equal_one_device(case):
         ),
         (
             "--mesh data=2 --set pipeline_microbatches=2 --set dispatch=sort --set router=top_k",
-            'dispatch is "sort"; in a pipeline it must be "einsum"',
+            'dispatch is "sort"; in a pipeline, or with pipeline_microbatches',
         ),
     ],
 )
