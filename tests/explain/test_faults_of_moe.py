@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.moe import model as moe_model
+from sbp.moe import stack
 from sbp.moe.gating import gate
 from sbp.moe.presets import preset
 from sbp.moe.sharding import Sharding
@@ -39,7 +40,7 @@ def wrong_layer(params, x, mask, cfg, *, key=None, sharding):
 def test_a_conflicting_annotation_in_the_moe_layer(boxing, monkeypatch):
     """The loss of the whole encoder-decoder on a mesh of 8: the line of the fault, both pins, and
     an edit with its price."""
-    monkeypatch.setattr(moe_model, "moe_feed_forward", wrong_layer)
+    monkeypatch.setattr(stack, "moe_feed_forward", wrong_layer)
     model = preset("tiny-test").model
     sharding = Sharding.over(("data", "expert"), ("expert",))
     params = jax.eval_shape(lambda: moe_model.init_params(jax.random.key(0), model))
