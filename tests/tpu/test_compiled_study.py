@@ -12,7 +12,7 @@ OPTIONS = ("--preset", "tiny-test", "--mesh", "data=2,expert=4")
 SIZES = {"head_dim": 128, "model_dim": 256, "expert_dim": 512, "ffn_dim": 512} | dict.fromkeys(
     ("source_length", "target_length"), 128
 )
-"""They fill the tiles of memory. Those of the preset do not, and the plan counts no such padding."""
+"""They fill tiles of memory. Those of the preset do not, and the plan counts no such padding."""
 FILLED = [word for name, size in SIZES.items() for word in ("--set", f"{name}={size}")]
 
 
