@@ -1,5 +1,8 @@
 """Profiles of some steps, read back."""
 
+import gzip
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,13 +15,10 @@ from sbp.moe.profiler import FOLDER, Profiler, Window
 def profiled(folder):
     """The numbers of the steps that are in the profiles of a run."""
     found = set()
-    for file in (folder / FOLDER).rglob("*.xplane.pb"):
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
-            for line in plane.lines:
-                for event in line.events:
-                    stats = dict(event.stats)
-                    if event.name == "train" and "step_num" in stats:
-                        found.add(int(stats["step_num"]))
+    for file in (folder / FOLDER).rglob("*.trace.json.gz"):
+        for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]:
+            if event.get("name") == "train" and "step_num" in event.get("args", {}):
+                found.add(int(event["args"]["step_num"]))
     return found
 
 
