@@ -12,7 +12,6 @@ another model by `benchmarks.gshard_bytes`. No TPU is needed, only the `libtpu` 
 """
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +20,11 @@ from benchmarks.gshard_bytes import GIB, MIB, held_bytes  # sets the environment
 
 # isort: split
 import jax
-import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sbp.hlo.schedule import CHIPS, step_time
 from sbp.hlo.traffic import bytes_by_kind, collectives
+from sbp.moe.compiled import slice_mesh
 from sbp.moe.options import Run, parse_args
 from sbp.moe.sharding import Sharding, sharding_of
 from sbp.moe.step import batch_shapes, make_train_step, plan_train_step, state_shapes
@@ -36,15 +34,6 @@ def constraint(mesh: Mesh, axes: Sequence[str]) -> Any:
     """Stands in for a `sbp.Layout` under `jax.jit`: a sharding constraint on dim 0."""
     sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)))
     return lambda x, *_: jax.lax.with_sharding_constraint(x, sharding)
-
-
-def tpu_mesh(topology: str, axes: Sequence[tuple[str, int]]) -> Mesh:
-    """The cores of a topology as the mesh of a run; they need not be present."""
-    devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
-    names, sizes = zip(*axes, strict=True)
-    if devices.size != math.prod(sizes):
-        raise SystemExit(f"{topology} has {devices.size} cores; the mesh has {math.prod(sizes)}")
-    return Mesh(devices.reshape(sizes), names)
 
 
 def compile_sbp(run: Run, mesh: Mesh) -> jax.stages.Compiled:
@@ -107,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = parse_args(rest if "--preset" in rest else ["--preset", "gshard-12l-128e", *rest])
     if run.model.experts and run.model.dispatch != "einsum":
         raise SystemExit(f'dispatch "{run.model.dispatch}" is a region by hand of sbp; take einsum')
-    mesh = tpu_mesh(args.topology, run.mesh)
+    mesh = slice_mesh(args.topology, run.mesh)
     found = []
     for title, compile_step in (("jax.jit", compile_jit), ("sbp.jit", compile_sbp)):
         start = time.perf_counter()

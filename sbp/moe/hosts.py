@@ -99,7 +99,7 @@ class Hosts:
         except SbpError as error:
             show(error)
             _leave(2)
-        except Exception:
+        except Exception:  # whatever ends this process must end the others
             traceback.print_exc()
             print(
                 f"process {self._name} ends because of the error above. Where that is a connection"
@@ -134,7 +134,7 @@ class Hosts:
                     self.process if self.coordinator else None,
                     initialization_timeout=2 * self.wait,
                 )
-            except Exception as fault:
+            except Exception as fault:  # of the thread; raised again below as an SbpError
                 faults.append(fault)
 
         # At its own limit JAX aborts the process; the thread lets us say what to do before that.
