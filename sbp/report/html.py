@@ -18,12 +18,14 @@ from sbp.report.parts import (
     Leaf,
     Page,
     Paragraph,
+    Picture,
     Section,
     Share,
     ShownDiagnostic,
     Table,
     TableRow,
 )
+from sbp.report.svg import FONT, FONT_SIZE
 
 # Text and background have the colours of the page around the report, light or dark; other colours
 # are half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps
@@ -63,7 +65,8 @@ overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
 .sbp .h{display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 2em}
 .sbp .h code{overflow-wrap:anywhere}
 .sbp svg{vertical-align:middle;max-width:none;height:revert-layer}
-.sbp svg text{fill:currentColor;font:11px ui-monospace,Menlo,Consolas,monospace}
+.sbp svg text{font-family:inherit;font-size:inherit}
+.sbp .p{overflow-x:auto;margin:.3em 0}
 """.replace(".sbp ", ".sbp.sbp.sbp ")
 _PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
 BAR_PIXELS = 72
@@ -115,10 +118,20 @@ def _leaf(part: Leaf) -> str:
             return _table(part)
         case Grid():
             return _grid(part)
+        case Picture():
+            return _picture(part)
         case ShownDiagnostic():
             return _finding(part)
         case _:
             assert_never(part)
+
+
+def _picture(picture: Picture) -> str:
+    words = "\n".join(map(_leaf, picture.instead))
+    return (
+        f'<p>{_text(picture.caption)}</p>\n<div class="p" tabindex="0">{picture.svg}</div>\n'
+        f"<details><summary>in words</summary>\n{words}</details>"
+    )
 
 
 def _table(table: Table) -> str:
@@ -183,7 +196,8 @@ def _grid(grid: Grid) -> str:
     picture = "\n".join(m for m in made if m)
     return (
         f'<p>{_text(grid.caption)}</p>\n<svg width="{width:.0f}" height="{height}"'
-        f' role="img">\n{picture}\n</svg>'
+        f' role="img" font-family="{FONT}" font-size="{FONT_SIZE}" fill="currentColor">'
+        f"\n{picture}\n</svg>"
     )
 
 

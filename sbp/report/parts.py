@@ -143,7 +143,25 @@ class ShownDiagnostic:
         return f"sbp explain {self.code}"
 
 
-Leaf = Table | Facts | Paragraph | Grid | ShownDiagnostic
+Plain = Table | Facts | Paragraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A drawing. Terminals show `instead`, and HTML has it folded below the drawing.
+
+    Arguments:
+      caption: what it shows, in a sentence.
+      svg: the drawing (`sbp.report.svg`).
+      instead: the same facts in words and tables.
+    """
+
+    caption: str
+    svg: str
+    instead: tuple[Plain, ...]
+
+
+Leaf = Plain | Grid | Picture | ShownDiagnostic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from sbp.report.parts import (
     Leaf,
     Page,
     Paragraph,
+    Picture,
     Section,
     Share,
     ShownDiagnostic,
@@ -70,6 +71,10 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
             yield from _table(part, width)
         case Grid():
             yield from _grid(part, width)
+        case Picture():
+            yield from (Text(line) for line in wrap(part.caption, width))
+            for plain_part in part.instead:
+                yield from _leaf(plain_part, width)
         case ShownDiagnostic():
             yield from _finding(part, width)
         case _:
