@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; None takes those of the process.
 
     Returns:
-      The exit status: 0, or 2 when the arguments do not fit.
+      The exit status: 0, 2 when the arguments do not fit, or 130 when Ctrl-C ended it.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -77,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SbpError as error:
         print(f"error[{error.code}]: {error.message}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader has seen enough
         sys.stderr.close()
     return 0

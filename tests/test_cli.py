@@ -112,3 +112,12 @@ def test_a_program_without_its_libraries_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sbp.moe.train", None)
     assert main(["train"]) == 2
     assert "install the extra: pip install 'sbp-jax[moe]'" in capsys.readouterr().err
+
+
+def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):
+    def program(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sbp.cli._program", lambda name: program)
+    assert main(["translate"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

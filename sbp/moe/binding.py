@@ -85,7 +85,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise SbpError(
             f"cannot write to {path}: {error.strerror}. Make room or mend the folder, or choose"
-            " another --workdir",
+            " another place",
             code="bad-checkpoint",
         ) from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -56,7 +57,8 @@ def read_config(path: str) -> ConfigFile:
         a value of another type, with the nearest name.
     """
     try:
-        found = tomllib.loads(Path(path).read_text("utf-8"))
+        text = Path(path).read_text("utf-8")
+        found = tomllib.loads(text)
     except OSError as error:
         raise _wrong(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -64,17 +66,32 @@ def read_config(path: str) -> ConfigFile:
     keys: dict[str, Any] = {}
     options: dict[str, str] = {}
     for name, value in found.items():
+        place = partial(_place, path, text, name)
         if name in _TABLES:
             if not isinstance(value, dict):
-                raise _wrong(f"{path}: {name} is a table; write [{name}] above its options")
-            options |= {k: _text(path, name, k, v) for k, v in value.items()}
+                raise _wrong(f"{place()}: {name} is a table; write [{name}] above its options")
+            options |= {k: _text(partial(place, k), name, k, v) for k, v in value.items()}
         elif name in _KEYS:
             if type(value) is not _KEYS[name]:
-                raise _wrong(f"{path}: {name} is {value!r}; it must be {_KINDS[_KEYS[name]]}")
+                raise _wrong(f"{place()}: {name} is {value!r}; it must be {_KINDS[_KEYS[name]]}")
             keys[name] = value
         else:
-            raise _unknown(path, name, "", [*_KEYS, *_TABLES, *_home_of()])
+            raise _unknown(place(), name, "", [*_KEYS, *_TABLES, *_home_of()])
     return ConfigFile(keys, options)
+
+
+def _place(path: str, text: str, *names: str) -> str:
+    """The file and line where a key ends: the first lines that are TOML and hold it."""
+    lines = text.splitlines()
+    for number in range(1, len(lines) + 1):
+        try:
+            found: Any = tomllib.loads("\n".join(lines[:number]))
+            for name in names:
+                found = found[name]
+        except (tomllib.TOMLDecodeError, KeyError):
+            continue
+        return f"{path}:{number}"
+    return path
 
 
 def config_text(keys: Mapping[str, str | bool], model: ModelConfig, train: TrainConfig) -> str:
@@ -99,14 +116,14 @@ def _toml(value: str | bool | float) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _text(path: str, table: str, name: str, value: Any) -> str:
+def _text(place: Callable[[], str], table: str, name: str, value: Any) -> str:
     """The value of an option as `--set` takes it."""
     fields = _fields(_TABLES[table])
     if name not in fields:
-        raise _unknown(path, name, f" under [{table}]", fields)
+        raise _unknown(place(), name, f" under [{table}]", fields)
     kind = fields[name]
     if type(value) is not kind and not (kind is float and type(value) is int):
-        raise _wrong(f"{path}: {name} is {value!r} under [{table}]; it must be {_KINDS[kind]}")
+        raise _wrong(f"{place()}: {name} is {value!r} under [{table}]; it must be {_KINDS[kind]}")
     return str(value).lower() if kind is bool else str(value)
 
 
@@ -120,10 +137,10 @@ def _home_of() -> dict[str, str]:
     return {name: table for table, config in _TABLES.items() for name in _fields(config)}
 
 
-def _unknown(path: str, name: str, place: str, known: Iterable[str]) -> SbpError:
+def _unknown(place: str, name: str, under: str, known: Iterable[str]) -> SbpError:
     home = _home_of().get(name)
     hint = f"; it belongs under [{home}]" if home else nearest(name, known)
-    return _wrong(f"{path}: no option {name!r}{place}{hint}")
+    return _wrong(f"{place}: no option {name!r}{under}{hint}")
 
 
 def _wrong(message: str) -> SbpError:

@@ -18,7 +18,7 @@ from sbp.moe.hosts import Hosts, add_options
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.presets import PRESETS, preset_name
 from sbp.moe.profiler import Window
-from sbp.moe.sharding import AXES, Sharding, sharding_of
+from sbp.moe.sharding import AXES, Sharding, check_parts, sharding_of
 
 _PRESET = "tiny-mt"
 """Where options start unless --preset says."""
@@ -82,10 +82,18 @@ class Run:
         return sharding_of(self.mesh, sequence_parallel=self.train.sequence_parallel)
 
     @property
+    def step_sharding(self) -> Sharding:
+        """The annotations of the training step."""
+        return sharding_of(
+            self.mesh,
+            sequence_parallel=self.train.sequence_parallel,
+            microbatches=self.train.pipeline_microbatches,
+        )
+
+    @property
     def pipeline(self) -> Pipeline | None:
         """The stages of the step and its microbatches; None without."""
-        microbatches = self.train.pipeline_microbatches
-        return sharding_of(self.mesh, microbatches=microbatches).pipeline
+        return self.step_sharding.pipeline
 
 
 def undivided(run: Run) -> list[str]:
@@ -273,6 +281,7 @@ def parse_args(argv: Sequence[str], program: str = "sbp train", description: str
         hosts=Hosts.of(args),
         profile=None if args.profile is None else Window.parse(args.profile, train.steps),
     )
+    check_parts(run.model, run.train, run.step_sharding)
     if args.print_config:
         print(run.config, end="")
         raise SystemExit(0)

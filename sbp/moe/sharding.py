@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 import sbp
+from sbp.errors import SbpError
+from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.pipeline import Pipeline
 
 
@@ -89,6 +91,36 @@ def sharding_of(mesh: Mesh, *, sequence_parallel: bool = False, microbatches: in
         return sharding
     layout = sbp.Layout({"stage": ["pipeline"]} if "pipeline" in names else None)
     return sharding._replace(pipeline=Pipeline(stages, microbatches, layout))
+
+
+def check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> None:
+    """Refuses parts of a batch, and stages, that do not divide what they are parts of.
+
+    Raises:
+      SbpError: `unknown-option`, with all that does not fit.
+    """
+    pipeline, faults = sharding.pipeline, []
+    if model.groups % train.accumulate:
+        faults.append(f"accumulate is {train.accumulate}; it must divide the {model.groups} groups")
+    elif pipeline and model.groups // train.accumulate % pipeline.microbatches:
+        faults.append(
+            f"pipeline_microbatches is {pipeline.microbatches}; it must divide the"
+            f" {model.groups // train.accumulate} groups of a microbatch"
+        )
+    for side in ("encoder", "decoder"):
+        pairs = getattr(model, f"{side}_layers") // model.moe_every
+        if pipeline and pairs % pipeline.stages:
+            faults.append(
+                f"the mesh axis pipeline has {pipeline.stages} devices; it must divide the {pairs}"
+                f" layer pairs of the {side}"
+            )
+    if pipeline and model.experts and model.dispatch != "einsum":
+        faults.append(
+            f'dispatch is "{model.dispatch}"; in a pipeline, or with pipeline_microbatches, it must'
+            ' be "einsum"'
+        )
+    if faults:
+        raise SbpError("; ".join(faults), code="unknown-option")
 
 
 LeafType = Callable[[Any, jax.ShapeDtypeStruct], str | None]

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 
 import sbp
-from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.experts import EXPERT_WEIGHTS
 from sbp.moe.gating import balance_biases
@@ -18,7 +17,7 @@ from sbp.moe.layers import wide_dtype
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES, Optimizer, adafactor, round_at_random
 from sbp.moe.packing import Segments
-from sbp.moe.sharding import PLAIN, Mesh, Sharding, leaf_types, sharding_of
+from sbp.moe.sharding import PLAIN, Mesh, Sharding, check_parts, leaf_types, sharding_of
 from sbp.moe.tokens import PAD
 
 Tree = Any
@@ -124,32 +123,6 @@ def gradients(
     return sums
 
 
-def _check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> None:
-    """Refuses parts of a batch, and stages, that do not divide what they are parts of."""
-    pipeline, faults = sharding.pipeline, []
-    if model.groups % train.accumulate:
-        faults.append(f"accumulate is {train.accumulate}; it must divide the {model.groups} groups")
-    elif pipeline and model.groups // train.accumulate % pipeline.microbatches:
-        faults.append(
-            f"pipeline_microbatches is {pipeline.microbatches}; it must divide the"
-            f" {model.groups // train.accumulate} groups of a microbatch"
-        )
-    for side in ("encoder", "decoder"):
-        pairs = getattr(model, f"{side}_layers") // model.moe_every
-        if pipeline and pairs % pipeline.stages:
-            faults.append(
-                f"the mesh axis pipeline has {pipeline.stages} devices; it must divide the {pairs}"
-                f" layer pairs of the {side}"
-            )
-    if pipeline and model.experts and model.dispatch != "einsum":
-        faults.append(
-            f'dispatch is "{model.dispatch}"; in a pipeline, or with pipeline_microbatches, it must'
-            ' be "einsum"'
-        )
-    if faults:
-        raise SbpError("; ".join(faults), code="unknown-option")
-
-
 def make_train_step(
     model: ModelConfig, train: TrainConfig, sharding: Sharding = PLAIN
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -161,7 +134,7 @@ def make_train_step(
     Raises:
       SbpError: `unknown-option` where the microbatches do not divide the groups.
     """
-    _check_parts(model, train, sharding)
+    check_parts(model, train, sharding)
     optimizer, schedule = make_optimizer(model, train), SCHEDULES[train.schedule](train)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -66,6 +66,11 @@ def test_the_command_line_goes_before_the_file(tmp_path):
         ('preset = "tiny"', "no preset 'tiny'"),
         ('mesh = "row=8"', "no mesh axis 'row'"),
         ("[train]\nweight_decay = 0.1", "weight_decay does nothing here"),
+        ("# mine\nsteps = 3", "run.toml:2: no option 'steps'"),
+        ("[model]\nexperts = 8\n\nexpert = 3\n[train]", "run.toml:4: no option 'expert'"),
+        ("[model]\n[train]\nsteps = 1\npack = 1", "run.toml:4: pack is 1 under [train]"),
+        ('evaluate = """\nno"""\nmodel = 3', "run.toml:2: evaluate is 'no'"),
+        ("[model]\n[model.experts]\nof = 3", "run.toml:2: experts is {"),
     ],
 )
 def test_bad_files(text, message, tmp_path):
