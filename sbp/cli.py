@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 
+from sbp.commands.program import is_target
 from sbp.errors import CODES, SbpError, nearest
 from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
@@ -28,6 +29,7 @@ _WORDS = Kind(
 
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "report": ("sbp.commands.check", "report_program"),
     "train": ("sbp.moe.train", "main"),
     "check": ("sbp.moe.check", "main"),
     "curves": ("sbp.moe.curves", "main"),
@@ -38,6 +40,9 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
 }
 """Commands with a command line of their own, a module and its function, imported when asked for:
 they need the `moe` extra."""
+
+_CHECK = ("sbp.commands.check", "check_program")
+"""`sbp check` where it is given FILE:FUNCTION."""
 
 _COMMANDS = ("explain", "signatures", "hardware", *_PROGRAMS)
 
@@ -55,15 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and words[0] in _PROGRAMS:
-            return _program(words[0])(words[1:])
+            return _program(words)(words[1:])
         if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
             hint = nearest(words[0], _COMMANDS)
             raise SbpError(f"no command {words[0]!r}{hint}", code="unknown-option")
         parser = _parser()
-        try:
-            options = parser.parse_args(words)
-        except SystemExit as stop:  # argparse has said why
-            return int(stop.code or 0)
+        options = parser.parse_args(words)
         console = Console(highlight=False)
         match options.command:
             case "explain":
@@ -81,19 +83,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or 0)
     except BrokenPipeError:  # the reader has seen enough
         sys.stderr.close()
     return 0
 
 
-def _program(name: str) -> Callable[[Sequence[str]], int]:
-    """The command line of a program.
+def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
+    """The command line of a command; `sbp check` has two, for a program and for a training run.
 
     Raises:
       SbpError: `unknown-option` where a library of the extra is not installed.
     """
+    name, rest = words[0], words[1:]
+    about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
+    module, function = _CHECK if name == "check" and about_program else _PROGRAMS[name]
     try:
-        module, function = _PROGRAMS[name]
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise SbpError(
@@ -125,7 +131,10 @@ def _parser() -> argparse.ArgumentParser:
         "hardware", help="the device kinds that costs can be counted on, with their figures"
     )
     commands.add_parser("train", help="train the GShard MoE Transformer (sbp train --help)")
-    commands.add_parser("check", help="whether sbp train would begin, and the types of its step")
+    commands.add_parser(
+        "check", help="check FILE:FUNCTION; or whether sbp train would begin with these options"
+    )
+    commands.add_parser("report", help="the full report on FILE:FUNCTION")
     commands.add_parser("curves", help="draw the curves of a training run as an HTML page")
     commands.add_parser("export", help="a trained model as one safetensors file")
     commands.add_parser("plan", help="types and price of a training step, without training it")
