@@ -19,6 +19,7 @@ from sbp.slips import MaybeSlip
 from sbp.spans import Label as Label
 from sbp.spans import Span as Span
 from sbp.spans import file_name as file_name
+from sbp.spans import position_text as position_text
 from sbp.words import bytes_text as bytes_text
 from sbp.words import nearest as nearest
 

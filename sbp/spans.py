@@ -22,7 +22,7 @@ class Span:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{file_name(self.file)}:{self.line}:{self.column}"
+        return position_text(self.file, self.line, self.column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ def file_name(path: str) -> str:
     """The name that a source file is shown under: relative to the working folder or to the
     installed libraries, else its last two parts.
 
-    A cell of a notebook is shown by its number.
+    A cell of a notebook is shown as IPython shows it, by the number of its run: `Cell In[3]`.
     """
     cell = _cell_number(path)
     if cell is not None:
-        return f"cell [{cell}]"
-    if os.path.basename(os.path.dirname(path)).startswith("ipykernel_"):
-        return "cell"
+        return f"Cell In[{cell}]"
+    if _is_cell(path):
+        return "Cell"
     installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
     if len(installed) > 1:
         return installed[-1].replace(os.sep, "/")
@@ -55,6 +55,23 @@ def file_name(path: str) -> str:
         if path.startswith(here):
             return os.path.relpath(path, here).replace(os.sep, "/")
     return "/".join(path.split(os.sep)[-2:])
+
+
+def position_text(path: str, line: int, column: int | None = None) -> str:
+    """A place in a source file as errors and reports show it: `train.py:3:5`, and in a notebook
+    `Cell In[3], line 2`, where the marks below the line show the column.
+
+    >>> position_text("train.py", 3, 5), position_text("train.py", 3)
+    ('train.py:3:5', 'train.py:3')
+    """
+    if _is_cell(path) or _cell_number(path) is not None:
+        return f"{file_name(path)}, line {line}"
+    return f"{file_name(path)}:{line}" + ("" if column is None else f":{column}")
+
+
+def _is_cell(path: str) -> bool:
+    """Whether a path is the one that a Jupyter kernel gives to a cell."""
+    return os.path.basename(os.path.dirname(path)).startswith("ipykernel_")
 
 
 def _cell_number(path: str) -> int | None:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.annotations import annotate_p
-from sbp.errors import SbpError, Span, file_name
+from sbp.errors import SbpError, Span, file_name, position_text
 from sbp.explain.places import SourcePlace
 from sbp.source.reader import expression_at, names_at, source_text
 from sbp.source.text import Targets
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import SCAN, interface_of
 
-_LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+):)?(?P<line>\d+)")
+_LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+?)(?::|, line ))?(?P<line>\d+)")
 
 
 def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
@@ -132,8 +132,8 @@ class Subjects:
 
         Arguments:
           name: a variable, an input's path, an output's path, a line number, "line 12",
-            "file.py:12" or "gradient of line 12"; "input x" and "output x" where a variable has the
-            same name.
+            "file.py:12", "Cell In[3], line 2" or "gradient of line 12"; "input x" and "output x"
+            where a variable has the same name.
 
         Raises:
           SbpError: when nothing has that name; the message has the nearest names.
@@ -202,7 +202,7 @@ class Subjects:
         if len(files) > 1:
             raise SbpError(
                 f"line {number} is in {' and in '.join(files)}; name one of them, such as"
-                f' "{files[0]}:{number}"'
+                f' "{min(position_text(p.span.file, number) for p in at)}"'
             )
         innermost = sorted(at, key=lambda p: len(p.nodes))
         found = _distinct(

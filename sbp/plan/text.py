@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import Span, file_name
+from sbp.errors import Span, position_text
 from sbp.infer.accumulation import WideSum
 from sbp.infer.sends import step_stages
 from sbp.infer.space import Codes, local_shape, to_type
@@ -204,7 +204,7 @@ def stages_text(stages: Sequence[int]) -> str:
 
 def place(span: Span) -> str:
     """A source position as `file:line`."""
-    return f"{file_name(span.file)}:{span.line}"
+    return position_text(span.file, span.line)
 
 
 def node_place(node: Node) -> str:

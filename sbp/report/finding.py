@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, file_name
+from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, position_text
 from sbp.report.parts import Excerpt, Mark, PricedHelp, ShownDiagnostic, SourceLine
 from sbp.report.wording import bytes_text
 from sbp.source.reader import character_index
@@ -58,7 +58,7 @@ def _excerpts(diagnostic: Diagnostic) -> Iterable[Excerpt]:
     for file in files:
         labels = [label for label in diagnostic.labels if label.span.file == file]
         at = primary if file == primary.span.file else labels[0]
-        place = f"{file_name(file)}:{at.span.line}:{at.span.column}"
+        place = position_text(file, at.span.line, at.span.column)
         yield Excerpt(
             place=place,
             scope=diagnostic.scope if at is primary else "",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, file_name
+from sbp.errors import Diagnostic, position_text
 from sbp.limits import policies_text
 from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
@@ -235,7 +235,7 @@ def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Table:
                 _pin_text(a.pin),
                 repr(a.tensor.type),
                 bytes_text(a.tensor.bytes_per_device),
-                f"{file_name(a.file)}:{a.line}",
+                position_text(a.file, a.line),
             )
         )
         for a in found

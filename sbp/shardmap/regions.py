@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sbp.errors import SbpError, Span, file_name
+from sbp.errors import SbpError, Span, position_text
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.body import run
 from sbp.shardmap.coverage import Coverage, Sighted, coverage
@@ -66,7 +66,7 @@ def analyse(graph: Graph, mesh: MeshSpec) -> Analysis:
     for node in every:
         given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
         if given != dict(mesh.axes):
-            where = f" at {file_name(node.span.file)}:{node.span.line}" if node.span else ""
+            where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
             own = " ".join(f"{k}={n}" for k, n in given.items())
             raise SbpError(
                 f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of"
