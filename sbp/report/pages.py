@@ -3,6 +3,7 @@ of a program without a plan."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from sbp.annotations import Pin
@@ -28,6 +29,7 @@ from sbp.report.parts import (
     TableRow,
 )
 from sbp.report.precision import precision
+from sbp.report.strategy import strategy
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
@@ -82,7 +84,7 @@ def full(
       diagnostics: the findings.
     """
     found = collectives(program, output_names)
-    parts: list[Part] = [_cost(program)]
+    parts: list[Part] = [_cost(program), *_strategy(program)]
     parts += [
         Paragraph(text=text)
         for text in (_choice(program), *_left_out(program), *unmeasured(program))
@@ -121,7 +123,7 @@ def short(
     """
     found = collectives(program, output_names)
     annotated = facts.annotated(program)
-    parts: list[Part] = [_cost(program)]
+    parts: list[Part] = [_cost(program), *_strategy(program)]
     if annotated:
         parts.append(
             Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
@@ -147,12 +149,20 @@ def _title(program: Program, title: str) -> str:
     )
 
 
+def _strategy(program: Program) -> Iterator[Paragraph]:
+    """What each mesh axis is used for, in a line."""
+    found = strategy(program)
+    if found:
+        yield Paragraph(text="; ".join(f"`{use.axis}`: {use.text}" for use in found))
+
+
 def _choice(program: Program) -> str:
     gap = program.typing.gap
-    found = (
-        f"at most {gap / (1 - gap):.1%} above the cheapest"
+    most = max(0.1, math.ceil(1000 * gap) / 10)
+    found = "the cheapest that were found; " + (
+        f"others may be at most {most:.1f}% cheaper in the cost model"
         if gap < 1
-        else "the cheapest that were found, without a bound"
+        else "how much cheaper others may be is not known"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
     if not program.typing.bounds_reuse:

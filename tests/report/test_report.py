@@ -173,8 +173,9 @@ def test_a_refusal_has_the_same_facts():
     ("share", "said"),
     [
         (1.0, "the types are proved cheapest in the cost model"),
-        (0.8, "the types are at most 25.0% above the cheapest"),
-        (0.0, "the types are the cheapest that were found, without a bound"),
+        (0.8, "others may be at most 20.0% cheaper in the cost model"),
+        (0.99999, "others may be at most 0.1% cheaper in the cost model"),
+        (0.0, "the cheapest that were found; how much cheaper others may be is not known"),
     ],
 )
 def test_the_bound_of_a_choice_is_said(share, said):

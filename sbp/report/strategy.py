@@ -1,0 +1,394 @@
+"""Program -> strategy: what each mesh axis is used for, in the names of the field.
+
+Everything is read from the types of the plan: the mesh axes may have any names. The share of a role
+is that of the floating-point operations of the forward pass; products of the backward pass follow
+those of the forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sbp import _jax
+from sbp.annotations import annotate_p
+from sbp.infer.space import Code
+from sbp.plan.program import Program
+from sbp.report.phases import phases
+from sbp.signatures import kernel_named, traits_of
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of, trips_of
+
+Role = Literal["data", "sequence", "space", "tensor", "expert", "pipeline", "activations", "none"]
+"""What a product splits along a mesh axis.
+
+* `data`: examples, with whole weights; `sequence`: tokens that meet others in attention; `space`:
+  places of an image, whose borders are exchanged;
+* `tensor`: a free or summed dim of its weights; `expert`: a dim that numbers weights; `pipeline`:
+  such a dim, where a loop reads what the products of the turn before gave;
+* `activations`: of a product of two activations, one at least; `none`: nothing.
+"""
+
+NAMES: dict[Role, str] = {
+    "data": "data parallel",
+    "sequence": "sequence parallel",
+    "space": "images split in space",
+    "tensor": "tensor parallel",
+    "expert": "expert parallel",
+    "pipeline": "pipeline of stages",
+    "none": "the same on all its devices",
+}
+SEEN = 0.05
+"""Share of the operations, or of the bytes, from which a role is named."""
+
+_MOST = 1 - SEEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisUse:
+    """What one mesh axis is used for.
+
+    Attributes:
+      axis: its name.
+      size: its devices.
+      roles: shares of the floating-point operations of the products with weights in the forward
+        pass; of a program without weights, of all products.
+      weights: bytes of the weights, by how they are along the axis: `split` (between calls and in
+        their products), `gathered` (split between calls, whole in their products), `cut` (whole
+        between calls, split in their products), `whole`.
+      state: bytes of the optimiser's state, `split` or `whole`.
+      tables: what is split of tables that lookups read: `vocabulary` for their rows, `tables` for
+        other dims.
+      tokens: whether what tensor parallelism adds up stays split between products.
+    """
+
+    axis: str
+    size: int
+    roles: dict[Role, float]
+    weights: dict[str, int]
+    state: dict[str, int]
+    tables: tuple[str, ...]
+    tokens: bool
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        found: list[tuple[Role, float]] = [
+            (role, share)
+            for role, share in sorted(self.roles.items(), key=lambda item: -item[1])
+            if share >= SEEN and role in NAMES
+        ]
+        if [role for role, _ in found] == ["none"]:
+            return "unused: its devices all do the same"
+        said = [
+            NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
+            for role, share in found
+        ]
+        if "tensor" in dict(found) and self.tokens:
+            said.append("tokens split between its products (sequence parallel)")
+        said += [f"{table} split" for table in self.tables]
+        said += self._stored(dict(found))
+        return ", ".join(said) or "products of activations alone"
+
+    def _stored(self, found: dict[Role, float]) -> Iterator[str]:
+        """What is split only for its memory."""
+        total = sum(self.weights.values())
+        gathered = _share(self.weights.get("gathered", 0), total)
+        if gathered >= SEEN:
+            some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
+            yield f"weights gathered on use (FSDP){some}"
+            if "tensor" not in found and "expert" not in found:
+                yield "not tensor parallel"
+        else:
+            held = _share(self.state.get("split", 0), sum(self.state.values()))
+            kept = _share(self.weights.get("split", 0) + self.weights.get("cut", 0), total)
+            if held >= SEEN and held > kept + SEEN:
+                yield "optimiser split (ZeRO-1)"
+
+
+def strategy(program: Program) -> list[AxisUse]:
+    """What each mesh axis with more than one device is used for, in the order of the mesh."""
+    reading = _Reading(program)
+    return [
+        reading.along(position)
+        for position, size in enumerate(program.mesh.sizes)
+        if size > 1 and reading.products
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """A product of the forward pass.
+
+    Attributes:
+      node: the node.
+      flops: of all its runs, on whole tensors.
+      weight: the operand that is a weight, 0 or 1, and the input of the program that it is; None
+        where both are activations.
+    """
+
+    node: Node
+    flops: float
+    weight: tuple[int, int] | None
+
+
+class _Reading:
+    """What a program's strategy is read from."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.graph = program.graph
+        self.phase = phases(self.graph)
+        self._maker: dict[int, Node] = {}
+        self._entry: dict[int, tuple[Node, Entry]] = {}
+        self._index(self.graph)
+        self.readers = self._readers()
+        self.products = list(self._products(self.graph, 1))
+        self.lookups = [
+            (node, self._root(node.inputs[0]))
+            for node in self.graph.walk()
+            if self.phase[node.id] == "forward" and _is_lookup(node)
+        ]
+        self.weights = {p.weight[1] for p in self.products if p.weight}
+        self.weights |= {root for _, root in self.lookups if root is not None}
+
+    def _index(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            self._maker.update((v, node) for v in node.outputs)
+            for number, region in enumerate(node.regions):
+                if node.op in CONTROL_FLOW:
+                    fed = interface_of(node).fed[number]
+                    self._entry.update(
+                        (inner, (node, e)) for inner, e in zip(region.inputs, fed, strict=True)
+                    )
+                self._index(region)
+
+    def _readers(self) -> dict[int, set[str]]:
+        """The phases that read each input of the program, directly or as an operand that is the
+        input rearranged or cast."""
+        found: dict[int, set[str]] = {n: set() for n in range(len(self.graph.inputs))}
+        for node in self.graph.walk():
+            if node.op in CONTROL_FLOW or _passes(node):
+                continue
+            for operand in node.inputs:
+                root = self._root(operand)
+                if root is not None:
+                    found[root].add(self.phase[node.id])
+        return found
+
+    def _root(self, operand: Operand) -> int | None:
+        """The input of the program that a value is, rearranged, cast, or read in a loop."""
+        position = {v: n for n, v in enumerate(self.graph.inputs)}
+        while isinstance(operand, int):
+            if operand in position:
+                return position[operand]
+            if operand in self._entry:
+                node, entry = self._entry[operand]
+                if entry.kind == "carry":
+                    return None
+                operand = node.inputs[entry.operand]
+                continue
+            node = self._maker.get(operand)
+            if node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
+                left = interface_of(node).exit_to(node.outputs.index(operand))
+                operand = node.regions[left.region].outputs[left.output]
+                continue
+            if node is None or not _passes(node):
+                return None
+            operand = node.inputs[
+                _moved(node) if len(node.outputs) == 1 else node.outputs.index(operand)
+            ]
+        return None
+
+    def _products(self, graph: Graph, runs: int) -> Iterator[_Product]:
+        for node in graph.nodes:
+            for region in node.regions:
+                yield from self._products(region, runs * trips_of(node))
+            traits = traits_of(node.op)
+            if self.phase[node.id] != "forward" or not traits.contracts or traits.flops is None:
+                continue
+            shapes = [tuple(self.graph.aval(o).shape) for o in node.inputs]
+            results = [tuple(self.graph.avals[v].shape) for v in node.outputs]
+            yield _Product(
+                node=node,
+                flops=runs * traits.flops(node.params, shapes, results),
+                weight=self._weight(node),
+            )
+
+    def _weight(self, node: Node) -> tuple[int, int] | None:
+        """Which operand of a product is a weight: an input that the update reads too;
+        without an update, the only operand that is an input, or the second of two."""
+        roots = [(n, r) for n in (1, 0) if (r := self._root(node.inputs[n])) is not None]
+        if "update" in self.phase.values():
+            updated = [(n, r) for n, r in roots if "update" in self.readers[r]]
+            roots = updated or (roots if len(roots) == 1 else [])
+        return roots[0] if roots else None
+
+    def along(self, k: int) -> AxisUse:
+        """What the mesh axis at a position is used for."""
+        roles: dict[Role, float] = dict.fromkeys(NAMES, 0.0)
+        used: dict[int, bool] = {}
+        for product in self.products:
+            role, splits = self._role(product, k)
+            roles[role] = roles.get(role, 0.0) + product.flops
+            if product.weight is not None:
+                root = product.weight[1]
+                used[root] = used.get(root, False) or splits
+        tables = set[str]()
+        for node, root in self.lookups:
+            rows = self._taken(node, k)
+            if root is None:
+                continue
+            used[root] = used.get(root, False) or rows[0] > 0
+            if rows[0] > 0:
+                tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
+        meeting = roles.pop("activations", 0.0)
+        if not any(roles.values()):
+            roles["activations"] = meeting
+        total = sum(roles.values())
+        mesh = self.program.mesh
+        return AxisUse(
+            axis=mesh.names[k],
+            size=mesh.sizes[k],
+            roles={role: _share(flops, total) for role, flops in roles.items()},
+            weights=self._weights(used, k),
+            state=self._state(k),
+            tables=tuple(sorted(tables)),
+            tokens=self._tokens(k),
+        )
+
+    def _taken(self, node: Node, k: int) -> list[Code]:
+        """The codes in which a node takes its operands; what a kernel gathers is B."""
+        row = self.program.typing.rows[node.id]
+        codes = [types[k] for types in row.ins]
+        if row.kernels and (gathered := kernel_named(row.kernels[k]).gathers) is not None:
+            codes[gathered] = 0
+        return codes
+
+    def _made(self, node: Node, k: int) -> Code:
+        return self.program.typing.rows[node.id].outs[0][k]
+
+    def _role(self, product: _Product, k: int) -> tuple[Role, bool]:
+        """What a product does along a mesh axis, and whether its weight is split there."""
+        codes = self._taken(product.node, k)
+        if product.weight is None:
+            return ("activations" if codes[0] > 0 or codes[1] > 0 else "none"), False
+        weight, other = codes[product.weight[0]], codes[1 - product.weight[0]]
+        if weight > 0:
+            if other > 0 and self._made(product.node, k) > 0:
+                return ("pipeline" if self._takes_turns(product) else "expert"), True
+            return "tensor", True
+        if other > 0:
+            return self._part(product.node, k), False
+        return ("tensor" if other < 0 else "none"), False
+
+    def _part(self, node: Node, k: int) -> Role:
+        """What a product splits whose weights are whole."""
+        kernels = self.program.typing.rows[node.id].kernels
+        if kernels and kernel_named(kernels[k]).widens is not None:
+            return "space"
+        meets = [p for p in self.products if p.weight is None]
+        alone = [p for p in meets if 0 in self._taken(p.node, k)]
+        # Of attention that splits its examples, both operands of its products are split.
+        if 2 * sum(p.flops for p in alone) > sum(p.flops for p in meets) or self._splits_inner(k):
+            return "sequence"
+        return "data"
+
+    def _splits_inner(self, k: int) -> bool:
+        """Whether most of the batch that is split along a mesh axis when it arrives is split along
+        another one too, in a dim before: examples there, and tokens here."""
+        inner = Counter[bool]()
+        for n, value in enumerate(self.graph.inputs):
+            codes = self.program.typing.values[value]
+            if codes[k] > 0 and n not in self.weights and self.readers[n] != {"update"}:
+                inner[any(0 < c < codes[k] for c in codes)] += _bytes(self.graph.avals[value])
+        return inner[True] > inner[False]
+
+    def _takes_turns(self, product: _Product) -> bool:
+        """Whether a product stands in a loop that has its weights all along, and reads there what
+        the turn before gave."""
+        assert product.weight is not None
+        weight = product.node.inputs[product.weight[0]]
+        loops = {node.id for node, entry in self._entries(weight) if entry.kind == "constant"}
+        other = product.node.inputs[1 - product.weight[0]]
+        return any(node.id in loops and e.kind == "carry" for node, e in self._entries(other))
+
+    def _entries(self, operand: Operand) -> Iterator[tuple[Node, Entry]]:
+        """How all that a value is computed from entered the regions around it."""
+        waiting, seen = [operand], set[Operand]()
+        while waiting:
+            value = waiting.pop()
+            if not isinstance(value, int) or value in seen:
+                continue
+            seen.add(value)
+            if value in self._entry:
+                node, entry = self._entry[value]
+                yield node, entry
+                waiting.append(node.inputs[entry.operand])
+            elif value in self._maker:
+                waiting += self._maker[value].inputs
+
+    def _weights(self, used: dict[int, bool], k: int) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for root, splits in used.items():
+            value = self.graph.inputs[root]
+            stored = self.program.typing.values[value][k] > 0
+            kind = ("split" if stored else "cut") if splits else "gathered" if stored else "whole"
+            found[kind] += _bytes(self.graph.avals[value])
+        return dict(found)
+
+    def _state(self, k: int) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for n, value in enumerate(self.graph.inputs):
+            if self.readers[n] == {"update"} and n not in self.weights:
+                split = self.program.typing.values[value][k] > 0
+                found["split" if split else "whole"] += _bytes(self.graph.avals[value])
+        return dict(found)
+
+    def _tokens(self, k: int) -> bool:
+        """Whether more of what products of the forward pass add up along an axis is left split
+        than whole."""
+        sent = {"all_reduce": 0.0, "reduce_scatter": 0.0}
+        for planned in self.program.boxes():
+            maker = planned.box.maker
+            if maker is None or self.phase.get(maker.id) != "forward":
+                continue
+            for step in planned.box.steps:
+                if step.kind in ("all_reduce", "reduce_scatter") and k in step.mesh_axes:
+                    # Of one sum, an all-reduce sends twice what a reduce-scatter does.
+                    halves = 2 if step.kind == "all_reduce" else 1
+                    sent[step.kind] += step.bytes_sent * planned.trips / halves
+        return sent["reduce_scatter"] > sent["all_reduce"]
+
+
+def _is_lookup(node: Node) -> bool:
+    traits = traits_of(node.op)
+    return traits.moves and 1 in traits.indices and len(node.inputs) == 2
+
+
+def _passes(node: Node) -> bool:
+    """Whether a result is an operand of the node, rearranged or cast."""
+    if node.is_barrier or node.op == annotate_p.name:
+        return True
+    traits = traits_of(node.op)
+    if _is_lookup(node) or not (traits.moves or traits.regroups or traits.carries):
+        return False
+    return len(node.outputs) == 1 and _moved(node) >= 0
+
+
+def _moved(node: Node) -> int:
+    """The only operand of a node that is no index; -1 where there are several."""
+    indices = traits_of(node.op).indices
+    moved = [n for n in range(len(node.inputs)) if n not in indices]
+    return moved[0] if len(moved) == 1 else -1
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * _jax.itemsize(aval.dtype)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
