@@ -56,8 +56,8 @@ def masked(text):
     """Without the figures that follow from how JAX writes a gradient down, which differs between
     its versions."""
     figures = (
-        r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)|(?<=at"
-        r" most )\S+(?=% above)"
+        r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)|(?<=most )"
+        r"\d\S*(?=% cheaper)"
     )
     html_figures = r"(?<=<dt>peak memory</dt> <dd>)\S+ \S+|(?<=<dt>modelled time</dt> <dd>)[^<]+"
     return re.sub(f"{figures}|{html_figures}", "#", text)
