@@ -25,7 +25,7 @@ from sbp.report.parts import (
     Table,
     TableRow,
 )
-from sbp.report.svg import FONT, FONT_SIZE
+from sbp.report.svg import FONT, FONT_SIZE, NAMESPACE
 
 # Text and background have the colours of the page around the report, light or dark; other colours
 # are half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps
@@ -127,11 +127,12 @@ def _leaf(part: Leaf) -> str:
 
 
 def _picture(picture: Picture) -> str:
+    inline = picture.svg.replace(f' xmlns="{NAMESPACE}"', "", 1)  # which only files need
+    drawn = f'<p>{_text(picture.caption)}</p>\n<div class="p" tabindex="0">{inline}</div>'
+    if not picture.instead:
+        return drawn
     words = "\n".join(map(_leaf, picture.instead))
-    return (
-        f'<p>{_text(picture.caption)}</p>\n<div class="p" tabindex="0">{picture.svg}</div>\n'
-        f"<details><summary>in words</summary>\n{words}</details>"
-    )
+    return f"{drawn}\n<details><summary>in words</summary>\n{words}</details>"
 
 
 def _table(table: Table) -> str:

@@ -3,18 +3,18 @@ of a program without a plan."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from sbp.annotations import Pin
 from sbp.errors import Diagnostic, position_text
-from sbp.limits import policies_text
-from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.report import facts
-from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
+from sbp.report.choice import choice, strategy_line
+from sbp.report.collectives import Collective, by_line, collectives, detail
 from sbp.report.coverage import coverage_parts
 from sbp.report.finding import finding
+from sbp.report.flow_picture import program_picture
 from sbp.report.hardware import unmeasured
 from sbp.report.parts import (
     Column,
@@ -29,7 +29,6 @@ from sbp.report.parts import (
     TableRow,
 )
 from sbp.report.precision import precision
-from sbp.report.strategy import strategy
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
@@ -84,11 +83,8 @@ def full(
       diagnostics: the findings.
     """
     found = collectives(program, output_names)
-    parts: list[Part] = [_cost(program), *_strategy(program)]
-    parts += [
-        Paragraph(text=text)
-        for text in (_choice(program), *_left_out(program), *unmeasured(program))
-    ]
+    parts: list[Part] = [_cost(program), *strategy_line(program), *choice(program)]
+    parts += [Paragraph(text=text) for text in unmeasured(program)]
     annotated = facts.annotated(program)
     if annotated:
         grid = _grid(program, annotated)
@@ -98,6 +94,10 @@ def full(
             )
         )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
+    if found:
+        # Its words are those of the collectives above; `Report.picture` has them by place.
+        picture = replace(program_picture(program), instead=())
+        parts.append(Section(title="picture", parts=(picture,), opened=False))
     parts += precision(program)
     parts.append(_tensors("input", facts.inputs(program)))
     parts.append(_tensors("output", facts.outputs(program, output_names)))
@@ -123,7 +123,7 @@ def short(
     """
     found = collectives(program, output_names)
     annotated = facts.annotated(program)
-    parts: list[Part] = [_cost(program), *_strategy(program)]
+    parts: list[Part] = [_cost(program), *strategy_line(program)]
     if annotated:
         parts.append(
             Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
@@ -147,69 +147,6 @@ def _title(program: Program, title: str) -> str:
         f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
         f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
-
-
-def _strategy(program: Program) -> Iterator[Paragraph]:
-    """What each mesh axis is used for, in a line."""
-    found = strategy(program)
-    if found:
-        yield Paragraph(text="; ".join(f"`{use.axis}`: {use.text}" for use in found))
-
-
-def _choice(program: Program) -> str:
-    gap = program.typing.gap
-    most = max(0.1, math.ceil(1000 * gap) / 10)
-    found = "the cheapest that were found; " + (
-        f"others may be at most {most:.1f}% cheaper in the cost model"
-        if gap < 1
-        else "how much cheaper others may be is not known"
-    )
-    how = "proved cheapest in the cost model" if program.typing.optimal else found
-    if not program.typing.bounds_reuse:
-        how += ", before what gradients keep from the forward pass"
-    boxing = policies_text(
-        program.request.boxing, program.request.axis_policies, program.mesh.names
-    )
-    return (
-        f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types"
-        f" are {how}"
-    )
-
-
-def _left_out(program: Program) -> Iterator[str]:
-    """What the search for the plan left out."""
-    if program.faster is not None:
-        faster = program.faster
-        yield (
-            f"a faster plan takes {seconds_text(faster.seconds)}, sends"
-            f" {bytes_text(faster.bytes_per_device)} and holds"
-            f" {bytes_text(faster.peak_memory_bytes)} per device: this one holds less;"
-            " memory_limit= says how much a plan may hold, and the fastest that fits is taken"
-        )
-    elif program.memory_prices:
-        yield (
-            "the cheapest plan does not fit the memory limit: types were chosen at"
-            f" {counted(program.memory_prices, 'price')} per byte of memory, and this is the"
-            " cheapest of their plans that fits; a plan at a price between may be cheaper"
-        )
-    if program.declined:
-        declined = program.declined
-        why = (
-            "; memory_limit= says how much a plan may hold, and what fits is kept"
-            if program.request.memory_limit is None
-            else ", for which the memory limit has no room"
-        )
-        yield (
-            f"the backward pass repeats {counted(len(declined), 'conversion')} of the forward pass:"
-            f" keeping the results would send {bytes_text(sum(r.bytes_sent for r in declined))} and"
-            f" take {seconds_text(sum(r.seconds for r in declined))} less per call, and hold up to"
-            f" {bytes_text(sum(r.bytes_kept for r in declined))} more per device{why}"
-        )
-    if program.unordered_values:
-        yield (
-            f"the conversions of {counted(program.unordered_values, 'value')} to more than"
-            f" {ORDERED_TYPES} types were priced in one order; another order may send less"
-        )
 
 
 def _cost(program: Program) -> Facts:

@@ -153,7 +153,7 @@ class Picture:
     Arguments:
       caption: what it shows, in a sentence.
       svg: the drawing (`sbp.report.svg`).
-      instead: the same facts in words and tables.
+      instead: the same facts in words and tables; empty where the page has them elsewhere.
     """
 
     caption: str

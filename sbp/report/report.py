@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, SbpError
-from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, takes
+from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
 from sbp.report import pages
 from sbp.report.finding import diagnostics_of, finding
+from sbp.report.flow_picture import program_picture
+from sbp.report.flows import GROUPINGS, Grouping
 from sbp.report.html import page_html
-from sbp.report.parts import Page
+from sbp.report.parts import Page, Picture, Section
 from sbp.report.terminal import page_lines
 from sbp.shardmap.coverage import Coverage
 
@@ -43,6 +45,11 @@ class Shown:
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
         """The lines of the plain text."""
         return [line.plain.rstrip() for line in page_lines(self.page, width)]
+
+    def svg(self) -> tuple[str, ...]:
+        """The pictures of the page, each as SVG."""
+        sections = [p.parts if isinstance(p, Section) else (p,) for p in self.page.parts]
+        return tuple(p.svg for parts in sections for p in parts if isinstance(p, Picture))
 
     @takes("html", skip=1, standalone=FLAG)
     def html(self, *, standalone: bool = False) -> str:
@@ -127,6 +134,39 @@ class Report:
         return Shown(
             page=pages.short(self.program, self.title, self.output_names, self.diagnostics)
         )
+
+    @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
+    def picture(self, axis: str | None = None, by: Grouping | None = None) -> Shown:
+        """The program as a graph of the user's lines: the type that each one makes, where values
+        become partial and where they are reduced, and the collectives with their bytes. Lines that
+        run or stand there several times are drawn once.
+
+        Arguments:
+          axis: the mesh axis whose atoms colour it; None for the one that most bytes are sent over.
+          by: "line", "function" or "scope" (of `jax.named_scope` and of modules); None for lines,
+            or what is coarser where there are very many.
+
+        Raises:
+          SbpError: `unknown-axis` for an axis that the mesh has not, `unknown-option` where there
+            is no plan to draw.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> print(step.plan(x, x).report().picture().text()[:26])
+        the program by source line
+        """
+        return Shown(page=Page(parts=(program_picture(self._planned("drawn"), axis, by),)))
+
+    def _planned(self, what: str) -> Program:
+        """The plan; what a report without one cannot have is refused."""
+        if self.program is None:
+            raise SbpError(
+                f"there is no plan to be {what}: mend the errors of this report first",
+                code="unknown-option",
+            )
+        return self.program
 
     @takes("Report.text", skip=1, width=_WIDTH)
     def text(self, width: int = TEXT_WIDTH) -> str:

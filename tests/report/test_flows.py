@@ -1,0 +1,155 @@
+"""The picture of a program shows what its plan has."""
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp.errors import SbpError
+from sbp.report.flow_picture import folded
+from sbp.report.flows import GROUPINGS, program_flows
+from sbp.report.svg import NAMESPACE
+
+MESH = AbstractMesh((2, 4), ("data", "model"))
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def layer(x, w_in, w_out):
+    h = jax.nn.relu(x @ w_in)
+    y = h @ w_out
+    return y / jnp.linalg.norm(y)
+
+
+def loss(weights, x):
+    for w_in, w_out in weights:
+        x = layer(x, w_in, w_out)
+    return jnp.mean(x * x)
+
+
+def step(weights, x):
+    grads = jax.grad(loss)(weights, x)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+
+WEIGHTS = [(shape(256, 1024), shape(1024, 256))] * 6
+TYPES = ([("model:S(1)", "model:S(0)")] * 6, "data:S(0)")
+
+
+@pytest.fixture(scope="module")
+def plan():
+    made = sbp.jit(step, MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce")
+    return made.plan(WEIGHTS, shape(64, 256))
+
+
+def lines(function):
+    return function.__code__.co_firstlineno
+
+
+def sent(plan):
+    """Bytes of each collective that the plan lists, times its runs."""
+    total = 0.0
+    for box in plan.program.boxes():
+        total += sum(s.bytes_sent for s in box.box.steps) * box.trips
+    return total + sum(o.bytes_sent * runs for o, runs in plan.program.kernels())
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_all_bytes_of_the_plan_are_shown(plan, grouping):
+    flows = program_flows(plan.program, grouping)
+    assert flows.bytes == pytest.approx(sent(plan), rel=1e-12)
+    assert flows.bytes == pytest.approx(plan.program.cost.bytes_per_device, rel=1e-12)
+
+
+def stop(plan, line, phase):
+    stops = program_flows(plan.program).stops
+    (found,) = [s for s in stops if s.phase == phase and s.where.endswith(f":{line}")]
+    return found
+
+
+def test_a_partial_value_is_shown_from_its_line_to_its_reduction(plan):
+    begins = stop(plan, lines(layer) + 2, "forward")
+    assert begins.text == "y = h @ w_out" and begins.born and "model:P(sum)" in repr(begins.type)
+    ends = stop(plan, lines(layer) + 3, "forward")
+    assert {(t.kind, t.axes) for t in ends.transfers if t.reduces and "model" in t.axes} == {
+        ("all_reduce", "model")
+    }
+    assert not stop(plan, lines(layer) + 1, "forward").born
+
+
+def test_layers_that_python_unrolls_are_one_place_with_their_count(plan):
+    assert stop(plan, lines(layer) + 2, "forward").runs == 6
+    flows = program_flows(plan.program)
+    names = [(s.name, s.phase) for s in flows.stops]
+    assert len(set(names)) == len(names)
+
+
+def test_layers_of_a_scan_are_one_place_with_their_trips():
+    def scanned(weights, x):
+        def body(x, pair):
+            return layer(x, *pair), None
+
+        return jax.lax.scan(body, x, weights)[0]
+
+    stacked = (shape(36, 256, 1024), shape(36, 1024, 256))
+    types = (("model:S(2)", "model:S(1)"), "data:S(0)")
+    made = sbp.jit(scanned, MESH, in_types=types, boxing="reduce").plan(stacked, shape(64, 256))
+    assert stop(made, lines(layer) + 2, "forward").runs == 36
+    flows = program_flows(made.program)
+    assert flows.bytes == pytest.approx(made.program.cost.bytes_per_device, rel=1e-12)
+
+
+def test_each_flow_is_one_of_the_graph(plan):
+    flows = program_flows(plan.program)
+    assert all(-1 <= f.source < len(flows.stops) and f.source != f.target for f in flows.flows)
+    by_line = {(f.source, f.target) for f in flows.flows}
+    first = next(n for n, s in enumerate(flows.stops) if s.text.startswith("h = jax.nn.relu"))
+    second = next(n for n, s in enumerate(flows.stops) if s.text == "y = h @ w_out")
+    assert (first, second) in by_line and (second, first) not in by_line
+
+
+def test_the_drawing_names_what_the_table_names(plan):
+    shown = plan.report().picture(axis="model")
+    (svg,) = shown.svg()
+    root = ElementTree.fromstring(svg)
+    words = [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}text")]
+    assert "y = h @ w_out" in words and "forward" in words and "backward" in words
+    flows = program_flows(plan.program)
+    transfers = sum(len(s.transfers) for s in flows.stops) + len(flows.returned)
+    drawn = [w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]
+    assert len(drawn) == transfers
+    most = max((s for s in flows.stops), key=lambda s: s.bytes)
+    assert f"{most.where}: {most.transfers[0].kind}" in shown.text(400)
+    for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
+        right = float(shape_.attrib["x"]) + float(shape_.attrib["width"])
+        assert right <= float(root.attrib["width"]), "a box is cut"
+
+
+def test_very_many_lines_fold_into_functions():
+    body = "".join(f"    x = jnp.tanh(x) * {k + 2}\n" for k in range(20))
+    parts = "".join(f"def part{n}(x):\n{body}    return x\n" for n in range(6))
+    calls = "".join(f"    x = part{n}(x)\n" for n in range(6))
+    source = f"{parts}def many(x):\n{calls}    return x\n"
+    space: dict[str, Any] = {"jnp": jnp}
+    exec(compile(source, "many_lines.py", "exec"), space)
+    made = sbp.jit(space["many"], MESH, in_types=("data:S(0)",)).plan(shape(64, 256))
+    assert folded(made.program).grouping == "function"
+    assert [s.text for s in folded(made.program).stops] == [f"part{n}" for n in range(6)]
+    assert folded(made.program, "line").grouping == "line"
+    assert "the program by function" in made.report().picture().text()
+
+
+def test_what_cannot_be_drawn_is_refused(plan):
+    with pytest.raises(SbpError, match=r"no mesh axis 'modle'; did you mean \"model\""):
+        plan.report().picture(axis="modle")
+    with pytest.raises(SbpError, match="line"):
+        plan.report().picture(by="lines")
+    with pytest.raises(SbpError, match="there is no plan to be drawn"):
+        sbp.Report(program=None).picture()
