@@ -20,6 +20,7 @@
 #   make peer [ARGS="--share 0.25"]     JAX's own tests (tests/peer) with every outermost jax.jit replaced by
 #                                       sbp.jit: passed, failed, not applicable with reasons
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
+#   make docs                           the documentation site, in build/docs; warnings are errors
 #   make format / make lint / make clean
 
 VENV := .venv
@@ -44,7 +45,7 @@ make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv
 
 TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
-.PHONY: train test laws test-newest test-on-newest test-tpu test-multiprocess fuzz bench lint format clean
+.PHONY: docs train test laws test-newest test-on-newest test-tpu test-multiprocess fuzz bench lint format clean
 
 train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
@@ -81,6 +82,10 @@ peer: $(VENV)/.installed
 
 bench: $(VENV)/.installed-tpu
 	$(TPU_AOT_ENV) $(PY) -m benchmarks.gshard_bytes $(ARGS)
+
+docs: $(VENV)/.installed
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+	@echo "build/docs/index.html"
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if "generated" not in p.parts),
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(
