@@ -20,7 +20,6 @@ from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.hardware import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
-from sbp.report.signatures import signature_page, signatures_page
 
 _WORDS = Kind(
     "a list of strings, or None for the arguments of the process",
@@ -30,6 +29,7 @@ _WORDS = Kind(
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "report": ("sbp.commands.check", "report_program"),
+    "signatures": ("sbp.commands.signatures", "show_signatures"),
     "train": ("sbp.moe.train", "main"),
     "check": ("sbp.moe.check", "main"),
     "curves": ("sbp.moe.curves", "main"),
@@ -44,7 +44,7 @@ they need the `moe` extra."""
 _CHECK = ("sbp.commands.check", "check_program")
 """`sbp check` where it is given FILE:FUNCTION."""
 
-_COMMANDS = ("explain", "signatures", "hardware", *_PROGRAMS)
+_COMMANDS = ("explain", "hardware", *_PROGRAMS)
 
 
 @takes("sbp.cli.main", argv=_WORDS)
@@ -70,9 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         match options.command:
             case "explain":
                 _explain(console, options.code)
-            case "signatures":
-                page = signature_page(options.primitive) if options.primitive else signatures_page()
-                console.print(Shown(page=page))
             case "hardware":
                 console.print(Shown(page=hardware_page()))
             case _:
@@ -121,11 +118,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         help="a code such as no-signature; all codes when left out",
     )
-    signatures = commands.add_parser(
-        "signatures", help="the primitives that have signatures, or the rows of one"
-    )
-    signatures.add_argument(
-        "primitive", metavar="PRIMITIVE", nargs="?", help="a JAX primitive such as dot_general"
+    commands.add_parser(
+        "signatures", help="the rows of a primitive, or of a function such as softmax"
     )
     commands.add_parser(
         "hardware", help="the device kinds that costs can be counted on, with their figures"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sbp.errors import SbpError, bytes_text
@@ -14,6 +14,7 @@ from sbp.report.wording import counted
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
 from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status
+from sbp.trace.graph import Graph, Node
 
 AXIS_SIZE = 4
 """Size of the mesh axis of the shown rows. It divides every dim of the samples."""
@@ -67,10 +68,8 @@ def signature_page(primitive: str) -> Page:
     """
     rule = rule_for(primitive)
     if rule is None:
-        raise SbpError(
-            f"no signature for a primitive {primitive!r}{_suggestion(primitive)}",
-            code="unknown-option",
-        )
+        near = suggestion(primitive, known_primitives())
+        raise SbpError(f"no signature for a primitive {primitive!r}{near}", code="unknown-option")
     parts = [Paragraph(text=f"held B on every mesh axis: {rule.reason}")] if rule.reason else []
     title = f"{primitive}: {family(rule)}"
     found = sample(primitive)
@@ -78,15 +77,19 @@ def signature_page(primitive: str) -> Page:
         return Page(
             title=title, parts=(*parts, Paragraph(text="there is no sample to show its rows on"))
         )
-    graph, node = found
-    ins, outs = tuple(map(graph.aval, node.inputs)), tuple(graph.avals[o] for o in node.outputs)
-    op = Op(primitive, node.params, ins, outs, AXIS_SIZE)
+    op = op_of(*found)
     rows = rule.rows(op)
     head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
     return Page(
         title=title,
         parts=(*parts, Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)),
     )
+
+
+def op_of(graph: Graph, node: Node) -> Op:
+    """A node of a graph as rules see it, on a mesh axis of `AXIS_SIZE` devices."""
+    ins, outs = tuple(map(graph.aval, node.inputs)), tuple(graph.avals[o] for o in node.outputs)
+    return Op(node.op, node.params, ins, outs, AXIS_SIZE)
 
 
 def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
@@ -140,9 +143,14 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     )
 
 
-def _suggestion(primitive: str) -> str:
-    """The nearest name, else the command that lists all names."""
-    close = difflib.get_close_matches(primitive, sorted(known_primitives()), n=1, cutoff=0.5)
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest name, else the command that lists all primitives.
+
+    Arguments:
+      name: a name that nothing has.
+      known: the names that there are.
+    """
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     if close:
         return f'; did you mean "{close[0]}"?'
     return "; `sbp signatures` lists those that have one"
