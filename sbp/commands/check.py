@@ -15,7 +15,6 @@ from types import TracebackType
 from rich.console import Console
 
 import sbp
-from sbp.commands.data import report_data
 from sbp.commands.program import ProgramOptions, UserCodeError, checked
 from sbp.errors import SbpError
 from sbp.report.pages import refusal
@@ -135,7 +134,7 @@ def _answer(given: argparse.Namespace) -> int:
         return ExitStatus.NOT_CHECKED
     page = _page(report, given)
     if given.json:
-        print(json.dumps(report_data(report), indent=2, ensure_ascii=False))
+        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     elif getattr(given, "html", None):
         _write(Path(given.html), page.html(standalone=True))
         print(f"wrote {given.html}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -10,6 +11,7 @@ from sbp.errors import Diagnostic, SbpError
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
 from sbp.report import pages
+from sbp.report.data import FORMAT, finding_data, plan_data
 from sbp.report.finding import diagnostics_of, finding
 from sbp.report.flow_picture import program_picture
 from sbp.report.flows import GROUPINGS, Grouping
@@ -167,6 +169,23 @@ class Report:
                 code="unknown-option",
             )
         return self.program
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as data that `json.dumps` takes: the verdict, the findings, and of a plan its
+        cost, strategy, inputs, outputs and collectives, also by module and phase. `format` names
+        the form. Bytes are those of one device, seconds are modelled.
+
+        >>> Report(program=None, title="step").to_json()["ok"]
+        True
+        """
+        program = self.program
+        return {
+            "format": FORMAT,
+            "function": self.title,
+            "ok": self.ok,
+            "plan": None if program is None else plan_data(program, self.output_names),
+            "diagnostics": [finding_data(d) for d in self.diagnostics],
+        }
 
     @takes("Report.text", skip=1, width=_WIDTH)
     def text(self, width: int = TEXT_WIDTH) -> str:
