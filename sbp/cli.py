@@ -9,14 +9,18 @@ import importlib
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from rich.console import Console
 
+from sbp.commands.completion import SHELLS, completion_script
 from sbp.commands.program import is_target
 from sbp.errors import CODES, SbpError, nearest
 from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
+from sbp.report.concepts import CONCEPTS, concept_named, concept_words
 from sbp.report.hardware import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
@@ -44,7 +48,7 @@ they need the `moe` extra."""
 _CHECK = ("sbp.commands.check", "check_program")
 """`sbp check` where it is given FILE:FUNCTION."""
 
-_COMMANDS = ("explain", "hardware", *_PROGRAMS)
+_COMMANDS = ("explain", "hardware", "completion", *_PROGRAMS)
 
 
 @takes("sbp.cli.main", argv=_WORDS)
@@ -69,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console(highlight=False)
         match options.command:
             case "explain":
-                _explain(console, options.code)
+                _explain(console, " ".join(options.name))
+            case "completion":
+                print(completion_script(options.shell, _commands(parser)))
             case "hardware":
                 console.print(Shown(page=hardware_page()))
             case _:
@@ -110,13 +116,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sbp {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     explain = commands.add_parser(
-        "explain", help="what a diagnostic code means, with an example and its repair"
+        "explain", help="what a code or a word of reports means: no-signature, P, boxing, ZeRO"
     )
     explain.add_argument(
-        "code",
-        metavar="CODE",
-        nargs="?",
-        help="a code such as no-signature; all codes when left out",
+        "name",
+        metavar="NAME",
+        nargs="*",
+        help="a code such as no-signature, or a concept such as P, boxing or mesh axis; all of them"
+        " when left out",
     )
     commands.add_parser(
         "signatures", help="the rows of a primitive, or of a function such as softmax"
@@ -134,7 +141,18 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("plan", help="types and price of a training step, without training it")
     commands.add_parser("translate", help="translate text with a trained model")
     commands.add_parser("evaluate", help="score a trained model on a test set")
+    completion = commands.add_parser(
+        "completion", help="a script that completes commands in bash, zsh or fish"
+    )
+    completion.add_argument("shell", choices=SHELLS)
     return parser
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The commands of a parser, each with its line of help."""
+    actions: list[Any] = vars(parser)["_actions"]  # argparse has no other way to read them
+    (parts,) = (a for a in actions if a.dest == "command")
+    return {a.dest: a.help or "" for a in vars(parts)["_choices_actions"]}
 
 
 def _version() -> str:
@@ -144,14 +162,28 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _explain(console: Console, code: str | None) -> None:
-    if code is None:
-        room = max(map(len, CODES))
-        for name, meaning in CODES.items():
-            console.print(f"{name:<{room}}  {meaning}", markup=False, soft_wrap=True)
-        return
-    if code not in CODES:
-        raise SbpError(f"no diagnostic code {code!r}{nearest(code, CODES)}", code="unknown-option")
+def _explain(console: Console, name: str) -> None:
+    if not name:
+        meanings = CODES | {c.name: f"concept; also {', '.join(c.also)}" for c in CONCEPTS}
+        room = max(map(len, meanings))
+        for word, meaning in meanings.items():
+            console.print(f"{word:<{room}}  {meaning}", markup=False, soft_wrap=True)
+    elif name in CODES:
+        _explain_code(console, name)
+    elif (concept := concept_named(name)) is not None:
+        also = f"also called: {', '.join(concept.also)}" if concept.also else ""
+        see = f"see: {', '.join(f'`sbp explain {n}`' for n in concept.see)}"
+        paragraphs = [Paragraph(text=text) for text in (concept.text, also, see) if text]
+        console.print(Shown(page=Page(title=concept.name, parts=tuple(paragraphs))), soft_wrap=True)
+    else:
+        near = get_close_matches(name, (*CODES, *concept_words()), n=1, cutoff=0.5)
+        meant = concept_named(near[0]) if near else None
+        nearest_name = meant.name if meant else "".join(near)
+        hint = f'; did you mean "{nearest_name}"?' if near else "; `sbp explain` lists them"
+        raise SbpError(f"no diagnostic code or concept {name!r}{hint}", code="unknown-option")
+
+
+def _explain_code(console: Console, code: str) -> None:
     page = PAGES[code]
     parts: list[Part] = [Paragraph(text=text) for text in page.paragraphs()]
     console.print(Shown(page=Page(title=f"{code}: {CODES[code]}", parts=())))

@@ -1,6 +1,8 @@
 """The command line, and the examples of every code."""
 
 import linecache
+import shutil
+import subprocess
 import sys
 import warnings
 
@@ -10,6 +12,7 @@ import sbp
 from sbp.cli import main
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
 from sbp.report.codes import PAGES, PRELUDE
+from sbp.report.concepts import CONCEPTS
 from sbp.report.signatures import signature_page, signatures_page
 from sbp.signatures import known_primitives
 from sbp.signatures.examples import SAMPLES, sample
@@ -56,6 +59,47 @@ def test_examples_do_what_they_say(code, tmp_path, monkeypatch):
     assert codes_of(PAGES[code].right) == set()
 
 
+def test_concepts_have_unique_names_that_lead_on():
+    words = [word for c in CONCEPTS for word in (c.name, *c.also)]
+    assert len({w.casefold() for w in words}) == len(words)
+    assert not set(words) & set(CODES)
+    for concept in CONCEPTS:
+        assert set(concept.see) <= {c.name for c in CONCEPTS} - {concept.name}
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (["P"], "P"),
+        (["partial"], "P"),
+        (["mesh", "axis"], "mesh axis"),
+        (["zero"], "ZeRO"),
+        (["zero", "1"], "ZeRO"),
+        (["all_reduce"], "all-reduce"),
+        (["All", "Gather"], "all-gather"),
+        (["ring"], "ring"),
+    ],
+)
+def test_explain_a_concept(words, title, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["explain", *words]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == title and len(out) > 3
+    assert max(map(len, out)) <= 40
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_that_its_shell_reads(shell, capsys, tmp_path):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("signatures", "--mesh", "no-signature", "dot_general", "translate"):
+        assert word in script
+    program = shutil.which(shell)
+    if program is not None:
+        (tmp_path / "script").write_text(script)
+        subprocess.run([program, "-n", str(tmp_path / "script")], check=True)
+
+
 def test_all_codes_are_listed(capsys):
     assert main(["explain"]) == 0
     out = capsys.readouterr().out
@@ -88,6 +132,8 @@ def test_every_sample_holds_its_primitive():
     ("argv", "message"),
     [
         (["explain", "no-signatur"], 'did you mean "no-signature"?'),
+        (["explain", "reduce", "scater"], 'did you mean "reduce-scatter"?'),
+        (["explain", "qqqq"], "`sbp explain` lists them"),
         (["signatures", "dot_genral"], 'did you mean "dot_general"?'),
         (["signatures", "zzz"], "`sbp signatures` lists those that have one"),
         (["explian"], 'did you mean "explain"'),
