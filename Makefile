@@ -9,6 +9,7 @@
 #                                       three mesh axes, round trips of conversions, paths of
 #                                       conversions, meshes of the training step; `all` runs all of
 #                                       these and takes hours
+#   make notebooks [PYTEST_ARGS="-k 05"] run the notebooks and write their outputs anew
 #   make test-newest                    the tests on a newer Python with the newest supported JAX, where
 #                                       there is one
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu,
@@ -45,7 +46,7 @@ make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv
 
 TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
-.PHONY: docs train test laws test-newest test-on-newest test-tpu test-multiprocess fuzz bench lint format clean
+.PHONY: docs train test laws notebooks test-newest test-on-newest test-tpu test-multiprocess fuzz bench lint format clean
 
 train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
@@ -55,6 +56,9 @@ test: lint
 
 laws: $(VENV)/.installed
 	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal -m laws $(SLICED_TESTS) $(PYTEST_ARGS)
+
+notebooks: $(VENV)/.installed
+	SBP_UPDATE_GOLDEN=1 $(PY) -m pytest -q tests/test_notebooks.py -k outputs $(PYTEST_ARGS)
 
 test-newest:
 	@python=$$($(call first-python,"$(NEWEST)/bin/python" $(NEWER_PYTHONS),12)); \
