@@ -17,6 +17,8 @@ from sbp.report.flow_picture import program_picture
 from sbp.report.flows import GROUPINGS, Grouping
 from sbp.report.html import page_html
 from sbp.report.parts import Page, Picture, Section
+from sbp.report.shard_picture import shard_picture
+from sbp.report.shards import shards_of
 from sbp.report.terminal import page_lines
 from sbp.shardmap.coverage import Coverage
 
@@ -160,6 +162,30 @@ class Report:
         the program by source line
         """
         return Shown(page=Page(parts=(program_picture(self._planned("drawn"), axis, by),)))
+
+    @takes("Report.where", skip=1)
+    def where(self, name: str | int) -> Shown:
+        """Where a tensor lives: its blocks in proportion with the devices that have them, copies,
+        summands of a partial tensor, and devices that have nothing of it.
+
+        Arguments:
+          name: an input such as "params['w']", an output, a variable or a line, as `plan.why` takes
+            it.
+
+        Raises:
+          SbpError: `bad-argument` when nothing has that name, with the nearest names;
+            `unknown-option` where there is no plan to draw.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> print(step.plan(x, x).report().where("x").text()[:48])
+        where `x` f32[8,8], model:S(1), lives on mesh mo
+        """
+        program = self._planned("drawn")
+        found = shards_of(program, name, self.output_names)
+        return Shown(page=Page(parts=(shard_picture(found),)))
 
     def _planned(self, what: str) -> Program:
         """The plan; what a report without one cannot have is refused."""

@@ -1,0 +1,181 @@
+"""The picture of where a tensor lives shows what each device of the plan has."""
+
+import itertools
+import math
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+import sbp
+from sbp.errors import SbpError
+from sbp.report.parts import Page
+from sbp.report.report import Shown
+from sbp.report.shard_picture import MOST_BLOCKS, MOST_PANELS, shard_picture
+from sbp.report.shards import shards_of, tensor_shards
+from sbp.report.svg import NAMESPACE
+from sbp.types import Split, Unreduced, parse
+
+MESH = AbstractMesh((2, 4), ("data", "model"))
+
+CASES = (
+    ((16,), "a:S(0)", {"a": 4}),
+    ((5,), "a:S(0)", {"a": 4}),
+    ((9,), "a:S(0) b:S(0)", {"a": 2, "b": 3}),
+    ((7, 10), "a:S(1) b:S(0)", {"a": 4, "b": 3}),
+    ((8, 16), "b:P(max)", {"a": 2, "b": 3}),
+    ((4, 6, 8), "a:S(0) b:P c:P", {"a": 2, "b": 2, "c": 3}),
+    ((4, 6, 8, 10), "a:S(0) b:S(3) c:S(2)", {"a": 2, "b": 2, "c": 3}),
+    ((2,) * 8, "a:S(0) b:S(7)", {"a": 2, "b": 2}),
+    ((), "a:P", {"a": 2, "b": 4}),
+    ((), "B", {"a": 1}),
+    ((0, 8), "a:S(1)", {"a": 4}),
+)
+
+
+def elements_by_hand(shape, type_, mesh):
+    """The numbers of the elements of each device, and its place on the axes that are partial: an
+    array of all numbers, padded and cut axis by axis."""
+    parts = {(): np.arange(math.prod(shape)).reshape(shape)}
+    for axis, n in mesh.items():
+        atom, cut = type_.get(axis), {}
+        for place, part in parts.items():
+            pieces = [part] * n
+            if isinstance(atom, Split):
+                short = -part.shape[atom.dim] % n
+                width = [(0, short if d == atom.dim else 0) for d in range(part.ndim)]
+                pieces = np.split(np.pad(part, width, constant_values=-1), n, axis=atom.dim)
+            cut |= {(*place, i): piece for i, piece in enumerate(pieces)}
+        parts = cut
+    partial = [i for i, a in enumerate(mesh) if isinstance(type_.get(a), Unreduced)]
+    return [
+        (frozenset(part[part >= 0].tolist()), tuple(place[i] for i in partial))
+        for place, part in sorted(parts.items())
+    ]
+
+
+def elements_shown(found):
+    """The same of the shards, by device."""
+    numbers = np.arange(math.prod(found.shape)).reshape(found.shape)
+    return {
+        device: (frozenset(numbers[tuple(slice(*e) for e in s.extents)].flat), s.summand)
+        for s in found.shards
+        for device in s.devices
+    }
+
+
+@pytest.mark.parametrize(("shape", "text", "mesh"), CASES)
+def test_each_device_has_the_elements_that_are_cut_by_hand(shape, text, mesh):
+    found = tensor_shards("x", "f32", shape, parse(text), tuple(mesh.items()))
+    shown, by_hand = elements_shown(found), elements_by_hand(shape, parse(text), mesh)
+    assert sorted(shown) == list(range(math.prod(mesh.values())))
+    for device, (numbers, place) in enumerate(by_hand):
+        assert shown[device][0] == numbers
+        for other, (_, elsewhere) in enumerate(by_hand):
+            assert (shown[device][1] == shown[other][1]) == (place == elsewhere)
+    assert found.summands == len({place for _, place in by_hand})
+
+
+def test_even_shards_are_those_of_jax():
+    mesh = sbp.make_mesh((2, 2, 2), ("a", "b", "c"))
+    sharding = NamedSharding(mesh, PartitionSpec("b", None, ("a", "c")))
+    shape = (4, 3, 8)
+    type_ = parse("a:S(2) b:S(0) c:S(2)")
+    found = tensor_shards("x", "f32", shape, type_, tuple(mesh.shape.items()))
+    where = sharding.devices_indices_map(shape)
+    for shard, device in ((s, d) for s in found.shards for d in s.devices):
+        indices = where[mesh.devices.flat[device]]
+        by_jax = tuple(i.indices(n)[:2] for i, n in zip(indices, shape, strict=True))
+        assert shard.extents == by_jax
+
+
+@pytest.fixture(scope="module")
+def report():
+    def step(params, x):
+        h = jax.nn.relu(x @ params["w"])
+        y = h @ params["out"]
+        return sbp.annotate(y, "model:P(sum)")
+
+    f32 = jnp.float32
+    params = {"w": jax.ShapeDtypeStruct((6, 16), f32), "out": jax.ShapeDtypeStruct((16, 8), f32)}
+    types = ({"w": "model:S(1)", "out": "model:S(0)"}, "data:S(0)")
+    made = sbp.jit(step, MESH, in_types=types, out_types="data:S(0) model:P(sum)")
+    return made.plan(params, jax.ShapeDtypeStruct((8, 6), f32)).report()
+
+
+@pytest.mark.parametrize("name", ["params['w']", "params['out']", "x", "result", "h", "y"])
+def test_inputs_outputs_and_values_have_the_types_of_the_plan(report, name):
+    found = shards_of(report.program, name, report.output_names)
+    block = report.program.block
+    sources = dict(zip(report.program.graph.input_names, block.inputs, strict=True))
+    sources |= dict(zip(report.output_names, block.outputs, strict=True))
+    if name in sources:
+        codes = sources[name].codes
+        assert [c > 0 for c in codes] == [isinstance(found.type.get(a), Split) for a in MESH.shape]
+        assert [c < 0 for c in codes] == [a in found.partial_axes for a in MESH.shape]
+    shards = elements_shown(found)
+    by_hand = elements_by_hand(found.shape, found.type, dict(MESH.shape))
+    assert [shards[d][0] for d in range(8)] == [numbers for numbers, _ in by_hand]
+    assert repr(found.type) in report.where(name).text(400)
+
+
+def drawn(svg):
+    root = ElementTree.fromstring(svg)
+    return root, [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}text")]
+
+
+def test_a_partial_tensor_is_a_sum_of_devices(report):
+    shown = report.where("result")
+    _, words = drawn(shown.svg()[0])
+    assert "0 + 1 + .. + 3" in words and "4 + 5 + .. + 7" in words
+    assert "P(sum), over model: 4 summands of each element" in shown.text(400)
+    assert "3 of 4" in shown.text(400)
+
+
+def test_blocks_are_drawn_in_proportion_and_inside_the_picture():
+    for shape, text, mesh in CASES:
+        found = tensor_shards("x", "f32", shape, parse(text), tuple(mesh.items()))
+        root, _ = drawn(shard_picture(found).svg)
+        for box in root.iter(f"{{{NAMESPACE}}}rect"):
+            assert float(box.attrib["x"]) + float(box.attrib["width"]) <= float(
+                root.attrib["width"]
+            )
+            assert float(box.attrib["y"]) + float(box.attrib["height"]) <= float(
+                root.attrib["height"]
+            )
+    found = tensor_shards("x", "f32", (5,), parse("a:S(0)"), (("a", 4),))
+    root, _ = drawn(shard_picture(found).svg)
+    widths = [float(box.attrib["width"]) for box in root.iter(f"{{{NAMESPACE}}}rect")]
+    assert np.allclose(np.array(widths) / widths[0], [1, 1, 0.5])
+    assert "1 device has no element of it: 3" in shard_picture(found).caption
+
+
+def test_a_large_mesh_is_folded_and_counted():
+    mesh = (("a", 8), ("b", 16), ("c", 8), ("d", 8))
+    type_ = parse("a:S(0) b:S(1) c:S(2) d:S(3)")
+    picture = shard_picture(tensor_shards("x", "f32", (64,) * 4, type_, mesh))
+    _, words = drawn(picture.svg)
+    assert f"and {64 - MOST_PANELS} such drawings more" in words
+    assert f"+ {16 - MOST_BLOCKS} more" in words
+    text = Shown(page=Page(parts=(picture,))).text()
+    assert "and 8176 more shards" in text and len(picture.svg) < 200_000
+
+
+def test_names_with_markup_are_escaped():
+    name = "<b>&'\u05de"
+    found = tensor_shards(name, "f32[4]", (4,), parse("a:S(0)"), (("a", 2),))
+    page = Shown(page=Page(parts=(shard_picture(found),)))
+    assert "<b>&'" not in page.html() and name in page.text()
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(report):
+    with pytest.raises(SbpError, match=r"did you mean \"params\['w'\]\""):
+        report.where("params['v']")
+
+
+def test_a_text_of_40_columns_is_readable(report):
+    for name, width in itertools.product(("x", "result"), (40, 80, 200)):
+        assert max(map(len, report.where(name).lines(width))) <= width
