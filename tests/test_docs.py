@@ -1,6 +1,7 @@
 """Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints
 what the page shows."""
 
+import os
 import re
 import runpy
 import warnings
@@ -19,7 +20,7 @@ PAGES = [
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(
-    r"[\w./-]*\w\.(?:py|ipynb|md|csv)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+"
+    r"[\w./-]*\w\.(?:py|ipynb|md|csv|svg)\b|\b(?:sbp|tests|benchmarks|docs|notebooks)/[\w/-]+"
 )
 WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 """Files that the pages tell the reader to write."""
@@ -98,6 +99,20 @@ def test_example_runs(
         printed = capsys.readouterr().out
         line = unmatched(shown, printed)
         assert line is None, f"the page shows {line!r}; printed was:\n{printed}"
+
+
+def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`SBP_UPDATE_GOLDEN=1` writes it anew."""
+    page = ROOT / "docs" / "first-program.md"
+    (code,) = [code for _, code, _ in examples(page) if "ffn.svg" in code]
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "quickstart.py"
+    script.write_text(code, "utf-8")
+    runpy.run_path(str(script), run_name="__main__")
+    drawn, kept = (tmp_path / "ffn.svg").read_text("utf-8"), ROOT / "docs" / "ffn.svg"
+    if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
+        kept.write_text(drawn, "utf-8")
+    assert drawn == kept.read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

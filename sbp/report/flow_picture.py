@@ -3,28 +3,18 @@ and the collectives where they run."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sbp.errors import SbpError, bytes_text, nearest
 from sbp.plan.program import Program
-from sbp.report.flows import (
-    GROUPINGS,
-    Grouping,
-    ProgramFlows,
-    Stop,
-    Transfer,
-    ValueFlow,
-    program_flows,
-)
+from sbp.report.flows import Grouping, ProgramFlows, Stop, Transfer, ValueFlow, busiest_axis, folded
 from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.wording import counted, listed
 from sbp.source.reader import shortened
 from sbp.types import NdSbp, Split, Unreduced
-
-MOST_PLACES = 90
-"""Places above which a picture takes functions or scopes for lines."""
 
 MOST_ROWS = 160
 """Rows of a picture; those that send least are left out, and it says so."""
@@ -56,7 +46,7 @@ class _Spot:
         return _ROW + _LINE * max(0, max(len(s.transfers) for s in self.stops) - 2)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Sheet:
     """What is drawn."""
 
@@ -90,32 +80,23 @@ class _Sheet:
 
     @property
     def width(self) -> float:
-        return _GRADIENT_AT + _GRADIENT + _SENT if self.gradient else _GUTTER + _BOX + _SENT
+        return _GRADIENT_AT + _GRADIENT + _SENT
 
+    @property
+    def room(self) -> float:
+        """Pixels for the collectives beside a box."""
+        return (_SENT if self.gradient else self.width - _GUTTER - _BOX) - 20
 
-def busiest_axis(program: Program, flows: ProgramFlows) -> str:
-    """The mesh axis that most bytes are sent over; the first with several devices where none
-    are."""
-    names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
-    everywhere = [t for s in flows.stops for t in s.transfers] + list(flows.returned)
-    sent = {n: sum(t.bytes for t in everywhere if n in t.axes.split(", ")) for n in names}
-    return max(names, key=lambda n: sent[n])
+    @functools.cached_property
+    def results(self) -> Stop:
+        """What converts results, and what loops carry on."""
+        returned = list(self.flows.returned)
+        return Stop(name="", text="results", where="", brief="", phase="update", transfers=returned)
 
-
-def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
-    """The flows of a program by lines; where there are too many, by functions or scopes.
-
-    Arguments:
-      program: the plan.
-      grouping: what a place is; None to choose.
-    """
-    if grouping is not None:
-        return program_flows(program, grouping)
-    found = [program_flows(program, g) for g in GROUPINGS[:1]]
-    if len(found[0].stops) > MOST_PLACES:
-        found += [program_flows(program, g) for g in GROUPINGS[1:]]
-    fitting = [f for f in found if 3 < len(f.stops) <= MOST_PLACES]
-    return fitting[0] if fitting else min(found, key=lambda f: (len(f.stops) <= 3, len(f.stops)))
+    @functools.cached_property
+    def costliest(self) -> Stop:
+        """The place that most bytes are sent for."""
+        return max((*self.flows.stops, self.results), key=lambda s: s.bytes)
 
 
 def program_picture(
@@ -157,22 +138,16 @@ def _caption(sheet: _Sheet) -> str:
 
 
 def _costliest(sheet: _Sheet) -> str:
-    sending = [s for s in sheet.flows.stops if s.bytes]
-    if not sending:
+    most = sheet.costliest
+    if not most.bytes:
         return "No place sends anything."
-    most = max(sending, key=lambda s: s.bytes)
     share = most.bytes / sheet.flows.bytes
-    where = most.where or most.text
+    before = {"forward": "the line", "backward": "the gradient of", "update": "the update at"}
+    where = f"{before[most.phase]} {most.where}" if most.where else f"the {most.text}"
     return (
-        f"Most bytes, {share:.0%}, are sent for {_phase_text(most)} {where}:"
-        f" {most.transfers[0].kind}, {bytes_text(most.bytes)}."
+        f"Most bytes, {share:.0%}, are sent for {where}: {most.transfers[0].kind},"
+        f" {bytes_text(most.bytes)}."
     )
-
-
-def _phase_text(stop: Stop) -> str:
-    return {"forward": "the line", "backward": "the gradient of", "update": "the update at"}[
-        stop.phase
-    ]
 
 
 # ---- drawing ------------------------------------------------------------------------------------
@@ -214,20 +189,17 @@ def _drawing(sheet: _Sheet) -> Board:
     if sheet.update_from < len(sheet.rows) and sheet.update_from:
         y = sheet.rows[sheet.update_from].top - 10
         board.text((_GUTTER, y), "update", Ink(bold=True))
-    most = max((s.bytes for s in sheet.flows.stops), default=0.0)
     for row in sheet.rows:
         if row.left is not None:
             _box(board, sheet, row.left, (_GUTTER, row.top), _BOX)
-            _sent(board, row.left, (_GUTTER + _BOX + 8, row.top), most, sheet.flows.bytes)
+            _sent(board, sheet, row.left, (_GUTTER + _BOX + 8, row.top))
         if row.right is not None:
             x = _GRADIENT_AT
             _box(board, sheet, row.right, (x, row.top), _GRADIENT, brief=row.left is not None)
-            _sent(board, row.right, (x + _GRADIENT + 8, row.top), most, sheet.flows.bytes)
+            _sent(board, sheet, row.right, (x + _GRADIENT + 8, row.top))
     if sheet.flows.returned:
-        place = Stop(name="", text="results", where="", brief="", phase="update")
-        place.transfers = list(sheet.flows.returned)
         board.text((_GUTTER, top + 13), "results, and what loops carry on", Ink(bold=True))
-        _sent(board, place, (_GUTTER + _BOX + 8, top), most, sheet.flows.bytes)
+        _sent(board, sheet, sheet.results, (_GUTTER + _BOX + 8, top))
     _arrows(board, sheet, "left")
     _arrows(board, sheet, "right")
     return board
@@ -270,19 +242,20 @@ def _box(
         board.text((x + 6, y + 30), shortened(under, room))
 
 
-def _sent(board: Board, stop: Stop, corner: tuple[float, float], most: float, total: float) -> None:
+def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) -> None:
     """The collectives of a place, each with a bar of its share."""
     x, y = corner
+    total, is_most = sheet.flows.bytes, stop.bytes == sheet.costliest.bytes > 0
     for number, transfer in enumerate(stop.transfers):
         base = y + 13 + _LINE * number
         share = transfer.bytes / total if total else 0.0
         width = (_SENT - 20) * share
-        color = COSTLY if stop.bytes == most else WHOLE
+        color = COSTLY if is_most else WHOLE
         board.rect((x, base - 11), (max(width, 2), 13), Ink(color=color, opacity=0.3, width=0))
         board.text(
             (x + 4, base),
-            shortened(_transfer_text(transfer), int((_SENT - 20) / CELL)),
-            Ink(color=COSTLY if stop.bytes == most else "currentColor", bold=stop.bytes == most),
+            shortened(_transfer_text(transfer), int(sheet.room / CELL)),
+            Ink(color=COSTLY if is_most else "currentColor", bold=is_most),
             title=f"{transfer.change}, {counted(transfer.runs, 'run')}, {share:.0%}",
         )
 

@@ -31,8 +31,10 @@ GROUPINGS: tuple[Grouping, ...] = ("line", "function", "scope")
 TEXT_LIMIT = 52
 """Characters of a place's text."""
 
+MOST_PLACES = 90
+"""Places above which a picture takes functions or scopes for lines."""
+
 Key = tuple[str, Phase]
-ARGUMENTS, RESULTS = "arguments", "results"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,3 +368,28 @@ class _FlowWalk:
         while node is not None and node.op in CONTROL_FLOW:
             node = next((n for region in node.regions for n in region.nodes), None)
         return None if node is None else self.stops[self._at[node.id]]
+
+
+def busiest_axis(program: Program, flows: ProgramFlows) -> str:
+    """The mesh axis that most bytes are sent over; the first with several devices where none
+    are."""
+    names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
+    everywhere = [t for s in flows.stops for t in s.transfers] + list(flows.returned)
+    sent = {n: sum(t.bytes for t in everywhere if n in t.axes.split(", ")) for n in names}
+    return max(names, key=lambda n: sent[n])
+
+
+def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
+    """The flows of a program by lines; where there are too many, by functions or scopes.
+
+    Arguments:
+      program: the plan.
+      grouping: what a place is; None to choose.
+    """
+    if grouping is not None:
+        return program_flows(program, grouping)
+    found = [program_flows(program, g) for g in GROUPINGS[:1]]
+    if len(found[0].stops) > MOST_PLACES:
+        found += [program_flows(program, g) for g in GROUPINGS[1:]]
+    fitting = [f for f in found if 3 < len(f.stops) <= MOST_PLACES]
+    return fitting[0] if fitting else min(found, key=lambda f: (len(f.stops) <= 3, len(f.stops)))

@@ -25,7 +25,7 @@ from sbp.report.parts import (
     Table,
     TableRow,
 )
-from sbp.report.svg import FONT, FONT_SIZE, NAMESPACE
+from sbp.report.svg import FILE_ATTRIBUTES, FONT, FONT_SIZE
 
 # Text and background have the colours of the page around the report, light or dark; other colours
 # are half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps
@@ -127,7 +127,7 @@ def _leaf(part: Leaf) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    inline = picture.svg.replace(f' xmlns="{NAMESPACE}"', "", 1)  # which only files need
+    inline = picture.svg.replace(FILE_ATTRIBUTES, "", 1)
     drawn = f'<p>{_text(picture.caption)}</p>\n<div class="p" tabindex="0">{inline}</div>'
     if not picture.instead:
         return drawn

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 NAMESPACE = "http://www.w3.org/2000/svg"
+FILE_ATTRIBUTES = f' xmlns="{NAMESPACE}" style="background:white"'
+"""What a drawing has in a file and not inside a page, whose background it takes."""
+
 FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 FONT_SIZE = 11
 """Of a label, in pixels."""
@@ -51,7 +54,7 @@ class Board:
     >>> board = Board(80, 20)
     >>> board.rect((0, 0), (80, 20), Ink(color="#3b82f6"), title="a weight")
     >>> board.text((40, 14), "S(0)", anchor="middle")
-    >>> board.svg("one box").startswith('<svg xmlns="http://www.w3.org/2000/svg" width="80"')
+    >>> board.svg("one box").startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     True
     """
 
@@ -108,7 +111,7 @@ class Board:
         Arguments:
           description: what it shows, for those who cannot see it.
         """
-        root = ElementTree.Element("svg", {"xmlns": NAMESPACE})
+        root = ElementTree.Element("svg", {"xmlns": NAMESPACE, "style": "background:white"})
         size = _number(self.width), _number(self.height)
         root.set("width", size[0])
         root.set("height", size[1])
