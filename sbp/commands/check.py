@@ -63,6 +63,9 @@ def report_parser(program: str = "sbp report") -> argparse.ArgumentParser:
     )
     _add_options(parser)
     parser.add_argument("--short", action="store_true", help="the short report")
+    parser.add_argument(
+        "--source", action="store_true", help="the source, each line with its types and bytes"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report to this file as HTML")
     return parser
 
@@ -146,6 +149,8 @@ def _answer(given: argparse.Namespace) -> int:
 def _page(report: Report, given: argparse.Namespace) -> Shown:
     if "short" not in given:
         return Shown(page=_findings(report))
+    if given.source and report.program is not None:
+        return report.source()
     return report.short() if given.short else report.full()
 
 

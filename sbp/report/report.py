@@ -11,6 +11,7 @@ from sbp.errors import Diagnostic, SbpError
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
 from sbp.report import pages
+from sbp.report.annotated_source import source_page
 from sbp.report.data import FORMAT, finding_data, plan_data
 from sbp.report.finding import diagnostics_of, finding
 from sbp.report.flow_picture import program_picture
@@ -186,6 +187,22 @@ class Report:
         program = self._planned("drawn")
         found = shards_of(program, name, self.output_names)
         return Shown(page=Page(parts=(shard_picture(found),)))
+
+    def source(self) -> Shown:
+        """The user's lines, each with the types that it makes and the bytes that a device sends
+        there. The line that sends most is marked with `>`.
+
+        Raises:
+          SbpError: `unknown-option` where there is no plan.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> "sends" in step.plan(x, x).report().source().text()
+        True
+        """
+        return Shown(page=source_page(self._planned("annotated"), self.title))
 
     def _planned(self, what: str) -> Program:
         """The plan; what a report without one cannot have is refused."""
