@@ -250,20 +250,17 @@ class _FlowWalk:
         returned = self._transfers()
         for stop in self.stops.values():
             stop.transfers = _joined(stop.transfers)
+        stops, largest = list(self.stops.values()), dict[int, float]()
         for flow in found.values():
-            if flow.source >= 0:
-                self._show(list(self.stops.values())[flow.source], flow, found)
+            if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
+                largest[flow.source] = flow.size
+                stops[flow.source].type = flow.type
         return ProgramFlows(
             stops=tuple(self.stops.values()),
             flows=tuple(found.values()),
             returned=tuple(_joined(returned)),
             grouping=grouping,
         )
-
-    def _show(self, stop: Stop, flow: ValueFlow, found: dict[tuple[int, int], ValueFlow]) -> None:
-        """Gives a place the type of its largest result."""
-        largest = max((f for f in found.values() if f.source == flow.source), key=lambda f: f.size)
-        stop.type = largest.type
 
     def _flow(
         self,

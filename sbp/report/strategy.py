@@ -7,6 +7,7 @@ those of the forward pass.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -142,6 +143,7 @@ class _Reading:
         self.program = program
         self.graph = program.graph
         self.phase = phases(self.graph)
+        self._position = {v: n for n, v in enumerate(self.graph.inputs)}
         self._maker: dict[int, Node] = {}
         self._entry: dict[int, tuple[Node, Entry]] = {}
         self._index(self.graph)
@@ -181,10 +183,9 @@ class _Reading:
 
     def _root(self, operand: Operand) -> int | None:
         """The input of the program that a value is, rearranged, cast, or read in a loop."""
-        position = {v: n for n, v in enumerate(self.graph.inputs)}
         while isinstance(operand, int):
-            if operand in position:
-                return position[operand]
+            if operand in self._position:
+                return self._position[operand]
             if operand in self._entry:
                 node, entry = self._entry[operand]
                 if entry.kind == "carry":
@@ -282,14 +283,15 @@ class _Reading:
                 return ("pipeline" if self._takes_turns(product) else "expert"), True
             return "tensor", True
         if other > 0:
-            return self._part(product.node, k), False
+            kernels = self.program.typing.rows[product.node.id].kernels
+            if kernels and kernel_named(kernels[k]).widens is not None:
+                return "space", False
+            return self._part(k), False
         return ("tensor" if other < 0 else "none"), False
 
-    def _part(self, node: Node, k: int) -> Role:
-        """What a product splits whose weights are whole."""
-        kernels = self.program.typing.rows[node.id].kernels
-        if kernels and kernel_named(kernels[k]).widens is not None:
-            return "space"
+    @functools.cache  # noqa: B019, since it lives as long as one report is made
+    def _part(self, k: int) -> Role:
+        """What products split whose weights are whole."""
         meets = [p for p in self.products if p.weight is None]
         alone = [p for p in meets if 0 in self._taken(p.node, k)]
         # Of attention that splits its examples, both operands of its products are split.
