@@ -19,7 +19,7 @@ from sbp.source.annotations import annotated_text, annotation_span
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
 from sbp.trace.regions import trips_are_assumed
-from sbp.types import NdSbp, Split
+from sbp.types import NdSbp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,49 +192,3 @@ def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
             )
             for inner in instruction.blocks:
                 yield from _regions(inner, inside)
-
-
-def slices(
-    program: Program, fact: AnnotatedTensor
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-    """The one or two mesh axes that split a tensor, and the index range of each device.
-
-    Returns:
-      The axes, and rows of index ranges: one row for each index of the outer of two axes. None
-      where no axis or more than two split the tensor, where it is partial, or where one of the axes
-      has more than 8 devices.
-    """
-    sizes = dict(program.mesh.axes)
-    axes = tuple(
-        a for a in program.mesh.names if isinstance(fact.tensor.type.get(a), Split) and sizes[a] > 1
-    )
-    if not axes or len(axes) > 2 or fact.tensor.type.is_partial or any(sizes[a] > 8 for a in axes):
-        return None
-    rows = range(sizes[axes[0]] if len(axes) == 2 else 1)
-    cells = tuple(
-        tuple(
-            _slice(fact, axes, sizes, (i, j)[2 - len(axes) :])
-            for j in range(sizes[axes[len(axes) - 1]])
-        )
-        for i in rows
-    )
-    return axes, cells
-
-
-def _slice(
-    fact: AnnotatedTensor, axes: tuple[str, ...], sizes: dict[str, int], index: tuple[int, ...]
-) -> str:
-    ranges = [(0, size) for size in fact.global_shape]
-    block = list(fact.global_shape)
-    for axis, i in zip(axes, index, strict=True):
-        atom = fact.tensor.type.get(axis)
-        assert isinstance(atom, Split)
-        start, stop = ranges[atom.dim]
-        block[atom.dim] = -(-block[atom.dim] // sizes[axis])
-        begin = min(start + i * block[atom.dim], stop)
-        ranges[atom.dim] = begin, min(begin + block[atom.dim], stop)
-    shown = [
-        ":" if (a, b) == (0, size) else "empty" if a == b else f"{a}:{b}"
-        for (a, b), size in zip(ranges, fact.global_shape, strict=True)
-    ]
-    return f"[{', '.join(shown)}]"

@@ -14,7 +14,6 @@ from sbp.report.parts import (
     Cell,
     Excerpt,
     Facts,
-    Grid,
     Leaf,
     Page,
     Paragraph,
@@ -25,7 +24,7 @@ from sbp.report.parts import (
     Table,
     TableRow,
 )
-from sbp.report.svg import FILE_ATTRIBUTES, FONT, FONT_SIZE
+from sbp.report.svg import FILE_ATTRIBUTES
 
 # Text and background have the colours of the page around the report, light or dark; other colours
 # are half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps
@@ -70,8 +69,6 @@ overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
 """.replace(".sbp ", ".sbp.sbp.sbp ")
 _PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
 BAR_PIXELS = 72
-SHADES = ("3b82f6", "f59e0b", "10b981", "ef4444", "8b5cf6", "14b8a6", "ec4899", "84cc16")
-"""Colours of slices. Each slice also shows its index range, so it can be read without colour."""
 
 
 def page_html(page: Page, *, standalone: bool = False) -> str:
@@ -116,8 +113,6 @@ def _leaf(part: Leaf) -> str:
             return f"<dl>{pairs}</dl>"
         case Table():
             return _table(part)
-        case Grid():
-            return _grid(part)
         case Picture():
             return _picture(part)
         case ShownDiagnostic():
@@ -175,35 +170,6 @@ def _bar(share: Share) -> str:
         f'<svg width="{BAR_PIXELS}" height="9" role="img"'
         f' aria-label="{share.percent}">{outer}{inner}</svg>'
     )
-
-
-def _grid(grid: Grid) -> str:
-    """The mesh as a grid of devices, each with its slice. Equal slices have one colour."""
-    texts = list(dict.fromkeys(cell for row in grid.cells for cell in row))
-    wide = max(64, 16 + 7 * max(map(len, (*texts, *grid.column_names))))
-    side = 7 * max(map(len, grid.row_names)) + 10 if any(grid.row_names) else 2
-    made = [
-        _label(name, side + wide * j + wide / 2, 12) for j, name in enumerate(grid.column_names)
-    ]
-    for i, (name, row) in enumerate(zip(grid.row_names, grid.cells, strict=True)):
-        top = 18 + 30 * i
-        made.append(_label(name, side / 2, top + 18) if name else "")
-        for j, cell in enumerate(row):
-            shade = SHADES[texts.index(cell) % len(SHADES)]
-            box = f'x="{side + wide * j + 1}" y="{top}" width="{wide - 2}" height="28" rx="4"'
-            made.append(f'<rect {box} fill="#{shade}" fill-opacity=".25" stroke="#{shade}"/>')
-            made.append(_label(cell, side + wide * j + wide / 2, top + 18))
-    width, height = side + wide * len(grid.column_names) + 2, 20 + 30 * len(grid.cells)
-    picture = "\n".join(m for m in made if m)
-    return (
-        f'<p>{_text(grid.caption)}</p>\n<svg width="{width:.0f}" height="{height}"'
-        f' role="img" font-family="{FONT}" font-size="{FONT_SIZE}" fill="currentColor">'
-        f"\n{picture}\n</svg>"
-    )
-
-
-def _label(text: str, x: float, y: float) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle">{html.escape(text)}</text>'
 
 
 def _finding(part: ShownDiagnostic) -> str:

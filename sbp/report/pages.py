@@ -19,7 +19,6 @@ from sbp.report.hardware import unmeasured
 from sbp.report.parts import (
     Column,
     Facts,
-    Grid,
     Page,
     Paragraph,
     Part,
@@ -29,6 +28,8 @@ from sbp.report.parts import (
     TableRow,
 )
 from sbp.report.precision import precision
+from sbp.report.shard_picture import shard_picture
+from sbp.report.shards import telling_tensor
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
@@ -87,11 +88,8 @@ def full(
     parts += [Paragraph(text=text) for text in unmeasured(program)]
     annotated = facts.annotated(program)
     if annotated:
-        grid = _grid(program, annotated)
         parts.append(
-            Section(
-                title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated), *grid)
-            )
+            Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
         )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
     if found:
@@ -99,6 +97,12 @@ def full(
         picture = replace(program_picture(program), instead=())
         parts.append(Section(title="picture", parts=(picture,), opened=False))
     parts += precision(program)
+    telling = telling_tensor(program)
+    if telling is not None:
+        heading = "where a tensor lives; report.where(name) shows others"
+        drawn = shard_picture(telling)
+        both = (replace(drawn, instead=()), *drawn.instead)
+        parts.append(Section(title=heading, parts=both, opened=False))
     parts.append(_tensors("input", facts.inputs(program)))
     parts.append(_tensors("output", facts.outputs(program, output_names)))
     regions = facts.regions(program)
@@ -204,28 +208,6 @@ def _pin_text(pin: Pin) -> str:
     asked = " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
     whole = ", ".join(map(str, pin.whole))
     return f"{asked}, no other split of dim {whole}" if whole else asked
-
-
-def _grid(program: Program, found: Sequence[facts.AnnotatedTensor]) -> tuple[Grid, ...]:
-    """The slice on each device of one annotated tensor: the first of those with most rows of
-    slices."""
-    best: Grid | None = None
-    for fact in found:
-        found_slices = facts.slices(program, fact)
-        if found_slices is None or (
-            best is not None and len(best.row_names) >= len(found_slices[1])
-        ):
-            continue
-        axes, cells = found_slices
-        rows = tuple(f"{axes[0]} {i}" for i in range(len(cells))) if len(axes) == 2 else ("",)
-        columns = tuple(f"{axes[-1]} {j}" for j in range(len(cells[0])))
-        same = [a for a, n in program.mesh.axes if a not in axes and n > 1]
-        alike = f"; the same on every index of {listed(same)}" if same else ""
-        caption = (
-            f"how the mesh holds `{fact.name}` {fact.tensor.shape}, {fact.tensor.type!r}{alike}"
-        )
-        best = Grid(caption=caption, column_names=columns, row_names=rows, cells=cells)
-    return (best,) if best else ()
 
 
 def _collectives(program: Program, found: Sequence[Collective], shown: int, limit: int) -> Section:

@@ -67,16 +67,6 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The slice of a tensor on each device of one or two mesh axes."""
-
-    caption: str
-    column_names: tuple[str, ...]
-    row_names: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """An underlined part of a source line: primary with carets, others with dashes.
 
@@ -161,7 +151,7 @@ class Picture:
     instead: tuple[Plain, ...]
 
 
-Leaf = Plain | Grid | Picture | ShownDiagnostic
+Leaf = Plain | Picture | ShownDiagnostic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from sbp.errors import SbpError
 from sbp.explain.subjects import Subject, Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
-from sbp.report.facts import tensor
+from sbp.report.facts import Tensor, annotated, tensor
 from sbp.types import NdSbp, Split, Unreduced
 
 Extent = tuple[int, int]
@@ -134,6 +134,29 @@ def tensor_shards(
             for (extents, _, summand), found in devices.items()
         ),
     )
+
+
+def telling_tensor(program: Program) -> TensorShards | None:
+    """The annotated tensor that the most mesh axes split or are partial on, the first of several;
+    without annotations the input, the largest of several. None where all are whole."""
+    found = [(a.tensor, a.global_shape) for a in annotated(program)]
+    if not found:
+        names = program.graph.input_names
+        found = [
+            (tensor(program, r, n), _shape(program, r))
+            for n, r in zip(names, program.block.inputs, strict=False)
+        ]
+        found.sort(key=lambda f: -f[0].bytes_per_device)
+    axes = program.mesh.axes
+
+    def told(fact: Tensor) -> int:
+        kinds = [fact.type.get(axis) for axis, n in axes if n > 1]
+        return sum(isinstance(kind, Split | Unreduced) for kind in kinds)
+
+    best = max(found, key=lambda f: told(f[0]), default=None)
+    if best is None or not told(best[0]):
+        return None
+    return tensor_shards(best[0].name, best[0].shape, best[1], best[0].type, axes)
 
 
 def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) -> TensorShards:

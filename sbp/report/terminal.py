@@ -14,7 +14,6 @@ from sbp.report.parts import (
     Column,
     Excerpt,
     Facts,
-    Grid,
     Leaf,
     Page,
     Paragraph,
@@ -69,8 +68,6 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
                 yield Text.assemble((_fit(name, room), "dim"), GAP, (value, "bold"))
         case Table():
             yield from _table(part, width)
-        case Grid():
-            yield from _grid(part, width)
         case Picture():
             yield from (Text(line) for line in wrap(part.caption, width))
             for plain_part in part.instead:
@@ -168,28 +165,6 @@ def _table(table: Table, width: int) -> Iterator[Text]:
             yield from (Text(f"    {line}", "dim") for line in wrap(row.detail, width - 4))
     if table.rest:
         yield Text(table.rest, "dim")
-
-
-def _grid(grid: Grid, width: int) -> Iterator[Text]:
-    yield from (Text(line) for line in wrap(grid.caption, width))
-    side = max(map(cell_len, grid.row_names))
-    columns = list(zip(*grid.cells, strict=True))
-    widths = [
-        max(cell_len(t) for t in (name, *cells))
-        for name, cells in zip(grid.column_names, columns, strict=True)
-    ]
-    left = " " * side + (GAP if side else "")
-    yield Text(
-        (
-            left + GAP.join(_fit(n, w) for n, w in zip(grid.column_names, widths, strict=True))
-        ).rstrip(),
-        "dim",
-    )
-    for name, cells in zip(grid.row_names, grid.cells, strict=True):
-        head = (_fit(name, side) + GAP) if side else ""
-        yield Text.assemble(
-            (head, "dim"), GAP.join(_fit(c, w) for c, w in zip(cells, widths, strict=True)).rstrip()
-        )
 
 
 # ---- findings -----------------------------------------------------------------------------------
