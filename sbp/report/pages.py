@@ -28,7 +28,7 @@ from sbp.report.parts import (
     TableRow,
 )
 from sbp.report.precision import precision
-from sbp.report.shard_picture import shard_picture
+from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
 from sbp.report.shards import telling_tensor
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.shardmap.coverage import Coverage
@@ -102,7 +102,8 @@ def full(
         heading = "where a tensor lives; report.where(name) shows others"
         drawn = shard_picture(telling)
         both = (replace(drawn, instead=()), *drawn.instead)
-        parts.append(Section(title=heading, parts=both, opened=False))
+        few = len(telling.shards) <= LISTED_SHARDS
+        parts.append(Section(title=heading, parts=both, opened=few))
     parts.append(_tensors("input", facts.inputs(program)))
     parts.append(_tensors("output", facts.outputs(program, output_names)))
     regions = facts.regions(program)

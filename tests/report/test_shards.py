@@ -15,7 +15,7 @@ from sbp.errors import SbpError
 from sbp.report.parts import Page
 from sbp.report.report import Shown
 from sbp.report.shard_picture import MOST_BLOCKS, MOST_PANELS, shard_picture
-from sbp.report.shards import shards_of, tensor_shards
+from sbp.report.shards import shards_of, telling_tensor, tensor_shards
 from sbp.report.svg import NAMESPACE
 from sbp.types import Split, Unreduced, parse
 
@@ -179,3 +179,9 @@ def test_an_unknown_name_is_refused_with_the_nearest(report):
 def test_a_text_of_40_columns_is_readable(report):
     for name, width in itertools.product(("x", "result"), (40, 80, 200)):
         assert max(map(len, report.where(name).lines(width))) <= width
+
+
+def test_the_report_draws_the_tensor_that_most_axes_split(report):
+    telling = telling_tensor(report.program)
+    assert telling is not None and (telling.name, repr(telling.type)) == ("y", "model:P(sum)")
+    assert shard_picture(telling).svg in report.full().svg()
