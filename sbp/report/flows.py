@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sbp.errors import file_name
+from sbp.errors import file_name, position_text
 from sbp.infer.sends import step_sends
 from sbp.infer.space import LOCAL, Code, to_type
 from sbp.plan.program import Program
@@ -151,6 +151,12 @@ class PlaceName(NamedTuple):
     brief: str = ""
 
 
+def _brief(path: str) -> str:
+    """A path whose name in reports has no folder; cells of notebooks keep theirs."""
+    name = file_name(path)
+    return path if name.startswith("Cell") else Path(path).name
+
+
 def _line(node: Node) -> PlaceName:
     span = users_span(node)
     if span is None:
@@ -159,8 +165,8 @@ def _line(node: Node) -> PlaceName:
     return PlaceName(
         f"{span.file}:{span.line}",
         shortened(text, TEXT_LIMIT) or "(no source)",
-        f"{file_name(span.file)}:{span.line}",
-        f"{Path(span.file).name}:{span.line}",
+        position_text(span.file, span.line),
+        position_text(_brief(span.file), span.line),
     )
 
 
@@ -168,7 +174,7 @@ def _function(node: Node) -> PlaceName:
     span = users_span(node)
     if span is None:
         return PlaceName("", "(no source)")
-    name, brief = file_name(span.file), Path(span.file).name
+    name, brief = file_name(span.file), file_name(_brief(span.file))
     return PlaceName(f"{span.file}:{span.function}", span.function or "module level", name, brief)
 
 
