@@ -9,6 +9,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
+from rich.cells import cell_len
+
 from sbp.report.markup import pieces
 from sbp.report.parts import (
     Cell,
@@ -27,18 +29,21 @@ from sbp.report.parts import (
 from sbp.report.svg import FILE_ATTRIBUTES
 
 # Text and background have the colours of the page around the report, light or dark; other colours
-# are half transparent. JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps
-# `pre` inside words. So every property that it sets on an element used here is set here
-# (tests/report/test_jupyterlab.py), by selectors of three classes, which win over its two.
+# are half transparent, or mixed with that of the text, so that words can be read on both.
+# JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps `pre` inside words. So
+# every property that it sets on an element used here is set here (tests/report/test_jupyterlab.py),
+# by selectors of three classes, which win over its two.
 STYLE = """
-.sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left;overflow-x:auto}
-.sbp h3{font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em;scroll-margin-top:0}
+.sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left;direction:ltr;
+overflow-x:auto;overflow-wrap:break-word}
+.sbp .c{font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em}
 .sbp code,.sbp pre,.sbp .m{font:12px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .sbp code{background:#8882;border:0;border-radius:3px;padding:0 .25em;
-color:inherit;white-space:inherit}
+color:inherit;white-space:inherit;unicode-bidi:isolate}
 .sbp dl{display:flex;flex-wrap:wrap;gap:.6em;margin:0 0 .6em;padding:0;
 width:auto;overflow:visible}
-.sbp dl div{border:1px solid #8886;border-radius:6px;padding:.3em .8em}
+.sbp dl div{border:1px solid #8886;border-radius:6px;padding:.3em .8em;max-width:100%;
+box-sizing:border-box}
 .sbp dt,.sbp dd{display:block;float:none;width:auto;margin:0;padding:0}
 .sbp dt{opacity:.7;font-size:11px;font-weight:400}.sbp dd{font-weight:600}
 .sbp p{margin:.3em 0;text-align:left}
@@ -46,40 +51,45 @@ width:auto;overflow:visible}
 .sbp details details{border:0}
 .sbp summary{cursor:pointer;font-weight:600}
 .sbp details details summary{font-weight:400;opacity:.75}
-.sbp table{border-collapse:collapse;border-spacing:0;border:0;margin:.3em 0 .3em 1em;
+.sbp .p,.sbp .w{overflow-x:auto;margin:.3em 0;scrollbar-width:thin}
+.sbp table{border-collapse:collapse;border-spacing:0;border:0;margin:0 0 0 1em;
 table-layout:auto;background:none;color:inherit;font-size:12px}
 .sbp thead{border:0;vertical-align:inherit}
 .sbp tr,.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;vertical-align:top;
 border:0;background:none;line-height:inherit;white-space:normal;max-width:none}
 .sbp th{font-weight:400;opacity:.7;font-size:11px;white-space:nowrap}
-.sbp td.n,.sbp th.n{text-align:right}
+.sbp td.n,.sbp th.n{text-align:right;white-space:nowrap}
 .sbp tr.d td{padding:0 0 .5em 1.2em;opacity:.75;font-size:12px}
 .sbp .f{border-left:3px solid currentColor;padding:.1em 0 .1em .9em;margin:.6em 0}
 .sbp pre{margin:.4em 0;padding:.4em .6em;background:#8881;border:0;color:inherit;
 overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
-.sbp .error>b:first-child,.sbp .error pre b{color:#d9433b}
-.sbp .warning>b:first-child,.sbp .warning pre b{color:#b7791f}
-.sbp .note>b:first-child,.sbp i{color:#2f7fd0;font-style:normal}
+.sbp .z{visibility:hidden}
+.sbp pre b,.sbp pre i,.sbp .z{unicode-bidi:isolate}
+.sbp .error>b:first-child,.sbp .error pre b{color:color-mix(in srgb,#d9433b 70%,currentColor)}
+.sbp .warning>b:first-child,.sbp .warning pre b{color:color-mix(in srgb,#b7791f 70%,currentColor)}
+.sbp .note>b:first-child,.sbp i{color:color-mix(in srgb,#2f7fd0 70%,currentColor);font-style:normal}
 .sbp .note{border-color:#2f7fd0}.sbp .error{border-color:#d9433b}.sbp .warning{border-color:#b7791f}
 .sbp .h{display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 2em}
 .sbp .h code{overflow-wrap:anywhere}
 .sbp svg{vertical-align:middle;max-width:none;height:revert-layer}
 .sbp svg text{font-family:inherit;font-size:inherit}
-.sbp .p{overflow-x:auto;margin:.3em 0}
 """.replace(".sbp ", ".sbp.sbp.sbp ")
-_PAGE_STYLE = ":root{color-scheme:light dark}body{margin:1.5em}"
+_PAGE_STYLE = ":root{color-scheme:light dark;background:Canvas;color:CanvasText}body{margin:1.5em}"
 BAR_PIXELS = 72
 
 
 def page_html(page: Page, *, standalone: bool = False) -> str:
     """A page as an HTML fragment, or as a whole document."""
-    title = f"<h3>{_text(page.title)}</h3>\n" if page.title else ""
+    # No heading in a fragment: hosts number headings, and list them as the notebook's own.
+    tag = "h1" if standalone else "p"
+    title = f'<{tag} class="c">{_text(page.title)}</{tag}>\n' if page.title else ""
     body = "\n".join(_section(p) if isinstance(p, Section) else _leaf(p) for p in page.parts)
     fragment = f'<div class="sbp"><style>{STYLE}</style>\n{title}{body}\n</div>\n'
     if not standalone:
         return fragment
     head = f'<meta charset="utf-8"><title>sbp report</title><style>{_PAGE_STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{fragment}</body></html>\n'
+    body = f"<main>\n{fragment}</main>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
 def _text(text: str) -> str:
@@ -130,6 +140,11 @@ def _picture(picture: Picture) -> str:
     return f"{drawn}\n<details><summary>in words</summary>\n{words}</details>"
 
 
+def _scrolled(made: str) -> str:
+    """What scrolls by itself where the page is narrow, with the keyboard too."""
+    return f'<div class="w" tabindex="0">{made}</div>'
+
+
 def _table(table: Table) -> str:
     def side(number: int) -> str:
         return ' class="n"' if table.columns[number].right else ""
@@ -149,10 +164,11 @@ def _table(table: Table) -> str:
         return "\n".join(made)
 
     head = " ".join(f"<th{side(i)}>{_text(c.heading)}</th>" for i, c in enumerate(table.columns))
-    shown = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows(table.rows)}\n</tbody></table>"
+    body = f"<tbody>\n{rows(table.rows)}\n</tbody>"
+    shown = _scrolled(f"<table><thead><tr>{head}</tr></thead>{body}</table>")
     if not table.rest:
         return shown
-    more = f'<table class="rest"><tbody>\n{rows(table.folded)}\n</tbody></table>'
+    more = _scrolled(f'<table class="rest"><tbody>\n{rows(table.folded)}\n</tbody></table>')
     return f"{shown}\n<details><summary>{_text(table.rest)}</summary>\n{more}</details>"
 
 
@@ -179,7 +195,7 @@ def _finding(part: ShownDiagnostic) -> str:
         rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in part.rows)
         made.append(
             "<details open><summary>rule:"
-            f" {_text(part.rule)}</summary>\n<table>{rows}</table></details>"
+            f" {_text(part.rule)}</summary>\n{_scrolled(f'<table>{rows}</table>')}</details>"
         )
     made += [f"<div><b>note</b>: {_text(note)}</div>" for note in part.notes]
     made += [
@@ -204,16 +220,28 @@ def _excerpt(excerpt: Excerpt) -> str:
         for mark in line.marks:
             text = line.text or ""
             tag = "b" if mark.primary else "i"
-            under = ("^" if mark.primary else "-") * (mark.end - mark.start)
-            # Tabs are kept, so that the marks stand below what they mark.
-            before = "".join(c if c == "\t" else " " for c in text[: mark.start])
+            under = ("^" if mark.primary else "-") * _cells(text, mark.start, mark.end)
             made.append(
-                f"{' ' * digits} | {before}<{tag}>{under}"
+                f"{' ' * digits} | {_indent(text[: mark.start])}<{tag}>{under}"
                 f" {html.escape(mark.text, quote=False)}</{tag}>"
             )
     scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
     return (
-        f'<div class="m">{html.escape(excerpt.place)}{scope}</div>\n<pre>'
+        f'<div class="m">{html.escape(excerpt.place)}{scope}</div>\n<pre tabindex="0">'
         + "\n".join(made)
         + "</pre>"
     )
+
+
+def _cells(text: str, start: int, end: int) -> int:
+    """The cells that a part of a line takes; a wide character takes two, and past the end of the
+    line one each."""
+    return cell_len(text[start:end]) + max(0, end - max(start, len(text)))
+
+
+def _indent(before: str) -> str:
+    """What moves marks below the character behind `before`: blanks and tabs, or `before` itself,
+    unseen, where its characters may be wider than others."""
+    if before.isascii():
+        return "".join(c if c == "\t" else " " for c in before)
+    return f'<span class="z" aria-hidden="true">{html.escape(before, quote=False)}</span>'

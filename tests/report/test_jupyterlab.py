@@ -12,8 +12,6 @@ from sbp.report.html import STYLE
 # element, wherever it stands.
 CELL = "vertical-align padding line-height white-space max-width border text-align background"
 HOST = {
-    "h3": "line-height font-weight font-style margin margin-top margin-bottom font-size"
-    " scroll-margin-top",
     "pre": "color font-size border margin padding background-color font-family line-height"
     " white-space overflow-x overflow-y word-break word-wrap",
     "code": "border background-color color font-family font-size line-height padding white-space",

@@ -151,7 +151,7 @@ class _Words(HTMLParser):
 
 def html_facts(text):
     parser = _Words()
-    parser.feed(text)
+    parser.feed(re.sub('<span class="z" aria-hidden="true">.*?</span>', "", text))  # unseen
     return _facts("".join(parser.words))
 
 
