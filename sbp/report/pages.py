@@ -30,6 +30,7 @@ from sbp.report.parts import (
 from sbp.report.precision import precision
 from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
 from sbp.report.shards import telling_tensor
+from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
 from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
@@ -96,6 +97,8 @@ def full(
         # Its words are those of the collectives above; `Report.picture` has them by place.
         picture = replace(program_picture(program), instead=())
         parts.append(Section(title="picture", parts=(picture,), opened=False))
+        sent = Section(title="bytes by mesh axis", parts=(traffic_picture(program),), opened=False)
+        parts.append(sent)
     parts += precision(program)
     telling = telling_tensor(program)
     if telling is not None:

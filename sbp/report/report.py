@@ -20,6 +20,8 @@ from sbp.report.html import page_html
 from sbp.report.parts import Page, Picture, Section
 from sbp.report.shard_picture import shard_picture
 from sbp.report.shards import shards_of
+from sbp.report.traffic_picture import traffic_picture
+from sbp.report.limits import limits_section
 from sbp.report.terminal import page_lines
 from sbp.shardmap.coverage import Coverage
 
@@ -203,6 +205,49 @@ class Report:
         True
         """
         return Shown(page=source_page(self._planned("annotated"), self.title))
+
+    def bytes(self, other: Report | None = None) -> Shown:
+        """The bytes that one device sends per call: of each mesh axis by phase (forward, backward,
+        update), and of each scope or function by mesh axis. Collectives over several axes have a
+        row of their own.
+
+        Arguments:
+          other: the report of another plan, which is drawn beside this one on the same scale.
+
+        Raises:
+          SbpError: `unknown-option` where one of them has no plan, or `other` is not a report.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> print(step.plan(x, x).report().bytes().text().splitlines()[0])
+        bytes that one device sends per call, by mesh axis: 256.0 B in all.
+        """
+        if other is not None and not isinstance(other, Report):
+            raise SbpError(
+                f"Report.bytes: other must be a Report, or None, got {other!r}",
+                code="unknown-option",
+            )
+        beside = None if other is None else other._planned("drawn")
+        picture = traffic_picture(self._planned("drawn"), beside)
+        return Shown(page=Page(parts=(picture,)))
+
+    def limits(self) -> Shown:
+        """What limits the step: FLOPs, modelled seconds by module and pass with what they are spent
+        on (compute, memory, or the links of a mesh axis), and the utilisation that follows.
+
+        Raises:
+          SbpError: `unknown-option` where there is no plan to be modelled.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> print(step.plan(x, x).report().limits().text().splitlines()[0])
+        limits: 1.02 KFLOP per call
+        """
+        return Shown(page=Page(parts=(limits_section(self._planned("modelled")),)))
 
     def _planned(self, what: str) -> Program:
         """The plan; what a report without one cannot have is refused."""

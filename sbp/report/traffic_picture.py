@@ -1,0 +1,186 @@
+"""Bytes by mesh axis, phase and place -> a picture: a matrix whose cells are darker the more they
+send, for one plan or for two side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sbp.plan.program import Program
+from sbp.report.flow_picture import COSTLY, SPLIT
+from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
+from sbp.report.svg import CELL, Board, Ink
+from sbp.report.traffic import MOMENTS, RETURNED, Traffic, traffic
+from sbp.report.wording import bytes_text, counted
+from sbp.source.reader import shortened
+
+MOST_PLACES = 16
+"""Rows of places; the others are added up in one more row."""
+
+_NAME, _CELL, _ROW, _GAP = 250.0, 96.0, 24.0, 30.0
+_NAME_CHARS = int((_NAME - 10) / CELL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Bytes of rows and columns.
+
+    Attributes:
+      corner: what the rows are.
+      rows, columns: their names.
+      plans: the bytes of each plan, by row and column; what sends nothing has no entry.
+    """
+
+    corner: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    plans: tuple[dict[tuple[str, str], float], ...]
+
+    def sum_of(self, plan: int, row: str) -> float:
+        """Bytes of a row."""
+        return sum(b for (r, _), b in self.plans[plan].items() if r == row)
+
+
+def matrices(found: Sequence[Traffic]) -> tuple[Matrix, Matrix]:
+    """The bytes of one plan, or of several with the same rows and columns: of mesh axes by phase,
+    and of places by mesh axes.
+
+    Arguments:
+      found: the bytes of each plan.
+    """
+    by_moment = tuple(t.by_moment() for t in found)
+    axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
+    sent = {m for sums in by_moment for _, m in sums}
+    moments = tuple(m for m in MOMENTS if m in sent)
+    by_place = [{(p, a): b for (a, p), b in t.by_place().items()} for t in found]
+    places = sorted(
+        {p for sums in by_place for p, _ in sums},
+        key=lambda p: (-max(sum(b for (q, _), b in s.items() if q == p) for s in by_place), p),
+    )
+    others = set(places[MOST_PLACES:])
+    if others:
+        rest = counted(len(others), "other place")
+        by_place = [_folded(sums, others, rest) for sums in by_place]
+        places = [*places[:MOST_PLACES], rest]
+    corner = "scope" if all(t.grouping == "scope" for t in found) else "function"
+    return (
+        Matrix(corner="mesh axes", rows=tuple(axes), columns=moments, plans=by_moment),
+        Matrix(corner=corner, rows=tuple(places), columns=tuple(axes), plans=tuple(by_place)),
+    )
+
+
+def _folded(
+    sums: dict[tuple[str, str], float], others: set[str], rest: str
+) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for (place, axes), bytes_ in sums.items():
+        key = (rest if place in others else place), axes
+        found[key] = found.get(key, 0.0) + bytes_
+    return found
+
+
+def traffic_picture(program: Program, other: Program | None = None) -> Picture:
+    """The bytes that one device sends per call, by mesh axes, phase and place.
+
+    Arguments:
+      program: the plan.
+      other: a plan beside it, on the same scale.
+    """
+    programs = (program,) if other is None else (program, other)
+    found = tuple(map(traffic, programs))
+    if len({t.grouping for t in found}) > 1:
+        found = tuple(traffic(p, "function") for p in programs)
+    caption = _caption(found)
+    if not any(t.amounts for t in found):
+        nothing = Paragraph(text="no device sends anything")
+        return Picture(caption=caption, svg=Board(1, 1).svg(caption), instead=(nothing,))
+    both = matrices(found)
+    return Picture(
+        caption=caption, svg=_drawing(both).svg(caption), instead=tuple(map(_table, both))
+    )
+
+
+def _caption(found: Sequence[Traffic]) -> str:
+    totals = [bytes_text(t.bytes) for t in found]
+    text = f"bytes that one device sends per call, by mesh axis: {totals[0]} in all"
+    if len(totals) > 1:
+        text += f" by this plan, {totals[1]} by the other"
+        text += " (this / other in tables)"
+    if any(a.moment == RETURNED for t in found for a in t.amounts):
+        text += f". `{RETURNED}`: conversions of results and of what loops carry on"
+    return f"{text}."
+
+
+def _drawing(both: tuple[Matrix, Matrix]) -> Board:
+    plans = len(both[0].plans)
+    most_columns = max(len(m.columns) for m in both) + 1
+    block = _CELL * most_columns + _GAP
+    tall = sum(_ROW * (len(m.rows) + 1) + _GAP for m in both) + 20
+    board = Board(_NAME + block * plans, tall)
+    top = 20.0
+    if plans > 1:
+        for plan, name in enumerate(("this plan", "the other plan")):
+            board.text((_NAME + block * plan, 12), name, Ink(bold=True))
+    for matrix in both:
+        board.text((4, top + 16), matrix.corner, Ink(bold=True))
+        for number, row in enumerate(matrix.rows):
+            y = top + _ROW * (number + 1) + 16
+            board.text((4, y), shortened(row, _NAME_CHARS), title=row)
+        for plan in range(plans):
+            _cells(board, matrix, plan, (_NAME + block * plan, top))
+        top += _ROW * (len(matrix.rows) + 1) + _GAP
+    return board
+
+
+def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float]) -> None:
+    """The cells of one plan: each with its bytes, darker the more it sends."""
+    left, top = corner
+    most = max((b for sums in matrix.plans for b in sums.values()), default=0.0)
+    room = int((_CELL - 6) / CELL)
+    for number, column in enumerate((*matrix.columns, "sum")):
+        x = left + _CELL * number + _CELL / 2
+        name = shortened(column, room)
+        board.text((x, top + 16), name, Ink(bold=True), anchor="middle", title=column)
+    for at, row in enumerate(matrix.rows):
+        y = top + _ROW * (at + 1)
+        for number, column in enumerate(matrix.columns):
+            bytes_ = matrix.plans[plan].get((row, column), 0.0)
+            x, told = left + _CELL * number, f"{row}, {column}: {bytes_text(bytes_)}"
+            is_most = bytes_ > 0 and bytes_ == most
+            ink = Ink(
+                color=COSTLY if is_most else SPLIT,
+                opacity=0.5 * bytes_ / most,
+                width=2 if is_most else 0,
+            )
+            board.rect((x + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
+            text = bytes_text(bytes_) if bytes_ else "-"
+            board.text((x + _CELL / 2, y + 16), text, Ink(bold=is_most), anchor="middle")
+        x = left + _CELL * (len(matrix.columns) + 0.5)
+        board.text((x, y + 16), bytes_text(matrix.sum_of(plan, row)), anchor="middle")
+
+
+def _table(matrix: Matrix) -> Table:
+    """The same in words; of two plans, both numbers in a cell."""
+    columns = (
+        Column(heading=matrix.corner, wraps=True),
+        *(Column(heading=c, right=True, wraps=True) for c in (*matrix.columns, "sum")),
+    )
+    total = sum(matrix.plans[0].values())
+    single = len(matrix.plans) == 1
+
+    def row(name: str) -> TableRow:
+        cells = [
+            _cell([sums.get((name, column), 0.0) for sums in matrix.plans])
+            for column in matrix.columns
+        ]
+        sums = [matrix.sum_of(plan, name) for plan in range(len(matrix.plans))]
+        share = (Share(fraction=sums[0] / total),) if single else ()
+        return TableRow(cells=(name, *cells, _cell(sums), *share))
+
+    if single:
+        columns = (*columns, Column(heading="share"))
+    return Table(columns=columns, rows=tuple(map(row, matrix.rows)))
+
+
+def _cell(values: Sequence[float]) -> str:
+    return " / ".join(bytes_text(v) if v else "-" for v in values)
