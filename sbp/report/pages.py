@@ -94,11 +94,11 @@ def full(
         )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
     if found:
-        # Its words are those of the collectives above; `Report.picture` has them by place.
+        # Their words are in the collectives above; `picture()` and `bytes()` have them by place.
         picture = replace(program_picture(program), instead=())
         parts.append(Section(title="picture", parts=(picture,), opened=False))
-        sent = Section(title="bytes by mesh axis", parts=(traffic_picture(program),), opened=False)
-        parts.append(sent)
+        sent = replace(traffic_picture(program), instead=())
+        parts.append(Section(title="bytes by mesh axis", parts=(sent,), opened=False))
     parts += precision(program)
     telling = telling_tensor(program)
     if telling is not None:

@@ -221,8 +221,8 @@ class Report:
         >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
         >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> print(step.plan(x, x).report().bytes().text().splitlines()[0])
-        bytes that one device sends per call, by mesh axis: 256.0 B in all.
+        >>> print(step.plan(x, x).report().bytes().text().split(" in all")[0])
+        bytes that one device sends per call, by mesh axis: 128.0 B
         """
         if other is not None and not isinstance(other, Report):
             raise SbpError(

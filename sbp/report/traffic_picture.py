@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sbp.plan.program import Program
 from sbp.report.flow_picture import COSTLY, SPLIT
-from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
+from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.traffic import MOMENTS, RETURNED, Traffic, traffic
 from sbp.report.wording import bytes_text, counted
@@ -17,7 +17,7 @@ from sbp.source.reader import shortened
 MOST_PLACES = 16
 """Rows of places; the others are added up in one more row."""
 
-_NAME, _CELL, _ROW, _GAP = 250.0, 96.0, 24.0, 30.0
+_NAME, _CELL, _ROW, _GAP = 170.0, 78.0, 24.0, 30.0
 _NAME_CHARS = int((_NAME - 10) / CELL)
 
 
@@ -153,10 +153,9 @@ def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float])
                 width=2 if is_most else 0,
             )
             board.rect((x + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
-            text = bytes_text(bytes_) if bytes_ else "-"
-            board.text((x + _CELL / 2, y + 16), text, Ink(bold=is_most), anchor="middle")
+            board.text((x + _CELL / 2, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
         x = left + _CELL * (len(matrix.columns) + 0.5)
-        board.text((x, y + 16), bytes_text(matrix.sum_of(plan, row)), anchor="middle")
+        board.text((x, y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
 
 
 def _table(matrix: Matrix) -> Table:
@@ -165,8 +164,6 @@ def _table(matrix: Matrix) -> Table:
         Column(heading=matrix.corner, wraps=True),
         *(Column(heading=c, right=True, wraps=True) for c in (*matrix.columns, "sum")),
     )
-    total = sum(matrix.plans[0].values())
-    single = len(matrix.plans) == 1
 
     def row(name: str) -> TableRow:
         cells = [
@@ -174,11 +171,8 @@ def _table(matrix: Matrix) -> Table:
             for column in matrix.columns
         ]
         sums = [matrix.sum_of(plan, name) for plan in range(len(matrix.plans))]
-        share = (Share(fraction=sums[0] / total),) if single else ()
-        return TableRow(cells=(name, *cells, _cell(sums), *share))
+        return TableRow(cells=(name, *cells, _cell(sums)))
 
-    if single:
-        columns = (*columns, Column(heading="share"))
     return Table(columns=columns, rows=tuple(map(row, matrix.rows)))
 
 
