@@ -34,7 +34,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class SentBytes:
     """What one device sends per call.
 
     Attributes:
@@ -59,7 +59,7 @@ class Traffic:
         return _sums((a.axes, a.place, a.bytes) for a in self.amounts)
 
 
-def traffic(program: Program, grouping: Grouping | None = None) -> Traffic:
+def traffic(program: Program, grouping: Grouping | None = None) -> SentBytes:
     """What one device sends per call, by mesh axes, phase and place.
 
     Arguments:
@@ -81,7 +81,7 @@ def traffic(program: Program, grouping: Grouping | None = None) -> Traffic:
         Amount(axes=t.axes, moment=RETURNED, place="(results and loops)", bytes=t.bytes)
         for t in flows.returned
     ]
-    return Traffic(amounts=tuple(a for a in amounts if a.bytes), grouping=grouping)
+    return SentBytes(amounts=tuple(a for a in amounts if a.bytes), grouping=grouping)
 
 
 def _sums(cells: Iterable[tuple[str, str, float]]) -> dict[tuple[str, str], float]:

@@ -10,7 +10,7 @@ from sbp.plan.program import Program
 from sbp.report.flow_picture import COSTLY, SPLIT
 from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
-from sbp.report.traffic import MOMENTS, RETURNED, Traffic, traffic
+from sbp.report.traffic import MOMENTS, RETURNED, SentBytes, traffic
 from sbp.report.wording import bytes_text, counted
 from sbp.source.reader import shortened
 
@@ -41,7 +41,7 @@ class Matrix:
         return sum(b for (r, _), b in self.plans[plan].items() if r == row)
 
 
-def matrices(found: Sequence[Traffic]) -> tuple[Matrix, Matrix]:
+def matrices(found: Sequence[SentBytes]) -> tuple[Matrix, Matrix]:
     """The bytes of one plan, or of several with the same rows and columns: of mesh axes by phase,
     and of places by mesh axes.
 
@@ -100,7 +100,7 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
     )
 
 
-def _caption(found: Sequence[Traffic]) -> str:
+def _caption(found: Sequence[SentBytes]) -> str:
     totals = [bytes_text(t.bytes) for t in found]
     text = f"bytes that one device sends per call, by mesh axis: {totals[0]} in all"
     if len(totals) > 1:
