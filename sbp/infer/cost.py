@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax import lax
@@ -66,7 +66,7 @@ def row_seconds(
       waited: for values that are fetched before they are read, the share of the reading that is
           waited for (`infer.prefetch`).
     """
-    seconds, hidden = _local_seconds(graph, node, row, mesh, waited), 0.0
+    seconds, hidden = max(local_seconds(graph, node, row, mesh, waited)), 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
@@ -155,9 +155,23 @@ def product_seconds(
     return flops / rate * max(1.0, hardware.product_rows / max(1, rows))
 
 
-def _local_seconds(
+class LocalSeconds(NamedTuple):
+    """Seconds of a node's local work; the longer one counts, since they run at the same time.
+
+    Attributes:
+      compute: of floating-point operations of products.
+      memory: of bytes moved to or from a memory.
+    """
+
+    compute: float
+    memory: float
+
+
+def local_seconds(
     graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, waited: Mapping[int, float]
-) -> float:
+) -> LocalSeconds:
+    """Seconds of a node's local work on one device, without its collectives; arguments as
+    `row_seconds`."""
     hardware = mesh.hardware
 
     def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
@@ -175,19 +189,21 @@ def _local_seconds(
     )
     traits = traits_of(node.op)
     if node.op == TRANSFER:
-        return 0.5 * traffic / hardware.host_bytes_per_second  # half is read, half is written
+        # Half is read, half is written.
+        return LocalSeconds(0.0, 0.5 * traffic / hardware.host_bytes_per_second)
     if computes_in_host(node, [graph.aval(o) for o in (*node.inputs, *node.outputs)]):
-        return traffic / hardware.host_bytes_per_second  # taken to run at the rate of copies
+        # Taken to run at the rate of copies.
+        return LocalSeconds(0.0, traffic / hardware.host_bytes_per_second)
     if traits.flops is None:
         fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
-        return fraction * traffic / hardware.hbm_bytes_per_second
+        return LocalSeconds(0.0, fraction * traffic / hardware.hbm_bytes_per_second)
     for o, shape in zip(node.inputs, ins, strict=True):
         size = math.prod(shape) * _jax.itemsize(graph.aval(o).dtype)
         if isinstance(o, int) and o in waited and size <= hardware.fast_memory_bytes:
             traffic -= (1.0 - waited[o]) * size
     traffic += row_traffic(graph, node, row, mesh)
     work = math.prod(kernel_named(name).work for name in set(row.kernels))
-    return max(
+    return LocalSeconds(
         work * product_seconds(graph, node, ins, outs, hardware),
         traffic / hardware.hbm_bytes_per_second,
     )

@@ -139,7 +139,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
       program: the plan.
       grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
     """
-    return _FlowWalk(program, _KEYS[grouping]).flows(grouping)
+    return _FlowWalk(program, PLACE_NAMES[grouping]).flows(grouping)
 
 
 class PlaceName(NamedTuple):
@@ -184,11 +184,12 @@ def _scope(node: Node) -> PlaceName:
     return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
 
 
-_KEYS: dict[Grouping, Callable[[Node], PlaceName]] = {
+PLACE_NAMES: dict[Grouping, Callable[[Node], PlaceName]] = {
     "line": _line,
     "function": _function,
     "scope": _scope,
 }
+"""The place of a node in each grouping."""
 
 
 def _joined(transfers: Iterable[Transfer]) -> list[Transfer]:
