@@ -3,7 +3,7 @@ what they are spent on, and the utilisation that follows."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from sbp.infer.cost import local_seconds, row_seconds
@@ -40,7 +40,7 @@ class Work:
     phase: Phase
     flops: float = 0.0
     repeated: float = 0.0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
 
     @property
     def total(self) -> float:
@@ -78,9 +78,13 @@ class Limits:
         return sum(w.repeated for w in self.works)
 
     @property
-    def seconds(self) -> Counter[str]:
+    def seconds(self) -> dict[str, float]:
         """Modelled seconds of one call by what they are spent on."""
-        return sum((w.seconds for w in self.works), Counter[str]())
+        found = defaultdict[str, float](float)
+        for work in self.works:
+            for name, seconds in work.seconds.items():
+                found[name] += seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
     def utilisation(self) -> float:
@@ -176,9 +180,7 @@ def limits_section(program: Program) -> Section:
 
 def _summary(program: Program, found: Limits) -> str:
     total = sum(found.seconds.values())
-    spent = ", ".join(
-        f"{name} {_percent(s / total)}" for name, s in found.seconds.most_common() if s > 0
-    )
+    spent = ", ".join(f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0)
     spent = spent or "nothing"
     repeated = (
         f", beside {_flops_text(found.repeated)} that the backward pass repeats"

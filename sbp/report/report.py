@@ -17,12 +17,12 @@ from sbp.report.finding import diagnostics_of, finding
 from sbp.report.flow_picture import program_picture
 from sbp.report.flows import GROUPINGS, Grouping
 from sbp.report.html import page_html
+from sbp.report.limits import limits_section
 from sbp.report.parts import Page, Picture, Section
 from sbp.report.shard_picture import shard_picture
 from sbp.report.shards import shards_of
-from sbp.report.traffic_picture import traffic_picture
-from sbp.report.limits import limits_section
 from sbp.report.terminal import page_lines
+from sbp.report.traffic_picture import traffic_picture
 from sbp.shardmap.coverage import Coverage
 
 TEXT_WIDTH = 120
@@ -233,7 +233,7 @@ class Report:
         picture = traffic_picture(self._planned("drawn"), beside)
         return Shown(page=Page(parts=(picture,)))
 
-    def limits(self) -> Shown:
+    def roofline(self) -> Shown:
         """What limits the step: FLOPs, modelled seconds by module and pass with what they are spent
         on (compute, memory, or the links of a mesh axis), and the utilisation that follows.
 
@@ -244,7 +244,7 @@ class Report:
         >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
         >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> print(step.plan(x, x).report().limits().text().splitlines()[0])
+        >>> print(step.plan(x, x).report().roofline().text().splitlines()[0])
         limits: 1.02 KFLOP per call
         """
         return Shown(page=Page(parts=(limits_section(self._planned("modelled")),)))

@@ -109,6 +109,6 @@ def test_the_bound_is_what_the_program_is_made_for():
 
 
 def test_the_report_says_that_time_is_modelled(plans):
-    text = plans["train"].report().limits().text()
+    text = plans["train"].report().roofline().text()
     assert "nothing was measured" in " ".join(text.split()) and "hardware h100" in text
     assert "block" in text and "limits: 4.83 GFLOP per call" in text
