@@ -118,11 +118,22 @@ def program_picture(
             f" {listed(program.mesh.names)}",
             code="unknown-axis",
         )
-    flows = folded(program, grouping)
-    sheet = _Sheet(flows, axis or busiest_axis(program, flows))
+    sheet = _sheet(program, axis, grouping)
     return Picture(
         caption=_caption(sheet), svg=_drawing(sheet).svg(_costliest(sheet)), instead=_words(sheet)
     )
+
+
+def brief_picture(program: Program) -> Picture:
+    """The same for a page that has its words elsewhere: what costs most is said."""
+    sheet = _sheet(program)
+    said = _costliest(sheet)
+    return Picture(caption=said, svg=_drawing(sheet).svg(said), instead=())
+
+
+def _sheet(program: Program, axis: str | None = None, grouping: Grouping | None = None) -> _Sheet:
+    flows = folded(program, grouping)
+    return _Sheet(flows, axis or busiest_axis(program, flows))
 
 
 def _caption(sheet: _Sheet) -> str:

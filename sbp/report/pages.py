@@ -14,7 +14,7 @@ from sbp.report.choice import choice, strategy_line
 from sbp.report.collectives import Collective, by_line, collectives, detail
 from sbp.report.coverage import coverage_parts
 from sbp.report.finding import finding
-from sbp.report.flow_picture import program_picture
+from sbp.report.flow_picture import brief_picture
 from sbp.report.hardware import unmeasured
 from sbp.report.parts import (
     Column,
@@ -94,11 +94,10 @@ def full(
         )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
     if found:
-        # Their words are in the collectives above; `picture()` and `bytes()` have them by place.
-        picture = replace(program_picture(program), instead=())
-        parts.append(Section(title="picture", parts=(picture,), opened=False))
         sent = replace(traffic_picture(program), instead=())
-        parts.append(Section(title="bytes by mesh axis", parts=(sent,), opened=False))
+        heading = "pictures; report.picture() and report.bytes() have them in words"
+        drawn = (brief_picture(program), sent)
+        parts.append(Section(title=heading, parts=drawn, opened=False))
     parts += precision(program)
     telling = telling_tensor(program)
     if telling is not None:
