@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sbp.errors import SbpError, bytes_text, nearest
 from sbp.plan.program import Program
-from sbp.report.flows import Grouping, ProgramFlows, Stop, Transfer, ValueFlow, busiest_axis, folded
+from sbp.report.flows import Grouping, ProgramFlows, Stop, Transfer, ValueFlow, folded
 from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.wording import counted, listed
@@ -89,7 +89,7 @@ class _Sheet:
 
     @functools.cached_property
     def results(self) -> Stop:
-        """What converts results, and what loops carry on."""
+        """What converts results."""
         returned = list(self.flows.returned)
         return Stop(name="", text="results", where="", brief="", phase="update", transfers=returned)
 
@@ -97,6 +97,15 @@ class _Sheet:
     def costliest(self) -> Stop:
         """The place that most bytes are sent for."""
         return max((*self.flows.stops, self.results), key=lambda s: s.bytes)
+
+
+def busiest_axis(program: Program, flows: ProgramFlows) -> str:
+    """The mesh axis that most bytes are sent over; the first with several devices where none
+    are."""
+    names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
+    everywhere = [t for s in flows.stops for t in s.transfers] + list(flows.returned)
+    sent = {n: sum(t.bytes for t in everywhere if n in t.axes.split(", ")) for n in names}
+    return max(names, key=lambda n: sent[n])
 
 
 def program_picture(
@@ -209,7 +218,7 @@ def _drawing(sheet: _Sheet) -> Board:
             _box(board, sheet, row.right, (x, row.top), _GRADIENT, brief=row.left is not None)
             _sent(board, sheet, row.right, (x + _GRADIENT + 8, row.top))
     if sheet.flows.returned:
-        board.text((_GUTTER, top + 13), "results, and what loops carry on", Ink(bold=True))
+        board.text((_GUTTER, top + 13), "results", Ink(bold=True))
         _sent(board, sheet, sheet.results, (_GUTTER + _BOX + 8, top))
     _arrows(board, sheet, "left")
     _arrows(board, sheet, "right")

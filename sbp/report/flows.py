@@ -72,7 +72,8 @@ class Stop:
       operations: how many there are, each counted once.
       type: of its largest result that another place reads; None where there is none.
       born: whether a value becomes partial here.
-      transfers: the collectives that convert what it reads, or that run inside its operations.
+      transfers: the collectives that convert what it reads, that run inside its operations, or that
+        convert what it makes for the next turn of a loop.
     """
 
     name: str
@@ -117,7 +118,7 @@ class ProgramFlows:
     Attributes:
       stops: in program order.
       flows: between them.
-      returned: the collectives of results and of what loops carry on.
+      returned: the collectives of results.
       grouping: what a place is.
     """
 
@@ -328,7 +329,9 @@ class _FlowWalk:
         mesh = self.program.mesh
         for planned in self.program.boxes():
             aval = self.graph.avals[planned.box.target.value]
-            place = self._reading(planned.box.reader)
+            # What a loop hands on is shown where it is made.
+            handed_on = planned.box.maker if planned.regions else None
+            place = self._place(planned.box.reader or handed_on)
             for step in planned.box.steps:
                 if step.kind in LOCAL:
                     continue
@@ -367,20 +370,11 @@ class _FlowWalk:
             )
         return returned
 
-    def _reading(self, node: Node | None) -> Stop | None:
-        """The place of the first operation that reads a value: of a loop, the first one in it."""
+    def _place(self, node: Node | None) -> Stop | None:
+        """The place of an operation, of a loop that of the first one in it."""
         while node is not None and node.op in CONTROL_FLOW:
             node = next((n for region in node.regions for n in region.nodes), None)
         return None if node is None else self.stops[self._at[node.id]]
-
-
-def busiest_axis(program: Program, flows: ProgramFlows) -> str:
-    """The mesh axis that most bytes are sent over; the first with several devices where none
-    are."""
-    names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
-    everywhere = [t for s in flows.stops for t in s.transfers] + list(flows.returned)
-    sent = {n: sum(t.bytes for t in everywhere if n in t.axes.split(", ")) for n in names}
-    return max(names, key=lambda n: sent[n])
 
 
 def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:

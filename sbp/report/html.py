@@ -174,7 +174,7 @@ def _table(table: Table) -> str:
 
 def _cell(cell: Cell, *, first: bool) -> str:
     if isinstance(cell, Share):
-        return f"{_bar(cell)} {cell.percent}"
+        return f"{_bar(cell)}&nbsp;{cell.percent.replace(' ', '&nbsp;')}"
     return f"<b>{_text(cell)}</b>" if first else _text(cell)
 
 

@@ -13,7 +13,7 @@ from sbp.report.phases import PHASES, Phase
 RETURNED = "returned"
 Moment = Phase | Literal["returned"]
 MOMENTS: tuple[Moment, ...] = (*PHASES, RETURNED)
-"""The phases of a step; last the conversions of results and of what loops carry on."""
+"""The phases of a step; last the conversions of results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def traffic(program: Program, grouping: Grouping | None = None) -> SentBytes:
         for t in stop.transfers
     ]
     amounts += [
-        Amount(axes=t.axes, moment=RETURNED, place="(results and loops)", bytes=t.bytes)
+        Amount(axes=t.axes, moment=RETURNED, place="(results)", bytes=t.bytes)
         for t in flows.returned
     ]
     return SentBytes(amounts=tuple(a for a in amounts if a.bytes), grouping=grouping)

@@ -107,7 +107,7 @@ def _caption(found: Sequence[SentBytes]) -> str:
         text += f" by this plan, {totals[1]} by the other"
         text += " (this / other in tables)"
     if any(a.moment == RETURNED for t in found for a in t.amounts):
-        text += f". `{RETURNED}`: conversions of results and of what loops carry on"
+        text += f". `{RETURNED}`: conversions of results"
     return f"{text}."
 
 
