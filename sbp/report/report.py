@@ -19,6 +19,7 @@ from sbp.report.flows import GROUPINGS, Grouping
 from sbp.report.html import page_html
 from sbp.report.limits import limits_section
 from sbp.report.parts import Page, Picture, Section
+from sbp.report.png import png_of
 from sbp.report.shard_picture import shard_picture
 from sbp.report.shards import shards_of
 from sbp.report.terminal import page_lines
@@ -30,6 +31,12 @@ TEXT_WIDTH = 120
 
 
 _WIDTH = Kind("a number of columns, from 20 to 10000", lambda x: is_whole(x) and 20 <= x <= 10_000)
+
+
+_SCALE = Kind(
+    "a number from 0.1 to 10",
+    lambda x: isinstance(x, int | float) and not isinstance(x, bool) and 0.1 <= x <= 10,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,18 @@ class Shown:
         """The pictures of the page, each as SVG."""
         sections = [p.parts if isinstance(p, Section) else (p,) for p in self.page.parts]
         return tuple(p.svg for parts in sections for p in parts if isinstance(p, Picture))
+
+    @takes("png", skip=1, scale=_SCALE)
+    def png(self, scale: float = 2) -> tuple[bytes, ...]:
+        """The pictures of the page, each as PNG on white.
+
+        Arguments:
+          scale: pixels of the PNG for a pixel of the picture.
+
+        Raises:
+          SbpError: `unknown-option` where the extra `png` is not installed.
+        """
+        return tuple(png_of(svg, scale) for svg in self.svg())
 
     @takes("html", skip=1, standalone=FLAG)
     def html(self, *, standalone: bool = False) -> str:

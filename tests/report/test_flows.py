@@ -1,17 +1,22 @@
 """The picture of a program shows what its plan has."""
 
+import io
+import math
 import re
+import sys
 from typing import Any
 from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
+import matplotlib.image
 import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpError
 from sbp.report.flows import GROUPINGS, folded, program_flows
+from sbp.report.png import png_of
 from sbp.report.svg import NAMESPACE
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -131,6 +136,25 @@ def test_the_drawing_names_what_the_table_names(plan):
     for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
         right = float(shape_.attrib["x"]) + float(shape_.attrib["width"])
         assert right <= float(root.attrib["width"]), "a box is cut"
+
+
+def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
+    shown = plan.report().picture()
+    (png,) = shown.png(scale=1)
+    pixels = matplotlib.image.imread(io.BytesIO(png))
+    (svg,) = shown.svg()
+    root = ElementTree.fromstring(svg)
+    width, height = (math.ceil(float(root.attrib[name])) for name in ("width", "height"))
+    assert pixels.shape[1] == pytest.approx(width, abs=1)
+    assert pixels.shape[0] == pytest.approx(height, abs=1)
+    wordless = png_of(re.sub(r"<text.*?</text>", "", svg), 1)
+    without = matplotlib.image.imread(io.BytesIO(wordless))
+    assert (pixels[..., :3] < 0.4).sum() > (without[..., :3] < 0.4).sum() + 1000
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
+        shown.png()
+    with pytest.raises(SbpError, match="a number from"):
+        shown.png(scale=-1)
 
 
 def test_very_many_lines_fold_into_functions():
