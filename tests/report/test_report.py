@@ -1,5 +1,4 @@
-"""Reports: exact texts, the same facts in the terminal and in HTML, the same bytes in every
-process."""
+"""Reports: exact texts; the same facts in terminal and HTML, the same bytes in every process."""
 
 import dataclasses
 import io
@@ -60,6 +59,7 @@ def masked(text):
         r"|(?<=most )\d\S*(?=% cheaper)"
     )
     html_figures = r"(?<=<dt>peak memory</dt> <dd>)\S+ \S+|(?<=<dt>modelled time</dt> <dd>)[^<]+"
+    html_figures += r'|(?<=<div class="p" tabindex="0">).*?(?=</div>)'
     return re.sub(f"{figures}|{html_figures}", "#", text)
 
 
