@@ -85,8 +85,7 @@ def test_a_disk_without_room_is_refused(tmp_path, capsys, monkeypatch):
 
 
 def test_help_names_the_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
+    assert main(["train", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: sbp train ")
     assert main(["check", "--help"]) == 0
     said = capsys.readouterr().out
