@@ -14,6 +14,7 @@ from sbp.report.shards import Extent, ShardFact, TensorShards
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.wording import counted, listed
 from sbp.source.reader import shortened
+from sbp.types import Unreduced
 
 MOST_BLOCKS = 8
 """Blocks of one dim that are drawn; further ones are a gap with their number."""
@@ -272,9 +273,15 @@ def _caption(found: TensorShards) -> str:
         )
     if found.partial_axes:
         op = found.type.get(found.partial_axes[0])
+        assert isinstance(op, Unreduced)
+        parts = (
+            f"{found.summands} summands of each element are on different devices"
+            if op.monoid == "sum"
+            else f"each element is the {op.monoid} of {found.summands} parts on different devices"
+        )
         made.append(
-            f"It is partial, {op!r}, over {listed(found.partial_axes)}: {found.summands} summands"
-            " of each element are on different devices, and `+` stands between these."
+            f"It is partial, {op!r}, over {listed(found.partial_axes)}: {parts}, and `+` stands"
+            " between these."
         )
     if found.copied_axes:
         what = "block" if split else "summand" if found.partial_axes else "whole"
